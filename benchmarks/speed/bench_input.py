@@ -27,7 +27,7 @@ from dxn.data.raws import CacheBudget
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
 from dxn.tokenize import AudioAdapter, ImageAdapter
-from dxn.tokenize.audio.options import SpectrogramOptions
+from dxn.tokenize.audio.spectrogram import SpectrogramOptions
 from dxn.tokenize.text.tokenizer import TextTokenizer
 from dxn.tokenize.text.vocabulary import train_tokenizer
 
@@ -228,7 +228,7 @@ def _same(batch: Any) -> Any:
 
 
 def _crop() -> Any:
-    from dxn.tokenize.image.options import ResizeOptions
+    from dxn.tokenize.image.tokenizer import ResizeOptions
 
     return ResizeOptions(mode="crop", crop_ratio=1.0)
 

@@ -131,7 +131,7 @@ def date_recipe(tokenizer: DateTokenizer) -> Recipe:
     """Return the options of `programs/date.py`."""
     return {
         "prepare": "date",
-        "format": asdict(tokenizer.reader.format),
+        "day_first": tokenizer.reader.day_first,
         "center": tokenizer.center,
         "scale": tokenizer.scale,
         "max_trend": date.MAX_TREND,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from dxn.presets.advice import Advice, Facts
-from dxn.tokenize.audio.reader import audio_rate, audio_seconds
 from dxn.tokenize.base import BadMedia
 
 MAX_RATE = 22_050  # hertz; higher frequencies rarely distinguish classes
@@ -28,6 +27,8 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         cells: Paths, bytes or (array, sample_rate) pairs.
         facts: What is known about the training.
     """
+    from dxn.tokenize.audio.reader import audio_rate, audio_seconds
+
     rates: list[int] = []
     seconds: list[float | None] = []
     for cell in cells:

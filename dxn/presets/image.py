@@ -8,7 +8,6 @@ from typing import Any
 
 from dxn.presets.advice import MUON, Advice, Facts
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.image.reader import image_size, is_gray
 
 SMALL = 40  # pixels of the longer side up to which every pixel matters
 LARGE = 64  # pixels to which larger images are reduced without a pretrained model
@@ -22,6 +21,8 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         cells: Paths, bytes, PIL images or arrays.
         facts: What is known about the training.
     """
+    from dxn.tokenize.image.reader import image_size, is_gray
+
     sizes, are_gray = [], True
     for cell in cells:
         try:

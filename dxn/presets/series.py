@@ -7,8 +7,6 @@ from typing import Any
 
 from dxn.presets.advice import Advice, Facts
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.series.options import usual_patch_size
-from dxn.tokenize.series.reader import read_series
 
 # Tokens of a sample whose channels have tokens of their own: more would take too long.
 MAX_TOKENS = 192
@@ -22,6 +20,9 @@ def advise_series(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         cells: Series (T, C), or what a series can be read from.
         facts: What is known about the training.
     """
+    from dxn.tokenize.series.reader import read_series
+    from dxn.tokenize.series.tokenizer import usual_patch_size
+
     if not facts.is_forecast:
         return []
     lengths: list[int] = []

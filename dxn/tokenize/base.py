@@ -48,9 +48,9 @@ READERS: dict[str, str] = {
     "audio": "dxn.tokenize.audio.reader.AudioReader",
     "video": "dxn.tokenize.video.reader.VideoReader",
     "series": "dxn.tokenize.series.reader.SeriesReader",
-    "number": "dxn.tokenize.cells.readers.NumberReader",
-    "category": "dxn.tokenize.cells.readers.CategoryReader",
-    "date": "dxn.tokenize.cells.readers.DateReader",
+    "number": "dxn.tokenize.cells.number.NumberReader",
+    "category": "dxn.tokenize.cells.category.CategoryReader",
+    "date": "dxn.tokenize.cells.date.DateReader",
 }
 
 MASKED = "masked"  # key of samples and batches: True at the columns to predict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,11 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.tokenize.grid_positions import PosEmbed2d
-from dxn.tokenize.image.options import ImageNormalization, ResizeOptions
 from dxn.tokenize.patches import PatchGrid
 from dxn.tokenize.positions import PosEmbedKind
+
+if TYPE_CHECKING:
+    from dxn.tokenize.image.tokenizer import ImageNormalization, ResizeOptions
 
 MIN_STD = 1e-3  # of pixels from 0 to 1
 # Without an image_size, learned positions have the grid of this size, and are interpolated.

@@ -32,9 +32,10 @@ from dxn.tokenize import (
     TextAdapter,
     VideoAdapter,
 )
-from dxn.tokenize.audio.options import AudioNormalization, SpectrogramOptions
+from dxn.tokenize.audio.spectrogram import SpectrogramOptions
+from dxn.tokenize.audio.tokenizer import AudioNormalization
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.image.options import ResizeOptions
+from dxn.tokenize.image.tokenizer import ResizeOptions
 from dxn.tokenize.text.options import NgramOptions, TokenizerOptions
 from dxn.tokenize.video.options import VideoSampling
 

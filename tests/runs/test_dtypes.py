@@ -67,7 +67,7 @@ def test_auto_keeps_float32_where_bf16_is_not_faster(run, monkeypatch):
 
 @pytest.mark.usefixtures("large")
 def test_auto_keeps_float32_for_code_of_others(run, monkeypatch):
-    monkeypatch.setattr(dtypes, "foreign_parts", lambda model: ["theirs.Head"])
+    monkeypatch.setattr("dxn.models.inference.foreign_parts", lambda model: ["theirs.Head"])
     assert dxn.load(run).dtype == "float32"
     assert dxn.load(run, dtype="bf16").dtype == "bf16"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, DateAdapter
-from dxn.tokenize.cells.dates import DateFormat, find_date_format
+from dxn.tokenize.cells.dates import find_day_first, parse_date
 
 DIM = 11
 DATES = ["2026-01-31", "2025-07-02", "2024-12-24 18:30", "2026-03-08"]
@@ -48,7 +48,7 @@ def fitted(cells=DATES, **options):
     ],
 )
 def test_dates_are_read_as_people_write_them(cell, text):
-    assert str(DateFormat().parse(cell)) == text
+    assert str(parse_date(cell, day_first=True)) == text
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_dates_are_read_as_people_write_them(cell, text):
     ],
 )
 def test_all_cells_together_tell_whether_the_day_comes_first(cells, day_first):
-    assert find_date_format(cells).day_first == day_first
+    assert find_day_first(cells) == day_first
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from dxn.tokenize import (
     TextAdapter,
     TokenizerOptions,
 )
-from dxn.tokenize.masking import TokenMasking
-from dxn.tokenize.patch_masking import hide_tiles, standardize
+from dxn.tokenize.masking import TokenMasking, hide_tiles, standardize
 from dxn.tokenize.text.vocabulary import SPECIALS
 
 DIM = 16

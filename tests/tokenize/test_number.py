@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
-from dxn.tokenize import BadMedia, NumberAdapter, PeriodicOptions
+from dxn.tokenize import BadMedia, NumberAdapter
 from dxn.tokenize.cells.number import quantile_edges
 
 DIM = 11
@@ -43,7 +43,7 @@ def test_batch_mates_do_not_change_a_token(kind):
 def test_eight_numbers_are_overfitted(kind):
     torch.manual_seed(0)
     # The default frequencies are for smooth functions of a standardized number.
-    adapter = fitted(embedding=kind, periodic=PeriodicOptions(sigma=1.0))
+    adapter = fitted(embedding=kind, sigma=1.0)
     target = torch.tensor([float(2 < number < 18) for number in NUMBERS])
     head = torch.nn.Sequential(torch.nn.Linear(DIM, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.Adam([*adapter.parameters(), *head.parameters()], lr=0.02)
@@ -163,18 +163,14 @@ def test_only_numbers_are_accepted(values, score):
     [
         ({"embedding": "cubic"}, "embedding must be one of piecewise, periodic, linear"),
         ({"num_bins": 0}, "num_bins must be at least 1, got 0"),
+        ({"num_frequencies": 0}, "num_frequencies must be at least 1, got 0"),
+        ({"sigma": 0.0}, "sigma must be greater than 0, got 0"),
         ({"decimal": ";"}, "decimal must be a point or a comma, got ';'"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         NumberAdapter(DIM, **options)
-
-
-@pytest.mark.parametrize("options", [{"num_frequencies": 0}, {"sigma": 0.0}])
-def test_impossible_frequencies_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        PeriodicOptions(**options)
 
 
 # Masked pretraining and files

@@ -28,7 +28,7 @@ from PIL import Image
 
 from dxn.core.tokens import Tokens, join
 from dxn.tokenize import AudioAdapter
-from dxn.tokenize.audio.options import PatchOptions
+from dxn.tokenize.audio.tokenizer import PatchOptions
 from dxn.viz import drawers, figure
 from dxn.viz.drawers import DRAWERS, Drawer, Shown, get_drawer
 from dxn.viz.drawers.panel import overlaps

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
 from dxn.core.errors import UserError
-from dxn.tokenize.cells.dates import DateFormat, find_date_format, is_compact
+from dxn.tokenize.cells.dates import find_day_first, is_compact, parse_date
 from dxn.tokenize.cells.numbers import NumberFormat
 
 Unit = Literal["numeric", "second", "month"]
@@ -256,8 +256,8 @@ def _reader(cells: Sequence[Any]) -> Callable[[Any], tuple[float, float | None] 
     are_compact = all(is_compact(str(cell).strip()) for cell in present)
     if not are_compact and present and _read_number(present[0]) is not None:
         return _read_number
-    form = find_date_format(present)
-    return lambda cell: _read_date(cell, form)
+    day_first = find_day_first(present)
+    return lambda cell: _read_date(cell, day_first)
 
 
 def _read_number(cell: Any) -> tuple[float, None] | None:
@@ -267,8 +267,9 @@ def _read_number(cell: Any) -> tuple[float, None] | None:
     return None if number is None else (number, None)
 
 
-def _read_date(cell: Any, form: DateFormat) -> tuple[float, float | None] | None:
-    moment = form.parse(f"{str(cell).strip()}-01" if _is_month(cell) else cell)
+def _read_date(cell: Any, day_first: bool) -> tuple[float, float | None] | None:
+    written = f"{str(cell).strip()}-01" if _is_month(cell) else cell
+    moment = parse_date(written, day_first=day_first)
     if moment is None or moment.day is None:
         return None
     return (moment.day - 1) * DAY + (moment.second or 0.0), moment.offset

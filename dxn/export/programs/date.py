@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.dates import DateFormat, Moment
+from dxn.tokenize.cells.dates import Moment, parse_date
 from dxn.tokenize.cells.numbers import has_no_number
 
 
@@ -25,7 +25,7 @@ def read(value: Any, options: Mapping[str, Any]) -> Moment | None:
     """
     if has_no_number(value):
         return None
-    moment = DateFormat(**options["format"]).parse(value)
+    moment = parse_date(value, day_first=options["day_first"])
     if moment is None:
         raise ValueError("must be a date or a time written as in the training table")
     return moment

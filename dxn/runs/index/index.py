@@ -24,7 +24,7 @@ from dxn.runs.predictor.table import identify, own_name
 from dxn.runs.saved.model_folder import WEIGHTS, model_folder
 from dxn.runs.settings import Settings
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.series.npy import read_npy
+from dxn.tokenize.series.reader import read_npy
 
 META = "index.json"
 VECTORS = "vectors.npy"

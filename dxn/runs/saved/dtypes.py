@@ -13,7 +13,6 @@ from torch import nn
 from dxn.core.errors import UserError
 from dxn.core.runtime import choose_bf16
 from dxn.data.dataset import Samples
-from dxn.models.inference import Int8Linear, convert, foreign_parts
 from dxn.models.model import Model
 from dxn.runs.predictor.predictor import Predictor
 from dxn.training.evaluate import score
@@ -46,6 +45,8 @@ def set_dtype(model: Model, dtype: Dtype) -> str:
     is_large = _num_weights(model) >= MIN_WEIGHTS
     if dtype in ("auto", "float32") and not is_large:
         return "float32"
+    from dxn.models.inference import Int8Linear, convert  # a small model is used as it is
+
     bf16 = dtype == "bf16" or (dtype != "float32" and _prefers_bf16(model, device))
     convert(model, torch.bfloat16 if bf16 else torch.float32, int8=dtype == "int8")
     if dtype != "int8":
@@ -92,6 +93,8 @@ def difference(
 
 
 def _prefers_bf16(model: Model, device: torch.device) -> bool:
+    from dxn.models.inference import foreign_parts
+
     # The code of somebody else may create tensors in float32, which bf16 layers reject.
     if foreign_parts(model):
         return False

@@ -13,20 +13,19 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.audio.options import (
-    AudioAugment,
+from dxn.tokenize.audio.augment import AudioAugment
+from dxn.tokenize.audio.reader import AudioReader
+from dxn.tokenize.audio.spectrogram import SpectrogramOptions
+from dxn.tokenize.audio.tokenizer import (
     AudioNormalization,
+    AudioTokenizer,
     AudioTokens,
     PatchOptions,
-    SpectrogramOptions,
     bins_and_frames,
 )
-from dxn.tokenize.audio.reader import AudioReader
-from dxn.tokenize.audio.tokenizer import AudioTokenizer
 from dxn.tokenize.base import MASKED, Adapter, raws_of
 from dxn.tokenize.grid_positions import PosEmbed2d
-from dxn.tokenize.masking import check_ratio
-from dxn.tokenize.patch_masking import PatchMasking
+from dxn.tokenize.masking import PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.statistics import Moments

@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from dxn.core.randomness import torch_seeded
-from dxn.tokenize.audio.options import AudioAugment
+from dxn.core.schema import options
+
+
+@options
+class AudioAugment:
+    """Random augmentation of training clips. It is drawn again in each epoch.
+
+    Args:
+        crop: Train with a random part of this many seconds of longer clips. Validation, test and
+            prediction use the whole clip. 0: off.
+        time_shift: Maximum duration in seconds of the silence that is inserted before a clip.
+        noise: Maximum amplitude of added white noise, relative to the root mean square of the clip.
+        gain: Maximum change of the volume in decibels, up or down.
+        speed: Maximum relative change of the speed, which also changes the pitch.
+        freq_mask: Maximum number of mel bins in the frequency mask (SpecAugment, arXiv:1904.08779).
+        time_mask: Maximum fraction of the frames in the time mask (SpecAugment).
+        warp: Maximum relative stretching of the mel axis, which simulates another vocal tract
+            length.
+        tempo: Maximum relative change of the duration, which does not change the pitch.
+        equalize: Maximum change in decibels of a random gain that varies smoothly along the mel
+            axis, which simulates another microphone (arXiv:2110.03282). It requires frontend=mel.
+    """
+
+    crop: Annotated[float, Ge(0)] = 0.0
+    time_shift: Annotated[float, Ge(0)] = 0.0
+    noise: Annotated[float, Ge(0)] = 0.0
+    gain: Annotated[float, Ge(0)] = 0.0
+    speed: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    freq_mask: Annotated[int, Ge(0)] = 0
+    time_mask: Annotated[float, Ge(0)] = 0.0
+    warp: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    tempo: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    equalize: Annotated[float, Ge(0)] = 0.0
+
 
 # `equalize` draws gains at this number of points of the mel axis and interpolates between them.
 # With few points the gain varies smoothly, like the frequency response of a microphone.

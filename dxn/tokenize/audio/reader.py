@@ -16,8 +16,12 @@ import soundfile
 import torch
 from torch import Tensor, nn
 
-from dxn.tokenize.audio.mp3_frames import is_cut_mp3
-from dxn.tokenize.audio.sound_track import NoSoundTrack, read_sound_track, sound_track_rate
+from dxn.tokenize.audio.sound_track import (
+    NoSoundTrack,
+    is_cut_mp3,
+    read_sound_track,
+    sound_track_rate,
+)
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.container import check_rate, check_seconds, check_values
 from dxn.tokenize.media import (

@@ -4,14 +4,66 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Gt
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.tokenize.audio.options import SpectrogramOptions
+from dxn.core.schema import options
+
+Frontend = Literal["mel", "kaldi", "whisper"]
+
+
+Scale = Literal["log", "pcen"]
+
+
+@options
+class SpectrogramOptions:
+    """Options of the mel spectrogram of a clip.
+
+    Args:
+        n_fft: Window length in samples. Default: 25 ms.
+        hop_length: Distance between consecutive windows in samples. Default: 10 ms.
+        n_mels: Number of mel bins.
+        f_min: Lowest frequency of the mel bins in hertz.
+        f_max: Highest frequency of the mel bins in hertz. Default: sample_rate / 2.
+        frontend: Implementation of the spectrogram: mel (torchaudio), kaldi (Kaldi's filter banks,
+            as used by AST) or whisper.
+        scale: With frontend=mel, the scale of the power: log, or pcen (per-channel energy
+            normalization, arXiv:1607.05666), which divides each bin by its mean over the last
+            0.4 s, so that constant noise and the distance of the microphone matter less.
+        top_db: With frontend=mel, clamp values to this many decibels below the maximum of the clip.
+            Default: no clamping.
+        num_frames: Number of frames to which every clip is truncated or padded. Default: keep the
+            length of each clip.
+        max_seconds: Maximum duration in seconds. Longer clips are rejected.
+    """
+
+    n_fft: int | None = None
+    hop_length: int | None = None
+    n_mels: int = 64
+    f_min: float = 0.0
+    f_max: float | None = None
+    frontend: Frontend = "mel"
+    scale: Scale = "log"
+    top_db: Annotated[float, Gt(0)] | None = None
+    num_frames: int | None = None
+    max_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.frontend != "mel" and (self.f_min or self.f_max or self.top_db):
+            raise ValueError(
+                f"frontend={self.frontend} has a fixed frequency and dynamic range: leave out "
+                f"f_min, f_max and top_db, got {self.f_min}, {self.f_max} and {self.top_db}"
+            )
+        if self.frontend != "mel" and self.scale != "log":
+            raise ValueError(
+                f"frontend={self.frontend} has a fixed scale: leave out scale, got {self.scale}"
+            )
+
 
 # Added to the mel power before the logarithm, so that silence gives a finite number. It is about
 # 60 dB below the power of a full-scale sine, which is below the noise of usual recordings.

@@ -3,22 +3,82 @@
 from __future__ import annotations
 
 import random
-from typing import get_args
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
-from dxn.tokenize.audio.augment import augment_spectrogram, augment_waveform, draw_gains
-from dxn.tokenize.audio.options import (
+from dxn.core.schema import options
+from dxn.tokenize.audio.augment import (
     AudioAugment,
-    AudioTokens,
-    NormalizationKind,
-    SpectrogramOptions,
+    augment_spectrogram,
+    augment_waveform,
+    draw_gains,
 )
 from dxn.tokenize.audio.reader import AudioReader
-from dxn.tokenize.audio.spectrogram import Spectrogram, hop_samples
+from dxn.tokenize.audio.spectrogram import Spectrogram, SpectrogramOptions, hop_samples
 from dxn.tokenize.base import Sample, Tokenizer
+from dxn.tokenize.patches import as_pair
+
+AudioTokens = Literal["frames", "patches", "waveform"]
+NormalizationKind = Literal["dataset", "clip", "none"]
+
+
+@options
+class PatchOptions:
+    """Options of the patches of a spectrogram.
+
+    Args:
+        size: Size of a patch: [mel bins, frames], or one number for a square.
+        stride: Distance between consecutive patches: [mel bins, frames], or one number for both.
+            Default: size, so that patches do not overlap.
+        pad_end: Pad the end of a clip to a whole patch or token. False: drop the incomplete one.
+    """
+
+    size: int | Sequence[int] = 16
+    stride: int | Sequence[int] | None = None
+    pad_end: bool = True
+
+    def __post_init__(self) -> None:
+        # object.__setattr__, because the dataclass is frozen.
+        object.__setattr__(self, "size", bins_and_frames(self.size, "patch size"))
+        if self.stride is not None:
+            object.__setattr__(self, "stride", bins_and_frames(self.stride, "patch stride"))
+
+
+def bins_and_frames(size: int | Sequence[int], name: str) -> tuple[int, int]:
+    """Convert one number, or a pair (mel bins, frames), to a pair."""
+    return as_pair(size, name=name, axes="mel bins, frames")
+
+
+@options
+class AudioNormalization:
+    """Normalization of the features to mean 0 and standard deviation 1.
+
+    Args:
+        kind: Source of the statistics: dataset (each bin over the training split), clip (each clip
+            by itself) or none (no normalization).
+        mean: Mean of all bins, for kind=dataset. Default: computed from the training split.
+        std: Standard deviation of all bins, for kind=dataset. Default: computed from the training
+            split.
+    """
+
+    kind: NormalizationKind = "dataset"
+    mean: float | None = None
+    std: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError(
+                f"normalize needs both mean and std, or neither, got {self.mean} and {self.std}"
+            )
+        if self.mean is not None and self.kind != "dataset":
+            raise ValueError(
+                f"normalize.mean and normalize.std need kind=dataset, got kind={self.kind}"
+            )
+
 
 # Frames per token in `length`. The default frame_size; the exact value is not needed, because
 # `length` serves only to compare clips with each other.

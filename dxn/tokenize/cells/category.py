@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -12,10 +13,85 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.tokenize.base import Adapter, Sample, Tokenizer, raws_of
+from dxn.core.untrusted import shortened
+from dxn.tokenize.base import Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
+from dxn.tokenize.cells.category_cell import cell_values, find_separator
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens
-from dxn.tokenize.cells.readers import CategoryReader, RawCategory
+from dxn.tokenize.cells.numbers import (
+    has_no_value,
+)
 from dxn.tokenize.masking import TokenMasking, check_ratio
+
+# A short code, such as that of a country. "NA" is Namibia in a column of these.
+CODE = re.compile(r"[A-Z]{2}")
+
+
+SURE = 0.95  # share of the other values of such a column that are codes
+
+
+RawCategory = tuple[str, ...]
+
+
+class CategoryReader(Reader):
+    """Reads a value, or a list of values.
+
+    Args:
+        separator: Separator of several values in a text. None: it is found in the training table.
+
+    Attributes:
+        codes: Words that are codes in this column, although elsewhere they say that there is no
+            value.
+        fixed: Whether both are known, because they have been loaded.
+    """
+
+    modality = "category"
+    tabular = True
+
+    def __init__(self, separator: str | None = None):
+        self.separator = separator
+        self.codes: frozenset[str] = frozenset()
+        self.fixed = False
+
+    def learn(self, cells: Sequence[Any]) -> str:
+        """Find out whether cells have several values, and whether "NA" is a code, as of Namibia."""
+        if self.fixed:
+            return ""
+        words = Counter(str(cell).strip() for cell in cells if has_no_value(cell))
+        others = [str(cell).strip() for cell in cells if not has_no_value(cell)]
+        codes = [word for word in words if CODE.fullmatch(word)]
+        if codes and others and sum(map(bool, map(CODE.fullmatch, others))) >= SURE * len(others):
+            self.codes = frozenset(codes)
+            return f"{', '.join(codes)}: read as a code, like the other values"
+        if self.separator is None:
+            self.separator = find_separator(others)
+            if self.separator is not None:
+                example = next(value for value in others if self.separator in value)
+                return (
+                    f"read as several values separated by {self.separator!r}, such as {example!r}"
+                )
+        if words:
+            word, _ = words.most_common(1)[0]
+            return f"{words.total():,} cells such as {word!r} are read as missing" if word else ""
+        return ""
+
+    def read(self, cell: Any) -> RawCategory | None:
+        """Return the values of a cell; None if it says that there is none, such as "N/A".
+
+        Raises:
+            BadMedia: If it is not a short text, a number, a boolean or a list of these.
+        """
+        try:
+            return cell_values(cell, self.separator, self.codes)
+        except ValueError as error:
+            raise BadMedia(f"{error}, got {shortened(cell)}") from None
+
+    def describe(self, raws: Sequence[RawCategory], cells: Sequence[Any]) -> str:
+        """Describe the number of values, and name the most frequent ones."""
+        counts = Counter(value for raw in raws for value in raw)
+        most = ", ".join(f"{value} {count:,}" for value, count in counts.most_common(MAX_LISTED))
+        more = ", ..." if len(counts) > MAX_LISTED else ""
+        return f"{len(counts):,} different: {most}{more}" if counts else ""
+
 
 UNKNOWN = 0  # id of rare and of new values
 MASK = 1  # id of a hidden value, in masked pretraining

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -14,15 +13,67 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.tokenize.base import MASKED, Adapter, Sample, Tokenizer, raws_of
+from dxn.core.untrusted import shortened
+from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, is_finite_number
 from dxn.tokenize.cells.dates import (
     SECONDS_PER_DAY,
-    DateFormat,
     Moment,
+    find_day_first,
+    parse_date,
 )
-from dxn.tokenize.cells.readers import DateReader
+from dxn.tokenize.cells.numbers import (
+    has_no_number,
+)
 from dxn.tokenize.masking import CellMasking, check_ratio
+
+
+class DateReader(Reader):
+    """Reads dates and times.
+
+    Args:
+        day_first: Whether 1/2/2026 is the first of February. None: it is found in the table.
+
+    Attributes:
+        day_first: Whether days come before months.
+        fixed: Whether this is known, because it has been set or loaded.
+    """
+
+    modality = "date"
+    tabular = True
+
+    def __init__(self, day_first: bool | None = None):
+        self.day_first = day_first is not False
+        self.fixed = day_first is not None
+
+    def learn(self, cells: Sequence[Any]) -> str:
+        """Find out whether days come before months, unless it is known."""
+        if not self.fixed:
+            self.day_first = find_day_first(cells)
+        return ""
+
+    def read(self, cell: Any) -> Moment | None:
+        """Return a date, a time or both; None if the cell says that there is none.
+
+        Raises:
+            BadMedia: If it is neither a date nor a time, or the day does not exist.
+        """
+        if has_no_number(cell):
+            return None
+        moment = parse_date(cell, day_first=self.day_first)
+        if moment is None:
+            order = "day/month/year" if self.day_first else "month/day/year"
+            raise BadMedia(
+                f"must be a date such as 2026-01-31 or {order}, or a time such as 12:30, got "
+                f"{shortened(cell)}"
+            )
+        return moment
+
+    def describe(self, raws: Sequence[Moment], cells: Sequence[Any]) -> str:
+        """Describe the range."""
+        ordered = sorted(raws, key=lambda moment: moment.days)
+        return f"{ordered[0]} to {ordered[-1]}" if ordered else ""
+
 
 # Number of sines and cosines of each cycle. Three pairs tell seven weekdays apart.
 WEEKDAY, YEAR, MONTH, DAY = 3, 2, 1, 3
@@ -121,9 +172,13 @@ class DateAdapter(Adapter):
         return CellMasking(ratio, num_outputs=NUM_FEATURES) if ratio else None
 
     def state(self) -> dict[str, Any]:
-        """Return the format and the statistics of the column."""
-        written = asdict(self.tokenizer.reader.format)
-        return {**written, "center": self.tokenizer.center, "scale": self.tokenizer.scale}
+        """Return the order of days and months and the statistics of the column."""
+        tokenizer = self.tokenizer
+        return {
+            "day_first": tokenizer.reader.day_first,
+            "center": tokenizer.center,
+            "scale": tokenizer.scale,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Use what `state` returned."""
@@ -133,7 +188,7 @@ class DateAdapter(Adapter):
             raise ValueError(
                 "center and scale must be numbers, scale positive, and day_first true or false"
             )
-        self.tokenizer.reader.format = DateFormat(state["day_first"])
+        self.tokenizer.reader.day_first = state["day_first"]
         self.tokenizer.reader.fixed = True
         self.tokenizer.center, self.tokenizer.scale = float(center), float(scale)
         self.fitted = True

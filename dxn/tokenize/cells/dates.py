@@ -84,59 +84,42 @@ class Moment:
         return " ".join(parts)
 
 
-@dataclass(frozen=True)
-class DateFormat:
-    """How the dates of a column are written.
+def parse_date(value: Any, *, day_first: bool) -> Moment | None:
+    """Return the date or time of a cell; None if it is none.
 
     Args:
+        value: The cell.
         day_first: Whether 1/2/2026 is the first of February instead of the second of January.
     """
-
-    day_first: bool = True
-
-    def parse(self, value: Any) -> Moment | None:
-        """Return the date or time of a cell; None if it is none."""
-        if isinstance(value, datetime.datetime):
-            zone = value.utcoffset()
-            offset = None if zone is None else zone.total_seconds()
-            return Moment(value.toordinal(), _seconds(value.time()), offset)
-        if isinstance(value, datetime.date):
-            return Moment(value.toordinal(), None)
-        if isinstance(value, datetime.time):
-            return Moment(None, _seconds(value))
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        if not isinstance(value, str):
-            return None
-        text = value.strip()
-        if is_compact(text):  # 20260131
-            return _moment(int(text[:4]), int(text[4:6]), int(text[6:]), None)
-        match = DATE.fullmatch(text)
-        if match is None:
-            return None
-        written = match["only_time"] or match["time"]
-        time = _time_of(written) if written else None
-        if written and time is None:
-            return None
-        if match["only_time"]:
-            return time
-        return _moment(*self._date_of(match), time)
-
-    def _date_of(self, match: re.Match[str]) -> tuple[int, int, int]:
-        """Return year, month and day; 0 for a month with an unknown name."""
-        if match["year"]:
-            return int(match["year"]), int(match["month"]), int(match["day"])
-        if match["year2"]:
-            first, second = int(match["first"]), int(match["second"])
-            day, month = (first, second) if self.day_first else (second, first)
-            return _full_year(match["year2"]), month, day
-        kind = "3" if match["year3"] else "4"
-        month = MONTHS.get(match[f"name{kind}"][:3].lower(), 0)
-        return int(match[f"year{kind}"]), month, int(match[f"day{kind}"])
+    if isinstance(value, datetime.datetime):
+        zone = value.utcoffset()
+        offset = None if zone is None else zone.total_seconds()
+        return Moment(value.toordinal(), _seconds(value.time()), offset)
+    if isinstance(value, datetime.date):
+        return Moment(value.toordinal(), None)
+    if isinstance(value, datetime.time):
+        return Moment(None, _seconds(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        return None
+    text = value.strip()
+    if is_compact(text):  # 20260131
+        return _moment(int(text[:4]), int(text[4:6]), int(text[6:]), None)
+    match = DATE.fullmatch(text)
+    if match is None:
+        return None
+    written = match["only_time"] or match["time"]
+    time = _time_of(written) if written else None
+    if written and time is None:
+        return None
+    if match["only_time"]:
+        return time
+    return _moment(*_date_of(match, day_first=day_first), time)
 
 
-def find_date_format(values: Sequence[Any]) -> DateFormat:
-    """Return the date format of a column. It is decided by all cells together.
+def find_day_first(values: Sequence[Any]) -> bool:
+    """Return whether days come before months in a column. It is decided by all cells together.
 
     A single 1/2/2026 can be in January or in February. Another cell, such as 25/2/2026, shows which
     of them is meant. Without such a cell, a date with slashes starts with the month.
@@ -146,9 +129,9 @@ def find_date_format(values: Sequence[Any]) -> DateFormat:
     first = sum(int(match["first"]) > 12 for match in matches)
     second = sum(int(match["second"]) > 12 for match in matches)
     if first != second:
-        return DateFormat(day_first=first > second)
+        return first > second
     num_slashes = sum(match["mark2"] == "/" for match in matches)
-    return DateFormat(day_first=2 * num_slashes <= len(matches))
+    return 2 * num_slashes <= len(matches)
 
 
 def are_dates(values: Sequence[Any]) -> bool:
@@ -183,6 +166,19 @@ def most(values: Sequence[Any], matches: Callable[[Any], bool]) -> bool:
         return False
     present = [value for value in values if not has_no_number(value)]
     return bool(present) and sum(map(matches, present)) >= MOST * len(present)
+
+
+def _date_of(match: re.Match[str], *, day_first: bool) -> tuple[int, int, int]:
+    """Return year, month and day; 0 for a month with an unknown name."""
+    if match["year"]:
+        return int(match["year"]), int(match["month"]), int(match["day"])
+    if match["year2"]:
+        first, second = int(match["first"]), int(match["second"])
+        day, month = (first, second) if day_first else (second, first)
+        return _full_year(match["year2"]), month, day
+    kind = "3" if match["year3"] else "4"
+    month = MONTHS.get(match[f"name{kind}"][:3].lower(), 0)
+    return int(match[f"year{kind}"]), month, int(match[f"day{kind}"])
 
 
 def _moment(year: int, month: int, day: int, time: Moment | None) -> Moment | None:

@@ -4,24 +4,74 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
-from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
-from dxn.core.schema import options
 from dxn.core.tokens import Tokens
-from dxn.tokenize.base import MASKED, Adapter, Sample, Tokenizer, raws_of
+from dxn.core.untrusted import shortened
+from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, is_finite_number
 from dxn.tokenize.cells.numbers import (
     NumberFormat,
+    find_format,
+    has_no_number,
 )
-from dxn.tokenize.cells.readers import NumberReader
 from dxn.tokenize.masking import CellMasking, check_ratio
+
+
+class NumberReader(Reader):
+    """Reads numbers.
+
+    Args:
+        decimal: Decimal separator, a point or a comma. None: it is found in the training table.
+
+    Attributes:
+        format: How the numbers of the column are written.
+        fixed: Whether the format is known, because it has been loaded.
+    """
+
+    modality = "number"
+    tabular = True
+
+    def __init__(self, decimal: str | None = None):
+        self.decimal = decimal
+        self.format = NumberFormat(decimal or ".")
+        self.fixed = False
+
+    def learn(self, cells: Sequence[Any]) -> str:
+        """Find the decimal separator and the unit of a column, unless they are known."""
+        if not self.fixed:
+            found = find_format([cell for cell in cells if not has_no_number(cell)])
+            self.format = NumberFormat(self.decimal or found.decimal, found.unit)
+        return ""
+
+    def read(self, cell: Any) -> float | None:
+        """Return a number; None if the cell says that there is none, such as "N/A".
+
+        Raises:
+            BadMedia: If it is not a finite number in the format of the column.
+        """
+        if has_no_number(cell):
+            return None
+        number = self.format.parse(cell)
+        if number is None:
+            mark = "a decimal comma" if self.format.decimal == "," else "a decimal point"
+            unit = f" and an optional unit {self.format.unit!r}" if self.format.unit else ""
+            raise BadMedia(f"must be a number with {mark}{unit}, got {shortened(cell)}")
+        return number
+
+    def describe(self, raws: Sequence[float], cells: Sequence[Any]) -> str:
+        """Describe the range."""
+        if not raws:
+            return ""
+        middle = float(np.median(np.array(raws)))
+        return f"{min(raws):,g} to {max(raws):,g}, median {middle:,g}"
+
 
 NumberEmbedding = Literal["piecewise", "periodic", "linear"]
 # Standardized numbers approach this limit smoothly (arXiv:2407.04491, section 3), so that an
@@ -31,20 +81,6 @@ MAX_VALUE = 3.0
 MAX_NUMBER = 1e100
 # The interquartile range of a normal distribution with standard deviation 1.
 NORMAL_IQR = 1.349
-
-
-@options
-class PeriodicOptions:
-    """Options of the periodic embedding (arXiv:2203.05556, section 3.3).
-
-    Args:
-        num_frequencies: Number of learned frequencies.
-        sigma: Standard deviation of the initial frequencies. Larger values let the model
-            distinguish closer numbers.
-    """
-
-    num_frequencies: Annotated[int, Ge(1)] = 24
-    sigma: Annotated[float, Gt(0)] = 0.1
 
 
 class NumberTokenizer(Tokenizer):
@@ -82,7 +118,9 @@ class NumberAdapter(Adapter):
             arXiv:2203.05556, section 3.2), periodic (sines and cosines, section 3.3) or linear
             (arXiv:2106.11959, section 3.3).
         num_bins: Maximum number of quantile bins of the piecewise linear embedding.
-        periodic: Options of the periodic embedding.
+        num_frequencies: Number of learned frequencies of the periodic embedding.
+        sigma: Standard deviation of the initial frequencies. Larger values let the model
+            distinguish closer numbers.
         decimal: Decimal separator: a point or a comma. Default: found in the training table.
     """
 
@@ -96,15 +134,19 @@ class NumberAdapter(Adapter):
         *,
         embedding: NumberEmbedding = "piecewise",
         num_bins: int = 16,
-        periodic: PeriodicOptions = PeriodicOptions(),
+        num_frequencies: int = 24,
+        sigma: float = 0.1,
         decimal: Literal[".", ","] | None = None,
     ):
         super().__init__()
         if embedding not in get_args(NumberEmbedding):
             names = ", ".join(get_args(NumberEmbedding))
             raise ValueError(f"embedding must be one of {names}, got {embedding!r}")
-        if num_bins < 1:
-            raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+        for name, value in (("num_bins", num_bins), ("num_frequencies", num_frequencies)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if sigma <= 0:
+            raise ValueError(f"sigma must be greater than 0, got {sigma}")
         if decimal not in (None, ".", ","):
             raise ValueError(f"decimal must be a point or a comma, got {decimal!r}")
         self.dim = dim
@@ -122,9 +164,8 @@ class NumberAdapter(Adapter):
             # Zeros: the embedding starts as a linear one, and learns the deviations from it.
             nn.init.zeros_(self.bin_proj.weight)
         elif embedding == "periodic":
-            count = periodic.num_frequencies
-            self.frequencies = nn.Parameter(periodic.sigma * torch.randn(count))
-            self.periodic_proj = nn.Linear(2 * count, dim)
+            self.frequencies = nn.Parameter(sigma * torch.randn(num_frequencies))
+            self.periodic_proj = nn.Linear(2 * num_frequencies, dim)
         # Zeros, as in the adapter of images: other parameters do not depend on it.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
 

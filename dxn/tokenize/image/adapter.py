@@ -14,11 +14,10 @@ from dxn.core.dropout import MAX_BRANCHES, Dropout, Keys, uniform
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import MASKED, Adapter, raws_of
-from dxn.tokenize.image.options import ImageAugment, ImageNormalization, ResizeOptions
+from dxn.tokenize.image.augment import ImageAugment
 from dxn.tokenize.image.reader import ImageReader
-from dxn.tokenize.image.tokenizer import ImageTokenizer
-from dxn.tokenize.masking import check_ratio
-from dxn.tokenize.patch_masking import PatchMasking
+from dxn.tokenize.image.tokenizer import ImageNormalization, ImageTokenizer, ResizeOptions
+from dxn.tokenize.masking import PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.positions import PosEmbedKind
 from dxn.tokenize.statistics import (

@@ -4,14 +4,41 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from dxn.core.randomness import torch_seeded
-from dxn.tokenize.image.options import ImageAugment
+from dxn.core.randomness import Probability, torch_seeded
+from dxn.core.schema import options
 from dxn.tokenize.image.reader import Interpolation, resize
+
+
+@options
+class ImageAugment:
+    """Random augmentation of training images. It is drawn again in each epoch.
+
+    Args:
+        crop: Maximum shift in each direction, in pixels of the image after it has been reduced to
+            image_size. Pixels at the edge are repeated.
+        zoom: Minimum fraction of the image area in a random crop, which is resized to the full
+            size. 1 disables it. Smaller fractions need more memory, because images are kept at a
+            higher resolution.
+        flip: Flip images horizontally with probability 1/2.
+        randaugment: Magnitude from 0 to 30 of two random RandAugment operations
+            (arXiv:1909.13719). 0 disables them.
+        erase: Probability of erasing a random rectangle (arXiv:1708.04896).
+        token_dropout: Fraction of the patches that is dropped from each image (arXiv:2212.00794).
+    """
+
+    crop: Annotated[int, Ge(0)] = 0
+    zoom: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    flip: bool = False
+    randaugment: Annotated[int, Interval(ge=0, le=30)] = 0
+    erase: Probability = 0.0
+    token_dropout: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+
 
 GRAY = 128  # fill value of erased pixels: the middle of 0 to 255
 

@@ -14,19 +14,19 @@ from dxn.core.dropout import Dropout
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import MASKED, Adapter, raws_of
-from dxn.tokenize.masking import check_ratio
-from dxn.tokenize.patch_masking import PatchMasking
+from dxn.tokenize.masking import PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
-from dxn.tokenize.series.options import (
+from dxn.tokenize.series.reader import SeriesReader
+from dxn.tokenize.series.tokenizer import (
     SeriesAugment,
     SeriesChannels,
     SeriesNormalization,
     SeriesStem,
+    SeriesTokenizer,
+    channel_statistics,
     usual_patch_size,
 )
-from dxn.tokenize.series.reader import SeriesReader
-from dxn.tokenize.series.tokenizer import SeriesTokenizer, channel_statistics
 from dxn.tokenize.statistics import Moments
 
 MASK_RATIO = 0.4  # fraction of the patches that masked pretraining hides by default (PatchTST)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.media import bytes_or_path
-from dxn.tokenize.series.npy import read_npy
 from dxn.tokenize.series.values import (
     NPY,
     check_count,
@@ -193,3 +192,24 @@ def _check_type(field: pyarrow.Field) -> None:
     if not is_numeric and not kinds.is_null(field.type):
         name = shortened(field.name)
         raise BadMedia(f"must contain only numbers, got column {name} with values of {field.type}")
+
+
+MAX_SHOWN = 100  # characters of an error
+
+
+def read_npy(file: io.BytesIO | str) -> np.ndarray:
+    """Read an array. That of a file is mapped, so that one that is too large is never read.
+
+    Raises:
+        BadMedia: If the file is damaged, or contains Python objects.
+    """
+    # Not np.load: it also opens .npz archives, whose content is not an array.
+    try:
+        if isinstance(file, str):
+            return np.lib.format.open_memmap(file, mode="r")
+        return np.lib.format.read_array(file, allow_pickle=False)
+    # NumPy parses the header as Python code. A damaged one raises, among others, TokenError,
+    # RecursionError, OverflowError or TypeError.
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:MAX_SHOWN]
+        raise BadMedia(f"not a .npy file of numbers ({reason})") from None

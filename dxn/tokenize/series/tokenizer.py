@@ -4,15 +4,60 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
+from annotated_types import Ge, Interval
+from einops import rearrange
 from torch import Tensor
 
+from dxn.core.randomness import torch_generator
+from dxn.core.schema import options
 from dxn.tokenize.base import Sample, Tokenizer
-from dxn.tokenize.series.augment import augment_series
-from dxn.tokenize.series.options import SeriesAugment, SeriesNormalization
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.statistics import Moments
+
+SeriesChannels = Literal["joint", "independent"]
+SeriesNormalization = Literal["train", "sample", "none"]
+SeriesStem = Literal["patch", "conv"]
+Below1 = Annotated[float, Interval(ge=0, lt=1)]
+# The default patch size gives a series of the median length about this many tokens: enough to see
+# its course, and few enough for quadratic attention.
+USUAL_TOKENS = 32
+
+
+@options
+class SeriesAugment:
+    """Random augmentation of training series. It is drawn again in each epoch.
+
+    Args:
+        noise: Maximum standard deviation of added noise, relative to that of each channel.
+        scale: Maximum relative change of the values of a channel around their mean.
+        shift: Maximum distance by which a channel is moved up or down, relative to its standard
+            deviation.
+        warp: Maximum relative stretching of the time axis.
+        crop: Maximum fraction of the time steps that is cut off at both ends together.
+        time_mask: Maximum fraction of the time steps in a window that is set to missing.
+        channel_mask: Probability of setting a channel to missing. At least one channel remains.
+    """
+
+    noise: Annotated[float, Ge(0)] = 0.0
+    scale: Below1 = 0.0
+    shift: Annotated[float, Ge(0)] = 0.0
+    warp: Below1 = 0.0
+    crop: Below1 = 0.0
+    time_mask: Below1 = 0.0
+    channel_mask: Below1 = 0.0
+
+
+def usual_patch_size(length: float) -> int:
+    """Return the power of two with which a series of this length has about 32 patches."""
+    size = 1
+    while length / (2 * size) >= USUAL_TOKENS / 2**0.5:
+        size *= 2
+    return size
+
 
 # A channel whose standard deviation is a tiny fraction of its mean is constant, apart from rounding
 # of float32. It is only centered.
@@ -150,3 +195,56 @@ def channel_statistics(moments: Moments) -> tuple[Tensor, Tensor]:
     is_constant = std <= MIN_RELATIVE_STD * mean.abs().clamp(min=MIN_RELATIVE_STD)
     std = torch.where(is_constant, 1.0, std)
     return mean.float(), std.float().clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def augment_series(x: Tensor, options: SeriesAugment, rand: random.Random) -> Tensor:
+    """Augment a series (T, C), NaN where a value is missing. Its length can change.
+
+    If nothing but missing values would remain, the series is returned as it is.
+    """
+    original = x
+    if options.crop:
+        kept = max(round(len(x) * (1 - rand.uniform(0, options.crop))), 1)
+        start = rand.randint(0, len(x) - kept)
+        x = x[start : start + kept]
+    if options.warp:
+        x = _stretch(x, 1 + rand.uniform(-options.warp, options.warp))
+    generator = torch_generator(rand)
+    steps, channels = x.shape
+    if options.scale or options.shift or options.noise:
+        x = _disturb(x, options, rand, generator)
+    if options.time_mask:
+        width = int(rand.uniform(0, options.time_mask) * steps)
+        start = rand.randint(0, steps - width)
+        hidden = torch.zeros(steps, 1, dtype=torch.bool)
+        hidden[start : start + width] = True
+        x = x.masked_fill(hidden, torch.nan)
+    if options.channel_mask and channels > 1:
+        hidden = torch.rand(channels, generator=generator) < options.channel_mask
+        hidden[rand.randrange(channels)] = False
+        x = x.masked_fill(hidden, torch.nan)
+    return original if bool(x.isnan().all()) else x
+
+
+def _disturb(
+    x: Tensor, options: SeriesAugment, rand: random.Random, generator: torch.Generator
+) -> Tensor:
+    """Scale and shift each channel of x (T, C), and add noise."""
+    mean = x.nanmean(0)
+    std = (x - mean).square().nanmean(0).sqrt()
+    channels = x.shape[1]
+    factors = 1 + options.scale * (2 * torch.rand(channels, generator=generator) - 1)
+    offsets = options.shift * (2 * torch.rand(channels, generator=generator) - 1)
+    noise = rand.uniform(0, options.noise) * torch.randn(x.shape, generator=generator)
+    return mean + (x - mean) * factors + (offsets + noise) * std
+
+
+def _stretch(x: Tensor, factor: float) -> Tensor:
+    """Stretch the time axis of x (T, C) by linear interpolation.
+
+    A value is missing where one of its two neighbors is missing.
+    """
+    steps = max(round(len(x) * factor), 1)
+    channels = rearrange(x, "t c -> 1 c t")
+    stretched = F.interpolate(channels, steps, mode="linear", align_corners=True)
+    return rearrange(stretched, "1 c t -> t c")

@@ -15,9 +15,8 @@ from dxn.core.dropout import Dropout
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import MASKED, Adapter, raws_of
-from dxn.tokenize.image.options import ImageNormalization, ResizeOptions
-from dxn.tokenize.masking import check_ratio
-from dxn.tokenize.patch_masking import PatchMasking
+from dxn.tokenize.image.tokenizer import ImageNormalization, ResizeOptions
+from dxn.tokenize.masking import PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.statistics import (

@@ -10,8 +10,8 @@ from einops import rearrange
 from torch import Tensor
 
 from dxn.tokenize.base import Sample, Tokenizer
-from dxn.tokenize.image.options import ImageAugment, ResizeOptions
-from dxn.tokenize.image.tokenizer import USUAL_PATCH, ImageTokenizer
+from dxn.tokenize.image.augment import ImageAugment
+from dxn.tokenize.image.tokenizer import USUAL_PATCH, ImageTokenizer, ResizeOptions
 from dxn.tokenize.video.options import VideoAugment, VideoSampling
 from dxn.tokenize.video.reader import VideoReader
 

@@ -13,8 +13,8 @@ import torch
 from fuzz_media import MediaFiles
 
 from dxn.tokenize import AudioAdapter
-from dxn.tokenize.audio.options import SpectrogramOptions
 from dxn.tokenize.audio.reader import audio_rate
+from dxn.tokenize.audio.spectrogram import SpectrogramOptions
 
 RATE = 8000
 SECONDS = 5
