@@ -43,6 +43,7 @@ COMMON = {
     ),
     "results": ("output", "name", "run", "resume.run"),
 }
+CONF_DIR = "Folder with YAML files and modules of your own, in addition to those of dxn"
 PATH_MEANING = (
     "Table, text file, folder or archive. The data source is inferred from it; dxn help data lists "
     "all sources. Long form: data.path=PATH."
@@ -294,6 +295,7 @@ def _all_rows(
     commands: Mapping[str, type[Command]], folders: Sequence[Path], trust: Sequence[str]
 ) -> Iterator[tuple[Row, str]]:
     """Yield the keys of the commands and of all options, and the command or option of each."""
+    yield Row("conf_dir", "", CONF_DIR), "every command"
     defaults: dict[str, Any] = {}
     for name, command in commands.items():
         yield from ((row, f"dxn {name}") for row in command_rows(command))

@@ -266,9 +266,8 @@ def resolve(
     except ModuleNotFoundError as error:
         package = target.partition(".")[0]
         advice = f"; install {package}, or set conf_dir to the folder of its YAML files"
-        raise UserError(
-            f"{key}: {target} cannot be imported: {error}{advice * (package != 'dxn')}"
-        ) from error
+        end = "" if package == "dxn" else advice
+        raise UserError(f"{key}: {target} cannot be imported: {error}{end}") from error
     except Exception as error:  # code of a trusted package that fails while it is imported
         raise UserError(f"{key}: importing {module_name} failed: {error!r}") from error
     part: Any = getattr(module, name, None)

@@ -21,8 +21,8 @@ RANGES = {
     "too_short": "must have at least {min_length} items",
     "string_too_short": "must have at least {min_length} characters",
 }
-# Items of lists. A number in quotes is a text.
-ITEMS = {int: "integers", float: "numbers", str: 'texts (such as ["1","b"])'}
+# Items of lists.
+ITEMS = {int: "integers", float: "numbers", str: "texts"}
 TOKENIZER = ("tokenizer.kind", "tokenizer.lowercase", "vocab_size")
 # An option, its values with which others have no effect, and the ends of their keys. None stands
 # for every value but null.
@@ -139,7 +139,11 @@ def problem(value: Any, annotation: Any, default: Any = NO_DEFAULT) -> str | Non
             limits = {n: int(v) if v == int(v) else v for n, v in each.get("ctx", {}).items()}
             return f"{RANGES[each['type']].format(**limits)}, got {value!r}"
     if not any(typing.get_origin(member) is Literal for member in members(annotation)):
-        return f"must be {describe(annotation)}, got {value!r}"
+        hint = '; a number in quotes is a text: ["1"]'
+        is_unquoted = isinstance(value, list) and any(
+            isinstance(each, int | float) for each in value
+        )
+        return f"must be {describe(annotation)}, got {value!r}{hint * is_unquoted}"
     listed = choices(annotation)
     match = similar(str(value), listed)
     hint = f"; did you mean {match}?" if match else ""

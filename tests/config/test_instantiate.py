@@ -309,7 +309,7 @@ NORM = Annotated[Mapping[str, Any], Node("dxn.models.blocks.NormOptions", is_gro
     [
         (int | None, int | None, "a whole number or null"),
         (Literal["a", 3], Literal["a", 3], "one of a, 3"),
-        (tuple[str, ...], Sequence[str], 'a list of texts (such as ["1","b"])'),
+        (tuple[str, ...], Sequence[str], "a list of texts"),
         (dict[str, float] | None, Mapping[str, float] | None, "a mapping or null"),
         (NormOptions, NORM, "NormOptions"),
         (NormOptions | None, NORM | None, "NormOptions or null"),
