@@ -38,7 +38,7 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card, data_name
 from dxn.runs.settings import Settings, dump_yaml
 from dxn.runs.train import Trained, train_one
-from dxn.stacking import files as stack_files
+from dxn.stacking import stacked as stack_files
 from dxn.stacking.metrics import about_stack
 from dxn.tasks import Task
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dxn.stacking.modules import TfIdf
-from dxn.stacking.targets import ScoreTargets
+from dxn.stacking.targets import Part, ScoreTargets
 
 # Parts of the training split. Each is scored by a model that was trained on the others.
 NUM_FOLDS = 5
@@ -29,22 +29,7 @@ MAX_SORTED = 4_000_000  # occurrences that are sorted at a time
 UNKNOWN = -1  # no feature has this code
 
 
-class Counted(NamedTuple):
-    """The trained part.
-
-    Attributes:
-        modules: One per block. The scores are the sum of their outputs and `bias`.
-        bias: (K,).
-        scores: (n, K). Scores of the training rows by models that were not trained on them, NaN in
-            rows that were not scored.
-    """
-
-    modules: list[TfIdf]
-    bias: Tensor
-    scores: Tensor
-
-
-def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> Counted:
+def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> Part:
     """Train one linear model per output: an SVM for classes, ridge regression for numbers.
 
     Args:
@@ -80,7 +65,8 @@ def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> Counted:
     for module in modules:
         start, stop = stop, stop + len(module.codes)
         module.weight.copy_(torch.from_numpy(weight[start:stop]))
-    return Counted(modules, torch.from_numpy(bias).float(), torch.from_numpy(scores).float())
+    name = "linear SVM" if targets.are_classes else "ridge regression"
+    return Part(name, modules, torch.from_numpy(bias).float(), torch.from_numpy(scores).float())
 
 
 def split_folds(y: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dxn.stacking.modules import DenseScores
-from dxn.stacking.targets import ScoreTargets
+from dxn.stacking.targets import Part, ScoreTargets
 
 # Landmarks of a kernel. A baseline with 2,000 landmarks of 1,000 numbers takes 8 MB.
 MAX_LANDMARKS = 2000
@@ -42,28 +41,10 @@ MIN_VARIANCE = 1e-6  # avoids a division by zero if all features are constant
 CONSTANT = 1e30  # scale of a constant feature; not infinity, which is an error in saved weights
 
 
-class Dense(NamedTuple):
-    """The trained part.
-
-    Attributes:
-        module: Its scores are without `bias`.
-        bias: (K,).
-        scores: (n, K). The score of each training row by a model whose weights were fitted without
-            this row.
-        name: Name of the model.
-    """
-
-    module: DenseScores
-    bias: Tensor
-    scores: Tensor
-    name: str
-
-
-@dataclass(frozen=True)
-class Ridge:
+class Ridge(NamedTuple):
     """A ridge regression, and its predictions for each row without this row.
 
-    Args:
+    Attributes:
         weight: (F, K).
         bias: (K,).
         scores: (n, K). Predictions of the row by a model that was not trained on it.
@@ -78,7 +59,7 @@ class Ridge:
     error: float
 
 
-def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> Dense:
+def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> Part:
     """Train a ridge regression on standardized features, or on a kernel of them.
 
     The kind of the model, gamma, the penalty and the scaling are those with the lowest
@@ -116,11 +97,11 @@ def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> Dense:
     ridge = fit_ridge(features, y)
     module.weight.copy_(torch.from_numpy(basis @ ridge.weight))
     name = "RBF kernel ridge" if len(module.landmarks) else "ridge"
-    return Dense(
-        module,
+    return Part(
+        f"{name} {'classifier' if targets.are_classes else 'regression'}",
+        [module],
         torch.from_numpy(ridge.bias).float(),
         torch.from_numpy(ridge.scores).float(),
-        f"{name} {'classifier' if targets.are_classes else 'regression'}",
     )
 
 

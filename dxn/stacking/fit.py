@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dxn.stacking.counted import Counted, fit_counted
-from dxn.stacking.dense import Dense, fit_dense
+from dxn.stacking.counted import fit_counted
+from dxn.stacking.dense import fit_dense
 from dxn.stacking.features import COLUMNS, Features
 from dxn.stacking.modules import FeatureBaseline
-from dxn.stacking.targets import ScoreTargets
-from dxn.stacking.trees import Boosted, fit_trees
+from dxn.stacking.targets import Part, ScoreTargets
+from dxn.stacking.trees import fit_trees
 
 # The scores of a linear model are about -1 to 1, too small for probabilities.
 INITIAL_SCALE = 2.0
@@ -23,24 +22,12 @@ MIN_FACTOR = 1e-3
 MAX_ITERATIONS = 100
 
 
-@dataclass(frozen=True)
-class Prior:
-    """Factors that are good without any rows.
-
-    Args:
-        factors: One factor per part.
-        rows: Their weight: that of a squared penalty whose loss counts as much as these rows.
-    """
-
-    factors: Sequence[float]
-    rows: float = 1.0
-
-
-# The factors of the head and of the baseline. A few rows that all fit are not reason for large
-# changes, above all if later rows come from other speakers or places (docs/presets.md).
-MIX_OF_CLASSES = Prior((1.0, 0.5), rows=3.0)
+# The factors of the head and of the baseline that are good without any rows, and the weight of the
+# penalty that pulls the fitted ones to them, in rows. A few rows that all fit are not reason for
+# large changes, above all if later rows come from other speakers or places (docs/presets.md).
+MIX_OF_CLASSES, ROWS_OF_CLASSES = (1.0, 0.5), 3.0
 # A mean of two numbers. The loss is quadratic, so a few rows suffice.
-MIX_OF_NUMBERS = Prior((0.6, 0.4), rows=0.1)
+MIX_OF_NUMBERS, ROWS_OF_NUMBERS = (0.6, 0.4), 0.1
 
 # Mean loss of the task for outputs (n, K).
 Loss = Callable[[Tensor], Tensor]
@@ -80,40 +67,37 @@ def fit_baseline(
     parts = [part for part in (counted, dense, trees) if part is not None]
     scores = torch.stack([part.scores for part in parts])
     rows = (~scores.isnan().any(2).any(0)).nonzero()[:, 0]
+    initial = INITIAL_SCALE if targets.are_classes else 1.0
     scales = fit_scales(
         list(scores[:, rows]),
         lambda output: loss_of_rows(output, rows),
-        Prior([_initial_scale(part, targets) for part in parts]),
+        # A few rows are not reason to use trees.
+        [0.0 if part is trees else initial for part in parts],
     )
-    if trees is not None and scales[-1] < MIN_FACTOR:
+    scale_of = {id(part): scale for part, scale in zip(parts, scales, strict=True)}
+    if trees is not None and scale_of[id(trees)] < MIN_FACTOR:
         trees = None
-    elif trees is not None and scales[-2] < MIN_FACTOR:
+    elif trees is not None and scale_of[id(dense)] < MIN_FACTOR:
         dense = None
-    kept = [id(part) for part in (counted, dense, trees)]
     sizes = iter([] if counted is None else [len(module.codes) for module in counted.modules])
     baseline = FeatureBaseline(
-        _about(features, dense, trees, targets.are_classes),
+        _about(features, [part for part in (counted, dense, trees) if part is not None]),
         dense=empty.num_dense,
         counted={name: [next(sizes) for _ in ones] for name, ones in empty.counted.items()},
         num_outputs=targets.values.shape[1],
-        num_landmarks=0 if dense is None else len(dense.module.landmarks),
-        num_trees=0 if trees is None else len(trees.module.roots),
-        num_nodes=0 if trees is None else len(trees.module.value),
     )
-    for part, scale in zip(parts, scales, strict=True):
-        if id(part) not in kept:
-            continue
-        baseline.bias += scale * part.bias
-        if isinstance(part, Counted):
+    if counted is not None:
+        baseline.tfidf = nn.ModuleList(counted.modules)
+    if dense is not None:
+        baseline.dense = dense.modules[0]
+    if trees is not None:
+        baseline.trees = trees.modules[0]
+    for part in (counted, dense, trees):
+        if part is not None:
+            scale = scale_of[id(part)]
+            baseline.bias += scale * part.bias
             for module in part.modules:
                 module.weight *= scale
-            baseline.tfidf = nn.ModuleList(part.modules)
-            continue
-        part.module.weight *= scale
-        if isinstance(part, Boosted):
-            baseline.trees = part.module
-        else:
-            baseline.dense = part.module
     return baseline
 
 
@@ -139,16 +123,18 @@ def fit_mix(
     Returns:
         Factors of at least 0. b is 0 if the baseline does not lower the loss.
     """
-    (alone,) = fit_scales([outputs], loss, Prior([1.0]))
-    prior = MIX_OF_CLASSES if are_classes else MIX_OF_NUMBERS
-    a, b = fit_scales([outputs, baseline_outputs], loss, prior)
+    (alone,) = fit_scales([outputs], loss, [1.0])
+    start = MIX_OF_CLASSES if are_classes else MIX_OF_NUMBERS
+    rows = ROWS_OF_CLASSES if are_classes else ROWS_OF_NUMBERS
+    a, b = fit_scales([outputs, baseline_outputs], loss, start, rows)
     if are_forecasts:
         alone = min(alone, 1.0)
     if are_forecasts and a + b > 1:
         (a,) = fit_scales(
             [outputs - baseline_outputs],
             lambda difference: loss(baseline_outputs + difference),
-            Prior([prior.factors[0]], prior.rows),
+            start[:1],
+            rows,
         )
         a = min(a, 1.0)
         b = 1.0 - a
@@ -156,7 +142,9 @@ def fit_mix(
     return (a, b) if b > MIN_FACTOR and is_lower else (alone, 0.0)
 
 
-def fit_scales(parts: Sequence[Tensor], loss: Loss, prior: Prior) -> list[float]:
+def fit_scales(
+    parts: Sequence[Tensor], loss: Loss, initial: Sequence[float], rows: float = 1.0
+) -> list[float]:
     """Return factors of at least 0 whose weighted sum of the parts has the lowest loss.
 
     A squared penalty with the weight of a few rows pulls them to their initial values.
@@ -164,12 +152,13 @@ def fit_scales(parts: Sequence[Tensor], loss: Loss, prior: Prior) -> list[float]
     Args:
         parts: Outputs (n, K) to add up.
         loss: Mean loss of n rows.
-        prior: Initial factors, which the fitted ones stay near if there are few rows.
-
+        initial: Factors that are good without any rows. The fitted ones stay near them if there are
+            few rows.
+        rows: Weight of the penalty: its loss counts as much as that of this number of rows.
     """
     from scipy.optimize import minimize  # it takes time to import
 
-    start = torch.tensor(prior.factors, dtype=torch.float64)
+    start = torch.tensor(initial, dtype=torch.float64)
     stacked = torch.stack(list(parts)).double()
     size = max(stacked.shape[1], 1)
 
@@ -178,7 +167,7 @@ def fit_scales(parts: Sequence[Tensor], loss: Loss, prior: Prior) -> list[float]
         with torch.enable_grad():
             x = torch.tensor(factors, dtype=torch.float64, requires_grad=True)
             output = torch.tensordot(x, stacked, 1)
-            penalty = prior.rows / size * (x - start).square().sum()
+            penalty = rows / size * (x - start).square().sum()
             total = loss(output) + penalty
             total.backward()
             assert x.grad is not None
@@ -186,7 +175,7 @@ def fit_scales(parts: Sequence[Tensor], loss: Loss, prior: Prior) -> list[float]
 
     result = minimize(
         objective,
-        np.array(prior.factors),
+        np.array(initial),
         jac=True,
         method="L-BFGS-B",
         bounds=[(0.0, None)] * len(parts),
@@ -206,27 +195,8 @@ def _table_columns(baseline: FeatureBaseline, features: Mapping[str, Features]) 
     return torch.tensor(columns, dtype=torch.long)
 
 
-def _initial_scale(part: Counted | Dense | Boosted, targets: ScoreTargets) -> float:
-    """Return the factor of a part without any rows. A few rows are not reason to use trees."""
-    if isinstance(part, Boosted):
-        return 0.0
-    return INITIAL_SCALE if targets.are_classes else 1.0
-
-
-def _about(
-    features: Mapping[str, Features],
-    dense: Dense | None,
-    trees: Boosted | None,
-    are_classes: bool,
-) -> str:
+def _about(features: Mapping[str, Features], parts: Sequence[Part]) -> str:
     """Return the name of the baseline, such as "TF-IDF + linear SVM"."""
-    used = {name: each for name, each in features.items() if each.counted or each.dense.shape[1]}
-    names = list(dict.fromkeys(summary.about for summary in used.values()))
-    models: list[str] = []
-    if any(summary.counted for summary in used.values()):
-        models.append("linear SVM" if are_classes else "ridge regression")
-    if dense is not None and dense.name not in models:
-        models.append(dense.name)
-    if trees is not None:
-        models.append("gradient-boosted trees")
-    return " + ".join([*names, *models])
+    used = [each for each in features.values() if each.counted or each.dense.shape[1]]
+    names = [*(each.about for each in used), *(part.name for part in parts)]
+    return " + ".join(dict.fromkeys(names))

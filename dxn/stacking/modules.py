@@ -303,10 +303,13 @@ class FeatureBaseline(Baseline):
             output = self.bias.expand(size, -1)
             tfidf = iter(self.tfidf)
             for name, counts in self.counted.items():
-                blocks = features[name].counted if name in features else [None] * len(counts)
-                for block, module in zip(_checked(name, blocks, len(counts)), tfidf, strict=False):
-                    if block is not None:
-                        output = output + module(block, size)
+                modules = [next(tfidf) for _ in counts]
+                if name not in features:
+                    continue
+                blocks = features[name].counted
+                _check_count(name, len(blocks), len(counts))
+                for block, module in zip(blocks, modules, strict=True):
+                    output = output + module(block, size)
             if self.dense is not None:
                 x = self.dense_features(features, size)
                 output = output + self.dense(x)
@@ -320,7 +323,7 @@ class FeatureBaseline(Baseline):
         for name, count in self.num_dense.items():
             if name in features:
                 x = features[name].dense.float()
-                _checked(name, range(x.shape[1]), count)
+                _check_count(name, x.shape[1], count)
             else:
                 x = self.bias.new_full((size, count), torch.nan)
             is_present = ~x.isnan().all(1, keepdim=True)
@@ -328,10 +331,9 @@ class FeatureBaseline(Baseline):
         return torch.cat(parts, 1)
 
 
-def _checked(name: str, features: Sequence[Any], count: int) -> Sequence[Any]:
-    if len(features) != count:
+def _check_count(name: str, number: int, expected: int) -> None:
+    if number != expected:
         raise UserError(
-            f"baseline.{name}: the adapter computes {len(features)} features, but the baseline was "
-            f"trained with {count}; copy the model folder again"
+            f"baseline.{name}: the adapter computes {number} features, but the baseline was "
+            f"trained with {expected}; copy the model folder again"
         )
-    return features

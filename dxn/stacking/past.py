@@ -110,20 +110,6 @@ def filled(x: Tensor) -> Tensor:
     return x
 
 
-class Windows(NamedTuple):
-    """Training windows in the normalized unit of the input.
-
-    Attributes:
-        x: (n, K, T + 1). See `past_features`.
-        y: (n, K, H). Future values minus the last value, without gaps.
-        known: (n, K, H). Whether a future value is known.
-    """
-
-    x: Tensor
-    y: Tensor
-    known: Tensor
-
-
 class Products(NamedTuple):
     """Sums over windows and channels, from which a regression and its errors follow.
 
@@ -158,12 +144,13 @@ def fit_past_regression(
         None if there are not enough windows.
     """
     target = space.target
-    windows = _read(futures, prepare, target.horizon)
-    parts = [list(part) for part in torch.arange(len(windows.x)).tensor_split(NUM_PARTS)]
+    x, y, known = _read(futures, prepare, target.horizon)
+    parts = torch.arange(len(x)).tensor_split(NUM_PARTS)
     if min(map(len, parts)) < 2:
         return None
-    products = [_products(windows, torch.stack(part)) for part in parts]
-    simple = _simple_forecasts(windows.x.shape[-1] - 1, target.horizon, target.season)
+    products = [_products(x[rows], y[rows], known[rows]) for rows in parts]
+    steps = x.shape[-1] - 1
+    simple = _simple_forecasts(steps, target.horizon, target.season)
     errors = torch.zeros(len(simple), len(PENALTIES), dtype=torch.float64)
     for stop in range(1, NUM_PARTS):
         for i, candidates in enumerate(_candidates(_sum(products[:stop]), simple)):
@@ -174,25 +161,29 @@ def fit_past_regression(
     residuals: list[Tensor] = []
     for stop in range(1, NUM_PARTS):
         (candidates,) = _candidates(_sum(products[:stop]), chosen)
-        rows = torch.stack(parts[stop])
-        error = windows.y[rows] - windows.x[rows] @ candidates[penalty].float()
-        residuals.append(error.where(windows.known[rows], torch.nan))
+        rows = parts[stop]
+        error = y[rows] - x[rows] @ candidates[penalty].float()
+        residuals.append(error.where(known[rows], torch.nan))
     (candidates,) = _candidates(_sum(products), chosen)
     levels = torch.tensor(space.quantiles)
     offsets = torch.cat(residuals).nanquantile(levels, 0)  # (Q, K, H)
-    steps = windows.x.shape[-1] - 1
     baseline = PastRegression(
         f"ridge regression on the last {steps} values",
         input=target.input,
-        shape=(steps, target.horizon, windows.y.shape[1], len(space.quantiles)),
+        shape=(steps, target.horizon, y.shape[1], len(space.quantiles)),
     )
     baseline.weight.copy_(candidates[penalty])
     baseline.offsets.copy_(offsets.permute(2, 1, 0).nan_to_num(0.0))
     return baseline
 
 
-def _read(futures: Sequence[Future], prepare: Any, horizon: int) -> Windows:
-    """Normalize the windows like the inputs of the model."""
+def _read(futures: Sequence[Future], prepare: Any, horizon: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize windows like the inputs of the model.
+
+    Returns:
+        For n windows: (n, K, T + 1), see `past_features`; the future values (n, K, H) minus the
+        last value, without gaps; and whether each of them is known (n, K, H).
+    """
     steps, channels = prepare.window, futures[0].values.shape[1]
     values = len(futures) * (steps + horizon) * channels
     chosen = futures[:: -(-values // MAX_VALUES)]
@@ -211,13 +202,12 @@ def _read(futures: Sequence[Future], prepare: Any, horizon: int) -> Windows:
         y = filled(torch.cat([last[0], after.T], -1))[:, 1:]
         ys.append(y - last[0])
         known.append(~after.T.isnan())
-    return Windows(torch.stack(xs), torch.stack(ys), torch.stack(known))
+    return torch.stack(xs), torch.stack(ys), torch.stack(known)
 
 
-def _products(windows: Windows, rows: Tensor) -> Products:
-    x = windows.x[rows].flatten(0, 1).double()
-    y = windows.y[rows].flatten(0, 1).double()
-    is_known = windows.known[rows].flatten(0, 1).any(1)
+def _products(x: Tensor, y: Tensor, known: Tensor) -> Products:
+    x, y = (each.flatten(0, 1).double() for each in (x, y))
+    is_known = known.flatten(0, 1).any(1)
     weight = FAR / y.abs().amax(1).clamp(min=FAR) * is_known
     x, y = x * weight[:, None], y * weight[:, None]
     return Products(x.T @ x, x.T @ y, y.square().sum(), float(weight.square().sum()))

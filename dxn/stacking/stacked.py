@@ -1,17 +1,42 @@
-"""A trained model and a classical model beside it, whose outputs are mixed (stacking)."""
+"""A trained model and a classical model beside it, whose outputs are mixed (stacking).
+
+A model folder contains stack.json and stack.safetensors of a stacked model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from dxn.core.build_limit import build_limit
 from dxn.core.errors import UserError
+from dxn.core.files import SUMS, link, replace_folder, write_sums, write_text
+from dxn.core.schema import Strict, validated
+from dxn.core.tensors import (
+    check_after_loading,
+    check_before_saving,
+    read_tensors,
+    write_tensors,
+)
+from dxn.core.untrusted import load_json
 from dxn.models.model import Batch, Model, Network
 from dxn.stacking.features import Features, model_features
-from dxn.stacking.modules import Baseline
+from dxn.stacking.modules import Baseline, FeatureBaseline
+
+FILE = "stack.json"
+TENSORS = "stack.safetensors"
+MAX_COUNT = 100_000_000
+MAX_REASON = 300  # characters; load_state_dict lists every tensor that does not match
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+CountOrNone = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Name = Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
 class Stacked(Network):
@@ -105,3 +130,137 @@ def counted_inputs(network: Network) -> set[str]:
     """Return the names of the inputs whose counted features a baseline reads."""
     baselines: list[Any] = [stack.baseline for stack in stacks_of(network)]
     return {name for baseline in baselines if baseline is not None for name in baseline.counted}
+
+
+# The files
+
+
+class FeatureSizes(Strict):
+    """The arguments of `FeatureBaseline`."""
+
+    about: Annotated[str, Field(max_length=1_000)]
+    dense: dict[Name, Count]
+    counted: dict[Name, Annotated[list[Count], Field(max_length=100)]]
+    num_outputs: Count
+    num_landmarks: CountOrNone
+    num_trees: CountOrNone
+    num_nodes: CountOrNone
+
+
+class PastSizes(Strict):
+    """The arguments of `PastRegression`."""
+
+    about: Annotated[str, Field(max_length=1_000)]
+    input: Name
+    shape: Annotated[list[Count], Field(min_length=4, max_length=4)]
+
+
+class Entry(Strict):
+    """A stacked model: the factors, and the sizes of its baseline, if it has one."""
+
+    mix: Annotated[list[float], Field(min_length=2, max_length=2)]
+    baseline: FeatureSizes | PastSizes | None
+
+
+class Content(Strict):
+    """The content of stack.json: an entry per member. None: the member is not stacked."""
+
+    members: Annotated[list[Entry | None], Field(min_length=1, max_length=1_000)]
+
+
+def write_stack(folder: Path, stack: Stacked | None) -> None:
+    """Add a stacked model to the model folder of its model. None: remove that of before."""
+    with replace_folder(folder) as new:
+        for path in folder.iterdir():
+            if path.name not in (FILE, TENSORS, SUMS) and path.is_file():
+                link(path, new / path.name)
+        if stack is not None:
+            # One that does not take part would only cost time.
+            baseline = stack.baseline if stack.mix[1] > 0 else None
+            tensors = {} if baseline is None else baseline.state_dict()
+            sizes = None if baseline is None else baseline.sizes()
+            entry = {"mix": stack.mix.tolist(), "baseline": sizes}
+            _write(new, [entry], {f"0.{name}": t.cpu() for name, t in tensors.items()})
+        write_sums(new)
+
+
+def join_stacks(new: Path, members: Sequence[Path]) -> None:
+    """Write the files of an ensemble from those in the model folders of its members."""
+    entries: list[Any] = []
+    tensors: dict[str, Tensor] = {}
+    for number, folder in enumerate(members):
+        exists = (folder / FILE).exists()
+        entries.append(load_json(folder / FILE)["members"][0] if exists else None)
+        if exists:
+            for name, tensor in read_tensors(folder / TENSORS).items():
+                tensors[f"{number}.{name.partition('.')[2]}"] = tensor
+    if any(entries):
+        _write(new, entries, tensors)
+
+
+def load_stacks(folder: Path, models: Sequence[Model]) -> list[Network]:
+    """Return the models of a model folder, those that are stacked as `Stacked`.
+
+    Raises:
+        UserError: If the files do not fit the models.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return list(models)
+
+    entries = validated(Content, load_json(path), path).members
+    if len(entries) != len(models):
+        raise UserError(
+            f"{path}: must have one entry per model ({len(models)}), got {len(entries)}; copy the "
+            "model folder again"
+        )
+    tensors = read_tensors(folder / TENSORS)
+    check_after_loading(tensors, folder / TENSORS)
+    networks: list[Network] = []
+    with build_limit(tensors, path):
+        for number, (model, entry) in enumerate(zip(models, entries, strict=True)):
+            if entry is None:
+                networks.append(model)
+                continue
+            prefix = f"{number}."
+            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            baseline = None
+            if entry.baseline is not None:
+                baseline = _read_baseline(entry.baseline, own, model, folder)
+            networks.append(Stacked(model, baseline, (entry.mix[0], entry.mix[1])))
+    return networks
+
+
+def _write(folder: Path, entries: Sequence[Any], tensors: dict[str, Tensor]) -> None:
+    check_before_saving(tensors)
+    write_tensors(folder / TENSORS, tensors)
+    write_text(folder / FILE, json.dumps({"members": entries}, indent=1) + "\n")
+
+
+def _read_baseline(
+    sizes: FeatureSizes | PastSizes, tensors: dict[str, Tensor], model: Model, folder: Path
+) -> Baseline:
+    """Build a baseline, and check that its output can be mixed with that of a model."""
+    kind: type[Baseline] = FeatureBaseline
+    if isinstance(sizes, PastSizes):
+        from dxn.stacking.past import PastRegression  # only forecasts have it
+
+        kind = PastRegression
+    baseline = kind(**sizes.model_dump())
+    try:
+        baseline.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise UserError(f"{folder / TENSORS}: does not match {FILE}: {reason}") from error
+    unknown = [name for name in baseline.inputs if name not in model.inputs]
+    # The head of a plug-in can lack it. `Stacked.mixed` compares the shapes of all outputs.
+    shape = getattr(model.head, "output_shape", baseline.output_shape)
+    if unknown:
+        problem = f"names the input {unknown[0]!r}, which the model does not have"
+    elif baseline.output_shape != shape:
+        problem = f"must have the output shape {shape} of the head, got {baseline.output_shape}"
+    else:
+        problem = baseline.problem({name: model.adapter(name) for name in baseline.inputs})
+    if problem:
+        raise UserError(f"{folder / FILE}: baseline: {problem}; copy the model folder again")
+    return baseline

@@ -1,10 +1,10 @@
-"""What a classical model learns for each task, in the space of the head's output."""
+"""What a classical model learns for each task, in the space of the head's output, and its parts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -26,6 +26,23 @@ class ScoreTargets:
     values: Tensor
     are_classes: bool
     are_exclusive: bool = False
+
+
+class Part(NamedTuple):
+    """A trained part of a baseline.
+
+    Attributes:
+        name: Name of the model, such as "linear SVM".
+        modules: Their scores are added up. They are without `bias`.
+        bias: (K,).
+        scores: (n, K). Scores of the training rows by models that were not trained on them, NaN in
+            rows that were not scored.
+    """
+
+    name: str
+    modules: Sequence[Any]
+    bias: Tensor
+    scores: Tensor
 
 
 def score_targets(task: Task, values: Sequence[Any]) -> ScoreTargets | None:

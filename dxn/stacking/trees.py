@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dxn.stacking.counted import NUM_FOLDS, split_folds
 from dxn.stacking.modules import MAX_DEPTH, Trees
-from dxn.stacking.targets import ScoreTargets
+from dxn.stacking.targets import Part, ScoreTargets
 
 # Trees per output. The number with the lowest loss of rows that were held out is used.
 MAX_TREES = 200
@@ -35,26 +35,9 @@ TREE_WORK = 50_000
 MAX_SCORES = 50_000_000
 
 
-class Boosted(NamedTuple):
-    """The trained part.
-
-    Attributes:
-        module: Its scores are without `bias`.
-        bias: (K,).
-        scores: (n, K). Scores of the training rows by models that were not trained on them, NaN in
-            rows that were not scored.
-    """
-
-    module: Trees
-    bias: Tensor
-    scores: Tensor
-
-
-class _Model(NamedTuple):
-    """A fitted model of scikit-learn, and what its outputs contribute to those of the baseline."""
-
-    model: Any
-    weight: np.ndarray  # (outputs of the model, K)
+# A fitted model of scikit-learn, and what its outputs contribute to those of the baseline:
+# (outputs of the model, K).
+Weighted = tuple[Any, np.ndarray]
 
 
 def fit_trees(
@@ -62,7 +45,7 @@ def fit_trees(
     columns: Tensor,
     targets: ScoreTargets,
     loss_of_rows: Callable[[Tensor, Tensor], Tensor],
-) -> Boosted | None:
+) -> Part | None:
     """Train gradient-boosted trees.
 
     Args:
@@ -104,12 +87,12 @@ def fit_trees(
     scores[index] = torch.from_numpy(held_out[best])
     models, bias = _fit(features, y, targets, best)
     module = _module(models, columns.numpy(), num_outputs)
-    return Boosted(module, torch.from_numpy(bias).float(), scores)
+    return Part("gradient-boosted trees", [module], torch.from_numpy(bias).float(), scores)
 
 
 def _fit(
     x: np.ndarray, y: np.ndarray, targets: ScoreTargets, count: int
-) -> tuple[list[_Model], np.ndarray]:
+) -> tuple[list[Weighted], np.ndarray]:
     """Train models with this number of iterations, and return them with the constant (K,)."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
@@ -127,7 +110,7 @@ def _fit(
         goals = [(y.argmax(1), np.eye(num_outputs))]
     else:
         goals = [(y[:, k], np.eye(num_outputs)[k : k + 1]) for k in range(num_outputs)]
-    models: list[_Model] = []
+    models: list[Weighted] = []
     bias = np.zeros(num_outputs)
     for goal, weight in goals:
         present = np.unique(goal)
@@ -142,7 +125,7 @@ def _fit(
             weight = weight[present]
             if len(present) == 2:  # one logit: the difference of both classes
                 weight = (weight[1:] - weight[:1]) / 2
-        models.append(_Model(model, weight))
+        models.append((model, weight))
         start = np.ravel(model._baseline_prediction)
         bias += start @ weight
         if targets.are_exclusive and len(present) < num_outputs:
@@ -151,7 +134,7 @@ def _fit(
     return models, bias
 
 
-def _staged(models: list[_Model], bias: np.ndarray, x: np.ndarray, count: int) -> np.ndarray:
+def _staged(models: list[Weighted], bias: np.ndarray, x: np.ndarray, count: int) -> np.ndarray:
     """Return the scores (count + 1, n, K) after each number of iterations."""
     result = np.tile(bias.astype(np.float32), (count + 1, len(x), 1))
     for model, weight in models:
@@ -163,7 +146,7 @@ def _staged(models: list[_Model], bias: np.ndarray, x: np.ndarray, count: int) -
     return result
 
 
-def _module(models: list[_Model], columns: np.ndarray, num_outputs: int) -> Trees:
+def _module(models: list[Weighted], columns: np.ndarray, num_outputs: int) -> Trees:
     """Copy the nodes of all trees into tensors."""
     trees = [
         (predictor.nodes, weight[number])

@@ -157,8 +157,8 @@ def test_more_than_twenty_labels_have_no_trees():
 def fitted(x, targets, loss):
     part = fit_trees(x, torch.arange(x.shape[1]), targets, loss)
     assert part is not None
-    scores = part.module(x) + part.bias
-    num_trees = len(part.module.roots)
+    scores = part.modules[0](x) + part.bias
+    num_trees = len(part.modules[0].roots)
     return scores.double().numpy(), num_trees
 
 

@@ -17,7 +17,7 @@ from dxn.core.files import write_sums
 from dxn.runs.predictor.attention import limits_of
 from dxn.stacking.counted import NUM_FOLDS, _fit_linear, _merged, split_folds
 from dxn.stacking.features import Features
-from dxn.stacking.fit import Prior, fit_baseline, fit_mix, fit_scales
+from dxn.stacking.fit import fit_baseline, fit_mix, fit_scales
 from dxn.stacking.metrics import BASELINE, TRANSFORMER, warn_about
 from dxn.stacking.targets import score_targets
 from dxn.tasks import Bernoulli, Categorical, Classify, Multilabel, Number, Regress
@@ -113,7 +113,7 @@ def test_the_scales_of_numbers_are_those_of_least_squares():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2, 5003, 1, generator=g)
     y = 0.25 * x[0] + 2 * x[1]
-    scales = fit_scales(list(x), lambda output: F.mse_loss(output, y.double()), Prior([1, 1]))
+    scales = fit_scales(list(x), lambda output: F.mse_loss(output, y.double()), [1, 1])
     assert scales == pytest.approx([0.25, 2], abs=0.01)
 
 

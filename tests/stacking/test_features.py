@@ -7,7 +7,8 @@ import torch
 from sklearn.feature_extraction.text import CountVectorizer
 
 from dxn.stacking.features import features_of
-from dxn.stacking.features.base import means_of_parts, time_statistics
+from dxn.stacking.features.audio import means_of_parts
+from dxn.stacking.features.base import time_statistics
 from dxn.stacking.features.image import picture_features
 from dxn.stacking.features.text import CHAR_LENGTHS
 from dxn.tokenize import (

@@ -116,12 +116,12 @@ def test_a_kernel_with_all_rows_as_landmarks_is_kernel_ridge_regression():
     y = (2 * x[:, :1]).sin() + (2 * x[:, 1:]).cos()  # no linear function
     dense = fit_dense(x, ScoreTargets(y, are_classes=False), [x.shape[1]])
     assert "kernel" in dense.name
-    z = dense.module.standardized(x)
-    ours = (dense.module(x) + dense.bias).numpy()
+    z = dense.modules[0].standardized(x)
+    ours = (dense.modules[0](x) + dense.bias).numpy()
     assert np.square(ours - y.numpy()).mean() < 0.1 * y.var()
-    gamma = float(dense.module.gamma)
-    theirs = rbf_kernel(z.numpy(), dense.module.landmarks.numpy(), gamma=gamma)
-    assert dense.module.features(z).numpy() == pytest.approx(theirs, abs=1e-4)
+    gamma = float(dense.modules[0].gamma)
+    theirs = rbf_kernel(z.numpy(), dense.modules[0].landmarks.numpy(), gamma=gamma)
+    assert dense.modules[0].features(z).numpy() == pytest.approx(theirs, abs=1e-4)
     model = KernelRidge(kernel="precomputed", alpha=1e-3)
     square = rbf_kernel(z.numpy(), gamma=gamma)
     model.fit(square, y.numpy())
@@ -132,7 +132,7 @@ def test_a_linear_relation_gets_a_linear_model():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(61, F, generator=g)
     dense = fit_dense(x, ScoreTargets(x @ torch.ones(F, 1), are_classes=False), [x.shape[1]])
-    assert dense.name == "ridge regression" and not len(dense.module.landmarks)
+    assert dense.name == "ridge regression" and not len(dense.modules[0].landmarks)
 
 
 def test_a_number_counts_beside_an_input_of_many_features():
@@ -143,7 +143,7 @@ def test_a_number_counts_beside_an_input_of_many_features():
 
     def error(sizes):
         dense = fit_dense(x[:101], targets, sizes)
-        return (dense.module(x) + dense.bias - y)[101:].square().mean() / y.var()
+        return (dense.modules[0](x) + dense.bias - y)[101:].square().mean() / y.var()
 
     assert error([997, 1]) < 0.2
     assert error([998]) > 0.5  # the number is one of 998 features
@@ -154,7 +154,7 @@ def test_constant_and_unknown_features_have_no_influence():
     x = torch.randn(61, 3, generator=g)
     x[:, 1] = 4.0
     x[5, 2] = torch.nan
-    module = fit_dense(x, ScoreTargets(x[:, :1], are_classes=False), [x.shape[1]]).module
+    module = fit_dense(x, ScoreTargets(x[:, :1], are_classes=False), [x.shape[1]]).modules[0]
     changed = x.clone()
     changed[:, 1] = 1e6
     assert torch.equal(module(x), module(changed))
@@ -169,7 +169,7 @@ def test_features_of_rounding_errors_have_no_influence_but_small_units_have():
     small = 1e-7 * torch.randn(61, 1, generator=g)
     module = fit_dense(
         torch.cat([x, noise, small], 1), ScoreTargets(small * 1e7, are_classes=False), [4, 1]
-    ).module
+    ).modules[0]
     assert module.scale[3] > 1 and module.scale[4] < 1e-6
     z = torch.cat([x, 100 * noise, small], 1)
     assert torch.equal(module(z), module(torch.cat([x, noise, small], 1)))

@@ -20,9 +20,8 @@ from dxn.runs.evaluation.results import write_metrics
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import card_of
-from dxn.stacking.files import write_stack
 from dxn.stacking.metrics import about_stack, warn_about
-from dxn.stacking.stacked import formula_of
+from dxn.stacking.stacked import formula_of, write_stack
 from dxn.tasks import Task
 from dxn.training.evaluate import score
 from dxn.training.log import read_log

@@ -151,7 +151,7 @@ def _build_any(
     networks: list[Network] = [model for model, _ in built]
     task = built[0][1]
     if (folder / STACK).exists():
-        from dxn.stacking.files import load_stacks
+        from dxn.stacking.stacked import load_stacks
 
         networks = load_stacks(folder, [model for model, _ in built])
     if not count:

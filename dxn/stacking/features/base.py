@@ -40,14 +40,12 @@ class Features:
             batch_size: Number of samples of the larger batch.
         """
         counted = [torch.stack([rows[samples], codes]) for samples, codes in self.counted]
-        dense = _spread(self.dense, rows, batch_size)
-        steps = None if self.steps is None else _spread(self.steps, rows, batch_size)
+        dense, steps = self.dense, self.steps
+        dense = dense.new_full((batch_size, dense.shape[1]), torch.nan).index_copy(0, rows, dense)
+        if steps is not None:
+            missing = steps.new_full((batch_size, *steps.shape[1:]), torch.nan)
+            steps = missing.index_copy(0, rows, steps)
         return Features(self.about, dense, tuple(counted), steps)
-
-
-def _spread(x: Tensor, rows: Tensor, batch_size: int) -> Tensor:
-    """Return x (B, ...) as rows of a larger batch, whose other rows are NaN."""
-    return x.new_full((batch_size, *x.shape[1:]), torch.nan).index_copy(0, rows, x)
 
 
 def time_statistics(x: Tensor, mask: Tensor) -> Tensor:
@@ -67,36 +65,3 @@ def time_statistics(x: Tensor, mask: Tensor) -> Tensor:
     pairs = known[:, 1:] * known[:, :-1]
     steps = ((x[:, 1:] - x[:, :-1]).abs() * pairs).sum(1) / pairs.sum(1).clamp(min=1)
     return torch.cat([mean, std, steps], 1)
-
-
-def extremes(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return the maximum and the minimum over time, (B, 2 F).
-
-    Args:
-        x: (B, T, F).
-        lengths: (B,). Number of steps of each sample.
-    """
-    is_padding = (torch.arange(x.shape[1], device=x.device) >= lengths[:, None])[..., None]
-    largest = x.masked_fill(is_padding, -torch.inf).amax(1)
-    smallest = x.masked_fill(is_padding, torch.inf).amin(1)
-    return torch.cat([largest, smallest], 1)
-
-
-def means_of_parts(x: Tensor, lengths: Tensor, num_parts: int) -> Tensor:
-    """Return the mean of each of equally long parts of a sequence, (B, num_parts F).
-
-    Args:
-        x: (B, T, F).
-        lengths: (B,). Number of steps of each sample.
-        num_parts: Number of parts.
-    """
-    steps = torch.arange(x.shape[1], device=x.device)
-    means: list[Tensor] = []
-    for part in range(num_parts):
-        start = lengths * part // num_parts
-        # At least one step, because a sequence can be shorter than the number of parts.
-        stop = torch.maximum(lengths * (part + 1) // num_parts, start + 1)
-        inside = (steps >= start[:, None]) & (steps < stop[:, None])
-        weights = inside.to(x.dtype) / (stop - start)[:, None]
-        means.append((x * weights[..., None]).sum(1))
-    return torch.cat(means, 1)

@@ -23,7 +23,6 @@ SPACE = ord(" ")
 PRIME = 2_147_483_647
 BASE = 1_000_003
 INVERSE = pow(BASE, -1, PRIME)
-MAX_SHORT = 16  # bits of the number of characters of short texts
 MAX_KINDS = 100_000  # characters whose kind is remembered, more than any script has
 PAIR = 998_244_353  # multiplier of the first word of a pair
 # What `dxn/export/programs/text_codes.py` needs.
@@ -56,31 +55,48 @@ def text_codes(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     rows = torch.arange(len(texts)).repeat_interleave(torch.tensor(lengths))
     # Each distinct character is classified once.
     distinct, index = chars.unique(return_inverse=True)
-    kinds = [_kind(point) for point in distinct.tolist()]
-    is_space, is_word, is_single, is_after = torch.tensor(kinds).T[:, index].unbind()
+    kinds = torch.tensor([_kind(point) for point in distinct.tolist()])
     # Only one of several spaces in a row: the last one, which belongs to the word after it. The
     # first one can be the end of the text before.
+    is_space = kinds[index, 0]
     last = ~(is_space & F.pad(is_space, (0, 1))[1:])
-    rows, is_space, is_word = rows[last], is_space[last], is_word[last]
-    hashes = _Hashes(torch.where(is_space, SPACE, chars[last]))
-    starts = _starts(is_word, is_single[last], is_after[last])
-    words = _words(hashes, rows, is_space, is_word, starts)
-    return words, _char_ngrams(hashes, rows, is_space)
+    rows = rows[last]
+    is_space, is_word, is_unspaced, is_mark = kinds[index[last]].unbind(1)
+    chars = torch.where(is_space, SPACE, chars[last])
+    # Sums over prefixes, from which the hashes of all parts of the sequence follow. The terms are
+    # below 2**31, so the sum of 2**32 of them fits into int64.
+    sums = F.pad((chars * _powers(BASE, len(chars)) % PRIME).cumsum(0), (1, 0))
+    inverse = _powers(INVERSE, len(chars) + 1)
 
-
-class _Hashes:
-    """Hashes of all parts of a sequence of characters, from sums over its prefixes."""
-
-    def __init__(self, chars: Tensor):
-        count = len(chars) + 1
-        powers = _powers(BASE, count)
-        self.inverse = _powers(INVERSE, count)
-        # Terms are below 2**31, so the sum of 2**32 of them fits into int64.
-        self.sums = F.pad((chars * powers[:-1] % PRIME).cumsum(0), (1, 0))
-
-    def of(self, start: Tensor, stop: Tensor) -> Tensor:
+    def hashes(start: Tensor, stop: Tensor) -> Tensor:
         """Return the hashes of the characters from `start` to before `stop`."""
-        return (self.sums[stop] - self.sums[start]) % PRIME * self.inverse[start] % PRIME
+        return (sums[stop] - sums[start]) % PRIME * inverse[start] % PRIME
+
+    # A word starts after another character, and at each character of a script without spaces.
+    after_word, after_unspaced = F.pad(is_word, (1, 0))[:-1], F.pad(is_unspaced, (1, 0))[:-1]
+    starts = is_word & (~after_word | ~is_mark & (is_unspaced | after_unspaced))
+    ends = F.pad(~is_word | starts, (0, 1), value=True)[1:]
+    start = starts.nonzero()[:, 0]
+    words = hashes(start, (is_word & ends).nonzero()[:, 0] + 1)
+    # Pairs of consecutive words of a text, and single characters of punctuation.
+    owners = rows[start]
+    same = owners[1:] == owners[:-1]
+    pairs = (words[:-1] * PAIR + words[1:])[same] % PRIME
+    marks = (~is_word & ~is_space).nonzero()[:, 0]
+    word_rows = torch.cat([owners, owners[1:][same], rows[marks]])
+    word_codes = torch.cat([words, pairs, hashes(marks, marks + 1)])
+    # n-grams have a space at most at their ends. A space between two texts counts to the second
+    # one. It ends a word of the first one too, whose n-gram starts in the first text.
+    spaces = F.pad(is_space.long().cumsum(0), (1, 0))
+    gram_rows: list[Tensor] = []
+    gram_codes: list[Tensor] = []
+    for n in CHAR_LENGTHS:
+        start = torch.arange(max(len(rows) - n + 1, 0))
+        start = start[spaces[start + n - 1] == spaces[start + 1]]
+        gram_rows.append(rows[start])
+        gram_codes.append(hashes(start, start + n))
+    grams = torch.stack([torch.cat(gram_rows), torch.cat(gram_codes)])
+    return torch.stack([word_rows, word_codes]), grams
 
 
 @functools.lru_cache(maxsize=MAX_KINDS)
@@ -92,59 +108,9 @@ def _kind(point: int) -> tuple[bool, bool, bool, bool]:
     return char.isspace(), is_word, is_unspaced(char), is_mark(char)
 
 
-def _starts(is_word: Tensor, is_unspaced: Tensor, is_mark: Tensor) -> Tensor:
-    """Return at which characters (n,) a word starts."""
-    after_word = F.pad(is_word, (1, 0))[:-1]
-    after_unspaced = F.pad(is_unspaced, (1, 0))[:-1]
-    return is_word & (~after_word | ~is_mark & (is_unspaced | after_unspaced))
-
-
-def _words(
-    hashes: _Hashes, rows: Tensor, is_space: Tensor, is_word: Tensor, starts: Tensor
-) -> Tensor:
-    """Return words, single characters of punctuation, and pairs of consecutive words (2, n)."""
-    ends = F.pad(~is_word | starts, (0, 1), value=True)[1:]
-    start = starts.nonzero()[:, 0]
-    stop = (is_word & ends).nonzero()[:, 0] + 1
-    words = hashes.of(start, stop)
-    owners = rows[start]
-    same = owners[1:] == owners[:-1]
-    pairs = (words[:-1] * PAIR + words[1:])[same] % PRIME
-    marks = (~is_word & ~is_space).nonzero()[:, 0]
-    codes = torch.cat([words, pairs, hashes.of(marks, marks + 1)])
-    return torch.stack([torch.cat([owners, owners[1:][same], rows[marks]]), codes])
-
-
-def _char_ngrams(hashes: _Hashes, rows: Tensor, is_space: Tensor) -> Tensor:
-    """Return the n-grams (2, n) that have a space at most at their ends."""
-    spaces = F.pad(is_space.long().cumsum(0), (1, 0))
-    found_rows: list[Tensor] = []
-    codes: list[Tensor] = []
-    for n in CHAR_LENGTHS:
-        start = torch.arange(max(len(rows) - n + 1, 0))
-        inner = spaces[start + n - 1] - spaces[start + 1]
-        start = start[inner == 0]
-        # A space between two texts counts to the second one. It ends a word of the first one too,
-        # whose n-gram starts in the first text.
-        found_rows.append(rows[start])
-        codes.append(hashes.of(start, start + n))
-    return torch.stack([torch.cat(found_rows), torch.cat(codes)])
-
-
 def _powers(base: int, count: int) -> Tensor:
     """Return the powers 0 to count - 1 of a number, modulo PRIME."""
-    bits = (count - 1).bit_length()
-    # Those of short texts are computed again and again. Those of a whole split need much memory.
-    make = _short_powers if bits <= MAX_SHORT else _doubled_powers
-    return make(base, bits)[:count]
-
-
-def _doubled_powers(base: int, bits: int) -> Tensor:
-    """Return the first 2**bits powers of a number, modulo PRIME."""
     powers = torch.ones(1, dtype=torch.long)
-    for _ in range(bits):
+    while len(powers) < count:
         powers = torch.cat([powers, powers * pow(base, len(powers), PRIME) % PRIME])
-    return powers
-
-
-_short_powers = functools.cache(_doubled_powers)
+    return powers[:count]
