@@ -37,9 +37,8 @@ class Attend(FromWeights):
         from dxn.core.display import print_line
         from dxn.runs.attend import draw_attention
         from dxn.runs.predictor.option import read_sample
-        from dxn.runs.saved.loading import load_predictor
 
-        predictor = load_predictor(self.settings)
+        predictor = self.load()
         sample = read_sample(self.input, predictor.reads.readers, predictor.columns)
         folder = Path(self.output)
         name = str(self.run or self.weights.source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from dxn.commands.options import DATA_FILES, Adapters, Count, Data, Seed
@@ -38,6 +39,24 @@ class Check(Data):
 
     def execute(self) -> int:
         """Report what the data contains. The exit code is 1 if rows are bad."""
-        from dxn.runs.check import run
+        from dxn.core.display import next_step, print_line
+        from dxn.runs.check import check_data
+        from dxn.tasks import Auto
 
-        return run(self.settings)
+        config = {"data": self.data, "adapters": self.adapters, "head": self.head}
+        result, task = check_data(config, Path(self.output), self.settings.trust)
+        if result.errors or result.bad:
+            print_line(
+                f"correct the rows in {self.output}, or train with data.on_bad=skip"
+                if result.bad
+                else "correct the data or the options, see the errors above"
+            )
+            return 1
+        # The output of the check is a file, and that of the training is a folder.
+        options = [o for o in self.settings.overrides if not o.startswith("output=")]
+        if isinstance(task, Auto):
+            options.append("head=masked")  # the training without a target that needs no options
+        elif task.target.source == "stream":
+            options.append("backbone.causal=true")  # a check has no backbone
+        next_step("dxn", "train", *options)
+        return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from dxn.commands.options import Runs
@@ -29,6 +30,14 @@ class Compare(Command):
 
     def execute(self) -> int:
         """Compare runs, and compare their answers row by row."""
-        from dxn.runs.compare import run
+        from dxn.core.display import print_line
+        from dxn.runs.compare import compare_runs, comparison_lines
 
-        return run(self.settings)
+        names = [self.run] if isinstance(self.run, str) else self.run
+        path = Path(self.output)
+        runs, tests = compare_runs([Path(name) for name in names], path, self.settings)
+        for line in comparison_lines(runs, tests):
+            print_line(line)
+        print_line(f"written: {path}")
+        print_line(f"open {path} in a browser")
+        return 0

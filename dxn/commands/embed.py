@@ -46,7 +46,6 @@ class Embed(FromWeights, TableInput, Compiled):
             write_vectors,
         )
         from dxn.runs.predictor.table import identify
-        from dxn.runs.saved.loading import load_predictor
 
         output = check_suffix(self.output, VECTOR_SUFFIXES)
         is_single = not has_many_samples(self.input)
@@ -55,14 +54,14 @@ class Embed(FromWeights, TableInput, Compiled):
                 "output: must be set for several samples, to a file that ends in "
                 f"{list_suffixes(VECTOR_SUFFIXES)}"
             )
-        predictor = load_predictor(self.settings)
+        predictor = self.load(device=self.device, dtype=self.dtype, compiled=self.compile)
         if is_single:
             samples = predictor.samples(
                 [read_sample(self.input, predictor.reads.readers, predictor.columns)]
             )
         else:
             only = check_only(self.only, predictor)
-            opened = predictor.reads.option(self.settings.values)
+            opened = predictor.reads.option(self.input, only=only, **self.table_options())
             samples = Samples(opened, predictor.tokenizers, only=only)
         opened = samples.opened
         rows, embeddings = predictor.vectors(samples, batch_size=self.batch_size)

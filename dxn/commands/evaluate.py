@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from dxn.commands.options import Compiled, Data, FromWeights, InputTable, Labels, Seed, TableInput
 from dxn.config.command import OUTPUT_FOLDER
+from dxn.core.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +47,42 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compiled):
     def execute(self) -> int:
         """Evaluate, and write the files."""
         from dxn.core.display import print_line
-        from dxn.runs.evaluation.evaluate import evaluate_model
-        from dxn.runs.saved.loading import load_predictor
+        from dxn.runs.evaluation.data import open_evaluation_data, open_table
+        from dxn.runs.evaluation.evaluate import evaluate_data, new_evaluation
+        from dxn.runs.monitoring import own_metrics_of
+        from dxn.runs.saved.dtypes import difference
 
-        predictor = load_predictor(self.settings)
-        folder = evaluate_model(self.settings, predictor)
+        trust = self.settings.folder_trust
+        predictor = self.load(
+            device=self.device,
+            dtype=self.dtype,
+            compiled=self.compile,
+            labels=self.labels,
+            template=self.template,
+        )
+        predictor.task.metric.own = own_metrics_of(self.run, trust)
+        if self.input is None:
+            data = open_evaluation_data(
+                predictor,
+                self.run,
+                data=self.data,
+                split=self.split,
+                confine=self.confine,
+                chosen=self.settings.chosen,
+                trust=self.settings.trust,
+                folder_trust=trust,
+            )
+        elif self.data is not None:
+            raise UserError("input: cannot be combined with data; remove one of them")
+        else:
+            data = open_table(self.input, predictor, keep=self.keep, **self.table_options())
+        where = nullcontext(Path(self.output)) if self.output else new_evaluation(self.run)
+        with where as folder:
+            evaluate_data(predictor, data, folder, batch_size=self.batch_size, only=self.only)
+        if predictor.dtype != "float32":
+            samples = predictor.task_samples(data.opened, only=self.only)
+            reference = self.load(device=self.device, labels=self.labels, template=self.template)
+            print_line(difference(predictor, reference, samples, batch_size=self.batch_size))
         has_answers = predictor.task.is_supervised
         files = "metrics.json, predictions.csv, plots/" if has_answers else "metrics.json"
         print_line(f"written: {folder}: {files}")

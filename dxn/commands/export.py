@@ -36,7 +36,6 @@ class Export(FromRun, Labels):
         from dxn.core.display import next_step, print_line
         from dxn.export.folder import write_export
         from dxn.export.formats import check_format
-        from dxn.runs.saved.loading import load_predictor
 
         check_format(self.format)
         run = Path(self.required_run())
@@ -44,7 +43,7 @@ class Export(FromRun, Labels):
         parent = run if is_run(run) else Path()
         folder = Path(self.output or parent / "export" / self.format)
         # Float32 on a CPU, because these are the weights that the run has.
-        predictor = load_predictor(self.settings, dtype="float32")
+        predictor = self.load(labels=self.labels, template=self.template)
         for line in write_export(predictor, folder, self.format, baseline=self.baseline):
             print_line(line)
         # The example runs the model without dxn.

@@ -56,12 +56,11 @@ class Generate(FromWeights, Precision):
         from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.output import check_suffix
         from dxn.runs.predictor.prompts import read_prompts, write_texts
-        from dxn.runs.saved.loading import load_predictor
 
         # Before the model is loaded, so that a mistake is reported at once.
         output = check_suffix(self.output)
-        prompts = read_prompts(self.settings.values)
-        predictor = load_predictor(self.settings)
+        prompts = read_prompts(self.prompt, self.prompts)
+        predictor = self.load(device=self.device, dtype=self.dtype)
         inputs = None
         if self.input is not None:
             inputs = read_sample(self.input, predictor.reads.readers, predictor.columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from dxn.commands.options import Data, Device, FromWeights, InputTable, Seed, TableInput
@@ -41,11 +42,35 @@ class Index(FromWeights, Data, TableInput, Device):
     def execute(self) -> int:
         """Embed many rows, and write the folder."""
         from dxn.core.display import next_step, print_line
+        from dxn.runs.evaluation.data import open_evaluation_data
         from dxn.runs.evaluation.next_commands import code_options, sample_options
-        from dxn.runs.index.index import write_index
-        from dxn.runs.saved.loading import load_predictor
+        from dxn.runs.index.index import check_only, model_options, write_index
 
-        opened, lines = write_index(self.settings, load_predictor(self.settings))
+        predictor = self.load(device=self.device)
+        only = check_only(self.only, predictor)
+        if self.input is not None:
+            options = self.table_options()
+            opened = predictor.reads.option(self.input, keep=self.keep, only=only, **options)
+        else:
+            opened = open_evaluation_data(
+                predictor,
+                self.run,
+                data=self.data,
+                split=self.split,
+                confine=self.confine,
+                chosen=self.settings.chosen,
+                trust=self.settings.trust,
+                folder_trust=self.settings.folder_trust,
+            ).opened
+        lines = write_index(
+            Path(self.output),
+            predictor,
+            opened,
+            model=model_options(self.run, self.weights),
+            only=only,
+            batch_size=self.batch_size,
+            approximate=self.approximate,
+        )
         for line in lines:
             print_line(line)
         if sample := sample_options(opened):

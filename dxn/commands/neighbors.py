@@ -32,9 +32,8 @@ class Neighbors(FromWeights):
         from rich.table import Table
 
         from dxn.core.display import plain_text, print_table
-        from dxn.runs.saved.loading import load_predictor
 
-        closest = load_predictor(self.settings).neighbors(self.token, count=self.count)
+        closest = self.load().neighbors(self.token, count=self.count)
         table = Table(title="tokens of the vocabulary with the most similar embeddings")
         table.add_column("token")
         table.add_column("cosine", justify="right")

@@ -6,16 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
 
 from dxn.config.command import AS_TYPED, Command, Group, PathOption
 from dxn.config.groups import options
+from dxn.config.settings import Settings
 from dxn.core.errors import UserError, similar
 from dxn.data.sources.detect import infer_source, require_path, table_format
 from dxn.runs.paths import trained_run, weights_of_run
-from dxn.runs.settings import Settings
+
+if TYPE_CHECKING:
+    from dxn.runs.predictor.predictor import Predictor
 
 # A model on the hub. A single name, such as a misspelt folder, is not one.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -128,6 +131,12 @@ class FromRun(Command):
 
     run: Run = None
 
+    def load(self, **options: Any) -> Predictor:
+        """Load the model, with further arguments of `load_predictor`."""
+        from dxn.runs.saved.loading import load_predictor
+
+        return load_predictor(self.run, trust=self.settings.folder_trust, **options)
+
     def required_run(self) -> str:
         """Return the run folder.
 
@@ -144,6 +153,13 @@ class FromWeights(FromRun):
     """A command that uses a trained model or a public checkpoint."""
 
     weights: Weights = Weights()
+
+    def load(self, **options: Any) -> Predictor:
+        """Load the model, with further arguments of `load_predictor`."""
+        from dxn.runs.saved.loading import load_predictor
+
+        trust = self.settings.folder_trust
+        return load_predictor(self.run, self.weights, trust=trust, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +218,17 @@ class TableInput(Command):
     sheet: str | None = None
     on_bad: Literal["error", "skip", "missing"] = "error"
     confine: bool = True
+
+    def table_options(self) -> dict[str, Any]:
+        """Return the options as arguments of `dxn.runs.predictor.inputs.ModelInputs.option`."""
+        return {
+            "columns": self.columns,
+            "sep": self.sep,
+            "encoding": self.encoding,
+            "sheet": self.sheet,
+            "on_bad": self.on_bad,
+            "confine": self.confine,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

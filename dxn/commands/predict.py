@@ -42,11 +42,16 @@ class Predict(FromWeights, TableInput, Labels, Compiled):
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.output import check_suffix, rows_text, write_records
         from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
-        from dxn.runs.saved.loading import load_predictor
 
         # Before the model is loaded, so that a mistake is reported at once.
         output = check_suffix(self.output)
-        predictor = load_predictor(self.settings)
+        predictor = self.load(
+            device=self.device,
+            dtype=self.dtype,
+            compiled=self.compile,
+            labels=self.labels,
+            template=self.template,
+        )
         predictor.require_answers()  # before a large table is read
         is_single = not has_many_samples(self.input)
         if is_single:
@@ -55,7 +60,7 @@ class Predict(FromWeights, TableInput, Labels, Compiled):
             )
         else:
             # Samples without a task: a target column in a new table has no effect.
-            opened = predictor.reads.option(self.settings.values)
+            opened = predictor.reads.option(self.input, keep=self.keep, **self.table_options())
             samples = Samples(opened, predictor.tokenizers)
         predictions = predictor.run(samples, batch_size=self.batch_size)
         opened, task = samples.opened, predictor.task

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from dxn.commands.options import Device, FromRun
+from dxn.core.errors import UserError
+from dxn.runs.paths import is_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,19 @@ class Report(FromRun, Device):
         from dxn.core.display import print_line
         from dxn.runs.evaluation.reporting import write_again
 
-        path = write_again(self.settings)
+        folder = Path(self.required_run())
+        if not is_run(folder):
+            raise UserError(
+                f"run: {folder}: not a run folder, it has no .hydra/config.yaml; a model folder "
+                "alone has no report"
+            )
+        path = write_again(
+            folder,
+            self.load(device=self.device),
+            batch_size=self.batch_size,
+            confine=self.confine,
+            trust=self.settings.folder_trust,
+        )
         print_line(f"written: {path}")
         print_line(f"open {path} in a browser")
         return 0

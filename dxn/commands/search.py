@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dxn.commands.options import Count, Device, FromRun, Input, TableInput
+from dxn.commands.options import Count, Device, FromRun, Input, TableInput, Weights
 from dxn.config.command import OUTPUT_FILE
+from dxn.core.errors import UserError
 
 MAX_PRINTED = 20  # rows; a file has all of them
 
@@ -43,15 +44,40 @@ class Search(FromRun, TableInput, Device):
     def execute(self) -> int:
         """Find the rows that are most similar to each query."""
         from dxn.core.display import count, next_step, print_line, records_table
-        from dxn.runs.index.index import read_index
-        from dxn.runs.index.search import search, with_model
+        from dxn.data.dataset import Samples
+        from dxn.runs.index.index import check_only, read_index
+        from dxn.runs.index.search import model_of, search
+        from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.output import check_suffix, write_records
         from dxn.runs.saved.loading import load_predictor
 
         output = check_suffix(self.output)
         index = read_index(self.index)
-        settings = with_model(self.settings, index)
-        found = search(settings, index, load_predictor(settings))
+        run, weights = model_of(index, self.run)
+        predictor = load_predictor(
+            run,
+            None if weights is None else Weights(**weights),
+            device=self.device,
+            trust=self.settings.folder_trust,
+        )
+        is_single = not has_many_samples(self.input)
+        if is_single:
+            samples = predictor.samples([read_sample(self.input, predictor.reads.readers)])
+        else:
+            only = check_only(self.only, predictor)
+            opened = predictor.reads.option(self.input, only=only, **self.table_options())
+            samples = Samples(opened, predictor.tokenizers, only=only)
+            if not len(samples):
+                raise UserError(f"input: no row has any of the inputs {', '.join(only or ())}")
+        found = search(
+            index,
+            predictor,
+            samples,
+            is_single=is_single,
+            k=self.k,
+            batch_size=self.batch_size,
+            approximate=self.approximate,
+        )
         records = list(found.records())
         if output is not None:
             write_records(output, records)

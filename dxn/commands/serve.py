@@ -24,4 +24,17 @@ class Serve(ServeOptions, FromWeights, Labels, Compiled):
         """Serve a model until a signal arrives."""
         from dxn.serve.command import serve
 
-        return serve(self.settings, self)
+        return serve(
+            lambda: self.load(
+                device=self.device,
+                dtype=self.dtype,
+                compiled=self.compile,
+                labels=self.labels,
+                template=self.template,
+            ),
+            self.run,
+            self.weights.source,
+            self,
+            is_chosen="examples" in self.settings.chosen,
+            trust=self.settings.folder_trust,
+        )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from dxn.commands.options import Adapters, Count, FromRun, Input, Seed, TableInput
 from dxn.config.command import OUTPUT_FILE
+from dxn.core.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,35 @@ class Tokenize(FromRun, TableInput):
 
     def execute(self) -> int:
         """Print the tokens of each input and draw them, or write those of each sample."""
-        from dxn.runs.tokenize import run
+        from dxn.core.display import print_line
+        from dxn.runs.predictor.option import has_many_samples, read_sample
+        from dxn.runs.tokenize import MATRIX_SUFFIXES, tokenize_sample, write_matrices
 
-        return run(self.settings)
+        # Unlike the other commands, this one works without a trained model.
+        predictor = None if self.run is None else self.load()
+        output = Path(self.output)
+        if output.suffix.lower() not in MATRIX_SUFFIXES:
+            lines = tokenize_sample(
+                self.input,
+                output,
+                predictor,
+                adapters=self.adapters,
+                seed=self.seed,
+                trust=self.settings.trust,
+                model_name=self.run or "",
+            )
+            for line in lines:
+                print_line(line)
+            return 0
+        if predictor is None:
+            raise UserError(
+                f"output: {output.name} needs fitted adapters; set run=RUN to the run folder of a "
+                "trained model"
+            )
+        if has_many_samples(self.input):
+            opened = predictor.reads.option(self.input, **self.table_options())
+        else:
+            sample = read_sample(self.input, predictor.reads.readers, predictor.columns)
+            opened = predictor.reads.samples([sample])
+        print_line(write_matrices(opened, predictor, output))
+        return 0

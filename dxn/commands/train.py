@@ -18,9 +18,9 @@ from dxn.commands.options import (
 )
 from dxn.config.command import OUTPUT_FOLDER, Group, PathOption
 from dxn.config.environment import interpolations, require_no_interpolations, resolve
+from dxn.config.settings import UNUSED_IN_RUN, Settings
 from dxn.config.values import assign
 from dxn.runs.paths import interrupted_run
-from dxn.runs.settings import UNUSED_IN_RUN, Settings
 
 if TYPE_CHECKING:
     from dxn.config.words import Request

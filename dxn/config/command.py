@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from dxn.config.instantiate import signature_of
+from dxn.config.settings import Settings
 from dxn.config.signatures import Parameter, signature_from
 from dxn.config.values import assign, lookup
 from dxn.core.errors import UserError
-from dxn.runs.settings import Settings
 
 if TYPE_CHECKING:
     from dxn.config.words import Request

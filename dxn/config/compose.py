@@ -20,12 +20,12 @@ from dxn.config.command import Command
 from dxn.config.environment import Texts, resolve
 from dxn.config.groups import CONF, groups, keys_of_experiments, node_of, options
 from dxn.config.instantiate import SPECIAL, complete, merge_options, signature_of
+from dxn.config.settings import Settings
 from dxn.config.signatures import NO_DEFAULT, Parameter, Signature
 from dxn.config.values import assign, lookup, suggestion, value_type
 from dxn.config.words import Request, parse, typed_value
 from dxn.core.errors import UserError, similar
 from dxn.core.printable import quoted
-from dxn.runs.settings import Settings
 
 HOME = "~/"
 MAX_OPTIONS = 3  # files that a message suggests

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dxn.config.model_config import read_config
+from dxn.config.settings import dump_yaml
 from dxn.core.errors import UserError
 from dxn.core.printable import without_secrets
 from dxn.core.untrusted import load_json, read_text
 from dxn.runs.saved.model_folder import CARD
-from dxn.runs.settings import dump_yaml
 
 METRICS = "metrics.json"
 LABELS = "labels.json"

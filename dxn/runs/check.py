@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dxn.config.instantiate import build
-from dxn.core.display import count, next_step, print_line
+from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
-from dxn.data.inspect.check import check, remove_earlier, write_bad
+from dxn.data.inspect.check import Report, check, remove_earlier, write_bad
 from dxn.runs.build import build_adapters, by_input, find_formats, fit_adapters
 from dxn.runs.plan import assign_inputs, decide_task, open_source, readers_of
-from dxn.runs.settings import Settings
-from dxn.tasks import Auto
+from dxn.tasks import Auto, Task
 
 
-def run(settings: Settings) -> int:
-    """Read a whole data set and report what it contains. The exit code is 1 if rows are bad."""
-    config = settings.values
-    trust = settings.trust
-    output = Path(config["output"])
+def check_data(
+    config: Mapping[str, Any], output: Path, trust: Sequence[str]
+) -> tuple[Report, Task | Auto]:
+    """Read a whole data set, print what it contains, and list what is bad in a file.
+
+    Args:
+        config: Configuration with the nodes data, adapters and head.
+        output: The list.
+        trust: Top-level packages besides dxn whose code the nodes may use.
+
+    Returns:
+        The result, and the task that the targets are for.
+    """
     remove_earlier(output)
     task = build(config["head"], key="head", trust=trust)
     readers = readers_of(config, trust)
@@ -54,18 +61,4 @@ def run(settings: Settings) -> int:
     if result.listed:
         write_bad(result, output)
         print_line(f"written: {output} ({count(len(result.listed), 'line')})")
-    if result.errors or result.bad:
-        print_line(
-            f"correct the rows in {output}, or train with data.on_bad=skip"
-            if result.bad
-            else "correct the data or the options, see the errors above"
-        )
-        return 1
-    # The output of the check is a file, and that of the training is a folder.
-    options = [o for o in settings.overrides if not o.startswith("output=")]
-    if isinstance(task, Auto):
-        options.append("head=masked")  # the training without a target that needs no other options
-    elif task.target.source == "stream":
-        options.append("backbone.causal=true")  # a check has no backbone
-    next_step("dxn", "train", *options)
-    return 0
+    return result, task

@@ -2,55 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dxn import report as pages
+from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup
-from dxn.core.display import print_line
 from dxn.core.errors import UserError
-from dxn.data.tables.read import as_list
 from dxn.runs.evaluation.next_commands import report_again
 from dxn.runs.evaluation.reporting import read_log_of, read_metrics
 from dxn.runs.paths import is_run
-from dxn.runs.settings import Settings
 
 # Options that only name where a run is written or continued.
 IGNORED = ("run", "resume", "output", "name")
 
 
-def run(settings: Settings) -> int:
-    """Compare runs, and compare their answers row by row."""
-    path, runs, tests = compare_runs(settings)
-    for line in comparison_lines(runs, tests):
-        print_line(line)
-    print_line(f"written: {path}")
-    print_line(f"open {path} in a browser")
-    return 0
-
-
-def compare_runs(settings: Settings) -> tuple[Path, list[Any], list[str]]:
+def compare_runs(
+    folders: Sequence[Path], path: Path, settings: Settings
+) -> tuple[list[Any], list[str]]:
     """Write a page that compares runs.
 
     Args:
-        settings: Settings of `dxn compare`.
+        folders: The run folders.
+        path: The page.
+        settings: The packages whose code the folders may use.
 
     Returns:
-        The page, the runs, and a sentence about each run except for the first one.
+        The runs, and a sentence about each run except for the first one.
 
     Raises:
         UserError: If there are fewer than two runs, or one of them has no report.
     """
-    folders = [Path(folder) for folder in as_list(settings.values["run"] or [])]
     if len(folders) < 2:
         raise UserError(f"run: must be at least two run folders, got {len(folders)}; set run=[A,B]")
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("run: the run folders must be different; remove the repeated one")
     names = _names(folders)
     runs = [_run(*each, settings) for each in zip(folders, names, strict=True)]
-    path = Path(settings.values["output"])
     pages.compare.write_comparison(runs, path)
-    return path, runs, pages.compare.tests(runs)
+    return runs, pages.compare.tests(runs)
 
 
 def comparison_lines(runs: list[Any], tests: list[str]) -> list[str]:
@@ -93,7 +84,7 @@ def _run(folder: Path, name: str, settings: Settings) -> Any:
     )
 
 
-def _names(folders: list[Path]) -> list[str]:
+def _names(folders: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the paths that are all different."""
     longest = max(len(folder.parts) for folder in folders)
     for length in range(1, longest + 1):

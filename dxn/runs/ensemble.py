@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dxn.config.instantiate import build
 from dxn.config.model_config import read_config
+from dxn.config.settings import Settings, dump_yaml
 from dxn.config.values import assign, leaves, lookup
 from dxn.core.display import is_main_process, print_line, print_rule
 from dxn.core.errors import Interrupted
@@ -36,7 +37,6 @@ from dxn.runs.paths import MEMBERS, Member, member_folder
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card, data_name
-from dxn.runs.settings import Settings, dump_yaml
 from dxn.runs.train import Trained, train_one
 from dxn.stacking import stacked as stack_files
 from dxn.stacking.metrics import about_stack

@@ -13,12 +13,12 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from dxn.config.environment import fill
+from dxn.config.settings import Settings
 from dxn.core.display import is_main_process, now
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder, open_own
 from dxn.runs.paths import MEMBERS, member_folders
 from dxn.runs.record import is_restart, launch, started_by
-from dxn.runs.settings import Settings
 from dxn.training.checkpoint import all_checkpoints
 
 try:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from dxn.config.instantiate import build
+from dxn.config.settings import FOLDER
 from dxn.core.errors import UserError, similar
 from dxn.core.untrusted import load_yaml
 from dxn.data.dataset import Samples
 from dxn.models.model import Model
 from dxn.runs.paths import is_run
-from dxn.runs.settings import FOLDER, Settings
 from dxn.tasks import Task
 from dxn.tasks.metric import NOT_MONITORED, OwnMetric, check_own_metrics
 from dxn.training.evaluate import predict, score
@@ -99,17 +99,15 @@ def check_metrics(model: Model, task: Task, samples: Samples | None, monitor: st
         )
 
 
-def own_metrics_of(settings: Settings) -> dict[str, OwnMetric]:
+def own_metrics_of(run: str | None, trust: Sequence[str]) -> dict[str, OwnMetric]:
     """Return the metrics of the user in the configuration of the run that a command evaluates.
 
     Raises:
         UserError: If their package is not trusted.
     """
-    folder = settings.values["run"]
-    if folder is None or not is_run(Path(folder)):
+    if run is None or not is_run(Path(run)):
         return {}
-    values = load_yaml(Path(folder) / FOLDER / "config.yaml")
-    return build_metrics(values, settings.folder_trust)
+    return build_metrics(load_yaml(Path(run) / FOLDER / "config.yaml"), trust)
 
 
 def build_metrics(values: Mapping[str, Any], trust: Sequence[str]) -> dict[str, OwnMetric]:

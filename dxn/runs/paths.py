@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dxn.config.settings import FOLDER
 from dxn.core.errors import UserError, similar
-from dxn.runs.settings import FOLDER
 
 MEMBERS = "members"
 LATEST = "latest"

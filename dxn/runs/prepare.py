@@ -13,6 +13,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from dxn.config.instantiate import build
+from dxn.config.settings import Settings, merge_overrides
 from dxn.config.values import refuse_without_effect
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
@@ -61,7 +62,6 @@ from dxn.runs.record import (
     write_changes,
     write_plan,
 )
-from dxn.runs.settings import Settings, merge_overrides
 from dxn.runs.summary import describe
 from dxn.tasks import Task
 from dxn.tokenize.base import Tokenizer

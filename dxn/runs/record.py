@@ -6,7 +6,6 @@ labels.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
 
+from dxn.config.settings import Settings, merge_overrides
 from dxn.config.values import leaves, lookup
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums, link, replace_folder, write_sums
@@ -23,7 +23,6 @@ from dxn.core.runtime import LAUNCH, RESTARTS
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.data.inspect.fingerprint import differences
-from dxn.runs.settings import Settings, merge_overrides
 
 FOLDER = Path("checkpoints") / "start"
 PLAN = "plan.json"
@@ -185,7 +184,9 @@ def read_plan(folder: Path) -> Plan:
         raise UserError(f"{start / SUMS}: must list {PLAN}; copy the whole folder again")
     plan = validated(Plan, load_json(start / PLAN, allow_nan=True), start / PLAN)
     # Imported here, because only a run that continues needs the check.
-    validated(importlib.import_module("dxn.runs.run_config").RunConfig, plan.config, start / PLAN)
+    from dxn.config.model_config import RunConfig
+
+    validated(RunConfig, plan.config, start / PLAN)
     return plan
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from dxn.config.settings import Settings
 from dxn.core.display import count, format_number, now, print_line, print_rule, print_table
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
 from dxn.runs.predictor.output import write_records
-from dxn.runs.settings import Settings
 from dxn.runs.train import Trained, run_training
 from dxn.stacking.metrics import BASELINE, TRANSFORMER
 

@@ -10,49 +10,29 @@ import numpy as np
 import torch
 
 from dxn import viz
-from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.randomness import named_draws
 from dxn.core.tokens import join
 from dxn.data.dataset import Samples
+from dxn.data.reading import Opened
 from dxn.runs.build import build_adapters
 from dxn.runs.plan import adapter_nodes, readers_of
-from dxn.runs.predictor.option import has_many_samples, read_sample
+from dxn.runs.predictor.option import read_sample
 from dxn.runs.predictor.output import rows_text, write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify
-from dxn.runs.saved.loading import load_predictor
-from dxn.runs.settings import Settings
 from dxn.tokenize.media import BadMedia
 
 # Files of numbers. All others are pictures.
 MATRIX_SUFFIXES = (".parquet", ".npz")
 
 
-def run(settings: Settings) -> int:
-    """Convert one sample to its D×N matrix and draw it, or write the matrices of all samples."""
-    # Unlike the other commands, this one works without a trained model.
-    predictor = load_predictor(settings) if settings.values["run"] else None
-    output = Path(settings.values["output"])
-    if output.suffix.lower() in MATRIX_SUFFIXES:
-        if predictor is None:
-            raise UserError(
-                f"output: {output.name} needs fitted adapters; set run=RUN to the run folder of a "
-                "trained model"
-            )
-        print_line(write_matrices(settings.values, predictor, output))
-        return 0
-    for line in tokenize_sample(settings, predictor):
-        print_line(line)
-    return 0
-
-
-def write_matrices(values: Mapping[str, Any], predictor: Predictor, output: Path) -> str:
-    """Write the D×N matrix of each sample of the option `input`.
+def write_matrices(opened: Opened, predictor: Predictor, output: Path) -> str:
+    """Write the D×N matrix of each sample.
 
     Args:
-        values: Options of the command.
+        opened: The samples.
         predictor: Trained model whose adapters to use.
         output: A .parquet file has one row per sample: the columns that identify it, `matrix` (a
             list of D lists of N numbers), and `input` (the input of each of the N columns). A .npz
@@ -61,15 +41,7 @@ def write_matrices(values: Mapping[str, Any], predictor: Predictor, output: Path
 
     Returns:
         The line to print.
-
-    Raises:
-        UserError: If the samples cannot be read.
     """
-    if has_many_samples(values["input"]):
-        opened = predictor.reads.option(values)
-    else:
-        sample = read_sample(values["input"], predictor.reads.readers, predictor.columns)
-        opened = predictor.reads.samples([sample])
     samples = Samples(opened, predictor.tokenizers)
     matrices: list[np.ndarray] = []
     inputs: list[list[str]] = []
@@ -107,13 +79,27 @@ def _write_arrays(
 
 
 @torch.inference_mode()
-def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str]:
+def tokenize_sample(
+    value: Any,
+    output: Path,
+    predictor: Predictor | None,
+    *,
+    adapters: Mapping[str, Any],
+    seed: int,
+    trust: Sequence[str],
+    model_name: str,
+) -> list[str]:
     """Convert one sample to its D×N matrix, and draw it.
 
     Args:
-        settings: Settings of the command.
-        predictor: Trained model whose adapters to use. None: use the adapters of the settings, with
-            random weights and fitted on this sample.
+        value: Option `input`.
+        output: Picture to write.
+        predictor: Trained model whose adapters to use. None: use `adapters`, with random weights
+            and fitted on this sample.
+        adapters: Configuration nodes of adapters.
+        seed: Seed of their weights.
+        trust: Top-level packages besides dxn whose code they may use.
+        model_name: Name of the model, for the picture. "": untrained adapters.
 
     Returns:
         Lines to print.
@@ -121,22 +107,21 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
     Raises:
         UserError: If an input is unknown or cannot be read.
     """
-    values = settings.values
     if predictor is not None:
-        sample = read_sample(values["input"], predictor.reads.readers, predictor.columns)
-        adapters = {name: predictor.adapters[name] for name in predictor.inputs if name in sample}
+        sample = read_sample(value, predictor.reads.readers, predictor.columns)
+        built = {name: predictor.adapters[name] for name in predictor.inputs if name in sample}
     else:
-        readers = readers_of(values, settings.trust)
-        sample = read_sample(values["input"], readers)
-        nodes = adapter_nodes(values)
+        config = {"adapters": adapters}
+        sample = read_sample(value, readers_of(config, trust))
+        nodes = adapter_nodes(config)
         used = {name: nodes[name] for name in nodes if name in sample}
-        adapters: dict[str, Any] = build_adapters(used, settings.trust, seed=values["seed"])
+        built: dict[str, Any] = build_adapters(used, trust, seed=seed)
     if not sample:
         raise UserError("input: needs a value, such as input=photo.jpg or input.NAME=...")
     lines: list[str] = []
     parts = []
     raws: dict[str, Any] = {}
-    for name, adapter in adapters.items():
+    for name, adapter in built.items():
         if predictor is None:
             adapter.tokenizer.reader.learn([sample[name]])
         raw = raws[name] = _read(adapter, name, sample[name])
@@ -147,7 +132,7 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
             )
         # A tokenizer that is trained on one text contains exactly the tokens of this text.
         if predictor is None:
-            with named_draws(values["seed"], f"fit of adapters.{name}"):
+            with named_draws(seed, f"fit of adapters.{name}"):
                 adapter.fit([raw])
         adapter.eval()  # without dropout, the same command draws the same picture
         tokens = adapter(adapter.tokenizer.collate([adapter.tokenizer(raw)])).renamed(name)
@@ -157,10 +142,10 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
     joined = join(parts)
     lines.append(f"matrix: {joined.x.shape[2]}×{joined.x.shape[1]}, one column per token")
     described = viz.sample.describe_sample(sample)
-    about = f"{described}; model: {values['run']}" if values["run"] else described
-    view = viz.sample.SampleView.of(joined, adapters, raws, sample)
-    viz.tokens.token_picture(view, Path(values["output"]), about=about)
-    return [*lines, f"picture: {values['output']}"]
+    about = f"{described}; model: {model_name}" if model_name else described
+    view = viz.sample.SampleView.of(joined, built, raws, sample)
+    viz.tokens.token_picture(view, output, about=about)
+    return [*lines, f"picture: {output}"]
 
 
 def _read(adapter: Any, name: str, source: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from dxn.config.instantiate import build
+from dxn.config.settings import Settings
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import refuse_links_out, write_text
 from dxn.core.randomness import named_draws, seed_of
@@ -22,7 +23,6 @@ from dxn.runs.folder import after_restart, has_checkpoint
 from dxn.runs.paths import Member
 from dxn.runs.prepare import Training, prepare, run_finetune
 from dxn.runs.record import read_plan
-from dxn.runs.settings import Settings
 from dxn.tasks import Task
 from dxn.training.distributed import is_lost_connection, wait_for_all
 from dxn.training.optim import adamw, cosine

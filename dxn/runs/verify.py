@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from dxn.config.settings import Settings
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import UNFINISHED, check_sums
@@ -21,7 +22,6 @@ from dxn.core.untrusted import check_file, load_json
 from dxn.runs import record as start
 from dxn.runs.paths import is_run, member_folders
 from dxn.runs.saved import model_folder
-from dxn.runs.settings import Settings
 from dxn.runs.train import PRETRAINING
 from dxn.training import checkpoint
 from dxn.training.log import read_log

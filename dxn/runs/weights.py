@@ -13,11 +13,11 @@ from typing import Any
 
 import dxn.weights
 from dxn.config.instantiate import completed, merge_options
+from dxn.config.settings import Settings
 from dxn.config.values import assign, leaves, lookup
 from dxn.core.errors import UserError
 from dxn.runs.filling import InitialWeights
 from dxn.runs.plan import adapter_nodes, readers_of
-from dxn.runs.settings import Settings
 from dxn.weights.public import PublicModel
 
 # Options of an adapter that its weights determine. The user can override all others, such as the

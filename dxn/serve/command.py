@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import socket
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,6 @@ from typing import Any
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.saved.loading import load_predictor
-from dxn.runs.settings import Settings
 from dxn.serve.examples import read_examples
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 
@@ -22,19 +21,35 @@ TIME = re.compile(r"\d{4}-\d\d-\d\d_[\d.-]+")  # folder of a run without a name
 BACKLOG = 512  # connections that the operating system accepts before the server does
 
 
-def serve(settings: Settings, options: ServeOptions) -> int:
-    """Serve a model until a signal arrives."""
-    values = settings.values
+def serve(
+    load: Callable[[], Predictor],
+    run: str | None,
+    source: str | None,
+    options: ServeOptions,
+    *,
+    is_chosen: bool,
+    trust: Sequence[str],
+) -> int:
+    """Serve a model until a signal arrives.
+
+    Args:
+        load: Function that loads the model.
+        run: Its run folder.
+        source: The public checkpoint, without a run.
+        options: Options of the server.
+        is_chosen: Whether the user has set the number of examples.
+        trust: Top-level packages besides dxn whose code the run folder may use.
+    """
     key = read_key()
     _require_libraries()
     # Before the model is loaded, so that a port that is in use is reported at once.
     listener = bind(options.host, options.port)
-    predictor = load_predictor(settings)
+    predictor = load()
     # The libraries are optional, so these modules cannot be imported without them.
     app_module = importlib.import_module("dxn.serve.app")
-    examples = examples_of(settings, predictor, options)
+    examples = examples_of(run, predictor, options, is_chosen=is_chosen, trust=trust)
     # The path itself must not be shown to clients.
-    name = name_of(Path(values["run"] or values["weights"]["source"]))
+    name = name_of(Path(run or source or ""))
     app = app_module.make_app(predictor, options, key=key, name=name, examples=examples)
     server = importlib.import_module("dxn.serve.server")
     server.run(app, options, listener, ready=lambda url: _print_start(url, options, key))
@@ -71,11 +86,17 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def examples_of(settings: Settings, predictor: Predictor, options: ServeOptions) -> list[Any]:
+def examples_of(
+    run: str | None,
+    predictor: Predictor,
+    options: ServeOptions,
+    *,
+    is_chosen: bool,
+    trust: Sequence[str],
+) -> list[Any]:
     """Return rows of the data of the run. Without them, the page works too."""
-    is_chosen = "examples" in settings.chosen
     # Test rows can be private, so other machines see them only if the user says so.
-    if not options.examples or settings.values["run"] is None:
+    if not options.examples or run is None:
         return []
     if not options.is_local and not is_chosen:
         print_line(
@@ -84,7 +105,7 @@ def examples_of(settings: Settings, predictor: Predictor, options: ServeOptions)
         )
         return []
     try:
-        return read_examples(settings, predictor, options.examples)
+        return read_examples(run, predictor, options.examples, trust)
     except (UserError, OSError) as error:
         print_line(f"note: the page has no examples: {str(error).splitlines()[0]}")
         return []

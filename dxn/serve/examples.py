@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from dxn.data.rows import TARGET, Rows
 from dxn.data.sources.confine import OutsidePath
 from dxn.runs.evaluation.data import rows_of_run
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.settings import Settings
 from dxn.serve.prepare import takes_text
 from dxn.tokenize.base import BadMedia, Tokenizer
 from dxn.viz.drawers import Shown, get_drawer
@@ -26,13 +25,16 @@ MAX_NAME = 60  # characters of a target
 DIGITS = 6  # of the numbers of a series
 
 
-def read_examples(settings: Settings, predictor: Predictor, count: int) -> list[dict[str, Any]]:
+def read_examples(
+    run: str, predictor: Predictor, count: int, trust: Sequence[str]
+) -> list[dict[str, Any]]:
     """Read rows of the test split of a run, evenly spaced.
 
     Args:
-        settings: Settings of the command.
+        run: The run folder.
         predictor: The model.
         count: Number of rows.
+        trust: Top-level packages besides dxn whose code the folder may use.
 
     Returns:
         Of each row, the "texts" of the inputs that can be written as a text, the contents of the
@@ -42,8 +44,7 @@ def read_examples(settings: Settings, predictor: Predictor, count: int) -> list[
         UserError: If the data of the run cannot be read.
     """
     # A folder from an untrusted source could name any file as its data, see SECURITY.md.
-    values = {**settings.values, "data": None, "input": None, "confine": True}
-    _, rows = rows_of_run(replace(settings, values=values), predictor)
+    rows = rows_of_run(predictor, run, confine=True, trust=trust)
     chosen = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)
     examples = [_example(rows, int(row), predictor) for row in chosen]
     return [example for example in examples if example["texts"] or example["files"]]

@@ -17,9 +17,9 @@ from dxn.commands.predict import Predict
 from dxn.commands.train import Train, settings_of_run
 from dxn.config.compose import compose
 from dxn.config.groups import options
+from dxn.config.settings import Settings
 from dxn.config.words import expand
 from dxn.core.errors import UserError
-from dxn.runs.settings import Settings
 
 BACKBONES = ", ".join(options("backbone"))
 TABLE = ["data=table", "data.path=x.csv"]

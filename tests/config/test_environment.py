@@ -6,11 +6,11 @@ from dxn import cli
 from dxn.commands.train import Train, settings_of_run
 from dxn.config.compose import compose
 from dxn.config.environment import require_no_interpolations
+from dxn.config.settings import FOLDER, Settings
 from dxn.core import printable
 from dxn.core.errors import UserError
 from dxn.core.printable import printable as shown
 from dxn.runs.folder import fill
-from dxn.runs.settings import FOLDER, Settings
 
 SECRET = "hunter2-geheim"
 

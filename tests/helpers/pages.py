@@ -22,9 +22,9 @@ from typing import Any
 from dxn.commands import all_commands
 from dxn.config.command import Command, prepare
 from dxn.config.help import topic_page
+from dxn.config.settings import Settings
 from dxn.config.words import expand
 from dxn.runs.paths import has_model
-from dxn.runs.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -330,7 +330,7 @@ def test_other_commands_refuse_a_list_of_runs(capsys):
 
 def test_report_needs_a_run(digits, capsys):
     (line,) = refused(capsys, ["report"])
-    assert line == "dxn: run: set run=RUN to the run folder whose report is written"
+    assert line == "dxn: run: set run=RUN to the run folder of a trained model"
     (line,) = refused(capsys, ["report", f"run={digits / 'model'}"])
     assert "not a run folder" in line
 

@@ -12,8 +12,6 @@ from helpers.serving import server_of
 from PIL import Image
 
 import dxn
-from dxn.commands.serve import Serve
-from dxn.config.command import prepare
 from dxn.serve.examples import read_examples
 
 CHROMIUM = shutil.which("chromium")
@@ -43,8 +41,7 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page") / "run"
     train(folder, *TINY_DIGITS, *PLAIN, "trainer.epochs=1", "report=false")
     predictor = dxn.load(folder)
-    settings = prepare(Serve.compose([f"run={folder}"])).settings
-    examples = read_examples(settings, predictor, 3)
+    examples = read_examples(str(folder), predictor, 3, ())
     with server_of(predictor, examples=examples, name="digits") as url:
         yield url
 

@@ -578,8 +578,7 @@ def test_the_command_serves_until_a_signal_arrives(run, monkeypatch, capsys):
 
 
 def test_the_examples_are_test_rows_that_can_be_sent_back(run, predictor):
-    settings = prepare(Serve.compose([f"run={run}"])).settings
-    examples = read_examples(settings, predictor, 3)
+    examples = read_examples(str(run), predictor, 3, ())
     assert len(examples) == 3
     with client_of(predictor, examples=examples) as client:
         listed = client.get("/model").json()["examples"]
@@ -649,7 +648,8 @@ def test_test_rows_are_not_shown_to_other_machines_by_default(run, predictor, ca
     values = [f"run={run}", "host=0.0.0.0"]
     for extra, count in (([], 0), (["examples=2"], 2)):
         options = prepare(Serve.compose([*values, *extra]))
-        assert len(examples_of(options.settings, predictor, options)) == count
+        examples = examples_of(str(run), predictor, options, is_chosen=bool(extra), trust=())
+        assert len(examples) == count
     assert "note: the page shows no test rows" in capsys.readouterr().out
 
 

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 from dxn.config.environment import require_no_interpolations
 from dxn.config.instantiate import signature_of
+from dxn.config.settings import FOLDER as CONFIG_FOLDER
+from dxn.config.settings import Settings
 from dxn.config.values import problem
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened
 from dxn.data.reading import open_rows
-from dxn.data.rows import TARGET, Rows, Source
+from dxn.data.rows import TARGET, OnBad, Rows, Source
 from dxn.data.sources.table import JOINED
 from dxn.data.splits.split import SPLITS, UNDIVIDED
 from dxn.data.tables.read import as_list
@@ -21,8 +23,6 @@ from dxn.runs.plan import open_source
 from dxn.runs.predictor.inputs import print_columns
 from dxn.runs.predictor.option import is_table
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.settings import FOLDER as CONFIG_FOLDER
-from dxn.runs.settings import Settings
 
 # Options that describe the table `input`. A data set has options of its own, such as data.sep.
 INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "sheet", "on_bad", "confine")
@@ -44,29 +44,46 @@ class EvaluationData(NamedTuple):
     opened: Opened
 
 
-def open_evaluation_data(settings: Settings, predictor: Predictor) -> EvaluationData:
+def open_evaluation_data(
+    predictor: Predictor,
+    run: str | None,
+    *,
+    data: Mapping[str, Any] | None = None,
+    split: str | None = None,
+    confine: bool = True,
+    chosen: Collection[str] = (),
+    trust: Sequence[str] = (),
+    folder_trust: Sequence[str] = (),
+) -> EvaluationData:
     """Open the data that the user named, or otherwise the data of the run.
 
     Args:
-        settings: Settings of `dxn evaluate`.
         predictor: The model.
+        run: Its run folder. None: a public checkpoint.
+        data: Configuration node of the data that the user named.
+        split: The split. Default: see `default_split`.
+        confine: Whether the data of the run may not lead out of its folder.
+        chosen: Options that the user set.
+        trust: Top-level packages besides dxn whose code `data` may use.
+        folder_trust: Those that the run folder may use.
 
     Raises:
         UserError: If there is no data, or it does not fit the model.
     """
-    values = settings.values
-    if values["input"] is not None:
-        return _open_input(values, predictor)
     # The data of the run has no options on the command line, so `confine` also applies to it.
-    unused = INPUT_OPTIONS if values.get("data") else set(INPUT_OPTIONS) - {"confine"}
-    if wrong := sorted(key for key in unused if _is_chosen(key, settings.chosen)):
+    unused = INPUT_OPTIONS if data else set(INPUT_OPTIONS) - {"confine"}
+    if wrong := sorted(key for key in unused if _is_chosen(key, chosen)):
         raise UserError(
             f"{wrong[0]}: only applies to input=TABLE; remove it, or set input instead of data"
         )
-    source, node = _source(settings, predictor)
+    if data:
+        node = _for_evaluation(data, predictor, chosen, trust)
+    else:
+        node, trust = data_of_run(predictor, run, confine, folder_trust), folder_trust
+    source = source_of(node, predictor, trust)
     for note in source.notes:
         print_line(f"note: {note}")
-    split = values["split"] or default_split(source.splits)
+    split = split or default_split(source.splits)
     if not source.splits.get(split):
         known = ", ".join(name for name, rows in source.splits.items() if len(rows))
         raise UserError(f"split: the data has {known}, got {split}")
@@ -87,24 +104,17 @@ def open_data_of_run(
         predictor: The model.
         trust: Top-level packages besides dxn whose code the node may use.
     """
-    source = _source_of(_with_layout(node, predictor, trust), predictor, trust)
+    source = source_of(_with_layout(node, predictor, trust), predictor, trust)
     split = default_split(source.splits)
     return EvaluationData(split, split, _open(source, split, predictor))
 
 
-def rows_of_run(settings: Settings, predictor: Predictor) -> tuple[str, Rows]:
-    """Return the rows that `dxn evaluate run=RUN` evaluates, before their files are read.
-
-    Args:
-        settings: Settings with the keys run, data and confine.
-        predictor: The model.
-
-    Returns:
-        The name of the split, and its rows with the inputs of the model.
-    """
-    source, _ = _source(settings, predictor)
-    split = default_split(source.splits)
-    return split, predictor.reads.of_source(source, split)
+def rows_of_run(
+    predictor: Predictor, run: str | None, *, confine: bool, trust: Sequence[str]
+) -> Rows:
+    """Return the rows that `dxn evaluate run=RUN` evaluates, before their files are read."""
+    source = source_of(data_of_run(predictor, run, confine, trust), predictor, trust)
+    return predictor.reads.of_source(source, default_split(source.splits))
 
 
 def default_split(splits: Mapping[str, Sized]) -> str:
@@ -123,28 +133,33 @@ def print_paths(node: Mapping[str, Any]) -> None:
         print_line(f"data of the run: {', '.join(paths)}")
 
 
-def _open_input(values: Mapping[str, Any], predictor: Predictor) -> EvaluationData:
-    """Open all rows of the table `input`."""
-    if values.get("data"):
-        raise UserError("input: cannot be combined with data; remove one of them")
+def open_table(path: Any, predictor: Predictor, *, on_bad: OnBad, **options: Any) -> EvaluationData:
+    """Open all rows of the table `input`.
+
+    Args:
+        path: The table.
+        predictor: The model.
+        on_bad: What to do with rows that cannot be read.
+        **options: Further options, see `ModelInputs.table`.
+    """
     if predictor.target is None:
         raise UserError(
             "input: the model does not know its target column; set data=table "
-            f"data.path={values['input']} data.target=COLUMN"
+            f"data.path={path} data.target=COLUMN"
         )
-    if not is_table(values["input"]):
+    if not is_table(path):
         raise UserError(
-            f"input: must be a table, got {values['input']}; for one folder per class, set "
-            f"data=folder data.path={values['input']}"
+            f"input: must be a table, got {path}; for one folder per class, set "
+            f"data=folder data.path={path}"
         )
-    rows = predictor.reads.table(values)
+    rows = predictor.reads.table(path, **options)
     if TARGET not in rows.cells and predictor.task.is_supervised:
         raise UserError(
-            f"input: {values['input']} has no column {predictor.target!r}, which the model "
+            f"input: {path} has no column {predictor.target!r}, which the model "
             f"predicts; set columns.{predictor.target}=COLUMN, or use dxn predict"
         )
-    opened = predictor.reads.open(rows, values["on_bad"], with_target=True)
-    return EvaluationData("input", str(values["input"]), opened)
+    opened = predictor.reads.open(rows, on_bad, with_target=True)
+    return EvaluationData("input", str(path), opened)
 
 
 def _open(source: Source, split: str, predictor: Predictor) -> Opened:
@@ -152,60 +167,57 @@ def _open(source: Source, split: str, predictor: Predictor) -> Opened:
     return open_rows(rows, predictor.tokenizers, task=predictor.task, on_bad=source.on_bad)
 
 
-def _source(settings: Settings, predictor: Predictor) -> tuple[Source, Mapping[str, Any]]:
-    """Open the data that the user named, or otherwise the data of the run.
-
-    Returns:
-        The data, and its configuration node.
-    """
-    values = settings.values
-    if values.get("data"):
-        node = _for_evaluation(values["data"], predictor, settings)
-        return _source_of(node, predictor, settings.trust), node
-    if values["run"] is None:
+def data_of_run(
+    predictor: Predictor, run: str | None, confine: bool, trust: Sequence[str]
+) -> dict[str, Any]:
+    """Return the configuration node of the data of a run, see `open_evaluation_data`."""
+    if run is None:
         raise UserError(
             "data: a public checkpoint has no data of its own; set data=table data.path=..."
         )
-    folder = Path(values["run"])
+    folder = Path(run)
     # The user may also name the model folder. The configuration that names the data is in the run
     # folder around it.
     if not (folder / CONFIG_FOLDER).is_dir() and (folder.parent / CONFIG_FOLDER).is_dir():
         folder = folder.parent
-    saved = Settings.load(folder, settings.folder_trust).values["data"]
+    saved = Settings.load(folder, trust).values["data"]
     require_no_interpolations(
         {"data": saved}, "set data=... and its options, such as data.path=..."
     )
     # Options that were inferred in the training, such as the season, must not be inferred again.
-    node = _with_layout(saved, predictor, settings.folder_trust)
+    node = _with_layout(saved, predictor, trust)
     print_paths(node)
     # Only false of the folder, which can be from an untrusted source, needs a decision of the user.
-    if values["confine"] and not node.get("confine", True):
+    if confine and not node.get("confine", True):
         raise UserError(
             f"confine: {folder} was trained with data.confine=false, so its data may lead to any "
             "file of this machine; set confine=false if you trust this run folder, or set data=..."
         )
-    return _source_of(node, predictor, settings.folder_trust), node
+    return node
 
 
-def _source_of(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:
+def source_of(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:
     """Open a data source with the splits that a training of the same task has."""
     needs_target = predictor.task.is_supervised
     return open_source({"data": node}, predictor.reads.readers, trust, needs_target=needs_target)
 
 
 def _for_evaluation(
-    node: Mapping[str, Any], predictor: Predictor, settings: Settings
+    node: Mapping[str, Any],
+    predictor: Predictor,
+    chosen: Collection[str],
+    trust: Sequence[str],
 ) -> dict[str, Any]:
     """Complete the node of a data source, unless the user set the same options.
 
     A table gets the layout, the columns and the target of the training. Data without splits of its
     own is not divided, so that all of its rows are evaluated.
     """
-    result = _with_layout(node, predictor, settings.trust, chosen=settings.chosen)
-    signature = signature_of(node.get("_target_"), key="data", trust=settings.trust)
+    result = _with_layout(node, predictor, trust, chosen=chosen)
+    signature = signature_of(node.get("_target_"), key="data", trust=trust)
     fractions = signature.parameters.get("fractions")
     may_be_undivided = fractions is not None and problem(None, fractions.type) is None
-    if may_be_undivided and "data.fractions" not in settings.chosen:
+    if may_be_undivided and "data.fractions" not in chosen:
         result["fractions"] = None
     takes_columns = signature.others is not None
     if not takes_columns:

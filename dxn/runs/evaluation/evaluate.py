@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from dxn.core.display import count, now, print_line
 from dxn.core.errors import UserError
@@ -15,16 +14,12 @@ from dxn.core.files import new_folder, refuse_links_out
 from dxn.data.dataset import Opened, Samples
 from dxn.data.inspect.quality import check_known_targets
 from dxn.report.intervals import Interval, metric_intervals
-from dxn.runs.evaluation.data import open_evaluation_data
+from dxn.runs.evaluation.data import EvaluationData
 from dxn.runs.evaluation.figures import draw, draw_tokens
 from dxn.runs.evaluation.results import ALL, figures_table, name_answers, write_metrics
-from dxn.runs.monitoring import own_metrics_of
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import prediction_records
-from dxn.runs.saved.dtypes import difference
-from dxn.runs.saved.loading import load_predictor
-from dxn.runs.settings import Settings
 from dxn.runs.summary import print_unknown
 from dxn.stacking.metrics import about_stack, answering, metrics_of_parts
 from dxn.tasks import Task
@@ -42,35 +37,29 @@ Figures = dict[str, dict[str, float]]
 Groups = Mapping[str, tuple[str, ...]]
 
 
-def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
-    """Evaluate a model for `dxn evaluate`, on the data of its training or on other data.
+def evaluate_data(
+    predictor: Predictor,
+    data: EvaluationData,
+    folder: Path,
+    *,
+    batch_size: int,
+    only: Sequence[str] | None = None,
+) -> None:
+    """Evaluate a model for `dxn evaluate`, and write metrics.json, predictions.csv and plots.
 
     Args:
-        settings: Settings of the command.
-        predictor: The trained model.
-
-    Returns:
-        The folder that metrics.json, predictions.csv and plots were written to.
-
-    Raises:
-        UserError: If there is no data, or it does not fit the model.
+        predictor: The model.
+        data: The opened rows.
+        folder: Folder to write to.
+        batch_size: Number of samples per batch.
+        only: Inputs to use. Default: all subsets.
     """
-    values = settings.values
-    data = open_evaluation_data(settings, predictor)
     split, about, opened = data.split, data.about, data.opened
     check_known_targets(predictor.task, opened.targets or (), about)
     print_unknown(predictor.task, opened.targets or (), about)
-    predictor.task.metric.own = own_metrics_of(settings)
-    with _folder_to_write(values) as folder:
-        results = evaluate_subsets(
-            predictor,
-            opened,
-            split,
-            folder,
-            batch_size=values["batch_size"],
-            only=values["only"],
-            about=about,
-        )
+    results = evaluate_subsets(
+        predictor, opened, split, folder, batch_size=batch_size, only=only, about=about
+    )
     extra = {
         **about_stack(predictor.network),
         "data": about,
@@ -78,30 +67,24 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
         "dtype": predictor.dtype,
     }
     write_metrics(folder / "metrics.json", by_split(split, results), extra)
-    if predictor.dtype != "float32":
-        samples = predictor.task_samples(opened, only=values["only"])
-        reference = load_predictor(settings, dtype="float32")
-        line = difference(predictor, reference, samples, batch_size=values["batch_size"])
-        print_line(line)
-    return folder
 
 
 @contextmanager
-def _folder_to_write(values: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the folder `output`, or a new one with the date and time in its name.
+def new_evaluation(run: str | None) -> Iterator[Path]:
+    """Yield a new folder with the date and time in its name.
 
-    The new one is removed after an error, if nothing was written to it.
+    It is removed after an error, if nothing was written to it.
+
+    Args:
+        run: The run folder that contains it. None: the folder outputs.
 
     Raises:
         UserError: If a link in the run folder, which may come from an untrusted source, leads out
         of it.
     """
-    if values["output"]:
-        yield Path(values["output"])
-        return
-    root = Path(values["run"] or "outputs")
+    root = Path(run or "outputs")
     parent = root / "evaluate"
-    if values["run"]:
+    if run:
         refuse_links_out(parent, root)
     folder = new_folder(parent / now())
     try:

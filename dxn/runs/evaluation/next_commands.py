@@ -9,13 +9,13 @@ from typing import Any
 
 from dxn.config.environment import dotted
 from dxn.config.instantiate import nodes_in
+from dxn.config.settings import UNUSED_IN_RUN, Settings
 from dxn.core.printable import quoted
 from dxn.data.dataset import Opened
 from dxn.runs.evaluation.data import default_split
 from dxn.runs.predictor.attention import obstacle_of
 from dxn.runs.predictor.option import has_many_samples
 from dxn.runs.prepare import Training
-from dxn.runs.settings import UNUSED_IN_RUN, Settings
 
 MAX_INPUTS = 6  # in the sample of a command
 MAX_CHARS = 200  # of the sample, because a longer command is hard to read

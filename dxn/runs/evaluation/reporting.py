@@ -11,6 +11,7 @@ from typing import Any
 
 from dxn import report as pages
 from dxn import viz
+from dxn.config.settings import Settings
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.untrusted import check_file, load_json
@@ -18,13 +19,10 @@ from dxn.data.dataset import Opened, Samples
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.evaluate import evaluated_groups, subsets
 from dxn.runs.evaluation.next_commands import report_again
-from dxn.runs.paths import is_run
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.prepare import Training
 from dxn.runs.saved.card import data_name
-from dxn.runs.saved.loading import load_predictor
-from dxn.runs.settings import Settings
 from dxn.runs.summary import input_lines
 from dxn.stacking.stacked import formula_of
 from dxn.training.evaluate import Predictions
@@ -140,29 +138,27 @@ def _as_warning(folder: Path, settings: Settings) -> Iterator[None]:
         )
 
 
-def write_again(settings: Settings) -> Path:
+def write_again(
+    folder: Path,
+    predictor: Predictor,
+    *,
+    batch_size: int,
+    confine: bool,
+    trust: Sequence[str],
+) -> Path:
     """Write the report of a run folder, which may come from an untrusted source.
 
     Args:
-        settings: Settings of `dxn report`.
+        folder: The run folder.
+        predictor: Its model.
+        batch_size: Number of samples per batch.
+        confine: Whether the data of the run may not lead out of its folder.
+        trust: Top-level packages besides dxn whose code the folder may use.
 
     Returns:
         The page.
-
-    Raises:
-        UserError: If it is not the folder of a run with a trained model.
     """
-    values = settings.values
-    if values["run"] is None:
-        raise UserError("run: set run=RUN to the run folder whose report is written")
-    folder = Path(values["run"])
-    if not is_run(folder):
-        raise UserError(
-            f"run: {folder}: not a run folder, it has no .hydra/config.yaml; a model folder alone "
-            "has no report"
-        )
-    saved = Settings.load(folder, settings.folder_trust)
-    predictor = load_predictor(settings)
+    saved = Settings.load(folder, trust)
     metrics = read_metrics(folder)
     recorder = Recorder()
     notes: list[str] = []
@@ -170,7 +166,17 @@ def write_again(settings: Settings) -> Path:
         notes.append("The training has not finished, so there are no metrics yet.")
     else:
         try:
-            _predict(settings, predictor, metrics, recorder)
+            split = pages.tables.split_of(metrics)
+            opened = open_evaluation_data(
+                predictor, str(folder), split=split, confine=confine, folder_trust=trust
+            ).opened
+            inputs = tuple(name for name in predictor.inputs if name in opened.raws)
+            groups = evaluated_groups(predictor.reads.readers, inputs)
+            least = 2 if predictor.task.separates_inputs else 1
+            for name, shown in subsets(inputs, least, groups).items():
+                samples = predictor.task_samples(opened, only=shown)
+                if len(samples):
+                    recorder(name, samples, predictor.run(samples, batch_size=batch_size))
         except UserError as error:
             notes.append(f"Single rows are missing, because the data cannot be read: {error}")
             print_line(f"warning: {notes[-1]}")
@@ -219,21 +225,6 @@ def _shown(predictor: Predictor, opened: Opened, row: int) -> Any:
     raws = {name: column[row] for name, column in opened.raws.items()}
     sources = {name: cells[row] for name, cells in opened.cells.items()}
     return viz.sample.shown_inputs(predictor.adapters, raws, sources)
-
-
-def _predict(
-    settings: Settings, predictor: Predictor, metrics: Mapping[str, Any], recorder: Recorder
-) -> None:
-    """Predict the evaluated split from each set of inputs."""
-    split = pages.tables.split_of(metrics)
-    values = {**settings.values, "input": None, "data": None, "split": split}
-    opened = open_evaluation_data(replace(settings, values=values), predictor).opened
-    inputs = tuple(name for name in predictor.inputs if name in opened.raws)
-    groups = evaluated_groups(predictor.reads.readers, inputs)
-    for name, shown in subsets(inputs, 2 if predictor.task.separates_inputs else 1, groups).items():
-        samples = predictor.task_samples(opened, only=shown)
-        if len(samples):
-            recorder(name, samples, predictor.run(samples, batch_size=values["batch_size"]))
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:

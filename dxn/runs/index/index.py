@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -16,15 +16,16 @@ from torch import Tensor
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
-from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.index.graph import GRAPH, build_graph
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify, own_name
 from dxn.runs.saved.model_folder import WEIGHTS, model_folder
-from dxn.runs.settings import Settings
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.reader import read_npy
+
+if TYPE_CHECKING:
+    from dxn.commands.options import Weights
 
 META = "index.json"
 VECTORS = "vectors.npy"
@@ -54,31 +55,38 @@ class Index:
     rows: Sequence[Mapping[str, Any]]
 
 
-def write_index(settings: Settings, predictor: Predictor) -> tuple[Opened, list[str]]:
-    """Embed all rows of the data of a command, and write the index folder.
+def write_index(
+    folder: Path,
+    predictor: Predictor,
+    opened: Opened,
+    *,
+    model: Mapping[str, Any],
+    only: Sequence[str] | None,
+    batch_size: int,
+    approximate: bool,
+) -> list[str]:
+    """Embed rows, and write the index folder.
 
     Args:
-        settings: Settings of `dxn index`.
+        folder: Folder to write.
         predictor: The model.
+        opened: The rows.
+        model: The options that name the model, see `model_options`.
+        only: Inputs to embed. Default: all.
+        batch_size: Number of samples per batch.
+        approximate: Whether to write a graph for an approximate search.
 
     Returns:
-        The rows, and lines to print.
+        Lines to print.
 
     Raises:
-        UserError: If there is no data, `only` names no input of the model, or a library is missing.
+        UserError: If no row has any of the inputs, or a library is missing.
     """
-    values = settings.values
-    only = check_only(values["only"], predictor)
-    if values["input"] is not None:
-        opened = predictor.reads.option(values)
-    else:
-        opened = open_evaluation_data(settings, predictor).opened
     samples = Samples(opened, predictor.tokenizers, only=only)
     names = samples.inputs
     if not len(samples):
         raise UserError(f"input: no row has any of the inputs {', '.join(only or names)}")
-    rows, vectors = predictor.vectors(samples, batch_size=values["batch_size"])
-    folder = Path(values["output"])
+    rows, vectors = predictor.vectors(samples, batch_size=batch_size)
     folder.mkdir(parents=True, exist_ok=True)
     # Of an earlier index. META is written last, so that an interrupted index is not read.
     (folder / META).unlink(missing_ok=True)
@@ -90,17 +98,17 @@ def write_index(settings: Settings, predictor: Predictor) -> tuple[Opened, list[
         "inputs": names,
         "rows": len(rows),
         "dim": units.shape[1],
-        "digest": weights_digest(values["run"]),
-        **_model_options(values),
+        "digest": weights_digest(model["run"]),
+        **model,
     }
-    if values["approximate"]:
+    if approximate:
         build_graph(units, folder / GRAPH)
     (folder / META).write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
-    files = [META, VECTORS, ROWS, *([GRAPH] if values["approximate"] else [])]
+    files = [META, VECTORS, ROWS, *([GRAPH] if approximate else [])]
     missing = len(opened) - len(rows)
     lines = [f"{count(missing, 'row')} without {' and '.join(names)} left out"] if missing else []
     about = f"{count(len(rows), 'row')}, {' and '.join(names)}, {units.shape[1]} numbers each"
-    return opened, [*lines, f"written: {folder}: {', '.join(files)} ({about})"]
+    return [*lines, f"written: {folder}: {', '.join(files)} ({about})"]
 
 
 def read_index(path: str) -> Index:
@@ -182,10 +190,10 @@ def weights_digest(run: str | None) -> str:
         ) from error
 
 
-def _model_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    # An absolute path, because a search can start in another folder.
-    run = None if values["run"] is None else str(Path(values["run"]).resolve())
-    return {"run": run, "weights": values["weights"]}
+def model_options(run: str | None, weights: Weights) -> dict[str, Any]:
+    """Return the options that name a model, for another command in any folder."""
+    path = None if run is None else str(Path(run).resolve())
+    return {"run": path, "weights": asdict(weights)}
 
 
 def _problem(meta: Any, vectors: np.ndarray, rows: Sequence[Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,8 @@ import numpy as np
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.runs.index.graph import GRAPH, search_graph
-from dxn.runs.index.index import Index, check_only, row_record, unit_vectors, weights_digest
-from dxn.runs.predictor.option import has_many_samples, read_sample
+from dxn.runs.index.index import Index, row_record, unit_vectors, weights_digest
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.settings import Settings
 
 CHUNK = 2**24  # similarities that are computed at once: 64 MB
 # Columns of the results. A column of the index with such a name gets the prefix "table_".
@@ -65,61 +63,65 @@ class Found:
             yield {**asked, "rank": result.rank, "score": round(result.score, 6), **row}
 
 
-def with_model(settings: Settings, index: Index) -> Settings:
-    """Return the settings with the model of the index, unless the command names its folder.
+def model_of(index: Index, run: str | None) -> tuple[str | None, Mapping[str, Any] | None]:
+    """Return the options run and weights of the model of an index.
+
+    Args:
+        index: The index.
+        run: Its folder, if the command names it.
 
     Raises:
-        UserError: If the folder of the model does not exist any more.
+        UserError: If the folder of the model does not exist any more, or has other weights.
     """
-    values: Mapping[str, Any] = settings.values
-    if values["run"] is None:
-        run = index.model["run"]
+    weights = None
+    if run is None:
+        run, weights = index.model["run"], index.model["weights"]
         if run is not None and not Path(run).is_dir():
             raise UserError(
                 f"index: the model of this index is not at {run} any more; set run=RUN to its new "
                 "folder"
             )
-        values = {**values, "run": run, "weights": index.model["weights"]}
-    if weights_digest(values["run"]) != index.digest:
+    if weights_digest(run) != index.digest:
         raise UserError(
-            f"index: {index.folder} was written with other weights than those of {values['run']}; "
+            f"index: {index.folder} was written with other weights than those of {run}; "
             "write it again with dxn index, or set run to the model that wrote it"
         )
-    return replace(settings, values=dict(values))
+    return run, weights
 
 
-def search(settings: Settings, index: Index, predictor: Predictor) -> Found:
-    """Embed the queries of a command, and find the most similar rows of each.
+def search(
+    index: Index,
+    predictor: Predictor,
+    samples: Samples,
+    *,
+    is_single: bool,
+    k: int,
+    batch_size: int,
+    approximate: bool,
+) -> Found:
+    """Embed queries, and find the most similar rows of each.
 
     Args:
-        settings: Settings of `dxn search`.
         index: The index.
         predictor: The model of the index.
+        samples: The queries.
+        is_single: Whether there is only one, so that the results need not tell which it is.
+        k: Number of results per query.
+        batch_size: Number of samples per batch.
+        approximate: Whether to search in the graph of the index.
 
     Raises:
-        UserError: If a query cannot be read, or does not fit the index.
+        UserError: If the queries do not fit the index.
     """
-    values = settings.values
-    if values["k"] < 1:
-        raise UserError(f"k: must be at least 1, got {values['k']}")
-    is_single = not has_many_samples(values["input"])
-    if is_single:
-        samples = predictor.samples([read_sample(values["input"], predictor.reads.readers)])
-    else:
-        only = check_only(values["only"], predictor)
-        opened = predictor.reads.option(values)
-        samples = Samples(opened, predictor.tokenizers, only=only)
-        if not len(samples):
-            raise UserError(f"input: no row has any of the inputs {', '.join(only or ())}")
-    rows, vectors = predictor.vectors(samples, batch_size=values["batch_size"])
+    rows, vectors = predictor.vectors(samples, batch_size=batch_size)
     queries = unit_vectors(vectors)
     if queries.shape[1] != index.vectors.shape[1]:
         raise UserError(
             f"index: its vectors have {index.vectors.shape[1]} numbers, but those of the model "
             f"have {queries.shape[1]}; write the index again with dxn index"
         )
-    number = min(values["k"], len(index.rows))
-    if values["approximate"]:
+    number = min(k, len(index.rows))
+    if approximate:
         path = index.folder / GRAPH
         found, scores = search_graph(path, queries, number, size=len(index.rows))
     else:

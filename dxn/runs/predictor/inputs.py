@@ -102,36 +102,49 @@ class ModelInputs:
 
     # The options of a command
 
-    def option(self, values: Mapping[str, Any]) -> Opened:
+    def option(
+        self,
+        path: Any,
+        *,
+        on_bad: OnBad = "error",
+        confine: bool = True,
+        only: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Opened:
         """Open all samples of the option `input`: a table, a folder or a pattern of files.
 
         Args:
-            values: Values of the options input, columns, keep, sep, encoding, sheet, on_bad and
-                confine.
+            path: The table, the folder or the pattern.
+            on_bad: What to do with rows that cannot be read: "error", "skip" or "missing".
+            confine: Whether files that lead out of the folder are refused.
+            only: Names of the inputs that are used. A table may lack the others. Default: all.
+            **options: Further options of a table, see `table`.
 
         Raises:
             UserError: If there are no such files, a column is missing, or a sample cannot be read.
         """
         from dxn.runs.predictor.option import files_of, is_table
 
-        if is_table(values["input"]):
+        if is_table(path):
             # A table of queries, for example, need not have the columns of the other inputs.
-            rows = self.table(values, with_target=False, only=values.get("only"))
+            rows = self.table(path, confine=confine, with_target=False, only=only, **options)
             # A target column in a new table has no effect on predictions.
             cells = {name: column for name, column in rows.cells.items() if name != TARGET}
             rows = replace(rows, cells=cells)
         else:
-            path = str(values["input"])
-            files, root = files_of(path)
-            rows = self._files(files, path, root if values["confine"] else None)
-        return self.open(rows, values["on_bad"])
+            files, root = files_of(str(path))
+            rows = self._files(files, str(path), root if confine else None)
+        return self.open(rows, on_bad)
 
     def table(
         self,
-        values: Mapping[str, Any],
+        path: Any,
         *,
+        columns: Mapping[str, str],
+        keep: Sequence[str] = (),
         with_target: bool = True,
         only: Sequence[str] | None = None,
+        **options: Any,
     ) -> Rows:
         """Read all rows of the table `input` with their targets, and print the used columns.
 
@@ -139,24 +152,25 @@ class ModelInputs:
         no such columns, so they are inferred.
 
         Args:
-            values: Values of the options input, columns, keep, sep, encoding, sheet and confine.
+            path: The table.
+            columns: Columns with other names than in the training.
+            keep: Further columns that identify a row.
             with_target: Whether the rows are used with their targets. False: they are predicted.
             only: Names of the inputs that are used. The table may lack the others. Default: all.
+            **options: The options sep, encoding, sheet and confine.
         """
         from dxn.data.sources.table import rows_of_table
         from dxn.tokenize.recognize import by_modality
 
-        options = {name: values[name] for name in ("sep", "encoding", "sheet", "confine")}
-        renamed: Mapping[str, str] = values["columns"]
-        specs = self.specs if self.columns else self._inferred(values["input"], renamed, options)
+        specs = self.specs if self.columns else self._inferred(path, columns, options)
         notes: list[str] = []
         rows = rows_of_table(
-            values["input"],
+            path,
             specs,
             by_modality(self.readers),
             target=self.target,
-            columns=renamed,
-            keep=values.get("keep", ()),  # `dxn embed` has no such option
+            columns=columns,
+            keep=keep,
             layout=self.layout,
             with_target=with_target,
             optional=() if only is None else specs.keys() - set(only),
@@ -165,7 +179,7 @@ class ModelInputs:
         )
         # A column can be mapped by the name of its input or by its name in the training.
         trained = {name: spec.column for name, spec in specs.items() if name in rows.cells}
-        print_columns({n: renamed.get(n, renamed.get(old, old)) for n, old in trained.items()})
+        print_columns({n: columns.get(n, columns.get(old, old)) for n, old in trained.items()})
         for note in notes:
             print_line(f"note: {note}")
         return rows

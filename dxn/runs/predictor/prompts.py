@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
@@ -16,7 +15,7 @@ TEXT_SUFFIX = ".txt"
 COLUMN = "prompt"
 
 
-def read_prompts(values: Mapping[str, Any]) -> str | list[str]:
+def read_prompts(prompt: str, prompts: str | None) -> str | list[str]:
     """Return the option `prompt`, or the prompts of the file `prompts`.
 
     The file contains one prompt per line, where blank lines are skipped, or it is a table with the
@@ -26,18 +25,18 @@ def read_prompts(values: Mapping[str, Any]) -> str | list[str]:
         UserError: If both options are set, the file cannot be read, a table lacks the column or has
             an empty prompt, or there are no prompts.
     """
-    if values["prompts"] is None:
-        return str(values["prompt"])
-    if values["prompt"]:
+    if prompts is None:
+        return prompt
+    if prompt:
         raise UserError("prompt, prompts: set only one of them")
-    path = Path(values["prompts"])
+    path = Path(prompts)
     if path.suffix.lower() == TEXT_SUFFIX:
-        prompts = [line for line in read_text(path).splitlines() if line.strip()]
+        lines = [line for line in read_text(path).splitlines() if line.strip()]
     else:
-        prompts = _column(path)
-    if not prompts:
+        lines = _column(path)
+    if not lines:
         raise UserError(f"prompts: {path} contains no prompts; write one per line or row")
-    return prompts
+    return lines
 
 
 def write_texts(path: Path, prompts: str | Sequence[str], texts: Sequence[str]) -> None:

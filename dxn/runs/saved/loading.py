@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,57 +12,66 @@ from dxn.core.errors import UserError
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.dtypes import Dtype
-from dxn.runs.settings import Settings
+
+if TYPE_CHECKING:
+    from dxn.commands.options import Weights
 
 
-def load_predictor(settings: Settings, *, dtype: Dtype | None = None) -> Predictor:
-    """Load the trained model `run`, or the public checkpoint `weights`.
-
-    With the option `labels`, the model becomes a classifier of these labels.
+def load_predictor(
+    run: str | None,
+    weights: Weights | None = None,
+    *,
+    device: str = "cpu",
+    dtype: Dtype = "float32",
+    compiled: bool = False,
+    labels: Sequence[str] = (),
+    template: str = "{}",
+    trust: Sequence[str] = (),
+) -> Predictor:
+    """Load a trained model, or a public checkpoint, for a command.
 
     Args:
-        settings: Settings of the command.
-        dtype: Data type of the weights. Default: that of the settings, or float32.
+        run: Run folder or model folder.
+        weights: The public checkpoint.
+        device: auto, cpu, cuda or mps.
+        dtype: Data type of the weights, which is printed if it is not float32.
+        compiled: Whether to use torch.compile.
+        labels: Names of classes, of which the model becomes a classifier.
+        template: Text of a class.
+        trust: Top-level packages besides dxn whose code the folder may use.
 
     Raises:
-        UserError: If not exactly one of them is set, or it cannot be loaded.
+        UserError: If not exactly one of `run` and `weights` is set, or it cannot be loaded.
     """
-    values = settings.values
-    # Not every command has the key weights.
-    weights: Mapping[str, Any] = values.get("weights") or {"source": None}
-    if (values["run"] is None) == (weights["source"] is None):
+    source = None if weights is None else weights.source
+    if (run is None) == (source is None):
         raise UserError(
             "run: set run=RUN to use a trained model, or weights=... to use a public checkpoint"
         )
-    device = values.get("device", "cpu")
     if device == "auto":
         # Only CUDA is chosen automatically: some operations do not exist on mps.
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    # Commands that show what happens inside of a model have no key dtype.
-    chosen: Dtype = dtype or values.get("dtype", "float32")
-    if values["run"] is not None:
-        predictor = model_folder.load(
-            values["run"], device=device, dtype=chosen, trust=settings.folder_trust
-        )
+    if run is not None:
+        predictor = model_folder.load(run, device=device, dtype=dtype, trust=trust)
     else:
+        assert weights is not None and source is not None
         predictor = model_folder.from_public(
-            weights["source"],
-            revision=weights["revision"],
-            part=weights["part"],
-            strict=weights["strict"],
+            source,
+            revision=weights.revision,
+            part=weights.part,
+            strict=weights.strict,
             device=device,
-            dtype=chosen,
-            trust=settings.folder_trust,
+            dtype=dtype,
+            trust=trust,
         )
-    if dtype is None:
-        if predictor.dtype != "float32":
-            _tell(f"dtype: {predictor.dtype} (set dtype=float32 for exact results)")
-        if values.get("compile"):
-            _compile(predictor)
-    if labels := values.get("labels"):
+    if predictor.dtype != "float32":
+        _tell(f"dtype: {predictor.dtype} (set dtype=float32 for exact results)")
+    if compiled:
+        _compile(predictor)
+    if labels:
         from dxn.runs.predictor.zero_shot import classifier
 
-        return classifier(predictor, labels, values["template"])
+        return classifier(predictor, labels, template)
     return predictor
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dxn.config.instantiate import build
+from dxn.config.settings import dump_yaml, plain
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write_text
 from dxn.core.tensors import (
@@ -24,7 +25,6 @@ from dxn.runs.build import adapters_of, build_model, by_input, load_fitted, save
 from dxn.runs.paths import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.dtypes import Dtype, set_dtype
-from dxn.runs.settings import dump_yaml, plain
 from dxn.tasks import Task
 from dxn.tasks.task import STATE_FILE
 

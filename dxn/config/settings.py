@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,8 +82,10 @@ class Settings:
             raise UserError(f"{folder}: not a run folder, it has no {FOLDER}/config.yaml")
         values = load_yaml(path)
         # Imported here, because pydantic takes time to import, and most commands do not need it.
-        schema = importlib.import_module("dxn.core.schema")
-        schema.validated(importlib.import_module("dxn.runs.run_config").RunConfig, values, path)
+        from dxn.config.model_config import RunConfig
+        from dxn.core.schema import validated
+
+        validated(RunConfig, values, path)
         try:
             check_targets(values, trust)
         except UserError as error:
