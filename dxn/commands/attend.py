@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from dxn.commands.options import FromWeights, Input
+from dxn.commands.model import FromWeights
+from dxn.commands.options import Input
 from dxn.config.command import OUTPUT_FOLDER
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dxn.commands.options import Compiled, FromWeights, Input, TableInput
+from dxn.commands.model import Compute, FromWeights, TableInput
+from dxn.commands.options import Input
 from dxn.config.command import OUTPUT_FILE
 from dxn.core.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed(FromWeights, TableInput, Compiled):
+class Embed(FromWeights, TableInput, Compute):
     """Compute one embedding per sample with a trained model or a public checkpoint.
 
     Args:
@@ -54,7 +55,7 @@ class Embed(FromWeights, TableInput, Compiled):
                 "output: must be set for several samples, to a file that ends in "
                 f"{list_suffixes(VECTOR_SUFFIXES)}"
             )
-        predictor = self.load(device=self.device, dtype=self.dtype, compiled=self.compile)
+        predictor = self.load(**self.computing())
         if is_single:
             samples = predictor.samples(
                 [read_sample(self.input, predictor.reads.readers, predictor.columns)]

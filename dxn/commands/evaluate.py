@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from dxn.commands.options import Compiled, Data, FromWeights, InputTable, Labels, Seed, TableInput
+from dxn.commands.model import Compute, FromWeights, Labels, TableInput
+from dxn.commands.options import Data, InputTable, Seed
 from dxn.config.command import OUTPUT_FOLDER
 from dxn.core.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(FromWeights, Data, TableInput, Labels, Compiled):
+class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
     """Compute the metrics of a trained model, with all inputs and with subsets of them.
 
     Args:
@@ -53,13 +54,7 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compiled):
         from dxn.runs.saved.dtypes import difference
 
         trust = self.settings.folder_trust
-        predictor = self.load(
-            device=self.device,
-            dtype=self.dtype,
-            compiled=self.compile,
-            labels=self.labels,
-            template=self.template,
-        )
+        predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
         predictor.task.metric.own = own_metrics_of(self.run, trust)
         if self.input is None:
             data = open_evaluation_data(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from dxn.commands.options import FromRun, Labels
+from dxn.commands.model import FromRun, Labels
 from dxn.config.command import OUTPUT_FOLDER
 from dxn.runs.paths import is_run
 

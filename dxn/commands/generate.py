@@ -8,12 +8,13 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from dxn.commands.options import Count, FromWeights, Input, Precision, Seed
+from dxn.commands.model import Compute, FromWeights
+from dxn.commands.options import Count, Input, Seed
 from dxn.config.command import AS_TYPED, OUTPUT_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(FromWeights, Precision):
+class Generate(FromWeights, Compute):
     """Generate text with a trained model: continue a prompt, or describe an input.
 
     Args:
@@ -60,7 +61,7 @@ class Generate(FromWeights, Precision):
         # Before the model is loaded, so that a mistake is reported at once.
         output = check_suffix(self.output)
         prompts = read_prompts(self.prompt, self.prompts)
-        predictor = self.load(device=self.device, dtype=self.dtype)
+        predictor = self.load(**self.computing())
         inputs = None
         if self.input is not None:
             inputs = read_sample(self.input, predictor.reads.readers, predictor.columns)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from dxn.commands.options import Data, Device, FromWeights, InputTable, Seed, TableInput
+from dxn.commands.model import Compute, FromWeights, TableInput
+from dxn.commands.options import Data, DtypeName, InputTable, Seed
 from dxn.config.command import OUTPUT_FOLDER
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index(FromWeights, Data, TableInput, Device):
+class Index(FromWeights, Data, TableInput, Compute):
     """Embed the rows of a table or data set, and write an index for dxn search.
 
     Args:
@@ -36,6 +37,7 @@ class Index(FromWeights, Data, TableInput, Device):
     only: Sequence[str] | None = None
     output: Annotated[str, OUTPUT_FOLDER] = "index"
     approximate: bool = False
+    dtype: DtypeName = "float32"
     keep: Sequence[str] = ()
     seed: Seed = 0
 
@@ -46,7 +48,7 @@ class Index(FromWeights, Data, TableInput, Device):
         from dxn.runs.evaluation.next_commands import code_options, sample_options
         from dxn.runs.index.index import check_only, model_options, write_index
 
-        predictor = self.load(device=self.device)
+        predictor = self.load(**self.computing())
         only = check_only(self.only, predictor)
         if self.input is not None:
             options = self.table_options()

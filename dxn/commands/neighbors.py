@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dxn.commands.options import Count, FromWeights
+from dxn.commands.model import FromWeights
+from dxn.commands.options import Count
 from dxn.config.command import AS_TYPED
 
 

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dxn.commands.options import Compiled, FromWeights, Input, Labels, TableInput
+from dxn.commands.model import Compute, FromWeights, Labels, TableInput
+from dxn.commands.options import Input
 from dxn.config.command import OUTPUT_FILE
 
 MAX_PRINTED = 20  # rows; a file has all of them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(FromWeights, TableInput, Labels, Compiled):
+class Predict(FromWeights, TableInput, Labels, Compute):
     """Predict for one sample or a table with a trained model.
 
     Args:
@@ -45,13 +46,7 @@ class Predict(FromWeights, TableInput, Labels, Compiled):
 
         # Before the model is loaded, so that a mistake is reported at once.
         output = check_suffix(self.output)
-        predictor = self.load(
-            device=self.device,
-            dtype=self.dtype,
-            compiled=self.compile,
-            labels=self.labels,
-            template=self.template,
-        )
+        predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
         predictor.require_answers()  # before a large table is read
         is_single = not has_many_samples(self.input)
         if is_single:

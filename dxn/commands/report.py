@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from dxn.commands.options import Device, FromRun
+from dxn.commands.model import Compute, FromRun
+from dxn.commands.options import DtypeName
 from dxn.core.errors import UserError
 from dxn.runs.paths import is_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(FromRun, Device):
+class Report(FromRun, Compute):
     """Write report.html again: data, curves, metrics with intervals, examples, attention.
 
     Args:
@@ -24,6 +25,7 @@ class Report(FromRun, Device):
     usage: ClassVar[Sequence[str]] = ("dxn report run=outputs/label", "dxn report run=latest")
 
     confine: bool = True
+    dtype: DtypeName = "float32"
 
     def execute(self) -> int:
         """Write the report of a run again."""
@@ -38,7 +40,7 @@ class Report(FromRun, Device):
             )
         path = write_again(
             folder,
-            self.load(device=self.device),
+            self.load(**self.computing()),
             batch_size=self.batch_size,
             confine=self.confine,
             trust=self.settings.folder_trust,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dxn.commands.options import Count, Device, FromRun, Input, TableInput, Weights
+from dxn.commands.model import Compute, FromRun, TableInput
+from dxn.commands.options import Count, DtypeName, Input, Weights
 from dxn.config.command import OUTPUT_FILE
 from dxn.core.errors import UserError
 
@@ -14,7 +15,7 @@ MAX_PRINTED = 20  # rows; a file has all of them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(FromRun, TableInput, Device):
+class Search(FromRun, TableInput, Compute):
     """Find the rows of an index that are most similar to a query, such as a text.
 
     Args:
@@ -39,6 +40,7 @@ class Search(FromRun, TableInput, Device):
     k: Count = 10
     only: Sequence[str] | None = None
     approximate: bool = False
+    dtype: DtypeName = "float32"
     output: Annotated[str | None, OUTPUT_FILE] = None
 
     def execute(self) -> int:
@@ -57,7 +59,7 @@ class Search(FromRun, TableInput, Device):
         predictor = load_predictor(
             run,
             None if weights is None else Weights(**weights),
-            device=self.device,
+            **self.computing(),
             trust=self.settings.folder_trust,
         )
         is_single = not has_many_samples(self.input)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dxn.commands.options import Compiled, FromWeights, Labels
+from dxn.commands.model import Compute, FromWeights, Labels
 from dxn.serve.options import ServeOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(ServeOptions, FromWeights, Labels, Compiled):
+class Serve(ServeOptions, FromWeights, Labels, Compute):
     """Answer requests over HTTP with a trained model, and show a page to try it."""
 
     usage: ClassVar[Sequence[str]] = (
@@ -25,13 +25,7 @@ class Serve(ServeOptions, FromWeights, Labels, Compiled):
         from dxn.serve.command import serve
 
         return serve(
-            lambda: self.load(
-                device=self.device,
-                dtype=self.dtype,
-                compiled=self.compile,
-                labels=self.labels,
-                template=self.template,
-            ),
+            lambda: self.load(**self.computing(), labels=self.labels, template=self.template),
             self.run,
             self.weights.source,
             self,

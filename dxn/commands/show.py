@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dxn.commands.train import Train
+from dxn.config.settings import dump_yaml
 from dxn.core.printable import printable
 
 
@@ -22,5 +23,5 @@ class Show(Train):
 
     def execute(self) -> int:
         """Print the values of all options."""
-        print(printable(self.settings.yaml()), end="")
+        print(printable(dump_yaml(self.settings.plain())), end="")
         return 0

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from dxn.commands.options import Adapters, Count, FromRun, Input, Seed, TableInput
+from dxn.commands.model import FromRun, TableInput
+from dxn.commands.options import Adapters, Count, Input, Seed
 from dxn.config.command import OUTPUT_FILE
 from dxn.core.errors import UserError
 

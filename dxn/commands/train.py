@@ -134,9 +134,10 @@ class Train(Data):
     @classmethod
     def resumed(cls, request: Request, words: Sequence[str]) -> Settings | None:
         """Return the saved configuration of the run that `resume` names."""
-        run = request.value("resume.run")
+        given = {override.key_or_group: override.value() for override in request.values}
+        run = given.get("resume.run")
         if run is None:
-            if request.value("resume.force"):
+            if given.get("resume.force"):
                 request.problems.append(
                     "resume.force: has an effect only together with resume=RUN, the run to continue"
                 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from dxn.config.command import SHORT, Command, Group
 from dxn.config.groups import groups, node_of, options
-from dxn.config.signatures import find
+from dxn.config.signatures import read
 from dxn.config.values import choices
 from dxn.core.errors import UserError
 
@@ -117,8 +117,8 @@ def _keys_of_group(name: str, group: Group, others: Sequence[str]) -> Iterator[s
 
 
 def _keys_of_part(node: Mapping[str, Any], prefix: str, depth: int = 1) -> Iterator[str]:
-    # To import the part would take seconds.
-    signature = find(str(node.get("_target_", "")), outdated=True)
+    # Even if the file is not current: to import the part would take seconds.
+    signature = read().signatures.get(str(node.get("_target_", "")))
     if signature is None or depth > MAX_DEPTH:
         return
     for name, parameter in signature.parameters.items():

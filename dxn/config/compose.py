@@ -22,8 +22,8 @@ from dxn.config.groups import CONF, groups, keys_of_experiments, node_of, option
 from dxn.config.instantiate import SPECIAL, complete, merge_options, signature_of
 from dxn.config.settings import Settings
 from dxn.config.signatures import NO_DEFAULT, Parameter, Signature
-from dxn.config.values import assign, lookup, suggestion, value_type
-from dxn.config.words import Request, parse, typed_value
+from dxn.config.values import assign, lookup, problem, suggestion, value_type
+from dxn.config.words import Request, parse
 from dxn.core.errors import UserError, similar
 from dxn.core.printable import quoted
 
@@ -93,7 +93,12 @@ def valid_overrides(
             advice = _advice(key, command, values, request)
             request.problems.append(f"{key}: no such key;{advice}")
         else:
-            known.append((override, typed_value(override, annotation)))
+            value = override.value()
+            # A number or Boolean can be meant as text, such as the name of a column 2024.
+            is_scalar = isinstance(value, bool | int | float)
+            if is_scalar and problem(value, annotation) and not problem("", annotation):
+                value = str(override.input_line).partition("=")[2]
+            known.append((override, value))
     return known
 
 

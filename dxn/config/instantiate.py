@@ -291,9 +291,9 @@ def signature_of(target: Any, *, key: str, trust: Sequence[str] = ()) -> Signatu
     packages = (*PACKAGES, COMMANDS)
     if refusal := _refusal(target, key, trust, packages):
         raise UserError(refusal)
-    stored = signatures.find(target)
-    if stored is not None:
-        return stored
+    stored = signatures.read()
+    if stored.is_current and target in stored.signatures:
+        return stored.signatures[target]
     return signature_from(resolve(target, key=key, trust=trust, packages=packages))
 
 

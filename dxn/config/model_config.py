@@ -1,4 +1,4 @@
-"""The saved configurations of models and runs (pydantic), and the check of a model folder."""
+"""config.yaml of a model folder, its pydantic models, and the check of all files of the folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from dxn.config.instantiate import MODEL_PACKAGES, check_targets
 from dxn.core.errors import UserError
@@ -95,59 +95,6 @@ class ModelConfig(Strict):
                     f"inputs.{name}.adapter must be one of {known}, got {shortened(spec.adapter)}"
                 )
         return self
-
-
-class Part(Strict):
-    """A part of a training: the class, and its arguments, which its signature checks."""
-
-    model_config = ConfigDict(extra="allow")
-
-    target: str = Field(alias="_target_", max_length=300)
-
-
-class Resume(Strict):
-    """The keys of a resume."""
-
-    run: str | None
-    force: bool
-
-
-class Pretrain(Strict):
-    """The keys of pretraining."""
-
-    epochs: int
-    lr: float
-    warmup: float
-    task: Part
-
-
-class RunConfig(Strict):
-    """The keys that a resumed training reads. The types of numbers are checked when it resumes."""
-
-    baseline: Any
-    ensemble: Any
-    dim: Any
-    seed: Any
-    batch_size: Any
-    name: Any
-    output: Any
-    run: Any
-    share_adapters: Any
-    share_backbone: Any
-    resume: Resume
-    weights: dict[str, Any]
-    trust: list[str]
-    adapters: dict[str, Part]
-    fusion: Part
-    head: Part
-    backbone: Part
-    optimizer: Part
-    scheduler: Part
-    trainer: Part
-    loader: Part
-    finetune: Part
-    data: Part
-    pretrain: Pretrain | None = None
 
 
 def _leaves(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from dxn.config.environment import Texts, with_interpolations
 from dxn.config.instantiate import check_targets
 from dxn.core.errors import UserError
 from dxn.core.files import write_text
-from dxn.core.untrusted import SAFE_LOADER, load_any_yaml, load_yaml
+from dxn.core.untrusted import load_any_yaml, load_yaml
 
 # Keys that only choose the folder of a new run.
 UNUSED_IN_RUN = ("name", "output")
@@ -52,18 +52,13 @@ class Settings:
         return bool(self.values["resume"]["run"])
 
     def plain(self) -> dict[str, Any]:
-        """Return the values as they are read from the saved configuration."""
-        return yaml.load(self.yaml(), SAFE_LOADER)
-
-    def yaml(self) -> str:
-        """Return the values as YAML, in the order of composition."""
-        values = with_interpolations(self.values, self.hidden) if self.hidden else self.values
-        return dump_yaml(values)
+        """Return the values as they are saved, without those of the environment."""
+        return plain(with_interpolations(self.values, self.hidden))
 
     def save(self, folder: Path) -> None:
         """Write .hydra/config.yaml (the values) and .hydra/overrides.yaml in a run folder."""
         directory = folder / FOLDER
-        write_text(directory / "config.yaml", self.yaml())
+        write_text(directory / "config.yaml", dump_yaml(self.plain()))
         write_text(directory / "overrides.yaml", dump_yaml(list(self.overrides)))
 
     @classmethod
@@ -82,7 +77,7 @@ class Settings:
             raise UserError(f"{folder}: not a run folder, it has no {FOLDER}/config.yaml")
         values = load_yaml(path)
         # Imported here, because pydantic takes time to import, and most commands do not need it.
-        from dxn.config.model_config import RunConfig
+        from dxn.config.run_config import RunConfig
         from dxn.core.schema import validated
 
         validated(RunConfig, values, path)
@@ -103,18 +98,14 @@ def merge_overrides(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
 
 
 # As SAFE_LOADER: in C, if PyYAML contains it.
-_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-
-class _Dumper(_SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        """Write an object in full each time it occurs, because `load_yaml` refuses aliases."""
-        return True
+SAFE_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def dump_yaml(data: Any) -> str:
     """Return plain data as YAML, without aliases and with the keys in their order."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    # A copy: YAML would write an object that occurs twice as an alias, which `load_yaml` refuses.
+    content = plain(data)
+    return yaml.dump(content, Dumper=SAFE_DUMPER, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _read_overrides(path: Path) -> tuple[str, ...]:

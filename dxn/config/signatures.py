@@ -239,20 +239,6 @@ TYPES = {
 }
 
 
-def find(target: str, *, outdated: bool = False) -> Signature | None:
-    """Return the stored signature of a part by its dotted name, as in `_target_`.
-
-    Args:
-        target: Name of the part.
-        outdated: Whether the source code may have changed since the file was written.
-
-    Returns:
-        The signature. None if it is not stored, or outdated: then the part has to be imported.
-    """
-    stored = read()
-    return stored.signatures.get(target) if outdated or stored.is_current else None
-
-
 def update() -> None:
     """Write the file with the parts that dxn's own YAML files name, unless it is current."""
     from dxn.config.instantiate import functions_of_dxn, resolve

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -14,7 +13,6 @@ from hydra.errors import HydraException
 
 from dxn.config.command import AS_TYPED, SHORT, Command, is_path
 from dxn.config.groups import CONF, add_folders, installed_folders, keys_of_experiments
-from dxn.config.values import problem
 from dxn.core.errors import UserError
 from dxn.core.printable import quoted
 
@@ -44,10 +42,6 @@ class Request:
     values: list[Override] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     trust_all: tuple[str, ...] = ()
-
-    def value(self, key: str) -> Any:
-        """Return the value of an override; None if the key is not set."""
-        return next((o.value() for o in self.values if o.key_or_group == key), None)
 
     def stop_on_problems(self) -> None:
         """Raise UserError with all problems, if there are any."""
@@ -131,18 +125,6 @@ def expand(words: Sequence[str]) -> list[list[str]]:
     if problems:
         raise UserError("\n".join(problems))
     return [list(combination) for combination in itertools.product(*alternatives)]
-
-
-def typed_value(override: Override, annotation: Any) -> Any:
-    """Return the value of an override in the type that its key expects.
-
-    A number or Boolean can be meant as text, such as the name of a column 2024.
-    """
-    value = override.value()
-    is_scalar = isinstance(value, bool | int | float)
-    if is_scalar and problem(value, annotation) and not problem("", annotation):
-        return str(override.input_line).partition("=")[2]
-    return value
 
 
 def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:

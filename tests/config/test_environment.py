@@ -6,7 +6,7 @@ from dxn import cli
 from dxn.commands.train import Train, settings_of_run
 from dxn.config.compose import compose
 from dxn.config.environment import require_no_interpolations
-from dxn.config.settings import FOLDER, Settings
+from dxn.config.settings import FOLDER, Settings, dump_yaml
 from dxn.core import printable
 from dxn.core.errors import UserError
 from dxn.core.printable import printable as shown
@@ -46,7 +46,7 @@ def test_the_value_is_used_and_the_interpolation_is_saved(tmp_path, override, ke
         assert SECRET not in path.read_text()
     saved = Settings.load(tmp_path).values[key]
     assert "${" in str(saved)
-    assert settings.yaml() == (tmp_path / FOLDER / "config.yaml").read_text()
+    assert dump_yaml(settings.plain()) == (tmp_path / FOLDER / "config.yaml").read_text()
 
 
 def test_a_number_of_the_environment_is_saved_because_it_is_no_secret(tmp_path):
@@ -106,8 +106,8 @@ def test_an_option_that_is_written_again_is_used_but_not_saved(tmp_path):
     for again in ("weights.source=other", "weights.source=${oc.env:DXN_TEST_TOKEN}"):
         settings = settings_of_run(run, [again])
         assert settings.values["weights"]["source"] in ("other", SECRET)
-        assert "source: ${oc.env:DXN_TEST_TOKEN}" in settings.yaml()
-        assert SECRET not in settings.yaml()
+        assert "source: ${oc.env:DXN_TEST_TOKEN}" in dump_yaml(settings.plain())
+        assert SECRET not in dump_yaml(settings.plain())
 
 
 def test_the_name_of_a_run_need_not_be_written_again(tmp_path):

@@ -282,16 +282,17 @@ def stored(tmp_path, monkeypatch):
 
 
 def test_a_stored_signature_equals_that_of_the_class(stored):
-    assert signatures.find("dxn.models.Backbone") == signature_from(Backbone)
-    assert signatures.find("dxn.models.blocks.NormOptions") == signature_from(NormOptions)
-    assert signatures.find("dxn.models.Decoder") is None
+    known = signatures.read().signatures
+    assert known["dxn.models.Backbone"] == signature_from(Backbone)
+    assert known["dxn.models.blocks.NormOptions"] == signature_from(NormOptions)
+    assert "dxn.models.Decoder" not in known
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"sources": "old", "names": {}}'])
 def test_a_missing_or_outdated_file_is_not_used(stored, content):
     stored.unlink() if content is None else stored.write_text(content)
     signatures.read.cache_clear()
-    assert signatures.find("dxn.models.Backbone") is None
+    assert not signatures.read().is_current
     assert signature_of("dxn.models.Backbone", key="backbone") == signature_from(Backbone)
 
 

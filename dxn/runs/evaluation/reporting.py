@@ -11,7 +11,7 @@ from typing import Any
 
 from dxn import report as pages
 from dxn import viz
-from dxn.config.settings import Settings
+from dxn.config.settings import Settings, dump_yaml
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.untrusted import check_file, load_json
@@ -279,7 +279,7 @@ def _info(
         folder=folder,
         title=str(values.get("name") or target or folder.parent.name or folder.name),
         command=shlex.join(["dxn", "train", *overrides]),
-        config=settings.yaml(),
+        config=dump_yaml(settings.plain()),
         about=about,
         metrics=metrics,
         log=read_log_of(folder),

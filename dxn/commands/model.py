@@ -1,0 +1,123 @@
+"""Groups of options of the commands that use a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dxn.commands.options import NO_WEIGHTS, Count, DeviceName, DtypeName, Run, Weights
+from dxn.config.command import Command
+from dxn.core.errors import UserError
+
+if TYPE_CHECKING:
+    from dxn.runs.predictor.predictor import Predictor
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromRun(Command):
+    """A command that uses a trained model.
+
+    Args:
+        run: Run folder, model folder, folder of runs (its newest one is used) or latest.
+    """
+
+    run: Run = None
+
+    def load(self, **options: Any) -> Predictor:
+        """Load the model, with further arguments of `load_predictor`."""
+        from dxn.runs.saved.loading import load_predictor
+
+        return load_predictor(self.run, trust=self.settings.folder_trust, **options)
+
+    def required_run(self) -> str:
+        """Return the run folder.
+
+        Raises:
+            UserError: If it is not set.
+        """
+        if self.run is None:
+            raise UserError("run: set run=RUN to the run folder of a trained model")
+        return self.run
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromWeights(FromRun):
+    """A command that uses a trained model or a public checkpoint."""
+
+    weights: Weights = NO_WEIGHTS
+
+    def load(self, **options: Any) -> Predictor:
+        """Load the model, with further arguments of `load_predictor`."""
+        from dxn.runs.saved.loading import load_predictor
+
+        trust = self.settings.folder_trust
+        return load_predictor(self.run, self.weights, trust=trust, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute(Command):
+    """A command that computes batches with a model.
+
+    Args:
+        batch_size: Number of samples per batch.
+        device: auto, cpu, cuda or mps.
+        dtype: float32, bf16, int8 or auto: bf16 if the model is large and the device has
+            instructions for it.
+        compile: Whether to use torch.compile. On a CPU, it is slower than the layers that dxn uses
+            otherwise.
+    """
+
+    batch_size: Count = 64
+    device: DeviceName = "auto"
+    dtype: DtypeName = "auto"
+    compile: bool = False
+
+    def computing(self) -> dict[str, Any]:
+        """Return the options as arguments of `dxn.runs.saved.loading.load_predictor`."""
+        return {"device": self.device, "dtype": self.dtype, "compiled": self.compile}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableInput(Command):
+    """A command that reads a table.
+
+    Args:
+        columns: Columns of a table with other names: columns.title=name.
+        sep: Separator of CSV cells (default: detected from the header).
+        encoding: Encoding of a table (default: UTF-8).
+        sheet: Sheet of an Excel file (default: the first sheet with a table).
+        on_bad: Rows of input that cannot be read: error, skip or missing (use the other inputs).
+        confine: Refuse files of input that lead out of its folder, also through links.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    sep: str | None = None
+    encoding: str | None = None
+    sheet: str | None = None
+    on_bad: Literal["error", "skip", "missing"] = "error"
+    confine: bool = True
+
+    def table_options(self) -> dict[str, Any]:
+        """Return the options as arguments of `dxn.runs.predictor.inputs.ModelInputs.option`."""
+        return {
+            "columns": self.columns,
+            "sep": self.sep,
+            "encoding": self.encoding,
+            "sheet": self.sheet,
+            "on_bad": self.on_bad,
+            "confine": self.confine,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Command):
+    """A command whose model can get class names.
+
+    Args:
+        labels: Class names for a model with head=contrastive, which has no classes of its own.
+        template: Text of a class, such as "a photo of a {}".
+    """
+
+    labels: Sequence[str] = ()
+    template: str = "{}"
