@@ -12,7 +12,7 @@ from dxn.data.inspect.quality import check_known_targets
 from dxn.data.raws import memory_lines
 
 if TYPE_CHECKING:
-    from dxn.data.reading import Opened
+    from dxn.data.dataset import Opened
     from dxn.data.rows import Source
     from dxn.runs.record import Input, Plan
     from dxn.tasks import Task

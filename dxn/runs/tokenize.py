@@ -14,8 +14,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.randomness import named_draws
 from dxn.core.tokens import join
-from dxn.data.dataset import Samples
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened, Samples
 from dxn.runs.build import build_adapters
 from dxn.runs.plan import adapter_nodes, readers_of
 from dxn.runs.predictor.option import read_sample
