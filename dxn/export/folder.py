@@ -121,7 +121,10 @@ def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
 
 
 def _ports(ports: Sequence[Port]) -> list[dict[str, Any]]:
-    return [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape)} for p in ports]
+    return [
+        {"name": p.name, "dtype": str(p.dtype).removeprefix("torch."), "shape": list(p.shape)}
+        for p in ports
+    ]
 
 
 def _write_example(part: Part, path: Path) -> None:

@@ -29,12 +29,12 @@ class Port:
 
     Args:
         name: Name, such as "text.ids": that of the input and of the tensor of its tokenizer.
-        dtype: Data type, such as "int64".
+        dtype: Data type.
         shape: Size of each axis. A text is the name of a size that can vary.
     """
 
     name: str
-    dtype: str
+    dtype: torch.dtype
     shape: tuple[int | str, ...]
 
     def dynamic(self) -> dict[int, str]:
@@ -109,8 +109,7 @@ class Graph(nn.Module):
                 continue
             # Tensors that only explain a model, such as coordinates.
             shape = [sizes.get(size, 1) if isinstance(size, str) else size for size in port.shape]
-            dtype = getattr(torch, port.dtype)
-            part[key] = torch.zeros(shape, dtype=dtype, device=first.device)
+            part[key] = torch.zeros(shape, dtype=port.dtype, device=first.device)
             if port.name in self.fixed:
                 values = torch.tensor(self.fixed[port.name], device=first.device)
                 part[key] = (part[key].reshape(shape[0], -1) + values).reshape(shape)

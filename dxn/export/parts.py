@@ -17,7 +17,6 @@ from dxn.export.writing import (
     LanguageGraph,
     check_backbones,
     decoder_cases,
-    decoder_of,
     language_cases,
     memory_of,
 )
@@ -37,15 +36,26 @@ def check_exportable(predictor: Predictor) -> None:
     """
     check_backbones(predictor.network)
     writes = predictor.task.writes
-    if writes and decoder_of(predictor.model.head) is None:
-        raise UserError(
-            f"export: the decoder must be dxn.models.Decoder, got "
-            f"{type(getattr(predictor.model.head, 'decoder', None)).__name__}"
-        )
+    if writes:
+        _decoder(predictor)
     if (writes or predictor.task.target.source == "stream") and isinstance(
         predictor.network, Ensemble
     ):
         raise UserError("export: an ensemble of models that write cannot be exported")
+
+
+def _decoder(predictor: Predictor) -> Decoder:
+    """Return the decoder of a model that writes.
+
+    Raises:
+        UserError: If it is of another class.
+    """
+    decoder = predictor.model.head.decoder
+    if not isinstance(decoder, Decoder):
+        raise UserError(
+            f"export: the decoder must be dxn.models.Decoder, got {type(decoder).__name__}"
+        )
+    return decoder
 
 
 def make_parts(predictor: Predictor) -> tuple[list[Part], str]:
@@ -82,8 +92,7 @@ def _encoder_and_decoder(
     predictor: Predictor, graph: Graph, examples: Sequence[Example], cases: Sequence[Tensors]
 ) -> list[Part]:
     model = predictor.model
-    decoder = decoder_of(model.head)
-    assert isinstance(decoder, Decoder)  # see check_exportable
+    decoder = _decoder(predictor)
 
     def encoded(number: int) -> Tensors:
         tokens, _ = model.encode(model.embed(examples[number][0]))

@@ -113,7 +113,7 @@ def find_ports(all_tensors: Sequence[Tensors]) -> list[Port]:
             sizes = tuple(tensors[name].shape[axis] for tensors in all_tensors)
             varies = len(set(sizes)) > 1
             shape.append(_size_name(names, owner, sizes) if varies else sizes[0])
-        ports.append(Port(name, str(first.dtype).removeprefix("torch."), tuple(shape)))
+        ports.append(Port(name, first.dtype, tuple(shape)))
     return ports
 
 

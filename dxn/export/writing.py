@@ -158,12 +158,6 @@ def check_backbones(network: nn.Module) -> None:
             )
 
 
-def decoder_of(head: Any) -> Decoder | None:
-    """Return the decoder of a head that has one."""
-    decoder = getattr(head, "decoder", None)
-    return decoder if isinstance(decoder, Decoder) else None
-
-
 def language_cases(model: Model) -> list[Tensors]:
     """Return inputs of a `LanguageGraph`, with padding between a prompt and its new tokens.
 

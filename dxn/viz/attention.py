@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dxn.core.display import percent
 from dxn.viz.arcs import arcs_picture
-from dxn.viz.drawers import Thumbnails
+from dxn.viz.drawers import COPIES
 from dxn.viz.figure import (
     color_bar,
     file_names,
@@ -123,16 +123,16 @@ def across_picture(
         weights: (T, N). Attention weights of each word on all columns. The copies of an input have
             the same color scale. Their titles contain the sum of the weights of the word on it.
         words: The T words.
-        parts: The inputs. Their drawers must have thumbnails.
+        parts: The inputs. Their drawers must have copies.
         path: File to write.
         about: Line below the title, such as the answer of the model.
     """
-    sizes = [_thumbnails(part) for part in parts]
+    sizes = [part.drawer.copies or COPIES for part in parts]
     # One panel per input, with its own numbers of columns and rows.
-    columns = [min(size.per_row, len(words)) for size in sizes]
+    columns = [min(per_row, len(words)) for _, _, per_row in sizes]
     rows = [-(-len(words) // count) for count in columns]
-    heights = [size.height * count + 0.4 for size, count in zip(sizes, rows, strict=True)]
-    width = max(size.width * count for size, count in zip(sizes, columns, strict=True)) + 1
+    heights = [size[1] * count + 0.4 for size, count in zip(sizes, rows, strict=True)]
+    width = max(size[0] * count for size, count in zip(sizes, columns, strict=True)) + 1
     figure = new_figure(max(width, 6), sum(heights) + 0.8)
     title = "What each word attends to in the last block, mean over its heads"
     set_title(figure, title, about)
@@ -148,7 +148,7 @@ def across_picture(
             part.drawer.draw_shares(axis, part.shown, part.coords, row, scale, small=True)
             axis.set_title(f"{word}: {percent(float(row.sum()))}", fontsize=8)
         color_bar(panel, axes, scale, f"attention\nper {part.drawer.unit}")
-        caption = [f"{part.name}: share of the attention of each word", sizes[i].caption]
+        caption = [f"{part.name}: share of the attention of each word", part.drawer.copy_units]
         panel.supxlabel("; ".join(filter(None, caption)), fontsize=8, x=0.02, ha="left")
     save(figure, path)
 
@@ -168,7 +168,7 @@ def word_pictures(
         The files that were written, and notes about what was left out.
     """
     texts = [_named(part, view) for part in view.parts if part.drawer.reads_words]
-    others = [part for part in view.parts if part.drawer.thumbnails is not None]
+    others = [part for part in view.parts if part.drawer.copies is not None]
     written: list[Path] = []
     notes: list[str] = []
     arcs_files = file_names([text.name for text in texts], "arcs.png")
@@ -240,9 +240,10 @@ def reading_pictures(
             title += f" ({percent(float(part_weights.sum(1).mean()))} of its attention)"
         path = folder / files[part.name]
         names = view.names_of(part)
-        part.drawer.draw_reading(
-            part.shown, part_weights, words, names, part.coords, path, title=title, about=about
-        )
+        drawer = part.drawer
+        figure = drawer.draw_reading(part.shown, part_weights, words, names, part.coords)
+        set_title(figure, title, about)
+        save(figure, path)
         written.append(path)
     return written
 
@@ -289,9 +290,3 @@ def _label_tokens(
                 labels.append(names[i] if is_named else f"{part}: {names[i]}")
         start += count
     set_ticks(ticks, shortened(labels, 32), fontsize=6.5, **style)
-
-
-def _thumbnails(part: InputTokens) -> Thumbnails:
-    size = part.drawer.thumbnails
-    assert size is not None, f"{part.name} has no thumbnails"
-    return size

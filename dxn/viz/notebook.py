@@ -46,27 +46,19 @@ class LiveLine:
         html = render(TEMPLATES / "progress.html", **content)
         if self.handle is None:
             display: Any = importlib.import_module("IPython.display").display
-            self.handle = display(_Fragment(html), display_id=True)
+            self.handle = display(_fragment(html), display_id=True, raw=True)
         else:
-            self.handle.update(_Fragment(html))
+            self.handle.update(_fragment(html), raw=True)
 
     def close(self) -> None:
         """Remove the progress."""
         if self.handle is not None:
-            self.handle.update(_Fragment(""))
+            self.handle.update(_fragment(""), raw=True)
 
 
-class _Fragment:
-    """An HTML fragment. Frontends without HTML show an empty text, not the name of the class."""
-
-    def __init__(self, html: str):
-        self.html = html
-
-    def __repr__(self) -> str:
-        return ""
-
-    def _repr_html_(self) -> str:
-        return self.html
+def _fragment(html: str) -> dict[str, str]:
+    """Return an HTML fragment; frontends without HTML show an empty text."""
+    return {"text/html": html, "text/plain": ""}
 
 
 def heatmap(matrix: ArrayLike) -> str:

@@ -1,5 +1,7 @@
 """A decoder's attention drawn: words against words, over time, over an image, over a strip."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -12,18 +14,18 @@ from dxn.core.tokens import Span, Tokens
 from dxn.viz.attention import reading_pictures
 from dxn.viz.drawers import Shown
 from dxn.viz.drawers.audio import sound_panel, spectrogram
-from dxn.viz.drawers.drawer import draw_alignment
-from dxn.viz.drawers.image import rgb
-from dxn.viz.drawers.panel import (
+from dxn.viz.drawers.heat import (
     COLUMNS,
     DARKEST,
     Panel,
+    draw_alignment,
     draw_copies,
     draw_rows,
     heat_pixels,
     timeline,
 )
-from dxn.viz.figure import heat_scale
+from dxn.viz.drawers.image import rgb
+from dxn.viz.figure import heat_scale, save
 from dxn.viz.sample import SampleView
 
 WORDS = ["the", "$5$ cup", "</s>", "مرحبا", "\x00end"]
@@ -48,7 +50,7 @@ def is_hottest(pixels):
 def test_an_alignment_is_hottest_at_the_words_that_were_read(tmp_path):
     weights = np.zeros((5, 7))
     weights[:, 0] = 1
-    draw_alignment(weights, WORDS, [f"mot{i}" for i in range(7)], tmp_path / "a.png")
+    save(draw_alignment(weights, WORDS, [f"mot{i}" for i in range(7)]), tmp_path / "a.png")
     pixels = pixels_of(tmp_path / "a.png")
     hot = is_hottest(pixels).any(0).nonzero()[0]
     width = pixels.shape[1]
@@ -58,7 +60,8 @@ def test_an_alignment_is_hottest_at_the_words_that_were_read(tmp_path):
 
 
 def test_long_and_many_words_stay_inside_the_picture(tmp_path):
-    draw_alignment(near_identity(41, 43), ["long" * 20] * 41, ["word"] * 43, tmp_path / "a.png")
+    figure = draw_alignment(near_identity(41, 43), ["long" * 20] * 41, ["word"] * 43)
+    save(figure, tmp_path / "a.png")
     pixels = pixels_of(tmp_path / "a.png")
     assert max(pixels.shape) < 2200
     edges = [pixels[:2].reshape(-1, 3), pixels[-2:].reshape(-1, 3), pixels[:, -2:].reshape(-1, 3)]
@@ -70,7 +73,7 @@ def test_a_row_over_time_is_hot_at_the_time_that_was_read(tmp_path):
     weights = np.zeros((2, 7))
     weights[0, 0] = weights[1, 6] = 1
     silence = sound_panel(audio(torch.zeros(5600), RATE))
-    draw_rows(weights, WORDS[:2], silence, FRAMES, tmp_path / "t.png")
+    save(draw_rows(weights, WORDS[:2], silence, FRAMES), tmp_path / "t.png")
     pixels = pixels_of(tmp_path / "t.png")
     rows, columns = is_hottest(pixels).nonzero()
     is_row = columns < 0.9 * pixels.shape[1]  # the color bar is at the right
@@ -83,7 +86,8 @@ def test_a_row_over_time_is_hot_at_the_time_that_was_read(tmp_path):
 def test_the_patch_that_was_read_has_a_color_and_the_others_are_grey(tmp_path):
     weights = np.zeros((1, 6))
     weights[0, 5] = 1  # bottom right
-    draw_copies(weights, ["cup"], PICTURE, CELLS, tmp_path / "c.png", per_row=6, width=1.7)
+    figure = draw_copies(weights, ["cup"], PICTURE, CELLS, per_row=6, width=1.7)
+    save(figure, tmp_path / "c.png")
     pixels = pixels_of(tmp_path / "c.png")
     light = DARKEST + (1 - DARKEST) * 200 / 255
     hot = (np.abs(pixels - light * np.array(HOTTEST)).sum(2) < 9).nonzero()
@@ -118,8 +122,8 @@ def test_equal_weights_do_not_look_like_strong_attention():
 def test_many_copies_of_an_image_are_wrapped(tmp_path):
     weights = near_identity(5, 6)
     for name, per_row in (("wide.png", 5), ("tall.png", 2)):
-        path = tmp_path / name
-        draw_copies(weights, WORDS, PICTURE, CELLS, path, per_row=per_row, width=1.7)
+        figure = draw_copies(weights, WORDS, PICTURE, CELLS, per_row=per_row, width=1.7)
+        save(figure, tmp_path / name)
     wide, tall = (pixels_of(tmp_path / name).shape for name in ("wide.png", "tall.png"))
     assert tall[0] > 2 * wide[0] and wide[1] > 1.7 * tall[1]
 
@@ -181,32 +185,37 @@ FRONT = torch.zeros(3, 10, 11, dtype=torch.uint8)
 
 def test_padding_and_class_tokens_are_not_drawn(tmp_path, monkeypatch):
     calls = {}
-    for module, name in (("drawer", "draw_alignment"), ("panel", "draw_copies")):
-        target = f"dxn.viz.drawers.{module}.{name}"
-        monkeypatch.setattr(target, lambda *a, _name=name, **k: calls.update({_name: (a, k)}))
+
+    def record(name, draw, *arguments, **options):
+        calls[name] = arguments
+        return draw(*arguments, **options)
+
+    for module, draw in (("drawer", draw_alignment), ("panel", draw_copies)):
+        target = f"dxn.viz.drawers.{module}.{draw.__name__}"
+        monkeypatch.setattr(target, functools.partial(record, draw.__name__, draw))
+    titles = []
+    monkeypatch.setattr("dxn.viz.attention.set_title", lambda _, *texts: titles.append(texts))
     inputs = {"title": text("a cup"), "front": image(FRONT)}
     view = SampleView(mixed_tokens(), inputs)
     view.__dict__["names"] = NAMES
     files = reading_pictures(view, WEIGHTS, ["x", "y"], tmp_path, about="answer: x y")
     assert [path.name for path in files] == ["alignment.png", "cells.png"]
-    (weights, words, read, _), style = calls["draw_alignment"]
+    weights, words, read = calls["draw_alignment"]
     np.testing.assert_array_equal(weights, WEIGHTS[:, 1:3])
     assert (words, read) == (["x", "y"], ["a", "cup"])
     title = "What each word of the answer attends to in title (40% of its attention)"
-    assert style == {"title": title, "about": "answer: x y"}
-    (weights, _, panel, boxes, _), style = calls["draw_copies"]
+    assert titles[0] == (title, "answer: x y")
+    weights, _, panel, boxes = calls["draw_copies"]
     np.testing.assert_array_equal(weights, WEIGHTS[:, 4:])
     assert (panel.pixels.shape, boxes.shape) == ((10, 11, 3), (2, 4))
-    assert style["title"].endswith("in front (55% of its attention)")
+    assert titles[1][0].endswith("in front (55% of its attention)")
 
 
 def test_the_title_of_a_single_input_has_no_share(tmp_path, monkeypatch):
     span = Span("text", "text", 0, 2, torch.zeros(1, 2, 2))
     tokens = Tokens(torch.zeros(1, 2, D), torch.ones(1, 2, dtype=torch.bool), (span,))
     titles = []
-    monkeypatch.setattr(
-        "dxn.viz.drawers.drawer.draw_alignment", lambda *_, title, about: titles.append(title)
-    )
+    monkeypatch.setattr("dxn.viz.attention.set_title", lambda _, title, about: titles.append(title))
     weights = np.full((1, 2), 0.5)
     inputs = {"text": text("a cup")}
     view = SampleView(tokens, inputs)

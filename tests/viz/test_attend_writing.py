@@ -173,7 +173,7 @@ def page_of(folder):
 @pytest.fixture
 def unsaved(monkeypatch):
     """Metrics are made but not painted, which takes most of the time."""
-    modules = ("attention", "arcs", "drawers.drawer", "drawers.panel")
+    modules = ("attention", "arcs")
     for module in modules:
         monkeypatch.setattr(f"dxn.viz.{module}.save", lambda figure, path: None)
 

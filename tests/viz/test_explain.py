@@ -31,8 +31,8 @@ from dxn.tokenize import AudioAdapter
 from dxn.tokenize.audio.tokenizer import PatchOptions
 from dxn.viz import drawers, figure
 from dxn.viz.drawers import DRAWERS, Drawer, Shown, get_drawer
-from dxn.viz.drawers.panel import overlaps
-from dxn.viz.drawers.text_layout import lay_out
+from dxn.viz.drawers.heat import overlaps
+from dxn.viz.drawers.text import lay_out
 from dxn.viz.figure import file_names, pack
 from dxn.viz.sample import SampleView
 from dxn.viz.tokens import token_picture

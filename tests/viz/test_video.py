@@ -6,8 +6,8 @@ from matplotlib.colors import Normalize
 
 from dxn.tokenize import VideoAdapter
 from dxn.viz.drawers import Shown, get_drawer
-from dxn.viz.drawers.video import PER_ROW, VideoDrawer, strip_of
-from dxn.viz.figure import new_figure
+from dxn.viz.drawers.video import PER_ROW, VideoDrawer, _starts
+from dxn.viz.figure import new_figure, save
 
 
 def shown_of(raw, **options):
@@ -22,12 +22,13 @@ def clip(length=7, height=24, width=32):
 
 
 def test_a_strip_shows_the_first_frame_of_each_step():
-    strip = strip_of(shown_of(clip(), tubelet_frames=3)[0])
-    assert strip.starts.tolist() == [0, 3, 6]
+    shown, _ = shown_of(clip(), tubelet_frames=3)
+    assert _starts(shown).tolist() == [0, 3, 6]
+    pixels = VideoDrawer().panel(shown).pixels
     gap = 2
-    assert strip.panel.pixels.shape == (24, 3 * 32 + 2 * gap, 3)
-    assert [int(strip.panel.pixels[5, (32 + gap) * i + 5, 0]) for i in range(3)] == [0, 30, 60]
-    assert int(strip.panel.pixels[5, 33, 0]) == 255
+    assert pixels.shape == (24, 3 * 32 + 2 * gap, 3)
+    assert [int(pixels[5, (32 + gap) * i + 5, 0]) for i in range(3)] == [0, 30, 60]
+    assert int(pixels[5, 33, 0]) == 255
 
 
 def test_the_box_of_a_token_lies_in_its_frame():
@@ -35,7 +36,7 @@ def test_the_box_of_a_token_lies_in_its_frame():
     drawer = get_drawer("video")
     assert isinstance(drawer, VideoDrawer)
     boxes = drawer.boxes(shown, coords)
-    pixels = strip_of(shown).panel.pixels
+    pixels = drawer.panel(shown).pixels
     assert len(pixels) == 2 * 24 + 2  # eleven frames in rows of eight
     for box, (start, *_) in zip(boxes, coords, strict=True):
         top, left, bottom, right = box.astype(int)
@@ -69,7 +70,7 @@ def test_all_pictures_can_be_drawn(tmp_path):
     drawer.draw_shares(axis, shown, coords, shares, Normalize(0, 1), small=True)
     path = tmp_path / "frames.png"
     weights, names = np.stack([shares] * 3), ["x"] * len(coords)
-    drawer.draw_reading(shown, weights, ["a", "b", "c"], names, coords, path, title="a title")
+    save(drawer.draw_reading(shown, weights, ["a", "b", "c"], names, coords), path)
     assert (tmp_path / "frames.png").stat().st_size > 1000
     width, height = drawer.size(shown, shaded=False)
     assert drawer.size(shown, shaded=True)[1] > 2 * height

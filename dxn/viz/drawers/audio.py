@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dxn.viz.drawers.drawer import Shown, Thumbnails
-from dxn.viz.drawers.panel import COLUMNS, Panel, PanelDrawer, Ticks
+from dxn.tokenize.audio.adapter import AudioAdapter
+from dxn.tokenize.audio.tokenizer import AudioTokenizer
+from dxn.viz.drawers.drawer import Shown
+from dxn.viz.drawers.heat import COLUMNS, Panel, Ticks
+from dxn.viz.drawers.panel import PanelDrawer
 from dxn.viz.html import data_url
 from dxn.viz.media import flac, player
 
@@ -28,7 +31,8 @@ class AudioDrawer(PanelDrawer):
     """Draws a waveform (T,). Coordinates are (start, stop) in seconds."""
 
     reading_file = "time.png"
-    thumbnails = Thumbnails(width=2.6, height=1.6, per_row=4, caption="seconds, Hz")
+    copies = (2.6, 1.6, 4)
+    copy_units = "seconds, Hz"
     max_marks = 120
 
     def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
@@ -62,11 +66,11 @@ class AudioDrawer(PanelDrawer):
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         """Return the boxes (N, 4) in seconds and frequency bins from the top."""
         height = sound_panel(shown).height
-        grid = getattr(shown.adapter, "grid", None)
         bands = _bands(coords)
-        if grid is None or bands.max(initial=0) == 0:
+        if not isinstance(shown.adapter, AudioAdapter) or bands.max(initial=0) == 0:
             low, high = np.zeros(len(coords)), np.full(len(coords), height)
         else:
+            grid = shown.adapter.grid
             low = bands * grid.stride[1]
             high = np.minimum(low + grid.size[1], height)
         # Bins rise from the bottom, and boxes are counted from the top.
@@ -89,7 +93,7 @@ def sound_panel(shown: Shown) -> Panel:
     power spectrogram. The horizontal axis is in seconds. Loud points are dark.
     """
     prepare = shown.preprocessor
-    if not hasattr(prepare, "spectrogram"):
+    if not isinstance(prepare, AudioTokenizer):
         return _power_panel(*waveform(shown))
     if prepare.spectrogram is None:
         return _waveform_panel(*waveform(shown))

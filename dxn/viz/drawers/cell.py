@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from dxn.viz.drawers.drawer import Drawer, Shown, Thumbnails, draw_cell
+from dxn.viz.drawers.drawer import Drawer, Shown, draw_cell
 from dxn.viz.media import cell
 
 PER_COLUMN = 25  # boxes below each other
@@ -18,24 +18,13 @@ MAX_NAME = 22  # characters of a column name
 MAX_VALUE = 18  # characters of a value
 
 
-@dataclass(frozen=True)
-class Cells:
-    """Cells that are drawn in one panel, in place of the raw value of a single input.
-
-    Args:
-        labels: One label per token.
-    """
-
-    labels: tuple[str, ...]
-
-
 class CellDrawer(Drawer):
     """Draws the cells of all columns together, because each of them has only one or few tokens."""
 
     unit = "cell"
     joins_inputs = True
     reading_file = "cells.png"
-    thumbnails = Thumbnails(width=2.0, height=1.2, per_row=4)
+    copies = (2.0, 1.2, 4)
 
     def join(self, inputs: Mapping[str, Shown]) -> Shown:
         """Return the inputs as one input, whose tokens are those of the inputs in order."""
@@ -43,7 +32,7 @@ class CellDrawer(Drawer):
         for name, shown in inputs.items():
             labels += _labels(replace(shown, name=name))
         first = next(iter(inputs.values()))
-        return Shown(first.modality, Cells(tuple(labels)), first.preprocessor, first.adapter)
+        return Shown(first.modality, labels, first.preprocessor, first.adapter)
 
     def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
         count = len(_labels(shown))
@@ -84,8 +73,8 @@ class CellDrawer(Drawer):
 
 def _labels(shown: Shown) -> list[str]:
     """Return one label per token: the name of the column and a value."""
-    if isinstance(shown.raw, Cells):
-        return list(shown.raw.labels)
+    if isinstance(shown.raw, list):  # of joined inputs; no cell has a list as its raw value
+        return shown.raw
     values = shown.raw if isinstance(shown.raw, tuple) else (shown.raw,)
     name = _cut(shown.name or shown.modality, MAX_NAME)
     return [f"{name} = {_cut(_text(value), MAX_VALUE)}" for value in values]

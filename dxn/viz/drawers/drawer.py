@@ -10,29 +10,20 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from dxn.viz.figure import (
-    color_bar,
-    font_size,
-    heat_colors,
-    heat_scale,
-    new_figure,
-    save,
-    separate_cells,
-    set_title,
-    shortened,
-)
-from dxn.viz.fonts import text_width
+from dxn.viz.drawers.heat import draw_alignment
+from dxn.viz.figure import heat_colors
 from dxn.viz.html import escaped
 
+COPIES = (2.6, 0.6, 4)  # width and height in inches of the copies of an input, and number per row
 MAX_PATH = 500  # characters
 CELL_COLOR = "#bee3f8"
 CELL_EDGE = "#a0aec0"
 PER_ROW = 32  # cells per row
 MIN_COLUMNS = 8  # cells that fit in the width at least, so that few cells are not stretched
 MAX_NUMBERED = 256  # cells; with more, the numbers would be too small to read
-MAX_INCHES = 20.0  # longest side of a picture, about 2200 pixels
 
 
 @dataclass(frozen=True)
@@ -57,23 +48,6 @@ class Shown:
     name: str = ""
 
 
-@dataclass(frozen=True)
-class Thumbnails:
-    """Size of the small copies of an input, one per word of a text.
-
-    Args:
-        width: Width of a copy in inches.
-        height: Height of a copy in inches.
-        per_row: Maximum number of copies per row.
-        caption: Text below all copies, such as the units of their axes.
-    """
-
-    width: float
-    height: float
-    per_row: int
-    caption: str = ""
-
-
 class Drawer:
     """Draws the raw inputs of one modality, with their tokens marked or colored.
 
@@ -92,15 +66,18 @@ class Drawer:
         reads_words: Whether the tokens are parts of a text, so that attention between them is drawn
             too.
         joins_inputs: Whether neighboring inputs of this drawer are drawn together, see `join`.
-        reading_file: Name of the file that `draw_reading` writes.
-        thumbnails: Size of the copies that `draw_shares` draws with `small`. None: no copies.
+        reading_file: Name of the file of `draw_reading`.
+        copies: Width and height in inches of the small copies of the input, one per word of a text,
+            and their maximum number per row. None: the input has no copies.
+        copy_units: Text below the copies, such as the units of their axes.
     """
 
     unit: str = "token"
     reads_words: bool = False
     joins_inputs: bool = False
     reading_file: str = "strip.png"
-    thumbnails: Thumbnails | None = Thumbnails(width=2.6, height=0.6, per_row=4)
+    copies: tuple[float, float, int] | None = COPIES
+    copy_units: str = ""
 
     def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
         """Return the width and height in inches of what `draw_tokens` draws.
@@ -164,12 +141,8 @@ class Drawer:
         words: Sequence[str],
         names: Sequence[str],
         coords: np.ndarray,
-        path: Path,
-        *,
-        title: str = "",
-        about: str = "",
-    ) -> None:
-        """Write a PNG of the tokens of the input that each generated token attends to.
+    ) -> Figure:
+        """Draw the tokens of the input that each generated token attends to.
 
         Args:
             shown: The input.
@@ -177,11 +150,8 @@ class Drawer:
             words: The T generated tokens as strings.
             names: Names of the N tokens of the input.
             coords: (N, k). Their positions.
-            path: File to write.
-            title: Title of the picture.
-            about: Line below the title, such as the answer of the model.
         """
-        draw_alignment(weights, words, names, path, title=title, about=about)
+        return draw_alignment(weights, words, names)
 
     def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
         """Return the names of all N columns of the input, padding included.
@@ -229,48 +199,6 @@ def draw_cell(axis: Axes, column: float, row: float, color: Any) -> None:
     """Draw a cell of width and height 1."""
     style: dict[str, Any] = {"edgecolor": CELL_EDGE, "linewidth": 0.5}
     axis.add_patch(Rectangle((column, row), 1, 1, facecolor=color, **style))
-
-
-def draw_alignment(
-    weights: np.ndarray,
-    words: Sequence[str],
-    read: Sequence[str],
-    path: Path,
-    *,
-    title: str = "",
-    about: str = "",
-) -> None:
-    """Write a PNG of attention between words: one row per query, one column per key.
-
-    Args:
-        weights: (T, N). Attention weights.
-        words: Labels of the T rows, the words that attend.
-        read: Labels of the N columns, the words that are attended to.
-        path: File to write.
-        title: Title of the picture.
-        about: Line below the title.
-    """
-    rows = shortened(words)
-    columns = shortened(read)
-    cell = min(0.3, MAX_INCHES / max(len(words), len(read)))
-    size = font_size(cell * 1.1)
-    left = max(text_width(row, size) for row in rows) / 72 + 0.3
-    top = max(text_width(column, size) for column in columns) / 72 + 0.3
-    # The last inch is for the color bar; 0.8 inches are for the title.
-    width = max(cell * len(read) + left, 4) + 1.0
-    figure = new_figure(width, max(cell * len(words) + top, 1.6) + 0.8)
-    axis = figure.subplots()
-    scale = heat_scale(weights)
-    style: dict[str, Any] = {"cmap": heat_colors(), "norm": scale, "interpolation": "nearest"}
-    axis.imshow(weights, aspect="equal", **style)
-    axis.set_yticks(range(len(rows)), rows, fontsize=size)
-    axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=size)
-    axis.xaxis.tick_top()
-    axis.tick_params(length=0)
-    separate_cells(axis, len(columns), len(rows))
-    set_title(figure, title, about)
-    color_bar(figure, axis, scale, "attention\nweight")
-    save(figure, path)
 
 
 def is_file(source: Any) -> bool:

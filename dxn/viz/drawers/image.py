@@ -11,8 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from dxn.tokenize.image.reader import read_image
-from dxn.viz.drawers.drawer import Shown, Thumbnails, is_file
-from dxn.viz.drawers.panel import GAP, MAX_RATIO, Panel, PanelDrawer
+from dxn.viz.drawers.drawer import Shown, is_file
+from dxn.viz.drawers.heat import MAX_RATIO, Panel
+from dxn.viz.drawers.panel import GAP, PanelDrawer
 from dxn.viz.media import encoded
 
 SIDE = 3.6  # inches of the longer side of an image
@@ -24,7 +25,7 @@ class ImageDrawer(PanelDrawer):
 
     unit = "patch"
     reading_file = "cells.png"
-    thumbnails = Thumbnails(width=1.5, height=1.7, per_row=8)
+    copies = (1.5, 1.7, 8)
     original = "left"
 
     def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:

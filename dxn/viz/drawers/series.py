@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from dxn.viz.drawers.drawer import Shown, Thumbnails
-from dxn.viz.drawers.panel import Panel, PanelDrawer
+from dxn.viz.drawers.drawer import Shown
+from dxn.viz.drawers.heat import Panel
+from dxn.viz.drawers.panel import PanelDrawer
 from dxn.viz.figure import new_figure
 
 MAX_CHANNELS = 16  # curves in one picture; further channels would be too flat
@@ -27,7 +28,8 @@ class SeriesDrawer(PanelDrawer):
 
     unit = "patch"
     reading_file = "time.png"
-    thumbnails = Thumbnails(width=2.6, height=1.6, per_row=4, caption="time steps")
+    copies = (2.6, 1.6, 4)
+    copy_units = "time steps"
     max_marks = 120
     is_drawing = True
 

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
-from dxn.viz.drawers.drawer import Shown, Thumbnails
+from dxn.tokenize.video.adapter import VideoAdapter
+from dxn.tokenize.video.tokenizer import VideoTokenizer
+from dxn.viz.drawers.drawer import Shown
+from dxn.viz.drawers.heat import Panel
 from dxn.viz.drawers.image import grid_places, rgb
-from dxn.viz.drawers.panel import GAP, Panel, PanelDrawer
+from dxn.viz.drawers.panel import GAP, PanelDrawer
 from dxn.viz.media import CLIP_RATE, clip, mp4
 
 WIDTH = 7.0  # inches of a strip
 PER_ROW = 8  # frames per row of a strip
 WHITE = 255
 FILE_QUALITY = 12  # of H.264; differences are hardly visible
-
-
-@dataclass(frozen=True)
-class Strip:
-    """The frames of a clip side by side.
-
-    Args:
-        panel: The picture. The units of its boxes are pixels.
-        starts: Index in the raw clip of the first frame of each time step.
-        cell: Height and width of a frame with its gap, in pixels.
-    """
-
-    panel: Panel
-    starts: np.ndarray
-    cell: tuple[float, float]
-
-    def boxes(self, coords: np.ndarray) -> np.ndarray:
-        """Return the boxes (N, 4) of tokens with coords (N, 6), NaN for padding."""
-        step = np.searchsorted(self.starts, np.nan_to_num(coords[:, 0]))
-        row, column = np.divmod(step, PER_ROW)
-        corner = np.stack([row * self.cell[0], column * self.cell[1]], 1)
-        return coords[:, 2:] + np.tile(corner, 2)
 
 
 class VideoDrawer(PanelDrawer):
@@ -47,10 +27,8 @@ class VideoDrawer(PanelDrawer):
     """
 
     reading_file = "frames.png"
-    thumbnails = Thumbnails(width=3.4, height=1.3, per_row=2)
+    copies = (3.4, 1.3, 2)
     original = "above"
-    copy_inches = 3.4
-    copies_per_row = 2
 
     def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
         panel = self.panel(shown)
@@ -59,10 +37,25 @@ class VideoDrawer(PanelDrawer):
         return WIDTH, (2 + GAP) * height if shaded else height
 
     def panel(self, shown: Shown) -> Panel:
-        return strip_of(shown).panel
+        """Return the first frame of each time step, in rows of PER_ROW frames."""
+        frames = [rgb(shown.raw[int(start)]) for start in _starts(shown)]
+        height, width = frames[0].shape[:2]
+        cell_height, cell_width = _cell(shown)
+        gap = cell_width - width
+        shape = (-(-len(frames) // PER_ROW) * cell_height, min(len(frames), PER_ROW) * cell_width)
+        pixels = np.full((shape[0] - gap, shape[1] - gap, 3), WHITE, np.uint8)
+        for i, frame in enumerate(frames):
+            row, column = divmod(i, PER_ROW)
+            top, left = row * cell_height, column * cell_width
+            pixels[top : top + height, left : left + width] = frame
+        return Panel(pixels, pixels.shape[1], pixels.shape[0])
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
-        return strip_of(shown).boxes(coords)
+        """Return the boxes (N, 4) of tokens with coords (N, 6), NaN for padding."""
+        step = np.searchsorted(_starts(shown), np.nan_to_num(coords[:, 0]))
+        row, column = np.divmod(step, PER_ROW)
+        height, width = _cell(shown)
+        return coords[:, 2:] + np.tile(np.stack([row * height, column * width], 1), 2)
 
     def note(self, shown: Shown, coords: np.ndarray) -> str:
         steps = len(np.unique(coords[:, 0]))
@@ -86,8 +79,9 @@ class VideoDrawer(PanelDrawer):
 
     def file(self, shown: Shown) -> bytes:
         """Return the frames that the model reads as the content of an MP4 file."""
-        sampling = getattr(shown.preprocessor, "sampling", None)
-        rate = Fraction((sampling and sampling.fps) or CLIP_RATE).limit_denominator(1000)
+        prepare = shown.preprocessor
+        fps = prepare.sampling.fps if isinstance(prepare, VideoTokenizer) else None
+        rate = Fraction(fps or CLIP_RATE).limit_denominator(1000)
         return mp4(_frames(shown), rate=rate, quality=FILE_QUALITY)
 
     def fragment(self, shown: Shown) -> str:
@@ -100,25 +94,20 @@ def _frames(shown: Shown) -> np.ndarray:
     return np.stack([rgb(frame) for frame in shown.raw])
 
 
-def strip_of(shown: Shown) -> Strip:
-    """Return the first frame of each time step of a clip, in rows of PER_ROW frames."""
+def _starts(shown: Shown) -> np.ndarray:
+    """Return the index in the raw clip of the first frame of each time step."""
     times = np.arange(len(shown.raw))
     if shown.preprocessor is not None:
         times = shown.preprocessor(shown.raw)["times"].numpy()
-    starts = times[:: _frames_per_step(shown)]
-    frames = [rgb(shown.raw[int(start)]) for start in starts]
-    height, width = frames[0].shape[:2]
+    return times[:: _frames_per_step(shown)]
+
+
+def _cell(shown: Shown) -> tuple[int, int]:
+    """Return the height and width of a frame with its gap, in pixels."""
+    height, width = shown.raw.shape[2:]
     gap = max(round(GAP * width), 1)
-    columns = min(len(frames), PER_ROW)
-    rows = -(-len(frames) // PER_ROW)
-    cell = (height + gap, width + gap)
-    pixels = np.full((rows * cell[0] - gap, columns * cell[1] - gap, 3), WHITE, np.uint8)
-    for i, frame in enumerate(frames):
-        row, column = divmod(i, PER_ROW)
-        top, left = row * cell[0], column * cell[1]
-        pixels[top : top + height, left : left + width] = frame
-    return Strip(Panel(pixels, pixels.shape[1], pixels.shape[0]), starts, cell)
+    return height + gap, width + gap
 
 
 def _frames_per_step(shown: Shown) -> int:
-    return getattr(shown.adapter, "tubelet_frames", 1)
+    return shown.adapter.tubelet_frames if isinstance(shown.adapter, VideoAdapter) else 1
