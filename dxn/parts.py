@@ -42,8 +42,8 @@ model.{call}({example})
 """
 
 
-class Model(models.Model):
-    """A model made of parts, which you train in a loop of your own.
+class TaskModel(models.Model):
+    """A model made of parts, together with its task, which you train in a loop of your own.
 
     `dxn.load`, `dxn serve`, `dxn export`, `dxn attend` and the other commands work on the folder
     that `save` writes.
@@ -62,7 +62,7 @@ class Model(models.Model):
 
     Example:
         >>> inputs = {"text": TextAdapter(dim=32).fit(texts)}
-        >>> model = dxn.Model(inputs, backbone=Backbone(32), head=Classify(), targets=labels)
+        >>> model = dxn.TaskModel(inputs, backbone=Backbone(32), head=Classify(), targets=labels)
         >>> batch = model.collate([{"text": "a fine film", "target": "good"}])
         >>> model.loss(model(batch), batch).backward()
     """

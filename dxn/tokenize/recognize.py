@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from dxn.tokenize.cells.category_cell import MAX_CHARS, find_separator
 from dxn.tokenize.cells.dates import are_dates
 from dxn.tokenize.cells.numbers import are_codes, are_numbers, has_no_value
 from dxn.tokenize.media import SOUND_TRACK, kinds_of
-from dxn.tokenize.series.values import NPY, SEPARATORS, is_number, is_series_path
+from dxn.tokenize.series.values import NPY, SEPARATORS, SUFFIXES, is_number
 
 MAX_INSPECTED = 2000  # cells are enough to recognize files, series and texts
 # Minimum score at which a column becomes an input. Lower scores come from columns in which only a
@@ -70,20 +71,15 @@ class LazyReaders(Mapping[str, Reader]):
 
 def by_modality(readers: Mapping[str, Reader]) -> Mapping[str, Reader]:
     """Return one reader per modality: that of the first adapter of this modality."""
-    if not isinstance(readers, LazyReaders):
-        modalities = {key: reader.modality for key, reader in readers.items()}
-        return {modality: readers[key] for modality, key in _first_keys(modalities).items()}
-    keys = _first_keys(readers.modalities)
-    classes = {m: readers.classes[key] for m, key in keys.items() if key in readers.classes}
-    return LazyReaders({modality: modality for modality in keys}, classes)
-
-
-def _first_keys(modalities: Mapping[str, str]) -> dict[str, str]:
-    """Return the first key of each modality."""
+    is_lazy = isinstance(readers, LazyReaders)
+    modalities = readers.modalities if is_lazy else {k: r.modality for k, r in readers.items()}
     keys: dict[str, str] = {}
     for key, modality in modalities.items():
         keys.setdefault(modality, key)
-    return keys
+    if not isinstance(readers, LazyReaders):
+        return {modality: readers[key] for modality, key in keys.items()}
+    classes = {m: readers.classes[key] for m, key in keys.items() if key in readers.classes}
+    return LazyReaders({modality: modality for modality in keys}, classes)
 
 
 def modality_of(cells: Sequence[Any], readers: Mapping[str, Reader]) -> str | None:
@@ -96,16 +92,16 @@ def modality_of(cells: Sequence[Any], readers: Mapping[str, Reader]) -> str | No
     present = [cell for cell in cells if cell is not None]
     if not present:  # a blank column has no modality
         return None
-    known = scores_of(present)
-    scores = {m: known.get(m, 0.0) for m in readers if m in READERS}
-    others = [modality for modality in readers if modality not in READERS]
-    if others:  # modalities of other packages
-        are_files = are_file_names(present)
-        are_values = known.get("number") or known.get("date")
-        for modality in others:
-            reader = readers[modality]
-            if reader.files if are_files else not (are_values and (reader.words or reader.files)):
-                scores[modality] = reader.score(present)
+    scores = scores_of(present)
+    are_values = scores.get("number") or scores.get("date")
+    # Readers of other packages can have a score of their own.
+    for modality in readers.classes if isinstance(readers, LazyReaders) else readers:
+        reader = readers[modality]
+        if type(reader).score is not Reader.score:
+            can_be = not (are_values and (reader.words or reader.files))
+            if are_file_names(present):
+                can_be = reader.files
+            scores[modality] = reader.score(present) if can_be else 0.0
     # The first one of equal scores, in the order of the readers.
     best = max(readers, key=lambda modality: scores.get(modality, 0.0), default=None)
     return best if best is not None and scores.get(best, 0.0) > MIN_SCORE else None
@@ -130,17 +126,19 @@ def scores_of(cells: Sequence[Any]) -> dict[str, float]:
     # The sound track of a film is read as well.
     tracks = SOUND_TRACK_SCORE * counts[SOUND_TRACK] / count
     files["audio"] = max(counts["audio"] / count, tracks)
-    if are_file_names(cells):  # "0.wav" could be 0 of the unit wav
-        return files
     present = [cell for cell in cells if not has_no_value(cell)]
-    have_dates = are_dates(present)
-    are_plain = not any(isinstance(cell, bool) for cell in present)
+    if are_file_names(present):  # "0.wav" could be 0 of the unit wav
+        return files
+    have_numbers, have_dates = are_numbers(present), are_dates(present)
+    have_booleans = [isinstance(cell, bool) for cell in present]
     # Zip codes and dates such as 20260131 are written like numbers.
-    have_numbers = are_plain and not are_codes(present) and are_numbers(present)
+    have_codes = have_numbers and are_codes(present)
+    is_measured = have_numbers and not have_codes and not have_dates
+    is_quantity = have_dates or (is_measured and not all(have_booleans))
     scores = {
-        "number": float(have_numbers and not have_dates),
+        "number": float(is_measured and not any(have_booleans)),
         "date": float(have_dates),
-        "category": _category_score(present, is_quantity=have_numbers or have_dates),
+        "category": _category_score(present, is_quantity=is_quantity),
     }
     # Numbers such as "$1,200.50" and dates are strings as well, but neither texts nor files.
     if not have_numbers and not have_dates:
@@ -153,7 +151,7 @@ def _text_score(cells: Sequence[Any]) -> float:
     """Return 0.5 for texts or lists of words, and 0 for categories."""
     if not all(isinstance(cell, str) for cell in cells):
         return 0.5 if all(map(_are_words, cells)) else 0.0
-    words = _mean_words(cells)
+    words = fmean(len(cell.split()) for cell in cells)
     unique = len(set(cells)) / len(cells)
     # Categories repeat, and names and identifiers are one word. So a column contains texts if
     # its values have several words, or are different in almost every row.
@@ -181,11 +179,7 @@ def _category_score(cells: Sequence[Any], *, is_quantity: bool) -> float:
     if is_quantity or not texts or len(set(texts)) > len(texts) / 2 or longest > MAX_CHARS:
         return 0.0
     inspected = list(evenly_spaced(texts, MAX_INSPECTED))
-    return 0.15 if _mean_words(inspected) >= SENTENCE_WORDS else 0.3
-
-
-def _mean_words(texts: Sequence[str]) -> float:
-    return sum(len(text.split()) for text in texts) / len(texts)
+    return 0.15 if fmean(len(text.split()) for text in inspected) >= SENTENCE_WORDS else 0.3
 
 
 def _are_words(value: Any) -> bool:
@@ -207,12 +201,13 @@ def is_series(value: Any) -> bool:
     """Whether a cell looks like a series: several numbers, or the path of a file of numbers."""
     if isinstance(value, str | Path):
         text = str(value)
-        if not text or not NUMBERS.match(text):
-            return is_series_path(text)
+        if text.lower().endswith(SUFFIXES):
+            return True
+        if not NUMBERS.match(text):
+            return False
         words = SEPARATORS.split(text.strip().strip("[]").strip())
         # Two numbers are usually a range or a place, and a date such as 2026 01 31 has three.
-        are_numbers = len(words) > 3 and all(map(is_number, words[:100]))
-        return are_numbers or is_series_path(text)
+        return len(words) > 3 and all(map(is_number, words[:100]))
     if isinstance(value, bytes):
         return value.startswith(NPY)
     if isinstance(value, np.ndarray | Tensor):

@@ -12,7 +12,8 @@ from dxn.data.columns.useless import determines, names_new_groups
 from dxn.data.rows import InputSpec, Origins
 from dxn.data.tables.read import Table
 from dxn.tokenize import CategoryAdapter, DateAdapter, NumberAdapter
-from dxn.tokenize.recognize import modality_of
+from dxn.tokenize.base import READERS
+from dxn.tokenize.recognize import LazyReaders, modality_of
 
 REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]
 WORDS = [["two", "words"], ["one"], ["a", "b"], ["c"], ["d"]]
@@ -85,6 +86,21 @@ def columns_of(columns):
     ],
 )
 def test_a_column_goes_to_the_preprocessor_that_accepts_it(readers, values, modality):
+    assert modality_of(values, readers) == modality
+
+
+@pytest.mark.parametrize(
+    ("values", "modality"),
+    [
+        ([f"0{i}" for i in range(1000, 1009)], None),  # zip codes that differ are no texts
+        (["3.wav", "8.wav", "", "N/A", "5.wav"], "audio"),  # not 3 of the unit wav
+        (["", "N/A", "-", "$4,345"], "number"),  # most values are missing
+        (["", "?", "-", "31.1.2026"], "date"),
+        ([True, True, False, "17:32", True] * 20, "category"),
+    ],
+)
+def test_missing_values_and_codes_do_not_change_what_a_column_is(values, modality):
+    readers = LazyReaders({name: name for name in READERS}, {})
     assert modality_of(values, readers) == modality
 
 
@@ -339,7 +355,7 @@ def test_an_unknown_modality_that_is_null_is_ignored(readers):
 @pytest.fixture(scope="module")
 def cells(readers):
     adapters = (NumberAdapter, CategoryAdapter, DateAdapter)
-    return {**readers, **{adapter.modality: adapter.reader() for adapter in adapters}}
+    return {**readers, **{adapter.reader.modality: adapter.reader() for adapter in adapters}}
 
 
 def shop(count=120, **more):

@@ -21,12 +21,12 @@ from dxn.tokenize.text.vocabulary import (
     check_vocab_size,
     encode,
     load_tokenizer,
-    make_tokenizer,
     num_embeddings,
     save_tokenizer,
     special_ids,
     token_of,
     token_texts,
+    train_tokenizer,
 )
 
 FILE = "target_tokenizer.json"
@@ -98,7 +98,14 @@ class TargetTokenizer:
     def fit(self, texts: Iterable[str]) -> None:
         """Train the tokenizer on texts of the training split, unless it is loaded already."""
         if self.tokenizer is None:
-            self.use_tokenizer(make_tokenizer(self.options, texts, vocab_size=self.vocab_size))
+            options = self.options
+            vocabulary = train_tokenizer(
+                texts,
+                kind=options.kind,
+                vocab_size=self.vocab_size,
+                lowercase=options.lowercase,
+            )
+            self.use_tokenizer(vocabulary)
 
     @property
     def size(self) -> int:

@@ -32,13 +32,14 @@ MAX_CHARS = 400  # of a number; float64 has up to 309 digits before the decimal 
 SPACES = " \u00a0\u202f\u2009"
 GROUPS = f"{SPACES}'’,."
 # Sign, currency, digits with separators, exponent, and a unit of at most 12 characters. A number in
-# brackets is negative, as accountants write it.
+# brackets is negative, as accountants write it. Spaces are matched possessively, because otherwise
+# many of them would take a time that grows with the cube of their number.
 WRITTEN = re.compile(
-    rf"(?P<open>\(\s*)?(?P<sign>[-+−]?)\s*(?P<currency>{CURRENCY})?\s*(?P<inner>[-+−]?)"
+    rf"(?P<open>\(\s*+)?(?P<sign>[-+−]?)\s*+(?P<currency>{CURRENCY})?\s*+(?P<inner>[-+−]?)"
     rf"(?P<digits>\d+(?:[{GROUPS}]\d+)*[.,]?|[.,]\d+)(?P<exponent>[eE][-+]?\d+)?"
     # "$0.12M": a letter is a power of ten only beside a currency, because "5 m" are meters.
-    r"(?(currency)\s*(?P<power>(?:[kKmMbBtT]|[mM]n|[bB]n)(?![^\W\d_]))?)"
-    r"\s*(?P<unit>[^\d\s.,()][^\d()]{0,11})?(?(open)\))"
+    r"(?(currency)\s*+(?P<power>(?:[kKmMbBtT]|[mM]n|[bB]n)(?![^\W\d_]))?)"
+    r"\s*+(?P<unit>[^\d\s.,()][^\d()]{0,11})?(?(open)\))"
 )
 # Cells that all have plain digits, joined by line feeds, which is most columns of numbers.
 PLAIN_COLUMN = re.compile(r"[+-]?\d+(?:\.\d+)?(?:\n[+-]?\d+(?:\.\d+)?)*")
@@ -198,7 +199,6 @@ def unit_of(match: re.Match[str]) -> str:
 
 def _match(text: str) -> re.Match[str] | None:
     """Match a text with `WRITTEN`; None if it is not a number."""
-    # The time of the match is quadratic in the number of spaces after a sign.
     stripped = text.strip()
     return WRITTEN.fullmatch(stripped) if len(stripped) <= MAX_CHARS else None
 

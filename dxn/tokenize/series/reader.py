@@ -17,9 +17,9 @@ from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.media import bytes_or_path
 from dxn.tokenize.series.values import (
     NPY,
+    SUFFIXES,
     check_count,
     from_list,
-    is_series_path,
     parse_series,
     read_csv,
     shortened,
@@ -50,7 +50,7 @@ class SeriesReader(Reader):
 
     def is_path(self, cell: Any) -> bool:
         """Whether a cell is the path of a file, and not a text of numbers."""
-        return isinstance(cell, str) and is_series_path(cell)
+        return isinstance(cell, str) and cell.lower().endswith(SUFFIXES)
 
     def learn(self, cells: Sequence[Any]) -> str:
         """Set the number of channels to that of the first series that can be read.
@@ -127,7 +127,7 @@ def read_series(source: Any) -> Tensor | None:
             return None if np.isnan(steps).all() else torch.from_numpy(steps)
         if isinstance(source, str | Path):
             text = str(source)
-            source = _read_file(text) if is_series_path(text) else parse_series(text)
+            source = _read_file(text) if text.lower().endswith(SUFFIXES) else parse_series(text)
         elif isinstance(source, bytes):
             source = _read_bytes(source)
         steps = without_end(to_steps(source))

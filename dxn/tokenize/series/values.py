@@ -62,11 +62,6 @@ def is_number(word: str) -> bool:
     return has_no_number(word) or PLAIN.parse(word) is not None
 
 
-def is_series_path(value: str) -> bool:
-    """Whether a cell is the path of a file, and not a text of numbers."""
-    return value.lower().endswith(SUFFIXES)
-
-
 def parse_series(text: str) -> Any:
     """Parse a text such as "1 2 nan", "1,2,3" or "[[1, 2], [3, null]]"."""
     stripped = text.strip()

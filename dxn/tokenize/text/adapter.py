@@ -29,10 +29,10 @@ from dxn.tokenize.text.tokenizer import MASK_TOKENS, RawText, TextReader, TextTo
 from dxn.tokenize.text.vocabulary import (
     check_vocab_size,
     load_tokenizer,
-    make_tokenizer,
     num_embeddings,
     save_tokenizer,
     token_texts,
+    train_tokenizer,
 )
 
 if TYPE_CHECKING:
@@ -141,11 +141,12 @@ class TextAdapter(Adapter):
     def fit(self, raws: Iterable[RawText]) -> Self:
         """Train the tokenizer on texts of the training split, unless it is loaded already."""
         if not self.fitted:
-            vocabulary = make_tokenizer(
-                self.tokenizer_options,
+            vocabulary = train_tokenizer(
                 # The words of a list separately, as the tokenizer encodes them.
                 (text for raw in raws for text in ([raw] if isinstance(raw, str) else raw)),
+                kind=self.tokenizer_options.kind,
                 vocab_size=self.vocab_size,
+                lowercase=self.tokenizer_options.lowercase,
                 keeps_rare=False,
             )
             self.use_vocabulary(vocabulary)

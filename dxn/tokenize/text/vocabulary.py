@@ -24,7 +24,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokenizer_check import check_tokenizer, trust_tokenizer
 from dxn.core.untrusted import shortened
-from dxn.tokenize.text.options import TokenizerKind, TokenizerOptions
+from dxn.tokenize.text.options import TokenizerKind
 from dxn.tokenize.text.scripts import UNSPACED
 
 # Begin-of-sequence and end-of-sequence tokens of tokenizers that are trained here (first) and of
@@ -134,21 +134,6 @@ def encode(tokenizer: Tokenizer, text: Any, **options: Any) -> Encoding:
         raise UserError(
             f"the tokenizer cannot encode {shortened(text)} ({error}); use another tokenizer"
         ) from error
-
-
-def make_tokenizer(
-    options: TokenizerOptions, texts: Iterable[str], *, vocab_size: int, keeps_rare: bool = True
-) -> Tokenizer:
-    """Load the tokenizer of `options.path`, or train one on texts."""
-    if options.path is not None:
-        return load_tokenizer(options.path)
-    return train_tokenizer(
-        texts,
-        kind=options.kind,
-        vocab_size=vocab_size,
-        lowercase=options.lowercase,
-        keeps_rare=keeps_rare,
-    )
 
 
 def special_ids(tokenizer: Tokenizer) -> list[int]:
