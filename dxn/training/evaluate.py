@@ -230,6 +230,34 @@ def check_finite(output: Any, batch: Mapping[str, Any], describe: Callable[[int]
     )
 
 
+def name_rows(samples: Samples, epoch: int, rows: Sequence[int]) -> str:
+    """Name the rows of a batch whose loss is not finite.
+
+    These are the samples with values that are not finite, if there are any, or all rows of the
+    batch.
+
+    Args:
+        samples: Samples of the training split.
+        epoch: Epoch, which determines the augmentation.
+        rows: Rows of the batch.
+    """
+    positions = {row: i for i, row in enumerate(samples.rows)}
+    bad = [row for row in rows if not _is_finite(samples[epoch, positions[row]])]
+    kind = "values that are not finite in" if bad else "batch with"
+    named = bad or list(rows)
+    names = [samples.describe_index(row) for row in named[:MAX_NAMED]]
+    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+    return f"{kind} {', '.join(names)}{more}"
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() or bool(torch.isfinite(value).all())
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return not isinstance(value, list | tuple) or all(_is_finite(item) for item in value)
+
+
 def _tensors(output: Any) -> Iterator[Tensor]:
     """Yield all tensors of floating-point numbers in an output."""
     if isinstance(output, Tensor):

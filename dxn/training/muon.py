@@ -7,13 +7,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adamw import adamw
+
+from dxn.models.attention import Attention
+from dxn.models.blocks import Mlp
 
 # Coefficients of the polynomial and number of iterations that Jordan et al. chose. Five iterations
 # bring the singular values to about 0.7 to 1.2.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
+# Muon updates layers with at least this many inputs and outputs. Those with fewer read raw pixels
+# or numbers, or return a score.
+MIN_WIDTH = 8
 # Root mean square of the entries of an update of AdamW with a learning rate of 1.
 RMS = 0.2
 
@@ -153,3 +159,27 @@ def orthogonalized(x: Tensor) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if is_tall else x).to(original)
+
+
+def matrices_of(model: nn.Module) -> dict[int, int]:
+    """Return the number of matrices in each weight that Muon updates, by its id. See `muon`."""
+    from dxn.models.decoding.cross_attention import CrossAttention  # few models have one
+
+    numbers: dict[int, int] = {}
+    for name, module in model.named_modules():
+        if name.startswith("head.") or not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+            continue
+        if min(module.weight.shape[:2]) >= MIN_WIDTH:
+            numbers[id(module.weight)] = 1
+    for module in model.modules():
+        stacks: dict[nn.Linear, int] = {}
+        if isinstance(module, Attention):
+            stacks[module.qkv] = 3
+        elif isinstance(module, CrossAttention):
+            stacks[module.memory] = 2
+        elif isinstance(module, Mlp) and module.gated:
+            stacks[module.up] = 2
+        for layer, number in stacks.items():
+            if id(layer.weight) in numbers:
+                numbers[id(layer.weight)] = number
+    return numbers

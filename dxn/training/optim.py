@@ -1,17 +1,23 @@
-"""The optimizers and the learning rate schedules."""
+"""The optimizers, the learning rate schedules, and the moving average of the weights."""
+
+from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from dxn.core.errors import UserError
 from dxn.models.fusion import shared_name
-from dxn.training.muon import Muon
+
+if TYPE_CHECKING:
+    from dxn.training.muon import Muon
 
 # torch keeps these methods of an optimizer out of torch.compile. For this, their first call imports
 # torch._dynamo, which takes longer than all imports of dxn. Nothing compiles an optimizer of dxn,
@@ -30,9 +36,6 @@ EMBEDDING_PREFIXES = (
     "fusion.pool.tokens",
     "fusion.shared",
 )
-# Muon updates layers with at least this many inputs and outputs. Those with fewer read raw pixels
-# or numbers, or return a score.
-MIN_MUON_WIDTH = 8
 
 
 class AdamW(torch.optim.AdamW):
@@ -111,8 +114,10 @@ def muon(
     _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps)
     _check(momentum=momentum, scale=scale)
 
+    from dxn.training.muon import Muon, matrices_of
+
     def make(model: nn.Module) -> Muon:
-        matrices = _muon_parameters(model)
+        matrices = matrices_of(model)
         groups = []
         for group in _groups(model, lr, weight_decay, layer_decay):
             for number in sorted({0, *matrices.values()}):
@@ -255,30 +260,42 @@ def constant(*, warmup: float = 0.0) -> Callable[[float], float]:
     return lambda progress: min(progress / warmup, 1.0) if warmup else 1.0
 
 
-def _muon_parameters(model: nn.Module) -> dict[int, int]:
-    """Return the number of matrices in each weight that Muon updates, by its id. See `muon`."""
-    from dxn.models.attention import Attention
-    from dxn.models.blocks import Mlp
-    from dxn.models.decoding.cross_attention import CrossAttention  # few models have one
+def make_ema(model: nn.Module, decay: float) -> AveragedModel:
+    """Create a moving average of the weights and buffers of a model.
 
-    numbers: dict[int, int] = {}
-    for name, module in model.named_modules():
-        if name.startswith("head.") or not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
-            continue
-        if min(module.weight.shape[:2]) >= MIN_MUON_WIDTH:
-            numbers[id(module.weight)] = 1
-    for module in model.modules():
-        stacks: dict[nn.Linear, int] = {}
-        if isinstance(module, Attention):
-            stacks[module.qkv] = 3
-        elif isinstance(module, CrossAttention):
-            stacks[module.memory] = 2
-        elif isinstance(module, Mlp) and module.gated:
-            stacks[module.up] = 2
-        for layer, number in stacks.items():
-            if id(layer.weight) in numbers:
-                numbers[id(layer.weight)] = number
-    return numbers
+    At step n the decay is min(decay, n / (n + 10)). With the smaller decay at the start, the random
+    initial weights soon disappear from the average. Call `update_parameters(model)` after each
+    optimizer step.
+    """
+
+    def update(averages: Sequence[Tensor], values: Sequence[Tensor], step: Tensor | int) -> None:
+        n = int(step)
+        weight = 1 - min(decay, n / (n + 10))
+        for average, value in zip(averages, values, strict=True):
+            if average.is_floating_point():
+                average.lerp_(value, weight)
+            else:
+                average.copy_(value)  # a counter
+
+    ema = AveragedModel(model, multi_avg_fn=update, use_buffers=True)
+    # The first update of an AveragedModel only copies the weights. After it, n_averaged is 1, so
+    # `update` receives step = 1 at the first optimizer step.
+    ema.update_parameters(model)
+    return ema
+
+
+@contextmanager
+def use_ema(model: nn.Module, ema: AveragedModel | None) -> Iterator[None]:
+    """Load the averaged weights into the model inside the context, and restore its own after it."""
+    if ema is None:
+        yield
+        return
+    own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(ema.module.state_dict())
+    try:
+        yield
+    finally:
+        model.load_state_dict(own)
 
 
 def _check(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.core.display import duration
-from dxn.core.dropout import MAX_SEED, Noise, keyed, number_layers
+from dxn.core.dropout import MAX_SEED, Noise, keyed, number_layers, selected
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import remove_unfinished
 from dxn.core.randomness import spaced_rows
@@ -40,10 +40,10 @@ from dxn.training.distributed import (
     stop_signals,
     synchronized,
 )
-from dxn.training.evaluate import predict, score, to_device
-from dxn.training.log import Log, Tracker, TrackerSink, check_trackers
+from dxn.training.evaluate import as_float, name_rows, predict, score, to_device
+from dxn.training.log import Log, Tracker
+from dxn.training.optim import make_ema, use_ema
 from dxn.training.state import State
-from dxn.training.step import batch_loss, make_ema, name_rows, use_ema
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
 Schedule = Callable[[float], float]
@@ -53,6 +53,8 @@ Schedule = Callable[[float], float]
 # weights of a training that fits into its limit depend on the clock.
 GRACE = 0.05
 MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
+# Number of the dropout masks of a second pass. `Model.embed` numbers its selections from 0.
+SECOND_PASS = 2**20
 MAX_BALANCED = 64  # samples from which a task computes constants of its loss
 
 
@@ -157,11 +159,14 @@ class Trainer:
                 raise ValueError(f"{name} must be in (0, 1] or null, got {values[name]}")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be at least 0 and less than 1, got {self.ema_decay}")
-        check_own_metrics(self.metrics)
+        if self.metrics:
+            check_own_metrics(self.metrics)
         self.trackers: list[Tracker] = (
             [self.tracker] if isinstance(self.tracker, str) else [*self.tracker]
         )
         if self.trackers:
+            from dxn.training.trackers import check_trackers
+
             check_trackers(self.trackers)
         made = make_accelerator(self.device, self.precision)
         self.accelerator, self.bf16, self.precision_note = made
@@ -264,16 +269,16 @@ class Trainer:
                         # That of a training that stopped before its first checkpoint.
                         self.log.path.unlink(missing_ok=True)
                     self.save()
-                self.log.trackers = [
-                    TrackerSink(
-                        each,
-                        folder,
-                        options=options,
-                        say=self.log.print,
-                        resumed_at=self.state.step if resume else None,
-                    )
-                    for each in (self.trackers if self.main else ())
-                ]
+                if self.trackers and self.main:
+                    from dxn.training.trackers import TrackerSink
+
+                    step = self.state.step if resume else None
+                    self.log.trackers = [
+                        TrackerSink(
+                            each, folder, options=options, say=self.log.print, resumed_at=step
+                        )
+                        for each in self.trackers
+                    ]
                 while not self.is_finished:
                     self.train_epoch()
                 # It arrived after the last batch. Everything is in the checkpoint of the epoch.
@@ -427,7 +432,29 @@ class Trainer:
         # The random numbers of the dropouts depend on the step and the samples.
         seed = random.Random(f"{self.seed}/{state.epoch}/{state.step}").randrange(MAX_SEED)
         with keyed(Noise.of_step(torch.tensor(batch["#index"], device=device), seed)):
-            loss = batch_loss(self.wrapped, self.task, batch, mixing, self.bf16, self.r_drop)
+
+            def output() -> Any:
+                with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+                    # Losses are computed in float32, because bf16 has too few digits for sums over
+                    # many terms.
+                    return as_float(self.wrapped(batch, mixing))
+
+            if self.r_drop:
+                # DDP prepares each forward pass that synchronizes gradients for a backward pass of
+                # its own. Both passes have the same one, so only the second pass is prepared.
+                with not_synchronized(self.wrapped):
+                    first = output()
+                with selected(torch.arange(batch["#size"], device=device), SECOND_PASS):
+                    second = output()
+                # The mean of the two losses instead of their sum, so that the weight of the target
+                # does not depend on this option. The paper's code does the same.
+                loss, other = self.task.loss(first, batch), self.task.loss(second, batch)
+                assert self.task.space is not None  # see Task.check
+                divergence = self.task.space.divergence(first, second, batch) * loss.weight
+                total = (loss.total + other.total) / 2 + self.r_drop * divergence
+                loss = LossSum(total, loss.weight)
+            else:
+                loss = self.task.loss(output(), batch)
             if batch.get("#filler"):
                 # It only keeps this process in step with the others, which have one more sample.
                 loss = LossSum(0 * loss.total, 0 * loss.weight)
@@ -645,24 +672,6 @@ class Trainer:
         grace = GRACE * seconds
         by_clock = (self.state.elapsed - grace) / max(seconds - grace, 1e-9)
         return max(by_steps, min(by_clock, num_steps / (num_steps + 1)))
-
-    def track(self, folder: Path, metrics: Mapping[str, Any], step: int) -> None:
-        """Send the final metrics of a run to the trackers.
-
-        Args:
-            folder: The run folder, after `fit`.
-            metrics: Metrics by name.
-            step: Number of optimizer steps of the training.
-        """
-        for name in self.trackers if self.main else ():
-            try:
-                tracker = TrackerSink(name, folder, resumed_at=step)
-            except UserError as error:
-                # The training is finished, and its report must still be written.
-                print(f"warning: {name} does not get the final metrics: {error}")
-                continue
-            tracker.log({**metrics, "step": step})
-            tracker.close()
 
     def _tick(self) -> float:
         """Return the time since the last call in seconds."""

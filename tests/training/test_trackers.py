@@ -9,8 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.training.log import TrackerSink, check_trackers
-from dxn.training.trainer import Trainer
+from dxn.training.trackers import TrackerSink, check_trackers, send_final
 
 
 @pytest.fixture
@@ -113,13 +112,11 @@ def test_a_tracker_that_fails_is_left_out_and_the_training_continues(tmp_path, m
 
 
 def test_a_tracker_that_cannot_start_after_the_training_is_a_warning(tmp_path, monkeypatch, capsys):
-    trainer = Trainer(tracker=["tensorboard"], device="cpu", precision="float32")
-
     def fail(*_, **__):
         raise ConnectionError("the server is down")
 
-    monkeypatch.setattr("dxn.training.log._start", fail)
-    trainer.track(tmp_path, {"test/accuracy": 0.5}, 3)
+    monkeypatch.setattr("dxn.training.trackers._start", fail)
+    send_final(["tensorboard"], tmp_path, {"test/accuracy": 0.5}, 3)
     assert "warning: tensorboard does not get the final metrics" in capsys.readouterr().out
 
 

@@ -82,7 +82,11 @@ def evaluate(run: Training, state: State) -> dict[str, Any]:
     model_folder.write_card(run.folder / "model", text)
     # Read back, so that `metrics` is exactly what the file contains, such as lists for tuples.
     metrics = json.loads(path.read_text(encoding="utf-8"))
-    trainer.track(run.folder, {k: v for k, v in metrics.items() if "/" in k}, state.step)
+    if trainer.trackers and trainer.main:
+        from dxn.training.trackers import send_final
+
+        final = {name: value for name, value in metrics.items() if "/" in name}
+        send_final(trainer.trackers, run.folder, final, state.step)
     report_of_training(run, best, recorder, metrics, remarks=remarks)
     print_line(about_files(run))
     return metrics
