@@ -39,8 +39,8 @@ _MODULES = {
     "Tokenizer": "base",
     "TokenizerOptions": "text.options",
     "VideoAdapter": "video.adapter",
-    "VideoAugment": "video.options",
-    "VideoSampling": "video.options",
+    "VideoAugment": "video.tokenizer",
+    "VideoSampling": "video.reader",
     "pad": "base",
     "train_tokenizer": "text.vocabulary",
 }

@@ -37,7 +37,7 @@ from dxn.tokenize.audio.tokenizer import AudioNormalization
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.image.tokenizer import ResizeOptions
 from dxn.tokenize.text.options import NgramOptions, TokenizerOptions
-from dxn.tokenize.video.options import VideoSampling
+from dxn.tokenize.video.reader import VideoSampling
 
 FOLDER = Path(dxn.__file__).parent / "export" / "programs"
 # What an example may need besides Python itself.

@@ -12,13 +12,14 @@ from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, EarlyFusion, Model
 from dxn.models.blocks import BlockOptions
 from dxn.models.inference import (
+    ROWS,
     Int8Linear,
     PackedLinear,
     convert,
     foreign_parts,
     restore,
+    to_int8,
 )
-from dxn.models.inference.linear import ROWS, to_int8
 
 B, N, D, K = 3, 7, 128, 5
 # Differences to float32, relative to the norm of the output.

@@ -19,8 +19,7 @@ from dxn.tokenize.container import MAX_RATE, MIN_RATE
 from dxn.tokenize.image import reader as image_file
 from dxn.tokenize.image.reader import read_image
 from dxn.tokenize.text.vocabulary import train_tokenizer
-from dxn.tokenize.video.options import VideoSampling
-from dxn.tokenize.video.reader import read_video
+from dxn.tokenize.video.reader import VideoSampling, read_video
 
 RATE = 16_000
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dxn.tokenize import ImageNormalization, ResizeOptions, VideoAdapter, VideoAugment
-from dxn.tokenize.video.options import VideoSampling
+from dxn.tokenize.video.reader import VideoSampling
 
 D = 12
 

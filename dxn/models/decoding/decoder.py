@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout, Keys, check_rate, uniform
 from dxn.core.tokens import Tokens, has_no_padding, sinusoidal
 from dxn.models.backbone import Backbone
-from dxn.models.inference.linear import PackedLinear
+from dxn.models.inference import PackedLinear
 from dxn.models.positions import token_index
 
 DecoderPosition = Literal["learned", "sinusoidal", "none"]

@@ -26,9 +26,8 @@ from dxn.tokenize.statistics import (
     register_statistics,
     set_statistics,
 )
-from dxn.tokenize.video.options import VideoAugment, VideoSampling, VideoTokens
-from dxn.tokenize.video.reader import VideoReader
-from dxn.tokenize.video.tokenizer import CHANNELS, VideoTokenizer
+from dxn.tokenize.video.reader import VideoReader, VideoSampling
+from dxn.tokenize.video.tokenizer import CHANNELS, VideoAugment, VideoTokenizer, VideoTokens
 
 MASK_RATIO = 0.75  # fraction of the patches that masked pretraining hides by default
 MAX_FITTED = 200  # clips are enough for stable statistics

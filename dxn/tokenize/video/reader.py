@@ -7,12 +7,14 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
+from dxn.core.schema import options
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.container import (
     KINDS,
@@ -31,7 +33,30 @@ from dxn.tokenize.image.reader import (
     read_image,
     resize,
 )
-from dxn.tokenize.video.options import VideoSampling
+
+SamplingMode = Literal["uniform", "first", "random"]
+
+
+@options
+class VideoSampling:
+    """Options of the frames that are read from a clip.
+
+    Args:
+        num_frames: Maximum number of frames of a sample. A shorter clip has fewer tokens.
+        fps: Frames per second at which a clip is read. Default: all frames of the file.
+        mode: Frames that are used of a longer clip: uniform (num_frames frames over the whole
+            clip), first (its start) or random (consecutive frames from a random start in training,
+            otherwise from the middle).
+        max_seconds: Maximum duration in seconds. Longer clips are rejected.
+        max_frames: Maximum number of frames of a file. Longer clips are rejected.
+    """
+
+    num_frames: Annotated[int, Ge(1)] = 16
+    fps: Annotated[float, Interval(gt=0, le=1000)] | None = None
+    mode: SamplingMode = "uniform"
+    max_seconds: Annotated[float, Gt(0)] = 60.0
+    max_frames: Annotated[int, Ge(1)] = 4000
+
 
 if TYPE_CHECKING:  # see dxn.tokenize.container
     from av import VideoFrame

@@ -4,16 +4,45 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Interval
 from einops import rearrange
 from torch import Tensor
 
+from dxn.core.randomness import Probability
+from dxn.core.schema import options
 from dxn.tokenize.base import Sample, Tokenizer
 from dxn.tokenize.image.augment import ImageAugment
 from dxn.tokenize.image.tokenizer import USUAL_PATCH, ImageTokenizer, ResizeOptions
-from dxn.tokenize.video.options import VideoAugment, VideoSampling
-from dxn.tokenize.video.reader import VideoReader
+from dxn.tokenize.video.reader import VideoReader, VideoSampling
+
+VideoTokens = Literal["tubelet", "frame"]
+
+
+@options
+class VideoAugment:
+    """Random augmentation of training clips. All frames of a clip are changed in the same way.
+
+    Args:
+        crop: Maximum shift in each direction, in pixels of the frames after they have been reduced
+            to image_size. Pixels at the edge are repeated.
+        zoom: Minimum fraction of the area in a random crop, which is resized to the full size. 1
+            disables it. Smaller fractions need more memory.
+        flip: Flip clips horizontally with probability 1/2. This exchanges motion to the left and
+            motion to the right.
+        color: Maximum relative change of the brightness and of the contrast, from 0 to 1.
+        time_jitter: With sampling.mode=uniform, maximum shift of each frame in time, as a fraction
+            of the distance between frames, from 0 to 1. It triples the memory of the clips.
+    """
+
+    crop: Annotated[int, Ge(0)] = 0
+    zoom: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    flip: bool = False
+    color: Probability = 0.0
+    time_jitter: Probability = 0.0
+
 
 CHANNELS = 3
 # With time_jitter, this many times as many frames are kept. The middle one of three is the frame
