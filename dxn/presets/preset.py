@@ -299,15 +299,14 @@ def _lines(used: Sequence[Advice]) -> list[str]:
     """Return one line per reason."""
     lines = []
     for reason, group in groupby(used, key=lambda advice: advice.reason):
-        options = " ".join(_as_override(advice) for advice in group)
-        lines.append(f"preset: {options} ({reason})")
+        options = []
+        for advice in group:
+            value = advice.value
+            if isinstance(value, bool):
+                value = str(value).lower()
+            if advice.key.endswith("._target_"):
+                # The options of a group have the names of their functions.
+                value = value.rpartition(".")[2]
+            options.append(f"{advice.key.removesuffix('._target_')}={value}")
+        lines.append(f"preset: {' '.join(options)} ({reason})")
     return lines
-
-
-def _as_override(advice: Advice) -> str:
-    """Return an option as it is written on the command line."""
-    key, value = advice.key, advice.value
-    if key.endswith("._target_"):
-        # The options of a group have the names of their functions.
-        return f"{key.removesuffix('._target_')}={value.rpartition('.')[2]}"
-    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"

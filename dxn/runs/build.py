@@ -38,16 +38,6 @@ def build_adapters(
     return adapters
 
 
-def by_input(adapters: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
-    """Return the adapter of each input, by input name.
-
-    Args:
-        adapters: Adapters by adapter key.
-        inputs: Adapter key of each input, by input name.
-    """
-    return {name: adapters[key] for name, key in inputs.items()}
-
-
 def find_formats(
     adapters: Mapping[str, Adapter], inputs: Mapping[str, Input], source: Source
 ) -> list[str]:
@@ -58,7 +48,7 @@ def find_formats(
     """
     notes: list[str] = []
     for key, adapter in adapters.items():
-        names = _inputs_of(key, inputs)
+        names = [name for name, each in inputs.items() if each.adapter == key]
         cells = [cell for name in names for cell in source.column(name) if cell is not None]
         if note := adapter.tokenizer.reader.learn(cells):
             notes.append(f"{', '.join(names)}: {note}")
@@ -125,7 +115,7 @@ def fit_adapters(
         UserError: If no row has any of the inputs of an adapter.
     """
     for key, adapter in adapters.items():
-        names = _inputs_of(key, inputs)
+        names = [name for name, each in inputs.items() if each.adapter == key]
         raws = PresentValues([(train.raws[name], train.present[name]) for name in names])
         if not raws:
             raise UserError(
@@ -204,15 +194,10 @@ def make_head(
     """Create the head of a task for these adapters and this fusion."""
     # Every adapter has the width of the backbone, so any of them tells the width of a token.
     dim = next(iter(adapters.values())).dim
-    return task.make_head(dim, fusion.width, by_input(adapters, inputs))
+    return task.make_head(dim, fusion.width, {name: adapters[key] for name, key in inputs.items()})
 
 
 def adapters_of(model: Model) -> dict[str, Any]:
     """Return the adapters of a model, by adapter key."""
     # Not model.adapters, whose keys `module_key` has changed to names that nn.ModuleDict accepts.
     return {key: model.adapter(name) for name, key in model.inputs.items()}
-
-
-def _inputs_of(key: str, inputs: Mapping[str, Input]) -> list[str]:
-    """Return the names of the inputs of an adapter."""
-    return [name for name, each in inputs.items() if each.adapter == key]

@@ -10,7 +10,7 @@ from dxn.config.instantiate import build
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
 from dxn.data.inspect.check import Report, check, remove_earlier, write_bad
-from dxn.runs.build import build_adapters, by_input, find_formats, fit_adapters
+from dxn.runs.build import build_adapters, find_formats, fit_adapters
 from dxn.runs.plan import assign_inputs, decide_task, open_source, readers_of
 from dxn.tasks import Auto, Task
 
@@ -53,7 +53,7 @@ def check_data(
         if not isinstance(task, Auto):
             task.target.bind(named)  # raises UserError if it needs other inputs
 
-    named = by_input(adapters, {name: each.adapter for name, each in inputs.items()})
+    named = {name: adapters[each.adapter] for name, each in inputs.items()}
     prepare = {name: adapter.tokenizer for name, adapter in named.items()}
     result = check(source, prepare, task=decided, fit=fit, errors=errors)
     # At once, because a table can have 100,000 columns, and rich takes a while for each call.

@@ -33,7 +33,7 @@ from dxn.runs.evaluation.reporting import Recorder, report_of_ensemble
 from dxn.runs.evaluation.results import write_metrics
 from dxn.runs.folder import ensemble_folder, has_checkpoint, locked
 from dxn.runs.monitoring import build_metrics
-from dxn.runs.paths import MEMBERS, Member, member_folder
+from dxn.runs.paths import MEMBERS, member_folder
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card, data_name
@@ -77,9 +77,10 @@ def train_ensemble(settings: Settings) -> Trained:
             if run is None:
                 print_line(f"finished earlier: {member_folder(folder, number)}")
                 continue
-            member = Member(number, size, folder)
+            # All members have the tokenizers and labels of the first one.
+            fitted = member_folder(folder, 0) if number else None
             try:
-                trained.append(train_one(run, member))
+                trained.append(train_one(run, members=size, fitted=fitted))
             except Interrupted as error:
                 raise Interrupted(
                     f"member {number + 1} of {size} was interrupted; continue with: "

@@ -17,33 +17,10 @@ from dxn.data.dataset import Samples
 from dxn.models.model import Model
 from dxn.runs.paths import is_run
 from dxn.tasks import Task
-from dxn.tasks.metric import NOT_MONITORED, OwnMetric, check_own_metrics
+from dxn.tasks.metric import NOT_MONITORED, OwnMetric
 from dxn.training.evaluate import predict, score
-from dxn.training.trainer import Trainer
 
 MAX_SAMPLES = 64  # of the validation split, whose metrics tell the names
-
-
-def use_metrics(task: Task, trainer: Trainer, own: Mapping[str, OwnMetric]) -> None:
-    """Add the metrics of the user to a task, and select the one that is monitored.
-
-    Args:
-        task: The task.
-        trainer: The trainer, whose options name the metrics.
-        own: Further metrics, those of a Python program.
-
-    Raises:
-        UserError: If a metric of the user is not usable.
-    """
-    check_own_metrics(own)
-    task.metric.own = {**trainer.metrics, **own}
-    if task.metric.own and not task.is_supervised:
-        raise UserError(
-            f"metrics: head={task.name} has no targets that a metric could compare; remove "
-            f"{', '.join(task.metric.own)}"
-        )
-    if trainer.monitor not in (None, task.metric.monitored):
-        task.metric.monitored = trainer.monitor
 
 
 def check_metrics(model: Model, task: Task, samples: Samples | None, monitor: str | None) -> None:

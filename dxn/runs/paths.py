@@ -5,10 +5,8 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from dxn.config.settings import FOLDER
 from dxn.core.errors import UserError, similar
@@ -18,33 +16,6 @@ LATEST = "latest"
 HUB = "hf://"  # start of the name of a model on the hub
 RUNS = Path("outputs")  # default of the key `output` of dxn train
 MAX_DEPTH = 3  # a sweep has a folder of runs below that of its name
-
-
-@dataclass(frozen=True)
-class Member:
-    """What the training of a member takes from its ensemble.
-
-    Args:
-        number: Number of the member, from 0.
-        size: Number of members.
-        folder: Run folder of the ensemble.
-    """
-
-    number: int
-    size: int
-    folder: Path
-
-    @property
-    def fitted_in(self) -> Path | None:
-        """The run whose tokenizers and labels this member uses. None: it fits its own."""
-        return member_folder(self.folder, 0) if self.number else None
-
-    def with_time(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a configuration with this member's share of the time limit."""
-        trainer = values["trainer"]
-        limit = trainer.get("max_minutes")
-        share = {} if limit is None else {"max_minutes": limit / self.size}
-        return {**values, "trainer": {**trainer, **share}}
 
 
 def member_folder(folder: Path, number: int) -> Path:

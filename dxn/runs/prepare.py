@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import broadcast_object_list
+from torch import nn
 
 from dxn.config.instantiate import build
 from dxn.config.settings import Settings, merge_overrides
@@ -31,7 +33,6 @@ from dxn.runs.build import (
     adapters_of,
     build_adapters,
     build_model,
-    by_input,
     find_formats,
     fit_adapters,
     fitted_files,
@@ -39,8 +40,7 @@ from dxn.runs.build import (
     open_splits,
 )
 from dxn.runs.folder import locked, refuse_other_run, run_folder
-from dxn.runs.monitoring import check_metrics, use_metrics
-from dxn.runs.paths import Member
+from dxn.runs.monitoring import check_metrics
 from dxn.runs.plan import (
     assign_inputs,
     check_combinations,
@@ -64,9 +64,10 @@ from dxn.runs.record import (
 )
 from dxn.runs.summary import describe
 from dxn.tasks import Task
+from dxn.tasks.metric import check_own_metrics
 from dxn.tokenize.base import Tokenizer
 from dxn.training.finetune import Finetune
-from dxn.training.trainer import Trainer
+from dxn.training.trainer import Schedule, Trainer
 
 # Parts that need no data. A wrong option of them is reported before the data is read.
 PARTS = ("finetune", "loader", "optimizer", "scheduler")
@@ -88,6 +89,8 @@ class Training:
         model: The model, with initial weights if there are any.
         loader: Options for loading samples.
         finetune: Freezes weights and adds LoRA weights.
+        optimizer: Creates the optimizer of the model.
+        schedule: Maps the progress of the training to the multiplier of the learning rate.
         truncations: Inputs of the training split that are truncated, by input name.
         warnings: Problems of the data that do not stop the training.
     """
@@ -103,6 +106,8 @@ class Training:
     model: Model
     loader: LoaderOptions
     finetune: Finetune
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    schedule: Schedule
     truncations: Mapping[str, Truncation]
     warnings: Sequence[str] = ()
 
@@ -154,7 +159,12 @@ class Training:
 
 
 def prepare(
-    settings: Settings, trainer: Trainer, stack: ExitStack, member: Member | None = None
+    settings: Settings,
+    trainer: Trainer,
+    stack: ExitStack,
+    *,
+    members: int = 1,
+    fitted: Path | None = None,
 ) -> Training:
     """Plan a training, build all parts, and only then create the run folder.
 
@@ -162,7 +172,8 @@ def prepare(
         settings: The settings.
         trainer: The trainer.
         stack: Receives the lock of the run folder, which is held until the stack is closed.
-        member: The member of an ensemble that the model is. Default: it is not one.
+        members: Number of models that are trained one after the other, and share the time limit.
+        fitted: Run folder whose tokenizers and labels are used. Default: new ones are fitted.
 
     Raises:
         UserError: If the settings, the data or the weights cannot be used.
@@ -195,12 +206,10 @@ def prepare(
         refuse_without_effect(config, settings.overrides)
 
     # What can be checked before the data is read, which can take minutes.
-    size = 1 if member is None else member.size
-    task = build(config["head"], key="head", trust=trust)
-    check_combinations(config, task, trust, ensemble=max(size, config["ensemble"]))
+    first = build(config["head"], key="head", trust=trust)
+    check_combinations(config, first, trust, ensemble=members)
     pretraining = read_pretraining(config, trust)
-    for name in PARTS:
-        build(config[name], key=name, trust=trust)
+    parts = {name: build(config[name], key=name, trust=trust) for name in PARTS}
 
     # The options that the data determines: the task, the inputs, and those of the preset.
     readers = readers_of(config, trust)
@@ -208,16 +217,17 @@ def prepare(
         from dxn.runs.evaluation.data import print_paths
 
         print_paths(config["data"])
-    source = open_source(config, readers, trust, needs_target=task.is_supervised)
-    task, config["head"], source = decide_task(task, config, source)
-    check_combinations(config, task, trust, ensemble=max(size, config["ensemble"]))
+    source = open_source(config, readers, trust, needs_target=first.is_supervised)
+    task, config["head"], source = decide_task(first, config, source)
+    if task is not first:
+        check_combinations(config, task, trust, ensemble=members)
     if not task.is_supervised:
         source = without_target(source)
     inputs = assign_inputs(config, source.inputs, readers, source.column)
     if not source.splits.get("validation") and not config["loader"]["overfit"]:
         check_unvalidated(config)
     lines: list[str] = []
-    head = config["head"]
+    before = config
     if is_new and weights is None:
         config, lines = choose_options(
             config,
@@ -229,12 +239,17 @@ def prepare(
             trainer.accelerator.device,
             trust,
         )
-    if is_new and member is not None:
-        config = member.with_time(config)
+    minutes = config["trainer"].get("max_minutes")
+    if is_new and members > 1 and minutes is not None:
+        config = {**config, "trainer": {**config["trainer"], "max_minutes": minutes / members}}
+    # Only parts whose options the weights or the preset have changed are built again.
+    for name in PARTS:
+        if config[name] != before[name]:
+            parts[name] = build(config[name], key=name, trust=trust)
     if config["trainer"] != settings.values["trainer"]:
         trainer = build(config["trainer"], key="trainer", trust=trust)
-    if config["head"] != head:
-        # The preset has chosen options of the task. Its notes about the targets are the same.
+    if config["head"] != before["head"]:
+        # The notes about the targets are the same.
         task, _, _ = decide_task(build(config["head"], key="head", trust=trust), config, source)
     settings = replace(settings, values=config)
     name = str(config["name"] or source.name or source.target or "run")
@@ -253,20 +268,28 @@ def prepare(
 
     # The adapters and the data.
     adapters = build_adapters(plan.adapters, trust, seed=seed)
-    named = by_input(adapters, plan.adapter_keys)
+    named = {name: adapters[each.adapter] for name, each in inputs.items()}
     if weights is not None:
         weights.prepare(adapters, task)
     # Training a tokenizer again can give another one: ties of a unigram model are broken by the
     # order of a hash table.
-    fitted = folder if old is not None else None if member is None else member.fitted_in
+    fitted = folder if old is not None else fitted
     if fitted is not None:
         _read_fitted(fitted, adapters, task, seed)
     # After the labels have been read, which contain the metric that was monitored before.
-    use_metrics(task, trainer, settings.metrics)
+    check_own_metrics(settings.metrics)
+    task.metric.own = {**trainer.metrics, **settings.metrics}
+    if task.metric.own and not task.is_supervised:
+        raise UserError(
+            f"metrics: head={task.name} has no targets that a metric could compare; remove "
+            f"{', '.join(task.metric.own)}"
+        )
+    if trainer.monitor not in (None, task.metric.monitored):
+        task.metric.monitored = trainer.monitor
     for note in find_formats(adapters, inputs, source):
         print_line(f"note: {note}")
     tokenizers = {name: adapter.tokenizer for name, adapter in named.items()}
-    loader = build(config["loader"], key="loader")
+    loader = parts["loader"]
     splits = open_splits(source, tokenizers, task, loader=loader)
     data = fingerprint(splits)
     if old is not None:
@@ -306,7 +329,7 @@ def prepare(
         loaded = sorted(weights.loaded(model))
     prints = {name: SplitFingerprint(**each) for name, each in data.items()}
     plan = plan.model_copy(update={"data": prints, "loaded": loaded})
-    finetune = build(config["finetune"], key="finetune", trust=trust)
+    finetune = parts["finetune"]
     # Pretraining trains all weights. The fine-tuning options are for the training after it, but a
     # wrong one should be reported before.
     run_finetune(finetune, model if pretraining is None else copy.deepcopy(model), plan)
@@ -322,6 +345,8 @@ def prepare(
         model=model,
         loader=loader,
         finetune=finetune,
+        optimizer=parts["optimizer"],
+        schedule=parts["scheduler"],
         truncations=truncations,
         warnings=warnings,
     )
@@ -345,7 +370,10 @@ def prepare(
         write_changes(folder, plan, settings)
     print_line(f"run folder: {folder}")
     print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
-    print_line(_size(model))
+    total, trained = count_parameters(model), count_parameters(model, trained=True)
+    note = f"; trained: {trained:,}" if trained < total else ""
+    backbone = count_parameters(model.backbone)
+    print_line(f"model: {total:,} parameters, {backbone:,} of them in the backbone{note}")
     return run
 
 
@@ -382,11 +410,3 @@ def _use_files(
         for file, content in files.items():
             (Path(name) / file).write_bytes(content)
         load_fitted(Path(name), adapters, task, seed=seed)
-
-
-def _size(model: Model) -> str:
-    total = count_parameters(model)
-    trained = count_parameters(model, trained=True)
-    part = f"; trained: {trained:,}" if trained < total else ""
-    backbone = count_parameters(model.backbone)
-    return f"model: {total:,} parameters, {backbone:,} of them in the backbone{part}"

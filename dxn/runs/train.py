@@ -20,7 +20,6 @@ from dxn.core.randomness import named_draws, seed_of
 from dxn.models.model import Model
 from dxn.runs.build import adapters_of, make_head
 from dxn.runs.folder import after_restart, has_checkpoint
-from dxn.runs.paths import Member
 from dxn.runs.prepare import Training, prepare, run_finetune
 from dxn.runs.record import read_plan
 from dxn.tasks import Task
@@ -73,12 +72,13 @@ def run_training(settings: Settings) -> Trained:
     return train_ensemble(settings)
 
 
-def train_one(settings: Settings, member: Member | None = None) -> Trained:
+def train_one(settings: Settings, *, members: int = 1, fitted: Path | None = None) -> Trained:
     """Train and evaluate a model, and write the run folder.
 
     Args:
         settings: The settings.
-        member: The member of an ensemble that the model is. Default: it is not one.
+        members: Number of models of the ensemble that the model is a member of.
+        fitted: Run folder whose tokenizers and labels the model uses. Default: it has its own.
 
     Raises:
         UserError: If the settings, the data or the weights cannot be used, or another process of
@@ -96,7 +96,7 @@ def train_one(settings: Settings, member: Member | None = None) -> Trained:
     run = None
     with ExitStack() as stack:
         try:
-            run = prepare(settings, trainer, stack, member)
+            run = prepare(settings, trainer, stack, members=members, fitted=fitted)
             trainer, task, config = run.trainer, run.task, run.plan.config
             # A run that was interrupted during pretraining has no checkpoint of the main task yet.
             # It resumes pretraining, and the main task starts from the beginning.
@@ -111,10 +111,8 @@ def train_one(settings: Settings, member: Member | None = None) -> Trained:
                 run.model,
                 task,
                 # After fine-tuning: frozen weights are not optimized, and LoRA weights are.
-                optimizer=build(config["optimizer"], key="optimizer", trust=settings.trust)(
-                    run.model
-                ),
-                schedule=build(config["scheduler"], key="scheduler", trust=settings.trust),
+                optimizer=run.optimizer(run.model),
+                schedule=run.schedule,
                 train=run.training_samples(task),
                 validation=run.validation_samples(task),
                 folder=run.folder,

@@ -16,10 +16,11 @@ from dxn.core.files import write_sums
 from dxn.models import Ensemble
 from dxn.models.ensemble import split_tensors
 from dxn.runs.ensemble import MEAN
-from dxn.runs.paths import Member, trained_run
+from dxn.runs.paths import trained_run
 from dxn.tasks import Classify, Contrastive, Multilabel, Regress, Tag
 
 OPTIONS = [*SMALL, *TEXT, "trainer.epochs=2", "preset=plain", "baseline=none", "ensemble=2"]
+LIMIT = "trainer.max_minutes=9"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def table(tmp_path_factory):
 def run(table):
     """A finished ensemble of two members."""
     folder = table.parent / "label" / "run"
-    train(folder, str(table), "target=label", *OPTIONS)
+    train(folder, str(table), "target=label", *OPTIONS, LIMIT)
     return folder
 
 
@@ -142,10 +143,10 @@ def test_a_folder_of_runs_does_not_contain_the_members(run):
     assert trained_run(str(run.parent))[0] == run
 
 
-def test_the_time_limit_is_divided_among_the_members(tmp_path):
-    member = Member(1, 4, tmp_path)
-    assert member.with_time({"trainer": {"max_minutes": 10}})["trainer"]["max_minutes"] == 2.5
-    assert member.with_time({"trainer": {"max_minutes": None}})["trainer"]["max_minutes"] is None
+def test_the_time_limit_is_divided_among_the_members(run):
+    for folder in (run, *members_of(run)):
+        config = yaml.safe_load((folder / ".hydra" / "config.yaml").read_text())
+        assert config["trainer"]["max_minutes"] == (9 if folder == run else 4.5)
 
 
 # Using the model

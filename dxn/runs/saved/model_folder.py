@@ -21,7 +21,7 @@ from dxn.core.tensors import (
     write_tensors,
 )
 from dxn.models.model import Model, Network, module_key
-from dxn.runs.build import adapters_of, build_model, by_input, load_fitted, save_fitted
+from dxn.runs.build import adapters_of, build_model, load_fitted, save_fitted
 from dxn.runs.paths import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.dtypes import Dtype, set_dtype
@@ -182,7 +182,7 @@ def _build(
         }
         _load_weights(adapter, own, folder)
     inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
-    task.target.bind(by_input(adapters, inputs))
+    task.target.bind({name: adapters[key] for name, key in inputs.items()})
     model = build_model(nodes, task, adapters, inputs, trust=trust)
     _load_weights(model, tensors, folder)
     return model, task
@@ -230,7 +230,7 @@ def from_public(
             public.prepare(adapters)
             inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
             task = build(nodes["head"], key="weights: head", trust=trust)
-            task.target.bind(by_input(adapters, inputs))
+            task.target.bind({name: adapters[key] for name, key in inputs.items()})
             state = public.task_state()
             if state:
                 task.target.load(state)
