@@ -18,28 +18,10 @@ from dxn.models.fusion import EarlyFusion
 from dxn.models.late_fusion import SeparateBackbones
 from dxn.runs.predictor.predictor import Predictor, Sample
 from dxn.runs.saved import model_folder
+from dxn.runs.saved.card import Card
 from dxn.tasks import Task
 from dxn.tokenize.base import Adapter
 from dxn.training.evaluate import to_device
-
-CARD = """# {title}
-
-A model made of parts of dxn.
-
-- task: {task}
-- inputs: {inputs}
-- weights: {parameters:,} parameters
-- license: not set
-
-## Use
-
-```python
-import dxn
-
-model = dxn.load("model")
-model.{call}({example})
-```
-"""
 
 
 class TaskModel(models.Model):
@@ -158,15 +140,8 @@ class TaskModel(models.Model):
             "backbone": node_of(_first(self.backbone), "backbone"),
             "head": node_of(self.task, "head"),
         }
-        card = CARD.format(
-            title=title or folder.name,
-            task=self.task.name,
-            inputs=", ".join(self.inputs),
-            parameters=models.count_parameters(self),
-            call="predict" if self.task.is_supervised else "embed",
-            example=", ".join(f"{name}=..." for name in self.inputs),
-        )
-        model_folder.save(folder, model=self, nodes=nodes, task=self.task, card=card)
+        card = Card(title or folder.name, nodes, self.task, models.count_parameters(self))
+        model_folder.save(folder, model=self, nodes=nodes, task=self.task, card=card.markdown())
 
     def _on_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return to_device(dict(batch), next(self.parameters()).device)

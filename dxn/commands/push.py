@@ -37,18 +37,20 @@ class Push(FromRun):
     def execute(self) -> int:
         """Upload the model folder of a run."""
         from dxn.core.display import print_line
-        from dxn.export.hub import Publication, publish
+        from dxn.export.hub import publish
 
         if self.repo is None:
             raise UserError("repo: set repo=OWNER/NAME to the repository to write")
         run = Path(self.required_run())
-        publication = Publication(
-            repo=self.repo,
+        lines = publish(
+            run,
+            self.repo,
             revision=self.revision,
             private=self.private,
             license=self.license,
             message=self.message,
+            trust=self.settings.folder_trust,
         )
-        for line in publish(run, publication, trust=self.settings.folder_trust):
+        for line in lines:
             print_line(line)
         return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +15,42 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.hub import NAME, REVISION, endpoint, reason_of
 
 
-@dataclass(frozen=True)
-class Publication:
-    """What is written to the hub.
+def publish(
+    run: Path,
+    repo: str,
+    *,
+    revision: str | None = None,
+    private: bool = True,
+    license: str | None = None,
+    message: str = "Upload a dxn model",
+    trust: Sequence[str] = (),
+) -> list[str]:
+    """Upload the model folder of a run.
 
     Args:
+        run: Run folder or model folder.
         repo: Repository OWNER/NAME.
         revision: Branch. None: main.
         private: Whether a new repository is private.
         license: License of the model, for the card.
         message: Message of the commit.
-    """
-
-    repo: str
-    revision: str | None = None
-    private: bool = True
-    license: str | None = None
-    message: str = "Upload a dxn model"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.repo, str) or NAME.fullmatch(self.repo) is None:
-            raise UserError(f"repo: must be OWNER/NAME, got {self.repo}")
-        if self.revision is not None and REVISION.fullmatch(self.revision) is None:
-            raise UserError(f"revision: must be the name of a branch, got {self.revision}")
-
-
-def publish(run: Path, publication: Publication, *, trust: Sequence[str] = ()) -> list[str]:
-    """Upload the model folder of a run.
-
-    Args:
-        run: Run folder or model folder.
-        publication: Where and how.
         trust: Top-level packages besides dxn whose code the run folder may use.
 
     Returns:
         Lines about the commit.
 
     Raises:
-        UserError: If a file is missing or damaged, nobody is logged in, or the hub refuses it.
+        UserError: If a name is not valid, a file is missing or damaged, nobody is logged in, or the
+            hub refuses it.
     """
+    if NAME.fullmatch(repo) is None:
+        raise UserError(f"repo: must be OWNER/NAME, got {repo}")
+    if revision is not None and REVISION.fullmatch(revision) is None:
+        raise UserError(f"revision: must be the name of a branch, got {revision}")
     folder = model_folder.model_folder(run)
     # A damaged file must not be published.
     check_files(folder)
-    card = hub_card(run, folder, publication.repo, publication.license, trust=trust)
+    card = hub_card(run, folder, repo, license, trust=trust)
     files = _files(folder, card)
     # The library is slow to import.
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -66,17 +58,16 @@ def publish(run: Path, publication: Publication, *, trust: Sequence[str] = ()) -
 
     api = HfApi(endpoint=endpoint())
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
-    repo = publication.repo
     try:
-        is_private = _is_private(api, publication)
-        api.create_repo(repo, private=publication.private, exist_ok=True)
-        if publication.revision is not None:
-            api.create_branch(repo, branch=publication.revision, exist_ok=True)
+        is_private = _is_private(api, repo, private)
+        api.create_repo(repo, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repo, branch=revision, exist_ok=True)
         commit: Any = api.create_commit(
             repo,
             operations,
-            commit_message=publication.message,
-            revision=publication.revision,
+            commit_message=message,
+            revision=revision,
         )
     except LocalTokenNotFoundError as error:
         raise UserError(
@@ -98,7 +89,7 @@ def publish(run: Path, publication: Publication, *, trust: Sequence[str] = ()) -
     ]
 
 
-def _is_private(api: Any, publication: Publication) -> bool:
+def _is_private(api: Any, repo: str, private: bool) -> bool:
     """Return whether the repository is private, or will be if it does not exist.
 
     Raises:
@@ -107,16 +98,16 @@ def _is_private(api: Any, publication: Publication) -> bool:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        is_private = api.repo_info(publication.repo).private
+        is_private = api.repo_info(repo).private
     except RepositoryNotFoundError:
-        return publication.private
+        return private
     # The hub ignores `private` for a repository that exists.
-    if publication.private and is_private is False:
+    if private and is_private is False:
         raise UserError(
-            f"push: {publication.repo} exists and is public; set private=false to publish the "
+            f"push: {repo} exists and is public; set private=false to publish the "
             "model, or choose another repository"
         )
-    return publication.private if is_private is None else is_private
+    return private if is_private is None else is_private
 
 
 def _files(folder: Path, card: str) -> dict[str, Path | bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,69 +30,60 @@ class Card:
         title: Title of the card.
         nodes: Content of config.yaml in the model folder.
         task: The fitted task.
+        parameters: Number of parameters.
         about_target: Description of the target values. Empty for a task without targets.
-        data: Name of the data set.
+        data: Name of the data set. Empty for a model that dxn did not train.
         sizes: Number of rows of each split.
         overrides: Options of the training as the user typed them.
-        parameters: Number of parameters.
     """
 
     title: str
     nodes: Mapping[str, Any]
     task: Task
-    about_target: str
-    data: str
-    sizes: Mapping[str, int]
-    overrides: tuple[str, ...]
     parameters: int
+    about_target: str = ""
+    data: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
 
     def markdown(
         self,
-        figures: Mapping[str, Mapping[str, float]],
+        figures: Mapping[str, Mapping[str, float]] | None = None,
         *,
-        epochs: str,
+        epochs: str = "",
         others: Mapping[str, Mapping[str, float]] | None = None,
         answers: str = "",
     ) -> str:
         """Return the card in Markdown.
 
         Args:
-            metrics: Metrics by the name of the split.
+            figures: Metrics by the name of the split.
             epochs: The epoch that was saved, such as "epoch 3 of 8".
             others: Metrics of parts of the model and of simple rules on the last split of
-                `metrics`, by their name, such as "transformer alone" and "always ham".
+                `figures`, by their name, such as "transformer alone" and "always ham".
             answers: How the output is computed from the transformer and the baseline. "": the
                 transformer answers.
         """
-        target = []
+        versions = f"dxn {dxn.__version__} and torch {torch.__version__} on {date.today()}"
+        trained = "Trained" if self.data else "Made of parts of dxn, and saved"
+        saved = f", those of {epochs}" if epochs else ""
+        lines = [f"# {self.title}", "", f"{trained} with {versions}.", ""]
+        lines.append(f"- task: {self.task.name}")
         if self.about_target:
-            target = [f"- target: {self.nodes['target']}: {self.about_target}"]
+            lines.append(f"- target: {self.nodes['target']}: {self.about_target}")
+        lines.append(f"- inputs: {_inputs(self.nodes['inputs'])}")
+        if self.data:
+            lines.append(f"- data: {self.data}; rows: {_rows(self.sizes)}")
+        lines.append(f"- weights: {self.parameters:,} parameters{saved}")
+        if answers:
+            lines.append(f"- answers: the mixture {answers}")
+        lines += ["- license: not set", ""]
+        if self.data:
+            shown = {split: self._shown(metrics) for split, metrics in (figures or {}).items()}
+            lines += ["## Metrics", "", *_figure_lines(shown, others or {}), ""]
+            lines += ["## Training", "", "```bash", self.command(), "```", ""]
         call = "predict" if self.task.is_supervised else "embed"
-        lines = [
-            f"# {self.title}",
-            "",
-            f"Trained with dxn {dxn.__version__} and torch {torch.__version__} on {date.today()}.",
-            "",
-            f"- task: {self.task.name}",
-            *target,
-            f"- inputs: {_inputs(self.nodes['inputs'])}",
-            f"- data: {self.data}; rows: {_rows(self.sizes)}",
-            f"- weights: {self.parameters:,} parameters, those of {epochs}",
-            *([f"- answers: the mixture {answers}"] if answers else []),
-            "- license: not set",
-            "",
-            "## Metrics",
-            "",
-            *_figure_lines(
-                {split: self._shown(metrics) for split, metrics in figures.items()}, others or {}
-            ),
-            "",
-            "## Training",
-            "",
-            "```bash",
-            self.command(),
-            "```",
-            "",
+        lines += [
             "## Use",
             "",
             "```python",
