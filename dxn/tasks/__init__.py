@@ -15,7 +15,7 @@ from dxn.tasks.task import TASKS, Task
 if TYPE_CHECKING:
     from dxn.tasks.auto import Auto
     from dxn.tasks.classify import Classify
-    from dxn.tasks.contrastive.task import Contrastive
+    from dxn.tasks.contrastive import Contrastive
     from dxn.tasks.embed import Embed
     from dxn.tasks.forecast.task import Forecast, Quantiles
     from dxn.tasks.generate.task import Generate
@@ -59,7 +59,7 @@ __all__ = [
 MODULES = {
     "Auto": "auto",
     "Classify": "classify",
-    "Contrastive": "contrastive.task",
+    "Contrastive": "contrastive",
     "Embed": "embed",
     "Forecast": "forecast.task",
     "Generate": "generate.task",

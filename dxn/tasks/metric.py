@@ -147,12 +147,11 @@ class Metric(CheckedMembers):
         """Return the probabilities and the true classes of rows; None if there are none."""
         return None
 
-    def parts(self, predictions: Sequence[Any]) -> Table:
-        """Return the metrics of parts of the task, such as each direction of a search, by name."""
-        return {}
+    def further_rows(self, predictions: Sequence[Any]) -> Table:
+        """Return metrics of parts of the task and of random answers, by a description.
 
-    def chance(self, predictions: Sequence[Any]) -> Table:
-        """Return the expected metrics of random answers for the same rows, by a description."""
+        They are further rows of the table of an evaluation.
+        """
         return {}
 
     @property

@@ -13,9 +13,8 @@ from dxn.data.dataset import Opened, Samples
 from dxn.models import InputVectors
 from dxn.models.losses import sigmoid_loss, softmax_loss, unit
 from dxn.tasks import Contrastive
-from dxn.tasks.contrastive.head import MISSING, Aligned, Embedded
-from dxn.tasks.contrastive.retrieval import chance_metrics, search_metrics
-from dxn.tasks.contrastive.task import key_of, zero_shot_classifier
+from dxn.tasks.contrastive import MISSING, Aligned, Embedded, key_of, zero_shot_classifier
+from dxn.tasks.retrieval import chance_metrics, search_metrics
 from dxn.tokenize import TextAdapter
 
 B, E = 7, 5
@@ -251,11 +250,11 @@ def test_the_metrics_of_each_direction_are_parts_and_their_mean_is_the_result():
     keys = distinct_keys(B, 3)
     keys[0, 2] = MISSING
     predictions = [Embedded(x, k) for x, k in zip(random_units(B, 3, E), keys, strict=True)]
-    parts = task.metric.parts(predictions)
+    parts = task.metric.further_rows(predictions)
+    chance = parts.pop("random order")
     assert set(parts) == {f"{a} to {b}" for a in NAMES for b in NAMES if a != b}
     metrics = task.metric.metrics(predictions, [], 0.0)
     assert metrics["mrr"] == pytest.approx(sum(part["mrr"] for part in parts.values()) / 6)
-    (chance,) = task.metric.chance(predictions).values()
     assert set(chance) == set(metrics)
 
 

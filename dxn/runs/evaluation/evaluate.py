@@ -153,15 +153,14 @@ def evaluate_subsets(
         raise UserError(f"only: no row of {split} has any {' or '.join(only or everything)}")
     # The last subset is the most complete one: its predictions are those that are written.
     best, samples, predictions = last
-    parts = predictor.task.metric.parts(predictions.predicted)
-    chance = predictor.task.metric.chance(predictions.predicted)
-    trivial = {**trivial_figures(predictor.task, opened, predictions), **chance}
+    further = predictor.task.metric.further_rows(predictions.predicted)
+    trivial = trivial_figures(predictor.task, opened, predictions)
     title = f"{about or split}: {count(len(samples), 'row')}"
     alone = {
         **metrics_of_parts(predictor.network, predictor.task, samples, batch_size=batch_size),
         **(extra or {}),
     }
-    every = {**parts, **results, **alone, **trivial}
+    every = {**results, **alone, **trivial, **further}
     # With a single input, "all" would not tell which one.
     name = everything[0] if len(everything) == 1 else ALL
     answers = answering(predictor.network)

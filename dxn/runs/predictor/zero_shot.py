@@ -10,7 +10,7 @@ from dxn.models.model import Model
 from dxn.runs.build import adapters_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Contrastive
-from dxn.tasks.contrastive.task import zero_shot_classifier
+from dxn.tasks.contrastive import zero_shot_classifier
 
 PLACE = "{}"  # the place of the label in a template
 

@@ -1,1 +1,0 @@
-"""Contrastive learning: align the embeddings of the inputs of a row (CLIP, SigLIP)."""
