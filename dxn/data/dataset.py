@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +15,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from dxn.core.randomness import evenly_spaced
-from dxn.data.raws import FileColumn, digest_of, num_tokens_of
-from dxn.data.rows import TARGET
 from dxn.tokenize.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dxn.data.reading import Issue
     from dxn.tasks.task import Task
 
+TARGET = "target"  # key of the targets in batches
 TIMEOUT = 300.0  # default number of seconds to wait for a batch of the data workers
 
 
@@ -145,6 +146,10 @@ class Samples(Dataset):
     def reads_files(self) -> bool:
         """Whether samples read files, because not all raw values are in memory."""
         columns = [self.opened.raws[name] for name in self.inputs]
+        if all(isinstance(column, list) for column in columns):
+            return False
+        from dxn.data.raws import FileColumn
+
         return any(isinstance(column, FileColumn) and not column.is_complete for column in columns)
 
     def keep(self, count: int) -> None:
@@ -156,6 +161,8 @@ class Samples(Dataset):
 
         It is used to batch samples of similar length, which need less padding.
         """
+        from dxn.data.raws import num_tokens_of
+
         if self._lengths is None:
             self._lengths = np.full(len(self.opened), np.nan)
         row = int(self.rows[i]) % len(self.opened)
@@ -260,6 +267,8 @@ class Samples(Dataset):
                 rand = random.Random(f"{self.seed}/{epoch_of}/{number}/hidden")
             value = None if self.targets is None else self.targets[row]
             if target.source == "hashes":
+                from dxn.data.raws import digest_of
+
                 # Of the raw values, because augmentation makes equal inputs different. Hashing a
                 # photo in each epoch takes much less time than preparing it.
                 names = self._present(row)
@@ -320,3 +329,11 @@ def make_samples(
 
     used = {name: value for name, value in options.items() if name not in ("only", "input_dropout")}
     return Stream(opened, preprocessors, task=task, **used)
+
+
+def printable(cell: Any) -> Any:
+    """Return a cell as it can be printed in a table, or None."""
+    if isinstance(cell, Path):
+        return str(cell)
+    is_date = isinstance(cell, datetime.date | datetime.time)
+    return cell if is_date or isinstance(cell, str | int | float | list) else None

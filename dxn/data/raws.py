@@ -17,7 +17,6 @@ from dxn.core.display import track
 from dxn.core.errors import UserError
 from dxn.core.runtime import release_memory
 from dxn.data.rows import Column, as_column
-from dxn.data.sources.confine import OutsidePath
 from dxn.tokenize.base import BadMedia, Tokenizer
 
 GB = 1e9
@@ -170,6 +169,8 @@ def _read_files(
     name: str, cells: Column, prepare: Tokenizer, budget: CacheBudget
 ) -> tuple[FileColumn, np.ndarray, dict[int, str]]:
     """Read each file of an input once, see `read_column`."""
+    from dxn.data.sources.confine import OutsidePath
+
     # Equal strings and bytes are the same file. Arrays and lists are not hashable, so each of them
     # has its row index as the key.
     numbers: dict[Any, int] = {}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dxn.core.errors import UserError
-from dxn.data.dataset import Opened
+from dxn.data.dataset import Opened, printable
 from dxn.data.raws import CacheBudget, FileColumn, read_column
 from dxn.data.rows import TARGET, Column, OnBad, Rows, as_column
 from dxn.tasks.task import Task
@@ -183,20 +181,12 @@ def survey_rows(
         bad=bad,
         kept=kept,
         ids=rows.ids,
-        cells={name: Column(rows.cells[name], decode=_printable) for name in raws},
+        cells={name: Column(rows.cells[name], decode=printable) for name in raws},
     )
 
 
 def _split_words(pattern: re.Pattern[str], raw: Any) -> Any:
     return pattern.findall(raw) if isinstance(raw, str) else raw
-
-
-def _printable(cell: Any) -> Any:
-    """Return a cell as it can be printed in a table, or None."""
-    if isinstance(cell, Path):
-        return str(cell)
-    is_date = isinstance(cell, datetime.date | datetime.time)
-    return cell if is_date or isinstance(cell, str | int | float | list) else None
 
 
 def _parse_targets(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 VALUES = "values"  # column with the series that a layout or a file format of series adds
-TARGET = "target"  # key of the targets in Rows.cells and in batches
+TARGET = "target"  # key of the targets in Rows.cells
 # Batches contain these keys next to one key per input, so an input cannot have such a name.
 RESERVED = ("#size", "#index", "#filler", TARGET)
 CHUNK_ROWS = 10_000  # cells that exist as Python objects at the same time while a column is read
@@ -230,17 +230,6 @@ class Origins(Sequence[str]):
 
 
 @dataclass(frozen=True)
-class PerItem:
-    """Values that identify the items of one prediction, such as the times of a forecast.
-
-    Args:
-        values: One value per row that the task writes for the prediction.
-    """
-
-    values: Sequence[Any]
-
-
-@dataclass(frozen=True)
 class Rows:
     """One split of a data set, before files are read.
 
@@ -249,8 +238,9 @@ class Rows:
             values of an input are what its preprocessor reads, such as texts, paths or bytes.
             Targets are raw cells, which the task parses when the rows are opened.
         origin: Origin of each row for messages, such as "train.csv row 17".
-        ids: Values that identify rows and are copied to the results, by column name. A `PerItem`
-            has one value for each item of a prediction.
+        ids: Values that identify rows and are copied to the results, by column name. A sequence
+            that is not a list, such as the times of a forecast, has one value for each item of a
+            prediction.
         groups: Group of each row, such as a speaker. Drawn splits keep the rows of a group
             together. None: there are no groups.
     """

@@ -6,23 +6,22 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.core.randomness import named_draws
-from dxn.data.dataset import Opened
-from dxn.data.inspect.quality import check_learnable
-from dxn.data.loader import LoaderOptions
-from dxn.data.raws import CacheBudget, PresentValues
-from dxn.data.reading import open_rows
-from dxn.data.rows import Source
 from dxn.models.model import Model
 from dxn.runs.record import Input
 from dxn.tasks import Task
 from dxn.tokenize.base import Adapter, Tokenizer
+
+if TYPE_CHECKING:
+    from dxn.data.dataset import Opened
+    from dxn.data.loader import LoaderOptions
+    from dxn.data.rows import Source
 
 Config = Mapping[str, Any]
 
@@ -60,7 +59,7 @@ def open_splits(
     tokenizers: Mapping[str, Tokenizer],
     task: Task,
     *,
-    loader: LoaderOptions = LoaderOptions(),
+    loader: LoaderOptions | None = None,
 ) -> dict[str, Opened]:
     """Read every file of every split, and parse the targets.
 
@@ -68,12 +67,19 @@ def open_splits(
         source: The data set.
         tokenizers: Tokenizer of each input, by input name.
         task: Task that parses the targets.
-        loader: How files are kept in memory, and how samples are loaded.
+        loader: How files are kept in memory, and how samples are loaded. Default: its defaults.
 
     Raises:
         UserError: If there are no rows to train on, all targets are equal, or rows are bad and
             data.on_bad=error.
     """
+    # A prediction needs none of these modules.
+    from dxn.data.inspect.quality import check_learnable
+    from dxn.data.loader import LoaderOptions
+    from dxn.data.raws import CacheBudget
+    from dxn.data.reading import open_rows
+
+    loader = loader or LoaderOptions()
     budget = CacheBudget(loader.cache_gb)
     plain = {name: tokenizer.plain() for name, tokenizer in tokenizers.items()}
     splits: dict[str, Opened] = {}
@@ -114,6 +120,8 @@ def fit_adapters(
     Raises:
         UserError: If no row has any of the inputs of an adapter.
     """
+    from dxn.data.raws import PresentValues
+
     for key, adapter in adapters.items():
         names = [name for name, each in inputs.items() if each.adapter == key]
         raws = PresentValues([(train.raws[name], train.present[name]) for name in names])

@@ -22,7 +22,6 @@ from dxn.core.files import SUMS, check_sums, link, replace_folder, write_sums
 from dxn.core.runtime import LAUNCH, RESTARTS
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
-from dxn.data.inspect.fingerprint import differences
 
 FOLDER = Path("checkpoints") / "start"
 PLAN = "plan.json"
@@ -233,6 +232,8 @@ def check_data(old: Plan, data: Mapping[str, Any], settings: Settings) -> None:
         UserError: If it changed, and resume.force is not set.
     """
     before = {name: split.model_dump() for name, split in old.data.items()}
+    from dxn.data.inspect.fingerprint import differences  # only a resumed run compares its data
+
     stop_if_changed(differences(before, data), settings, "the data")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ from dxn.core.display import Display
 from dxn.core.errors import UserError
 from dxn.core.runtime import free_memory, is_out_of_memory, release_memory
 from dxn.data.dataset import Samples
-from dxn.data.loader import Loader
-from dxn.data.order import BatchOrder
 from dxn.models.model import Network
 from dxn.tasks.task import Task
+
+if TYPE_CHECKING:
+    from dxn.data.order import BatchOrder
 
 Result = TypeVar("Result")
 
@@ -157,6 +158,17 @@ def run_batches(
     Raises:
         UserError: If the memory is too small for a single sample.
     """
+    if len(samples) == 1 and not samples.reads_files:  # needs no loader
+        try:
+            yield run(to_device(samples.batch(0, [0]), device))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _too_large(samples.describe(0)) from error
+        return
+    from dxn.data.loader import Loader
+    from dxn.data.order import BatchOrder
+
     order = BatchOrder(samples, batch_size)
     loader = Loader(order, pin_memory=device.type == "cuda")
     try:
@@ -188,10 +200,7 @@ def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:
     free_memory()
     size = math.ceil(largest / order.parts)
     if size == 1:
-        raise UserError(
-            f"{sample}: out of memory with a single sample; use smaller inputs, such as a smaller "
-            "image_size or max_len, a smaller model, or a device with more memory"
-        )
+        raise _too_large(sample)
     order.parts *= 2
     display = Display(main=True, stderr=True)
     display.line(
@@ -199,6 +208,13 @@ def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:
         f"{math.ceil(largest / order.parts)}"
     )
     display.close()
+
+
+def _too_large(sample: str) -> UserError:
+    return UserError(
+        f"{sample}: out of memory with a single sample; use smaller inputs, such as a smaller "
+        "image_size or max_len, a smaller model, or a device with more memory"
+    )
 
 
 def check_finite(output: Any, batch: Mapping[str, Any], describe: Callable[[int], str]) -> None:

@@ -116,7 +116,7 @@ def repeating(monkeypatch):
     """Trainings whose training split is repeated."""
     original = training.make_samples
 
-    def make(count, task, *, seed=0, augment=False):
+    def make(count, task, *, seed=0, augment=False, input_dropout=None):
         if not augment:
             return original(count, task, seed=seed)
         preprocessors = {"series": SeriesTokenizer()}

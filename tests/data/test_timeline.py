@@ -140,7 +140,7 @@ def test_the_splits_follow_the_time_and_their_targets_do_not_overlap(tmp_path):
     source = source_of(tmp_path, rows_of(101), target="sales", horizon=5, context=13)
     days = {}
     for name, rows in source.splits.items():
-        times = [day for times in rows.ids["day"] for day in times.values]
+        times = [day for times in rows.ids["day"] for day in times]
         days[name] = (min(times), max(times))
     assert days["train"][1] < days["validation"][0]
     assert days["validation"][1] < days["test"][0]

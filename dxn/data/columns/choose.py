@@ -14,8 +14,7 @@ from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers, infer_columns
 from dxn.data.columns.target import target_cells, target_columns
 from dxn.data.rows import RESERVED, TARGET, VALUES, Column, InputSpec, Rows, as_column
-from dxn.data.sources.cell_paths import file_of_cell
-from dxn.data.sources.confine import KEY, confined
+from dxn.data.sources.detect import CONFINE
 from dxn.data.tables.read import Table, as_list
 from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.numbers import has_no_value
@@ -118,7 +117,7 @@ def to_rows(
     readers: Readers,
     labels: Sequence[str] | None = None,
     *,
-    confine: str | None = KEY,
+    confine: str | None = CONFINE,
 ) -> Rows:
     """Convert a table to rows with the cells of its inputs and target.
 
@@ -181,6 +180,9 @@ def _input_cells(table: Table, column: str, reader: Reader, confine: str | None)
     values = table.columns[column]
     if reader.tabular or (reader.words and values.has_only_texts):
         return values
+    from dxn.data.sources.cell_paths import file_of_cell
+    from dxn.data.sources.confine import confined
+
     cells: list[Any] = []
     if reader.files:
         _check_urls(table, column)

@@ -14,7 +14,6 @@ from dxn.core.errors import UserError
 from dxn.data.rows import as_column
 from dxn.data.tables.read import Table
 
-SENTENCE = re.compile(r"sent(ence)?[ _]?(id|idx|index|no|nr|num|number|#)?", re.IGNORECASE)
 WORD = re.compile(r"words?|tokens?", re.IGNORECASE)
 MIN_WORDS = 2  # mean number of rows per sentence from which the rows are recognized as words
 
@@ -110,6 +109,8 @@ def find_sentences(
     Raises:
         UserError: If the chosen column does not exist, or no column has the words.
     """
+    from dxn.data.sources.table import SENTENCE
+
     words = [name for name in table.columns if WORD.fullmatch(name) or name in inputs]
     words = [name for name in words if name not in targets]
     if column is None:

@@ -18,8 +18,8 @@ from typing import Any, Protocol, Self
 
 from dxn.core.errors import UserError
 from dxn.data.columns.sentences import Sentences
-from dxn.data.series.long import Long
-from dxn.data.series.wide import Wide, WideColumns
+from dxn.data.series.long import Long, WideColumns
+from dxn.data.series.wide import Wide
 from dxn.data.series.windows import Windows
 from dxn.data.tables.read import Table
 

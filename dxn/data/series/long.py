@@ -12,10 +12,10 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
-from dxn.data.series.clock import parse_times
-from dxn.data.series.layout_columns import check_unused, series_cell
 from dxn.data.tables.read import Table, as_list
 
+# Columns of the time steps of one series per row: those of each channel, or of the only channel.
+WideColumns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 # Time steps of a resampled series. A typing error in the step would otherwise need all memory.
 MAX_STEPS = 1_000_000
 # A time that is a tiny fraction of a step before its bin, by rounding, belongs to the bin.
@@ -74,6 +74,10 @@ class Long:
 
         Other columns are kept if they have one value per id, such as a label.
         """
+        # Every table has these options, but few are series.
+        from dxn.data.series.clock import parse_times
+        from dxn.data.series.layout_columns import check_unused, series_cell
+
         assert self.id is not None
         names = [str(name) for name in as_list(self.values)]
         # Lists, because cells are used in another order than that of the table.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.layout_columns import check_unused, matching_columns, series_cell
+from dxn.data.series.long import WideColumns
 from dxn.data.tables.read import Table, as_list
-
-# The columns of each channel, or of the only channel.
-WideColumns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
 @dataclass(frozen=True)

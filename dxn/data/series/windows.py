@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
-from dxn.data.rows import VALUES, PerItem, as_column
+from dxn.data.rows import VALUES, as_column
 from dxn.data.series.clock import Clock
 from dxn.data.series.layout_columns import check_unused
 from dxn.data.series.steps import Series, read_series
@@ -199,7 +199,7 @@ class Windows:
                 label = ""
                 if self.time is not None:
                     times = FutureTimes(series, start, self.horizon, clock)
-                    columns[self.time].append(PerItem(times))
+                    columns[self.time].append(times)
                     label = str(times[0])
                 if with_target:
                     future = Future(

@@ -11,7 +11,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-KEY = "data.confine"
+from dxn.data.sources.detect import CONFINE
 
 
 class OutsidePath(str):
@@ -24,7 +24,7 @@ class OutsidePath(str):
     reason: str
 
 
-def confined(path: str | Path, root: Path, key: str = KEY) -> str:
+def confined(path: str | Path, root: Path, key: str = CONFINE) -> str:
     """Return a path, as an `OutsidePath` if it leads out of a folder.
 
     Args:

@@ -28,6 +28,7 @@ SPLIT_NAMES = {
     "testing": "test",
 }
 JSON = ".json"
+CONFINE = "data.confine"  # option that refuses paths out of the folder of the data
 
 
 class DataSource(StrEnum):

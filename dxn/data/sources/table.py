@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,12 +15,11 @@ from dxn.data.columns.choose import choose_columns, to_rows
 from dxn.data.columns.identity import identifying_columns
 from dxn.data.columns.infer import Readers
 from dxn.data.columns.mapping import map_columns
-from dxn.data.columns.sentences import find_sentences
 from dxn.data.columns.target import USUAL_TARGETS, candidate_targets
 from dxn.data.columns.useless import names_new_groups
 from dxn.data.rows import InputSpec, OnBad, Rows, Source
-from dxn.data.series.layouts import Layout, Long, WideColumns, chosen_layout, rearrange
-from dxn.data.sources.confine import KEY
+from dxn.data.series.long import Long, WideColumns
+from dxn.data.sources.detect import CONFINE
 from dxn.data.sources.table_paths import paths_by_split
 from dxn.data.splits.split import (
     complete_splits,
@@ -31,6 +31,11 @@ from dxn.data.splits.split import (
 from dxn.data.splits.unlabeled import add_missing_targets
 from dxn.data.tables.read import ReadOptions, Table, as_list, column_name, concatenate, read_table
 
+if TYPE_CHECKING:
+    from dxn.data.series.layouts import Layout
+
+# Name of a column that identifies the sentence of a row, if each row is a word.
+SENTENCE = re.compile(r"sent(ence)?[ _]?(id|idx|index|no|nr|num|number|#)?", re.IGNORECASE)
 JOINED = " + "  # separator of the column names in `Source.target`
 
 
@@ -107,12 +112,17 @@ def table(
     paths = paths_by_split(
         path,
         {"train": train, "validation": validation, "test": test},
-        confine=KEY if confine else None,
+        confine=CONFINE if confine else None,
     )
     options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet)
     tables: dict[str, Table] = {}
     for name, files in paths.items():
         tables[name] = concatenate([read_table(file, options) for file in files])
+    layout = None
+    if wide is not None or long.id is not None:
+        from dxn.data.series.layouts import chosen_layout  # few tables have series
+
+        layout = chosen_layout(wide, long)
     return from_tables(
         tables,
         readers,
@@ -126,7 +136,7 @@ def table(
         on_bad=on_bad,
         confine=confine,
         seed=seed,
-        layout=chosen_layout(wide, long),
+        layout=layout,
         sentence=sentence,
     )
 
@@ -174,16 +184,20 @@ def from_tables(
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     notes = list(whole.notes)
-    if layout is None:
+    if layout is None and (sentence is not None or any(map(SENTENCE.fullmatch, whole.columns))):
+        from dxn.data.columns.sentences import find_sentences
+
         inputs = [str(name) for option in columns.values() for name in as_list(option)]
         layout = find_sentences(whole, sentence, inputs=inputs, targets=targets)
-    elif sentence is not None:
+    elif layout is not None and sentence is not None:
         raise UserError(
             f"data.sentence: cannot be combined with data.{layout.kind}; remove one of them"
         )
     if layout is not None:
         named = [target, exclude, split, group, list(holdout or ()), *columns.values()]
         required = {str(name) for option in named for name in as_list(option)}
+        from dxn.data.series.layouts import rearrange
+
         tables = rearrange(tables, layout, required=required, notes=notes)
         whole = concatenate(list(tables.values()))
     rows_of = row_ranges({name: len(table) for name, table in tables.items()})
@@ -209,7 +223,7 @@ def from_tables(
     # From all splits, because the values of a small split can be distinct by chance.
     ids = list(identifying_columns(whole, used, layout_ids))
     groups = None if group is None else whole.column(group, "data.group")
-    rows = to_rows(whole, chosen, readers, confine=KEY if confine else None)
+    rows = to_rows(whole, chosen, readers, confine=CONFINE if confine else None)
     rows = replace(rows, ids={name: whole.columns[name] for name in ids}, groups=groups)
     by_split = {name: rows.take(numbers) for name, numbers in rows_of.items()}
     files = [n for n, s in chosen.inputs.items() if readers[s.modality].files]

@@ -7,7 +7,6 @@ from itertools import chain
 from pathlib import Path
 
 from dxn.core.errors import UserError
-from dxn.data.sources.confine import OutsidePath, confined
 from dxn.data.sources.detect import TABLES, table_format, tables_in, tables_of_splits
 from dxn.data.splits.split import SPLIT_NAMES, SPLITS, UNDIVIDED
 from dxn.data.tables.read import as_list
@@ -48,8 +47,12 @@ def paths_by_split(
     by_split = {name: [table] for name, table in tables_of_splits(paths[0]).items()}
     if not by_split or tables_in(paths[0]):
         by_split = _tables_by_split(paths[0], key)
-    for file in chain.from_iterable(by_split.values()) if confine else ():
-        found = confined(file, paths[0], confine or "")
+    if confine is None:
+        return by_split
+    from dxn.data.sources.confine import OutsidePath, confined
+
+    for file in chain.from_iterable(by_split.values()):
+        found = confined(file, paths[0], confine)
         if isinstance(found, OutsidePath):
             raise UserError(f"{file}: {found.reason}")
     return by_split

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +12,13 @@ import numpy as np
 
 from dxn.core.display import count, named, print_line
 from dxn.core.errors import UserError
-from dxn.data.dataset import Opened
-from dxn.data.reading import survey_rows
-from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
+from dxn.data.dataset import TARGET, Opened, printable
 from dxn.tasks import Task
-from dxn.tokenize.base import Reader, Tokenizer
+from dxn.tokenize.base import BadMedia, Reader, Tokenizer
 from dxn.tokenize.cells.numbers import is_null
 
 if TYPE_CHECKING:
+    from dxn.data.rows import InputSpec, OnBad, Rows, Source
     from dxn.data.series.layouts import Layout
 
 MAX_NAMES = 3  # files in a message
@@ -52,6 +52,8 @@ class ModelInputs:
     @property
     def specs(self) -> dict[str, InputSpec]:
         """Column and modality of each input. Without a training table, it is that of its name."""
+        from dxn.data.rows import InputSpec  # a single sample needs none
+
         return {
             name: InputSpec(self.columns.get(name, name), tokenizer.modality)
             for name, tokenizer in self.tokenizers.items()
@@ -67,6 +69,8 @@ class ModelInputs:
             on_bad: What to do with bad rows, see `dxn.data.reading.survey_rows`.
             with_target: Whether to parse the targets, and whether every row needs one.
         """
+        from dxn.data.reading import survey_rows
+
         return survey_rows(
             rows,
             self.tokenizers,
@@ -248,6 +252,8 @@ class ModelInputs:
         if others:
             listed = named([Path(file).name for file in others], MAX_NAMES)
             print_line(f"note: not used: {count(len(others), 'file')} of another kind ({listed})")
+        from dxn.data.rows import Rows
+
         return Rows(cells, used)
 
     def of_source(self, source: Source, split: str) -> Rows:
@@ -289,12 +295,34 @@ class ModelInputs:
             name: [self.cell(name, sample.get(name)) for sample in samples]
             for name in self.tokenizers
         }
+        if len(samples) == 1 and (opened := self._single(cells)) is not None:
+            return opened
+        from dxn.data.rows import Rows
+
         opened = self.survey(Rows(cells, [f"sample {i + 1}" for i in range(len(samples))]))
         if opened.bad:
             # The number of the sample is noise if the caller passed only one.
             first = min(opened.bad, key=lambda fault: fault.row)
             raise UserError(f"{first.origin}: {first}" if len(samples) > 1 else str(first))
         return opened
+
+    def _single(self, cells: Mapping[str, Sequence[Any]]) -> Opened | None:
+        """Open one sample without the parts that tables need; None if it cannot be read."""
+        raws: dict[str, list[Any]] = {}
+        pattern = self.task.target.words
+        for name, (cell,) in cells.items():
+            reader = self.tokenizers[name].reader
+            try:
+                raw = None if cell is None else reader.read(cell)
+            except BadMedia:
+                return None
+            if pattern and reader.words and isinstance(raw, str):
+                raw = re.findall(pattern, raw)
+            raws[name] = [raw]
+        if all(raw is None for (raw,) in raws.values()):
+            return None
+        shown = {name: [printable(cell)] for name, (cell,) in cells.items()}
+        return Opened(raws, None, ["sample 1"], cells=shown)
 
     def frame(self, frame: Any) -> Opened:
         """Open the rows of a data frame or a `datasets.Dataset`."""
@@ -314,7 +342,7 @@ class ModelInputs:
             confine=False,
         )
         inputs = {name: rows.cells[name] for name in specs if name in rows.cells}
-        return self.open(Rows(inputs, rows.origin, rows.ids), "error")
+        return self.open(replace(rows, cells=inputs), "error")
 
     def argument(self, data: Any, inputs: Mapping[str, Any]) -> Any:
         """Return the argument of `Predictor.predict` as a frame, a list of samples, or one sample.

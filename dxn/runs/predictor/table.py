@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from dxn.core.display import format_number
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened
-from dxn.data.rows import PerItem
 from dxn.tasks import Task
 from dxn.training.evaluate import Predictions
 
@@ -124,8 +123,9 @@ def identify(opened: Opened, row: int, item: int = 0) -> Record:
     for name, values in opened.ids.items():
         # An input can have the name of another column: the input called text reads title.
         value = values[row]
-        if isinstance(value, PerItem):
-            value = value.values[item] if item < len(value.values) else None
+        # The times of a forecast, one per item.
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes | list):
+            value = value[item] if item < len(value) else None
         record[own_name(name, taken=opened.cells)] = value
     return record
 
