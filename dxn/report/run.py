@@ -12,7 +12,6 @@ from dxn.report import saved, tables
 from dxn.report.classes import classes_and_probabilities
 from dxn.report.evidence import Evidence, RunInfo, Subset
 from dxn.report.examples import single_rows
-from dxn.report.glossary import INTERVAL, MEANINGS
 from dxn.report.intervals import metric_intervals
 from dxn.report.saved import Facts, Saved
 from dxn.tasks import Categorical, Task
@@ -227,11 +226,10 @@ def _results(
         table = tables.metrics_table(shown, task.metric.monitored, new.interval, single, about)
     best = best_epoch(info.log, task)
     charts = curve_charts(shown_rows(info.log, task), best=best) if info.log else []
-    glossary = (
-        [(name, MEANINGS[name]) for name in table["metrics"] if name in MEANINGS] if table else []
-    )
+    names = table["metrics"] if table else []
+    glossary = [(name, tables.MEANINGS[name]) for name in names if name in tables.MEANINGS]
     if new.intervals:
-        glossary.append(("interval", INTERVAL))
+        glossary.append(("interval", tables.INTERVAL))
     return {
         "table": table,
         "glossary": glossary,

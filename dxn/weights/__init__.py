@@ -1,33 +1,27 @@
-"""Load public checkpoints as dxn models. There is one module per family of checkpoints."""
+"""Load public checkpoints as dxn models. `families/` has one module per family of checkpoints."""
 
-import importlib
-from typing import Any
+from dxn.weights.checkpoint import Checkpoint, read_checkpoint
+from dxn.weights.conversions import resize_tensor
+from dxn.weights.families import FAMILIES
+from dxn.weights.family import Architecture, Classifier, Family, TensorMap, TensorSource
+from dxn.weights.public import FillResult, PublicModel
+from dxn.weights.reading import all_families, read_public
+from dxn.weights.saving import required_options, to_original
 
-# The module that defines each name. They are imported on first use: few commands need the families.
-_MODULES = {
-    "Architecture": "family",
-    "Checkpoint": "checkpoint",
-    "Classifier": "family",
-    "FAMILIES": "families",
-    "Family": "family",
-    "FillResult": "public",
-    "PublicModel": "public",
-    "TensorMap": "family",
-    "TensorSource": "family",
-    "all_families": "reading",
-    "read_checkpoint": "checkpoint",
-    "read_public": "reading",
-    "required_options": "saving",
-    "resize_tensor": "conversions",
-    "to_original": "saving",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'dxn.weights' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"dxn.weights.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+__all__ = [
+    "FAMILIES",
+    "Architecture",
+    "Checkpoint",
+    "Classifier",
+    "Family",
+    "FillResult",
+    "PublicModel",
+    "TensorMap",
+    "TensorSource",
+    "all_families",
+    "read_checkpoint",
+    "read_public",
+    "required_options",
+    "resize_tensor",
+    "to_original",
+]

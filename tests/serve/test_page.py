@@ -12,7 +12,7 @@ from helpers.serving import server_of
 from PIL import Image
 
 import dxn
-from dxn.serve.examples import read_examples
+from dxn.serve.command import read_examples
 
 CHROMIUM = shutil.which("chromium")
 KEY = "a-key-of-this-test"

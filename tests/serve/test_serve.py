@@ -28,8 +28,7 @@ from dxn.core.errors import UserError
 from dxn.data.sources.confine import confined
 from dxn.serve import server
 from dxn.serve.app import make_app
-from dxn.serve.command import bind, examples_of
-from dxn.serve.examples import _file_of, _text_of, read_examples
+from dxn.serve.command import _file_of, _text_of, bind, examples_of, read_examples
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 from dxn.tokenize import SeriesAdapter, VideoAdapter, VideoSampling
 from dxn.viz.drawers import Shown, get_drawer
