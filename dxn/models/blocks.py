@@ -90,16 +90,11 @@ def make_norm(kind: NormKind, dim: int, *, eps: float = 1e-5, bias: bool = True)
 
     An RMS norm has no bias, whatever `bias` is.
     """
-    return nn.LayerNorm(dim, eps=eps, bias=bias) if kind == "layer" else RMSNorm(dim, eps=eps)
+    if kind == "layer":
+        return nn.LayerNorm(dim, eps=eps, bias=bias)
+    from dxn.models.norms import RMSNorm
 
-
-class RMSNorm(nn.RMSNorm):
-    """torch.nn.RMSNorm that also accepts x and weight of different dtypes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize x (..., D) over D."""
-        # Under autocast, x can be bf16 while the weight is float32.
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+    return RMSNorm(dim, eps=eps)
 
 
 class Mlp(nn.Module):
@@ -147,18 +142,6 @@ class Mlp(nn.Module):
         return self.down(self.dropout(x, keys) if self.training else x)
 
 
-class LayerScale(nn.Module):
-    """Multiplies each feature of a residual branch by a learned factor (arXiv:2103.17239)."""
-
-    def __init__(self, dim: int, initial: float):
-        super().__init__()
-        self.factor = nn.Parameter(torch.full((dim,), float(initial)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scale x (..., D)."""
-        return x * self.factor
-
-
 class Block(nn.Module):
     """Residual branches: self-attention, optional cross-attention, and an MLP.
 
@@ -194,14 +177,19 @@ class Block(nn.Module):
         self.pre_norm = pre_norm
         self.attn_norm = norm(dim)
         self.attn = attn
-        self.attn_scale = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.attn_scale: nn.Module = nn.Identity()
         self.cross = None
         if cross is not None:
             self.cross_norm = norm(dim)
             self.cross = cross
         self.mlp_norm = norm(dim)
         self.mlp = mlp
-        self.mlp_scale = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.mlp_scale: nn.Module = nn.Identity()
+        if layer_scale is not None:
+            from dxn.models.norms import LayerScale
+
+            self.attn_scale = LayerScale(dim, layer_scale)
+            self.mlp_scale = LayerScale(dim, layer_scale)
         self.dropout = Dropout(dropout)
         self.drop_path = DropPath(drop_path)
         # Whether torch.compile is used, see dxn.models.compiling.

@@ -80,7 +80,9 @@ class Pooling(nn.Module):
             index = torch.arange(mask.shape[1], device=x.device).expand_as(mask)
             return _pick(x, torch.where(mask, index, 0).amax(1))
         if self.kind == "max":
-            return masked_max(x, mask)
+            # The smallest finite number, because -inf could give a gradient of NaN.
+            largest = x.masked_fill(~mask[..., None], torch.finfo(x.dtype).min).amax(1)
+            return largest.masked_fill(~mask.any(1, keepdim=True), 0)
         if self.kind == "attention":
             # float32, because MASKED_SCORE is out of the range of float16.
             score = self.score(x).squeeze(-1).float().masked_fill(~mask, MASKED_SCORE)
@@ -92,13 +94,6 @@ class Pooling(nn.Module):
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Return the mean (B, D) of x (B, N, D) where mask (B, N) is True; 0 if it is all False."""
     return _weighted_mean(x, mask.to(x.dtype))
-
-
-def masked_max(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the maximum (B, D) of x (B, N, D) where mask (B, N) is True; 0 if it is all False."""
-    # The smallest finite number, because -inf could give a gradient of NaN.
-    largest = x.masked_fill(~mask[..., None], torch.finfo(x.dtype).min).amax(1)
-    return largest.masked_fill(~mask.any(1, keepdim=True), 0)
 
 
 def _weighted_mean(x: Tensor, weight: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dxn.models import Attention, Mlp
-from dxn.models.blocks import LayerScale, make_norm
+from dxn.models.blocks import make_norm
+from dxn.models.norms import LayerScale
 from dxn.models.positions import rope_factors
 
 

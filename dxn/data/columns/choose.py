@@ -17,7 +17,7 @@ from dxn.data.rows import RESERVED, TARGET, VALUES, Column, InputSpec, Rows, as_
 from dxn.data.sources.detect import CONFINE
 from dxn.data.tables.read import Table, as_list
 from dxn.tokenize.base import Reader
-from dxn.tokenize.cells.numbers import has_no_value
+from dxn.tokenize.cells.missing import has_no_value
 
 URL = re.compile(r"(?i)(?:https?|ftp|s3|gs)://")
 

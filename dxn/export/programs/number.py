@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.numbers import NumberFormat, has_no_number
+from dxn.tokenize.cells.missing import has_no_number
+from dxn.tokenize.cells.numbers import NumberFormat
 
 
 def read(value: Any, options: Mapping[str, Any]) -> float | None:

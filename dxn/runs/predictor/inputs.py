@@ -15,7 +15,7 @@ from dxn.core.errors import UserError
 from dxn.data.dataset import TARGET, Opened, printable
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia, Reader, Tokenizer
-from dxn.tokenize.cells.numbers import is_null
+from dxn.tokenize.cells.missing import is_null
 
 if TYPE_CHECKING:
     from dxn.data.rows import InputSpec, OnBad, Rows, Source

@@ -17,9 +17,7 @@ from dxn.core.untrusted import shortened
 from dxn.tokenize.base import Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.category_cell import cell_values, find_separator
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens
-from dxn.tokenize.cells.numbers import (
-    has_no_value,
-)
+from dxn.tokenize.cells.missing import has_no_value
 from dxn.tokenize.masking import TokenMasking, check_ratio
 
 # A short code, such as that of a country. "NA" is Namibia in a column of these.

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dxn.tokenize.cells.numbers import has_no_value
+from dxn.tokenize.cells.missing import has_no_value
 
 MAX_CELL_VALUES = 64  # values of a list in one cell
 MAX_CHARS = 200  # characters of a value

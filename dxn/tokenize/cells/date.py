@@ -22,9 +22,7 @@ from dxn.tokenize.cells.dates import (
     find_day_first,
     parse_date,
 )
-from dxn.tokenize.cells.numbers import (
-    has_no_number,
-)
+from dxn.tokenize.cells.missing import has_no_number
 from dxn.tokenize.masking import CellMasking, check_ratio
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.numbers import NumberFormat, has_no_number
+from dxn.tokenize.cells.missing import has_no_number
+from dxn.tokenize.cells.numbers import NumberFormat
 
 # Values of one series. It is checked before a file is decoded, because a header can promise more
 # than fits into memory.
