@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -11,7 +12,7 @@ from markupsafe import Markup
 from dxn.core.display import number, percent
 from dxn.report.evidence import Evidence, Subset
 from dxn.tasks import Task
-from dxn.tasks.metric import ClassScores, RowScores
+from dxn.tasks.metric import ClassScores, Metric
 from dxn.viz.drawers import Shown, get_drawer
 from dxn.viz.html import escaped, json_script
 from dxn.viz.media import reduced
@@ -27,6 +28,34 @@ HINT = "Many of these rows have a wrong label or an unusual input."
 MAX_TEXT = 400  # characters of a target or an answer
 # Bytes of all pictures, sounds and clips. With charts and tables, a page has at most 5 MB.
 MAX_MEDIA = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """How well each row was answered, so that rows can be sorted and two models compared.
+
+    Args:
+        name: Name of the score, such as "correct" or "absolute error".
+        values: Score of each row.
+        higher_is_better: Whether a higher score is a better answer.
+    """
+
+    name: str
+    values: Sequence[float]
+    higher_is_better: bool = True
+
+
+def row_scores(
+    metric: Metric, predictions: Sequence[Any], targets: Sequence[Any]
+) -> RowScores | None:
+    """Return how well each row is answered; None if no metric scores single rows."""
+    if metric.row is None:
+        return None
+    figure, name = metric.row
+    values = metric.value(metric.rows(predictions, targets))[figure]
+    higher = metric.is_higher_better(figure)
+    # A row with nothing to predict is right.
+    return RowScores(name, (values.nan_to_num(1.0) if higher else values).tolist(), higher)
 
 
 class Budget:

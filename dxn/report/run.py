@@ -11,7 +11,7 @@ from dxn.core.display import count, duration, number, percent
 from dxn.report import saved, tables
 from dxn.report.classes import classes_and_probabilities
 from dxn.report.evidence import Evidence, RunInfo, Subset
-from dxn.report.examples import single_rows
+from dxn.report.examples import row_scores, single_rows
 from dxn.report.intervals import metric_intervals
 from dxn.report.saved import Facts, Saved
 from dxn.tasks import Categorical, Task
@@ -43,7 +43,7 @@ def write_report(info: RunInfo, evidence: Evidence) -> Path:
     last = evidence.subsets[-1] if evidence.subsets else None
     scores = None
     if last is not None and last.truths and task.is_supervised:
-        scores = task.metric.row_scores(last.predictions.predicted, last.truths)
+        scores = row_scores(task.metric, last.predictions.predicted, last.truths)
     # If the data cannot be read, the intervals and scores of the training are kept.
     is_new = last is not None or old is None
     new = _saved(info, evidence, split, figures, scores) if is_new or old is None else old

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dxn.tasks.heads import HeadOptions, LinearHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names
-from dxn.tasks.space import Bernoulli, Categorical, LossSum, Space
+from dxn.tasks.space import Categorical, LossSum, Space
 from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import TASKS, Task
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dxn.tasks.generate.task import Generate
     from dxn.tasks.language import Language, Window
     from dxn.tasks.masked import Masked
-    from dxn.tasks.multilabel import Multilabel
+    from dxn.tasks.multilabel import Bernoulli, Multilabel
     from dxn.tasks.regress import Number, Regress
     from dxn.tasks.tag import Tag
 
@@ -58,6 +58,7 @@ __all__ = [
 # Modules of the tasks. They are imported when they are used, because a run needs one of them.
 MODULES = {
     "Auto": "auto",
+    "Bernoulli": "multilabel",
     "Classify": "classify",
     "Contrastive": "contrastive",
     "Embed": "embed",

@@ -28,21 +28,6 @@ NOT_MONITORED = frozenset({"coverage", "rows"})
 
 
 @dataclass(frozen=True, slots=True)
-class RowScores:
-    """How well each row was answered, so that rows can be sorted and two models compared.
-
-    Args:
-        name: Name of the score, such as "correct" or "absolute error".
-        values: Score of each row.
-        higher_is_better: Whether a higher score is a better answer.
-    """
-
-    name: str
-    values: Sequence[float]
-    higher_is_better: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class ClassScores:
     """Probabilities of classes, and the classes that are true.
 
@@ -130,16 +115,6 @@ class Metric(CheckedMembers):
         once = torch.ones(1, len(predictions), dtype=torch.float64)
         results = self.weighted(predictions, targets, once)
         return {name: float(values[0]) for name, values in results.items()}
-
-    def row_scores(self, predictions: Sequence[Any], targets: Sequence[Any]) -> RowScores | None:
-        """Return how well each row is answered; None if no metric scores single rows."""
-        if self.row is None:
-            return None
-        metric, name = self.row
-        values = self.value(self.rows(predictions, targets))[metric]
-        higher = self.is_higher_better(metric)
-        # A row with nothing to predict is right.
-        return RowScores(name, (values.nan_to_num(1.0) if higher else values).tolist(), higher)
 
     def class_scores(
         self, predictions: Sequence[Any], targets: Sequence[Any]

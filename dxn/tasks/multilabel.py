@@ -11,6 +11,7 @@ from random import Random
 from typing import Annotated, Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -30,7 +31,7 @@ from dxn.tasks.names import (
     kind_of_classes,
     probability_fields,
 )
-from dxn.tasks.space import Bernoulli
+from dxn.tasks.space import Batch, LossSum, Space
 from dxn.tasks.task import Task
 
 YES = frozenset({"1", "1.0", "true", "yes", "t", "y"})
@@ -152,6 +153,51 @@ class Labels(Names):
     def typed(self, prediction: list[str]) -> list[Any]:
         """Return labels with the type that they have in the training table."""
         return [TYPES[self.kind](name) for name in prediction]
+
+
+class Bernoulli(Space):
+    """Logits (B, K) of K independent yes-or-no decisions; targets are 0 to 1, (B, K).
+
+    Args:
+        names: The labels and their pos_weight in the loss. None: the decisions have no names.
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1 (all targets are 0.5).
+        threshold: Minimum probability of a decision for yes.
+    """
+
+    def __init__(
+        self, names: Names | None = None, *, label_smoothing: float = 0.0, threshold: float = 0.5
+    ):
+        self.names = names
+        self.label_smoothing = label_smoothing
+        self.threshold = threshold
+
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the binary cross-entropy. The loss of a sample is the mean over the decisions."""
+        target = batch["target"] * (1 - self.label_smoothing) + self.label_smoothing / 2
+        weights = None if self.names is None else self.names.class_weights
+        if weights is not None:
+            weights = torch.tensor(weights, dtype=torch.float32, device=output.device)
+        # float32, because bfloat16 logits are too coarse for the loss.
+        losses = F.binary_cross_entropy_with_logits(
+            output.float(), target, pos_weight=weights, reduction="none"
+        )
+        return LossSum.of(losses.mean(-1))
+
+    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the independent probabilities (B, K)."""
+        return {"probabilities": output.float().sigmoid()}
+
+    def mean(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the logits of the mean of the probabilities."""
+        stacked = torch.stack(list(outputs))
+        # The difference of two logarithms is exact where a probability rounds to 0 or 1.
+        return F.logsigmoid(stacked).logsumexp(0) - F.logsigmoid(-stacked).logsumexp(0)
+
+    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
+        """Return the mean symmetric KL divergence of the decisions."""
+        a, b = output.float(), other.float()
+        # The difference of the logits is that of log p and log q, minus that of "no".
+        return ((a.sigmoid() - b.sigmoid()) * (a - b)).mean() / 2
 
 
 class LabelMetric(Metric):

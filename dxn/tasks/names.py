@@ -139,12 +139,6 @@ class Names(Target):
         rows = ([name for name in self.names(v) if name not in self.index] for v in values)
         return [names[0] for names in rows if names]
 
-    def weights_on(self, device: torch.device) -> Tensor | None:
-        """Return the class weights as a float32 tensor (K,) on `device`."""
-        if self.class_weights is None:
-            return None
-        return torch.tensor(self.class_weights, dtype=torch.float32, device=device)
-
 
 def class_name(value: Any) -> str:
     """Return the name of a class, without outer white space and in the Unicode normal form C."""

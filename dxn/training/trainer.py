@@ -350,7 +350,7 @@ class Trainer:
             raise
         # The learning rate and the number of epochs depend on the time, and all processes must
         # agree on it, so the clock of the first process decides.
-        (took,) = broadcast_object_list([self._tick()])
+        (took,) = broadcast_object_list([time.perf_counter() - self.ticked])
         state.elapsed += took
         state.validation = max(state.validation, took)
         self.log.epochs = self.num_epochs
@@ -392,7 +392,8 @@ class Trainer:
         must_stop = bool(self.signals)
         minutes = (time.monotonic() - self.saved_at) / 60
         must_save = minutes >= self.checkpoint_minutes > 0
-        took = self._tick()
+        now = time.perf_counter()
+        took, self.ticked = now - self.ticked, now
         if self.accelerator.num_processes > 1:
             # All processes take these decisions at the same step. The first one has the clock.
             flags = [must_stop, must_save and self.main, took if self.main else 0.0]
@@ -672,12 +673,6 @@ class Trainer:
         grace = GRACE * seconds
         by_clock = (self.state.elapsed - grace) / max(seconds - grace, 1e-9)
         return max(by_steps, min(by_clock, num_steps / (num_steps + 1)))
-
-    def _tick(self) -> float:
-        """Return the time since the last call in seconds."""
-        now = time.perf_counter()
-        took, self.ticked = now - self.ticked, now
-        return took
 
     def _say_why_it_stopped(self) -> None:
         """Print the reason if the training ended before the configured number of epochs."""

@@ -19,6 +19,7 @@ from dxn.report.classes import (
     threshold_effects,
     wilson,
 )
+from dxn.report.examples import row_scores
 from dxn.report.intervals import MIN_ROWS, draw_counts, draw_rows, metric_intervals, paired
 from dxn.tasks import Classify, Generate, Multilabel, Regress, Tag
 from dxn.tasks.metric import ClassScores, one_hot
@@ -257,13 +258,13 @@ def test_labels_have_one_threshold_at_which_the_figures_are_those_of_the_task():
 def test_row_scores_are_high_for_good_answers_and_errors_for_numbers():
     labels = Multilabel()
     labels.target.fit([[name] for name in NAMES])
-    found = labels.metric.row_scores(
-        list(torch.tensor([[0.9, 0.9, 0.1], [0.1, 0.1, 0.1]])), [["ant"], []]
+    found = row_scores(
+        labels.metric, list(torch.tensor([[0.9, 0.9, 0.1], [0.1, 0.1, 0.1]])), [["ant"], []]
     )
     assert found.values == pytest.approx([2 / 3, 1.0])
-    errors = Regress().metric.row_scores([torch.tensor(3.0)], [5.0])
+    errors = row_scores(Regress().metric, [torch.tensor(3.0)], [5.0])
     assert (errors.values, errors.higher_is_better) == ([2.0], False)
-    assert classify().metric.row_scores([torch.tensor([0.1, 0.8, 0.1])], ["bee"]).values == [1.0]
+    assert row_scores(classify().metric, [torch.tensor([0.1, 0.8, 0.1])], ["bee"]).values == [1.0]
 
 
 def test_figures_are_read_back_from_metrics_json_by_row():

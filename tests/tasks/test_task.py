@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dxn.core.errors import UserError
+from dxn.report.examples import row_scores
 from dxn.tasks import (
     TASKS,
     Classify,
@@ -154,7 +155,7 @@ def test_a_metric_declares_that_lower_values_are_better():
     metric = Distance()
     assert not metric.higher_is_better
     assert metric.is_better(0.2, 0.8)
-    scores = metric.row_scores([0.2, 0.8], [0, 0])
+    scores = row_scores(metric, [0.2, 0.8], [0, 0])
     assert not scores.higher_is_better
     metric.monitored = "accuracy"
     assert metric.higher_is_better

@@ -30,21 +30,11 @@ RECIPE = {"counted": "text_codes", "counted_chars": MAX_CHARS}
 
 
 def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
-    """Return the words, pairs of words and character n-grams of each text of a batch."""
-    device = batch["ids"].device
-    words, ngrams = text_codes(batch["text"])
-    empty = torch.zeros(len(batch["text"]), 0, device=device)
-    return Features("TF-IDF", empty, (words.to(device), ngrams.to(device)))
-
-
-def text_codes(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Return hashes of the words and pairs of words, and of the character n-grams of texts.
 
     A character of a script without spaces is a word.
-
-    Returns:
-        Two tensors (2, n): the sample and the hash of each occurrence.
     """
+    texts: Sequence[str] = batch["text"]
     # Composed, so that "é" has one form. An exported program reads a NUL as a space, too.
     shown = [unicodedata.normalize("NFC", text[:MAX_CHARS].lower()) for text in texts]
     shown = [text.replace("\0", " ") for text in shown]
@@ -95,8 +85,12 @@ def text_codes(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         start = start[spaces[start + n - 1] == spaces[start + 1]]
         gram_rows.append(rows[start])
         gram_codes.append(hashes(start, start + n))
-    grams = torch.stack([torch.cat(gram_rows), torch.cat(gram_codes)])
-    return torch.stack([word_rows, word_codes]), grams
+    device = batch["ids"].device
+    counted = (
+        torch.stack([word_rows, word_codes]).to(device),
+        torch.stack([torch.cat(gram_rows), torch.cat(gram_codes)]).to(device),
+    )
+    return Features("TF-IDF", torch.zeros(len(texts), 0, device=device), counted)
 
 
 @functools.lru_cache(maxsize=MAX_KINDS)
