@@ -90,6 +90,7 @@ def test_missing_steps_at_the_end_are_padding_and_a_series_without_values_is_mis
     [
         ([1, "two", 3], "must contain only numbers, got 'two'"),
         ("one two three", "must contain only numbers, got 'one'"),
+        (["3.5", "1,234"], "must contain only numbers, got '1,234'"),  # 1234 or 1.234
         ([True, False], "must contain only numbers, got True"),
         ([[1, 2], [3]], "every time step must have the same number of channels, got 2 in step 1"),
         ([[1, 2], 3], "step 2 must be a list like the other steps, got 3"),

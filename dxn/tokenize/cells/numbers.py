@@ -60,16 +60,10 @@ class NumberFormat:
         """Return a cell as a finite number; None if it is not a number in this format."""
         is_text = isinstance(value, str)
         # The usual case first, because a regular expression is slower.
-        if not is_text or (self.decimal == "." and "_" not in value):
-            try:
-                number = float(value)
-            except (TypeError, ValueError, OverflowError):
-                number = math.nan
-            # float() also accepts "nan" and "inf", which would make the loss NaN.
-            if math.isfinite(number):
+        if not is_text or self.decimal == ".":
+            number = plain_number(value)
+            if number is not None or not is_text:
                 return number
-        if not is_text:
-            return None
         match = _match(value)
         if match is None or unit_of(match) not in ("", self.unit):
             return None
@@ -116,6 +110,18 @@ class Numbers:
     def are_whole(self) -> bool:
         """Whether all numbers are integers."""
         return all(value.is_integer() for value in self.values)
+
+
+def plain_number(value: Any) -> float | None:
+    """Return a finite number, or one that is written like 1.5 or 2e3; None if it is neither."""
+    # float() also accepts "1_000", and "nan" and "inf", which would make the loss NaN.
+    if isinstance(value, str) and "_" in value:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def read_numbers(values: Sequence[Any]) -> Numbers | None:

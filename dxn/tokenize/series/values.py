@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dxn.tokenize.cells.missing import has_no_number
-from dxn.tokenize.cells.numbers import NumberFormat
+from dxn.tokenize.cells.numbers import plain_number
 
 # Values of one series. It is checked before a file is decoded, because a header can promise more
 # than fits into memory.
@@ -23,7 +23,6 @@ MAX_VALUES = 10_000_000
 MAX_SHOWN = 40  # characters of a cell in a message
 NPY = b"\x93NUMPY"  # the first bytes of a .npy file
 SUFFIXES = (".npy", ".csv", ".parquet")
-PLAIN = NumberFormat()
 SEPARATORS = re.compile(r"[\s,;]+")
 
 
@@ -60,7 +59,7 @@ def without_end(steps: np.ndarray) -> np.ndarray | None:
 def is_number(word: str) -> bool:
     """Whether a word of a text is a number, or says that there is none."""
     word = word.strip("[]")
-    return has_no_number(word) or PLAIN.parse(word) is not None
+    return has_no_number(word) or plain_number(word) is not None
 
 
 def parse_series(text: str) -> Any:
@@ -108,8 +107,9 @@ def _number(value: Any) -> float:
         return math.nan
     if isinstance(value, float | np.floating):  # `to_steps` explains infinity
         return float(value)
+    # Strictly: a single "1,234" can be 1234 or 1.234, and a series has no column that shows which.
     is_number = isinstance(value, int | str | np.integer) and not isinstance(value, bool)
-    number = PLAIN.parse(value) if is_number else None
+    number = plain_number(value) if is_number else None
     if number is None:
         raise ValueError(f"must contain only numbers, got {shortened(value)}")
     return number
