@@ -75,17 +75,6 @@ def resolve(values: Mapping[str, Any]) -> tuple[dict[str, Any], Texts]:
     return _without_mark(marked), texts
 
 
-def with_interpolations(values: Mapping[str, Any], texts: Texts) -> dict[str, Any]:
-    """Return a copy of a configuration in which values of the environment are interpolations."""
-    result: Any = copy.deepcopy(dict(values))
-    for path, text in texts.items():
-        node = result
-        for name in path[:-1]:
-            node = node[name]
-        node[path[-1]] = text
-    return result
-
-
 def interpolations(values: Any, path: Path = ()) -> Texts:
     """Return the interpolations that a saved configuration contains, by path."""
     if isinstance(values, str):

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from dxn.config.environment import Texts, with_interpolations
+from dxn.config.environment import Texts
 from dxn.config.instantiate import check_targets
 from dxn.core.errors import UserError
 from dxn.core.files import write_text
@@ -53,7 +53,13 @@ class Settings:
 
     def plain(self) -> dict[str, Any]:
         """Return the values as they are saved, without those of the environment."""
-        return plain(with_interpolations(self.values, self.hidden))
+        values = plain(self.values)
+        for path, text in self.hidden.items():
+            node = values
+            for name in path[:-1]:
+                node = node[name]
+            node[path[-1]] = text
+        return values
 
     def save(self, folder: Path) -> None:
         """Write .hydra/config.yaml (the values) and .hydra/overrides.yaml in a run folder."""

@@ -164,7 +164,8 @@ class Display:
         self.stderr = stderr
         self.clock = clock
         self.intervals = iter(LINE_INTERVALS)
-        self._wait()
+        self.interval = next(self.intervals)
+        self.since = clock()
 
     @cached_property
     def console(self) -> Console:
@@ -239,7 +240,8 @@ class Display:
             self.bar.update(task, description=title, completed=done, total=total, status=text)
         else:
             self.console.print(f"{title}  {text}", markup=False)
-        self._wait()
+        self.interval = next(self.intervals, LAST_INTERVAL)
+        self.since = self.clock()
 
     def line(self, text: str) -> None:
         """Print a line that stays, above the bar if there is one."""
@@ -253,11 +255,6 @@ class Display:
             self.bar.stop()
         if self.__dict__.get("live") is not None:
             self.__dict__["live"].close()
-
-    def _wait(self) -> None:
-        """Start the next interval."""
-        self.interval = next(self.intervals, LAST_INTERVAL)
-        self.since = self.clock()
 
 
 def track(items: Iterable[Item], total: int, title: str) -> Iterator[Item]:

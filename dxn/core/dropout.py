@@ -64,13 +64,16 @@ class Noise:
 
         Calls with the same rate return the same numbers.
         """
-        if torch.compiler.is_compiling():
-            # The result becomes part of a kernel. A check of the cache would compile it again.
-            return _factors(self.uniform, rate, dtype)
         key = rate, dtype
-        if key not in self.cache:
-            self.cache[key] = _factors(self.uniform, rate, dtype)
-        return self.cache[key]
+        # In a compiled model, the result becomes part of a kernel. A check of the cache would
+        # compile it again.
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and key in self.cache:
+            return self.cache[key]
+        factors = (self.uniform >= rate).to(dtype) * (1 / (1 - rate))
+        if not is_compiling:
+            self.cache[key] = factors
+        return factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +276,6 @@ def selected(rows: Tensor, salt: int = 0) -> Iterator[None]:
         return
     with keyed(replace(_noise, rows=mix(_noise.rows[rows] + _salt(salt)))):
         yield
-
-
-def _factors(uniform: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
-    return (uniform >= rate).to(dtype) * (1 / (1 - rate))
 
 
 def _select(table: Tensor, keys: Tensor, layer: int, width: int) -> Tensor:

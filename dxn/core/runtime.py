@@ -59,7 +59,13 @@ def configure() -> None:
     os.environ.setdefault("MKL_CBWR", "AUTO")
     # In a notebook, tqdm warns that ipywidgets is missing. dxn shows its progress without it.
     warnings.filterwarnings("ignore", message="IProgress not found")
-    _keep_memory()
+    # Let the C library keep freed memory: returning large blocks to the operating system and
+    # requesting them again takes a tenth of each training step on a CPU.
+    # Only glibc has mallopt. On macOS and Windows the call fails, and is not needed.
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+        library.mallopt(TRIM_THRESHOLD, MAX_TRIM_THRESHOLD)
 
 
 def check_address_space(module: str) -> None:
@@ -150,15 +156,3 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _keep_memory() -> None:
-    """Let the C library keep freed memory instead of returning it to the operating system.
-
-    Returning large blocks and requesting them again takes a tenth of each training step on a CPU.
-    """
-    # Only glibc has mallopt. On macOS and Windows the call fails, and is not needed.
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
-        library.mallopt(TRIM_THRESHOLD, MAX_TRIM_THRESHOLD)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -33,11 +32,15 @@ from dxn.runs.build import (
     adapters_of,
     build_adapters,
     build_model,
+)
+from dxn.runs.data import (
+    describe,
     find_formats,
     fit_adapters,
     fitted_files,
-    load_fitted,
     open_splits,
+    read_fitted,
+    use_files,
 )
 from dxn.runs.folder import locked, refuse_other_run, run_folder
 from dxn.runs.monitoring import check_metrics
@@ -52,7 +55,6 @@ from dxn.runs.plan import (
     without_target,
 )
 from dxn.runs.record import (
-    FOLDER,
     Plan,
     SplitFingerprint,
     check_config,
@@ -62,7 +64,6 @@ from dxn.runs.record import (
     write_changes,
     write_plan,
 )
-from dxn.runs.summary import describe
 from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
 from dxn.tokenize.base import Tokenizer
@@ -275,7 +276,7 @@ def prepare(
     # order of a hash table.
     fitted = folder if old is not None else fitted
     if fitted is not None:
-        _read_fitted(fitted, adapters, task, seed)
+        read_fitted(fitted, adapters, task, seed)
     # After the labels have been read, which contain the metric that was monitored before.
     check_own_metrics(settings.metrics)
     task.metric.own = {**trainer.metrics, **settings.metrics}
@@ -304,7 +305,7 @@ def prepare(
         own = fitted_files(adapters, task)
         (files,) = broadcast_object_list([own])
         if files != own:  # another process has trained another tokenizer, see above
-            _use_files(files, adapters, task, seed)
+            use_files(files, adapters, task, seed)
             task.target.bind(named)
     if pretraining is not None:
         pretraining.target.bind(named)
@@ -319,7 +320,8 @@ def prepare(
             print_line(f"note: {advice}")
 
     # The model.
-    model = build_model(config, task, adapters, plan.adapter_keys, trust=trust, seed=seed)
+    keys = {name: each.adapter for name, each in inputs.items()}
+    model = build_model(config, task, adapters, keys, trust=trust, seed=seed)
     loaded = [] if old is None else old.loaded
     if weights is not None:
         for notice in weights.fill(model, task):
@@ -381,32 +383,3 @@ def run_finetune(finetune: Finetune, model: Model, plan: Plan) -> None:
     """Freeze weights and add LoRA weights."""
     with named_draws(plan.config["seed"], "finetune"):
         finetune(model, set(plan.loaded))
-
-
-def _read_fitted(folder: Path, adapters: Mapping[str, Any], task: Task, seed: int) -> None:
-    """Read what adapters and task learned from the training split of a run.
-
-    Raises:
-        UserError: If a file is missing or damaged, or does not fit the configuration.
-    """
-    path = folder / FOLDER
-    try:
-        load_fitted(path, adapters, task, seed=seed)
-    except (UserError, MemoryError):
-        raise
-    # Everything comes from the files, so any other failure means that they contradict each other.
-    except Exception as error:
-        raise UserError(
-            f"{path}: its files do not fit the configuration ({type(error).__name__}: {error}); "
-            "copy the whole run folder again"
-        ) from error
-
-
-def _use_files(
-    files: Mapping[str, bytes], adapters: Mapping[str, Any], task: Task, seed: int
-) -> None:
-    """Use the fitted adapters and the fitted task of the first process."""
-    with tempfile.TemporaryDirectory() as name:
-        for file, content in files.items():
-            (Path(name) / file).write_bytes(content)
-        load_fitted(Path(name), adapters, task, seed=seed)

@@ -98,11 +98,6 @@ class Plan(Strict):
         nodes = self.config["adapters"]
         return {each.adapter: nodes[each.node] for each in self.inputs.values()}
 
-    @property
-    def adapter_keys(self) -> dict[str, str]:
-        """The key of the adapter of each input, by input name."""
-        return {name: each.adapter for name, each in self.inputs.items()}
-
     def model_nodes(self, head: Mapping[str, Any], target: str | None) -> dict[str, Any]:
         """Return the content of config.yaml in the model folder.
 

@@ -12,7 +12,8 @@ from dxn import cli
 from dxn.core import printable
 from dxn.core.display import print_line, records_table
 from dxn.core.printable import UNSAFE, csv_cell, json_text, valid_text
-from dxn.data.inspect.check import Bad, Report, write_bad
+from dxn.data import Issue
+from dxn.data.inspect.check import Report, write_bad
 from dxn.data.rows import Source
 from dxn.runs.evaluation.results import write_metrics
 from dxn.runs.predictor.output import write_records
@@ -83,8 +84,8 @@ def test_every_format_of_predictions_takes_a_hostile_text(tmp_path, suffix):
 
 
 def test_the_list_of_bad_rows_is_harmless(tmp_path):
-    bad = [Bad("train", "t.csv row 2", "image", HOSTILE, "file not found")]
-    write_bad(Report(Source({}, {}), None, {}, {}, {}, {}, [], bad), tmp_path / "bad.csv")
+    bad = Issue("file not found", "t.csv row 2", split="train", input="image", path=HOSTILE)
+    write_bad(Report(Source({}, {}), None, {}, {}, {}, {}, [], [bad]), tmp_path / "bad.csv")
     with (tmp_path / "bad.csv").open(newline="", encoding="utf-8") as file:
         assert list(csv.reader(file))[1][3] == csv_cell(HOSTILE)
 

@@ -14,13 +14,13 @@ from dxn.core.files import new_folder, refuse_links_out
 from dxn.data.dataset import Opened, Samples
 from dxn.data.inspect.quality import check_known_targets
 from dxn.report.intervals import Interval, metric_intervals
+from dxn.runs.data import print_unknown
 from dxn.runs.evaluation.data import EvaluationData
 from dxn.runs.evaluation.figures import draw, draw_tokens
 from dxn.runs.evaluation.results import ALL, figures_table, name_answers, write_metrics
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import prediction_records
-from dxn.runs.summary import print_unknown
 from dxn.stacking.metrics import about_stack, answering, metrics_of_parts
 from dxn.tasks import Task
 from dxn.tasks.metric import defined

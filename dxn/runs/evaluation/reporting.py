@@ -16,6 +16,7 @@ from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.untrusted import check_file, load_json
 from dxn.data.dataset import Opened, Samples
+from dxn.runs.data import input_lines
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.evaluate import evaluated_groups, subsets
 from dxn.runs.evaluation.next_commands import report_again
@@ -23,7 +24,6 @@ from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.prepare import Training
 from dxn.runs.saved.card import data_name
-from dxn.runs.summary import input_lines
 from dxn.stacking.stacked import formula_of
 from dxn.training.evaluate import Predictions
 from dxn.training.log import read_log

@@ -42,7 +42,8 @@ def set_dtype(model: Model, dtype: Dtype) -> str:
     if dtype not in get_args(Dtype):
         raise UserError(f"dtype: must be one of {', '.join(get_args(Dtype))}, got {dtype}")
     device = next(model.parameters()).device
-    is_large = _num_weights(model) >= MIN_WEIGHTS
+    layers = {module for module in model.modules() if isinstance(module, nn.Linear)}
+    is_large = sum(layer.weight.numel() for layer in layers) >= MIN_WEIGHTS
     if dtype in ("auto", "float32") and not is_large:
         return "float32"
     from dxn.models.inference import Int8Linear, convert  # a small model is used as it is
@@ -99,8 +100,3 @@ def _prefers_bf16(model: Model, device: torch.device) -> bool:
     if foreign_parts(model):
         return False
     return choose_bf16(device)[0]
-
-
-def _num_weights(model: nn.Module) -> int:
-    layers = {module for module in model.modules() if isinstance(module, nn.Linear)}
-    return sum(layer.weight.numel() for layer in layers)

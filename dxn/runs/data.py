@@ -1,0 +1,244 @@
+"""The data of a training: how it is read and printed, and what adapters and task learn from it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dxn.core.display import count, list_names, named, print_line
+from dxn.core.errors import UserError
+from dxn.core.randomness import named_draws, spaced_rows
+from dxn.data.inspect.check import Truncation, count_truncated
+from dxn.data.inspect.quality import check_known_targets, check_learnable
+from dxn.data.raws import CacheBudget, PresentValues, memory_lines
+from dxn.data.reading import open_rows
+from dxn.runs.build import load_fitted, save_fitted
+from dxn.runs.record import FOLDER
+
+if TYPE_CHECKING:
+    from dxn.data.dataset import Opened
+    from dxn.data.loader import LoaderOptions
+    from dxn.data.rows import Source
+    from dxn.runs.record import Input, Plan
+    from dxn.tasks import Task
+    from dxn.tokenize.base import Adapter, Tokenizer
+
+# Truncation is counted in this many rows only, because preparing all rows of a large data set takes
+# as long as an epoch.
+MAX_COUNTED_ROWS = 2000
+# Columns of a modality that are printed one per line. More are printed in one line.
+MAX_LINES = 4
+MIN_CHECKED = 10  # rows of a split, below which all of its classes may be unknown
+MAX_UNKNOWN = 5  # names of classes in a note
+
+
+def find_formats(
+    adapters: Mapping[str, Adapter], inputs: Mapping[str, Input], source: Source
+) -> list[str]:
+    """Let every adapter find out how the cells of its inputs are written, before they are read.
+
+    Returns:
+        A sentence for each column with cells that are read differently than they look.
+    """
+    notes: list[str] = []
+    for key, adapter in adapters.items():
+        names = [name for name, each in inputs.items() if each.adapter == key]
+        cells = [cell for name in names for cell in source.column(name) if cell is not None]
+        if note := adapter.tokenizer.reader.learn(cells):
+            notes.append(f"{', '.join(names)}: {note}")
+    return notes
+
+
+def open_splits(
+    source: Source,
+    tokenizers: Mapping[str, Tokenizer],
+    task: Task,
+    *,
+    loader: LoaderOptions,
+) -> dict[str, Opened]:
+    """Read every file of every split, and parse the targets.
+
+    Args:
+        source: The data set.
+        tokenizers: Tokenizer of each input, by input name.
+        task: Task that parses the targets.
+        loader: How files are kept in memory, and how samples are loaded.
+
+    Raises:
+        UserError: If there are no rows to train on, all targets are equal, or rows are bad and
+            data.on_bad=error.
+    """
+    budget = CacheBudget(loader.cache_gb)
+    plain = {name: tokenizer.plain() for name, tokenizer in tokenizers.items()}
+    splits: dict[str, Opened] = {}
+    for name, rows in source.splits.items():
+        if len(rows):
+            opened = open_rows(
+                rows,
+                tokenizers if name == "train" else plain,
+                task=task,
+                on_bad=source.on_bad,
+                budget=budget,
+            )
+            splits[name] = replace(opened, num_workers=loader.num_workers, timeout=loader.timeout)
+    if not source.splits.get("train"):
+        raise UserError("data: the training split has no rows; check data.path and the splits")
+    if task.is_supervised:
+        check_learnable(splits["train"], source.target, task)
+    return splits
+
+
+def fit_adapters(
+    adapters: Mapping[str, Adapter],
+    inputs: Mapping[str, Input],
+    train: Opened,
+    texts: Sequence[str],
+    *,
+    seed: int = 0,
+) -> None:
+    """Fit every adapter on the values of all its inputs in the training split.
+
+    Args:
+        adapters: Adapters by adapter key.
+        inputs: The inputs of the model.
+        train: The opened training split.
+        texts: Target texts that a vocabulary must also cover.
+        seed: Seed of the weights that fitting draws, such as the embedding of a new vocabulary.
+
+    Raises:
+        UserError: If no row has any of the inputs of an adapter.
+    """
+    for key, adapter in adapters.items():
+        names = [name for name, each in inputs.items() if each.adapter == key]
+        raws = PresentValues([(train.raws[name], train.present[name]) for name in names])
+        if not raws:
+            raise UserError(
+                f"adapters.{key}: no row of the training split has a value of "
+                f"{' or '.join(names)}; remove {key} from adapters=[...]"
+            )
+        # Only a vocabulary can be shared with the targets; other adapters cannot read texts.
+        with named_draws(seed, f"fit of adapters.{key}"):
+            adapter.fit([*raws, *texts] if adapter.has_vocabulary and texts else raws)
+
+
+def fitted_files(adapters: Mapping[str, Any], task: Task) -> dict[str, bytes]:
+    """Return the files of `save_fitted`, by name."""
+    with tempfile.TemporaryDirectory() as name:
+        save_fitted(Path(name), adapters, task)
+        return {path.name: path.read_bytes() for path in sorted(Path(name).iterdir())}
+
+
+def read_fitted(folder: Path, adapters: Mapping[str, Any], task: Task, seed: int) -> None:
+    """Read what adapters and task learned from the training split of a run.
+
+    Raises:
+        UserError: If a file is missing or damaged, or does not fit the configuration.
+    """
+    path = folder / FOLDER
+    try:
+        load_fitted(path, adapters, task, seed=seed)
+    except (UserError, MemoryError):
+        raise
+    # Everything comes from the files, so any other failure means that they contradict each other.
+    except Exception as error:
+        raise UserError(
+            f"{path}: its files do not fit the configuration ({type(error).__name__}: {error}); "
+            "copy the whole run folder again"
+        ) from error
+
+
+def use_files(
+    files: Mapping[str, bytes], adapters: Mapping[str, Any], task: Task, seed: int
+) -> None:
+    """Use the fitted adapters and the fitted task of the first process."""
+    with tempfile.TemporaryDirectory() as name:
+        for file, content in files.items():
+            (Path(name) / file).write_bytes(content)
+        load_fitted(Path(name), adapters, task, seed=seed)
+
+
+def describe(
+    source: Source,
+    splits: Mapping[str, Opened],
+    task: Task,
+    plan: Plan,
+    tokenizers: Mapping[str, Tokenizer],
+) -> dict[str, Truncation]:
+    """Print the inputs, the target, the splits and the truncated inputs of a training.
+
+    Returns:
+        The truncated inputs of the training split by name, counted in MAX_COUNTED_ROWS rows.
+    """
+    for line in input_lines(plan.inputs):
+        print_line(line)
+    if source.target is not None and task.is_supervised:
+        print_line(f"target: {source.target} ({task.name})")
+    for note in source.notes:
+        print_line(f"note: {note}")
+    for name, split in splits.items():
+        missing = {name: number for name, number in split.missing.items() if number}
+        notes = [f"{number} without {name}" for name, number in missing.items()]
+        if len(missing) > MAX_LINES:
+            notes = [f"{len(missing)} inputs have missing values, {sum(missing.values()):,} in all"]
+        if split.skipped:
+            notes.append(f"{split.skipped} skipped")
+        remark = f" ({', '.join(notes)})" if notes else ""
+        print_line(f"{name}: {count(len(split), 'row')}{remark}")
+        # A drawn split of very few rows can consist of rare classes.
+        if len(split) >= MIN_CHECKED:
+            check_known_targets(task, split.targets or (), name)
+        print_unknown(task, split.targets or (), name)
+    if task.is_supervised:
+        print_line(f"target values: {task.target.describe(splits['train'].targets or ())}")
+    for line in memory_lines([split.raws for split in splits.values()]):
+        print_line(line)
+    train = splits["train"]
+    rows = spaced_rows(len(train), MAX_COUNTED_ROWS)
+    truncations = count_truncated(train, tokenizers, rows)
+    for name, truncation in truncations.items():
+        key = plan.inputs[name].adapter
+        # The adapter of a user may have another option that limits the length.
+        advice = f"; set adapters.{key}.max_len" if "max_len" in plan.adapters[key] else ""
+        print_line(f"note: {name}: {truncation}{advice}")
+    return truncations
+
+
+def input_lines(specs: Mapping[str, Input]) -> list[str]:
+    """Return the lines that describe the inputs of a training, one for many columns."""
+    by_modality: dict[str, list[str]] = {}
+    for spec in specs.values():
+        by_modality.setdefault(spec.modality, []).append(spec.column)
+    lines: list[str] = []
+    for name, spec in specs.items():
+        columns = by_modality[spec.modality]
+        if len(columns) > MAX_LINES:
+            # The first input of a modality stands for all of them.
+            if spec.column == columns[0]:
+                lines.append(f"{spec.modality}: {len(columns)} columns ({named(columns)})")
+        elif spec.modality == name:
+            lines.append(f"{name}: {spec.column}")
+        elif spec.column == name:
+            lines.append(f"{name} ({spec.modality})")
+        else:
+            lines.append(f"{name}: {spec.column} ({spec.modality})")
+    return lines
+
+
+def print_unknown(task: Task, targets: Sequence[Any], where: str) -> None:
+    """Print a note that names the classes of rows that the model does not know.
+
+    Args:
+        task: The fitted task.
+        targets: The targets of the rows.
+        where: What the rows are, such as "validation".
+    """
+    unknown = task.target.unknown(targets)
+    if unknown:
+        names = list_names(list(dict.fromkeys(unknown)), MAX_UNKNOWN)
+        print_line(
+            f"note: {where}: the target of {count(len(unknown), 'row')} is not in the training "
+            f"split ({names}), which counts as wrong"
+        )
