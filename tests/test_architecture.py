@@ -41,9 +41,10 @@ KNOW_MODALITIES = (
     "export/examples.py",
     "export/recipes.py",
 )
-# "category" is also a usual name of a target column, and "text" a key of an entity.
+# "category" is also a usual name of a target column, "text" a data source and a key of an entity.
 COLUMN_NAMES = {
-    ("data/columns/target.py", "category"),
+    ("data/columns/choose.py", "category"),
+    ("data/sources/detect.py", "text"),
     ("runs/predictor/table.py", "text"),
     ("tasks/entities.py", "text"),
 }

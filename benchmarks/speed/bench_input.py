@@ -21,8 +21,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from dxn.data.dataset import Samples
-from dxn.data.loader import Loader
-from dxn.data.order import BatchOrder
+from dxn.data.loader import BatchOrder, Loader
 from dxn.data.raws import CacheBudget
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows

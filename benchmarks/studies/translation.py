@@ -34,8 +34,7 @@ from sacremoses import MosesTokenizer  # noqa: E402
 from dxn.config.compose import compose  # noqa: E402
 from dxn.config.instantiate import build  # noqa: E402
 from dxn.data.dataset import Samples  # noqa: E402
-from dxn.data.loader import Loader  # noqa: E402
-from dxn.data.order import BatchOrder  # noqa: E402
+from dxn.data.loader import BatchOrder, Loader  # noqa: E402
 from dxn.models import count_parameters  # noqa: E402
 from dxn.runs.prepare import prepare  # noqa: E402
 from dxn.viz.figure import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402

@@ -7,7 +7,7 @@ from typing import Any
 # which takes seconds, and `dxn.data.sources.detect` is needed before that. No module of this folder
 # may have the name of an exported function: importing it would replace the function.
 _MODULES = {
-    "BatchOrder": "order",
+    "BatchOrder": "loader",
     "Issue": "reading",
     "InputSpec": "rows",
     "LoaderOptions": "loader",
@@ -18,7 +18,7 @@ _MODULES = {
     "Source": "rows",
     "Stream": "stream",
     "complete_splits": "splits.split",
-    "count_truncated": "inspect.check",
+    "count_truncated": "inspect.quality",
     "folder": "sources.folder",
     "hub": "sources.hub",
     "Loader": "loader",

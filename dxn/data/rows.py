@@ -63,20 +63,20 @@ class Column(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), CHUNK_ROWS):
-            values = self._chunk(slice(start, start + CHUNK_ROWS))
+            # Several values at once, which is faster than one after another.
+            part = slice(start, start + CHUNK_ROWS)
+            values: Any = self.values
+            if self.rows is None:
+                values = values[part]
+            elif self.is_arrow:
+                values = values.take(_arrow_rows(self.rows[part]))
+            else:
+                values = [values[row] for row in self.rows[part].tolist()]
+            values = values.to_pylist() if self.is_arrow else values
             if self.decode is None:
                 yield from values
             else:
                 yield from (None if value is None else self.decode(value) for value in values)
-
-    def _chunk(self, part: slice) -> Iterable[Any]:
-        """Return some values as Python objects, which is faster than one after another."""
-        values: Any = self.values
-        if self.rows is None:
-            return values[part].to_pylist() if self.is_arrow else values[part]
-        if self.is_arrow:
-            return values.take(_arrow_rows(self.rows[part])).to_pylist()
-        return (values[row] for row in self.rows[part].tolist())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -323,27 +323,21 @@ class Source:
             values += rows.cells.get(name, missing)
         return values
 
-    def target_origins(self) -> list[str]:
-        """Return the origins of the rows that have a target, in the order of `targets`."""
-        origins: list[str] = []
-        for rows in self.splits.values():
-            cells = rows.cells.get(TARGET, ())
-            pairs = zip(rows.origin, cells, strict=False)
-            origins += [origin for origin, cell in pairs if cell is not None]
-        return origins
-
-    def targets(self) -> tuple[list[Any], list[Any] | None]:
-        """Return the raw targets and the words of the same rows, for `dxn.tasks.infer_task`.
+    def targets(self) -> tuple[list[Any], list[Any] | None, list[str]]:
+        """Return the raw targets, and the words and origins of the same rows.
 
         Returns:
-            The target cells of the rows that have a target, and for the same rows the cells of the
-            first input that contains lists of words, or None if there is no such input.
+            The target cells of the rows that have a target; and for the same rows the cells of the
+            first input that contains lists of words, None if there is no such input; and the
+            origins.
         """
         cells = self.column(TARGET)
-        rows = [i for i, cell in enumerate(cells) if cell is not None]
-        targets = [cells[i] for i in rows]
+        chosen = [i for i, cell in enumerate(cells) if cell is not None]
+        targets = [cells[i] for i in chosen]
+        every = list(chain.from_iterable(rows.origin for rows in self.splits.values()))
+        origins = [every[i] for i in chosen]
         for name in self.inputs:
             values = self.column(name)
             if any(isinstance(value, list) for value in values):
-                return targets, [values[i] for i in rows]
-        return targets, None
+                return targets, [values[i] for i in chosen], origins
+        return targets, None, origins

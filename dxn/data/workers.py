@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
-from dxn.data.loader import batch_of
-from dxn.data.order import BatchKey, BatchOrder
+from dxn.data.loader import BatchKey, BatchOrder, batch_of
 
 # Signals on which a training saves a checkpoint, which a terminal or a batch system sends to all
 # its processes. The workers are needed until the training ends.

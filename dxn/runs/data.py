@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 from dxn.core.display import count, list_names, named, print_line
 from dxn.core.errors import UserError
 from dxn.core.randomness import named_draws, spaced_rows
-from dxn.data.inspect.check import Truncation, count_truncated
-from dxn.data.inspect.quality import check_known_targets, check_learnable
+from dxn.data.inspect.quality import (
+    Truncation,
+    check_known_targets,
+    check_learnable,
+    count_truncated,
+)
 from dxn.data.raws import CacheBudget, PresentValues, memory_lines
 from dxn.data.reading import open_rows
 from dxn.runs.build import load_fitted, save_fitted

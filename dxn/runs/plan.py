@@ -101,7 +101,7 @@ def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task
             "head=masked to train without a target)"
         )
     # Targets that are lists are tags if the input has as many words, and labels otherwise.
-    targets, words = source.targets()
+    targets, words, origins = source.targets()
     node: Config = config["head"]
     notes: list[str] = []
     if isinstance(task, Auto):
@@ -109,7 +109,7 @@ def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task
         if reason:
             notes.append(f"target {source.target}: {reason}")
     if task.is_supervised:
-        notes += task.target.find_format(targets, source.target_origins())
+        notes += task.target.find_format(targets, origins)
     return task, node, replace(source, notes=[*source.notes, *notes])
 
 

@@ -21,9 +21,8 @@ from dxn.core.errors import UserError
 from dxn.core.files import new_folder
 from dxn.core.randomness import named_draws
 from dxn.data.dataset import Opened, Samples, make_samples
-from dxn.data.inspect.check import Truncation
 from dxn.data.inspect.fingerprint import fingerprint
-from dxn.data.inspect.quality import find_warnings
+from dxn.data.inspect.quality import Truncation, find_problems
 from dxn.data.loader import LoaderOptions
 from dxn.data.rows import Source
 from dxn.models.model import Model, count_parameters
@@ -310,7 +309,7 @@ def prepare(
     if pretraining is not None:
         pretraining.target.bind(named)
     truncations = describe(source, splits, task, plan, tokenizers)
-    warnings = find_warnings(source, splits, task)
+    warnings = [problem.reason for problem in find_problems(source, splits, task)]
     for line in [*(f"warning: {warning}" for warning in warnings), *lines]:
         print_line(line)
     if is_new and weights is None:

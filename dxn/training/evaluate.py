@@ -18,7 +18,7 @@ from dxn.models.model import Network
 from dxn.tasks.task import Task
 
 if TYPE_CHECKING:
-    from dxn.data.order import BatchOrder
+    from dxn.data.loader import BatchOrder
 
 Result = TypeVar("Result")
 
@@ -166,8 +166,7 @@ def run_batches(
                 raise
             raise _too_large(samples.describe(0)) from error
         return
-    from dxn.data.loader import Loader
-    from dxn.data.order import BatchOrder
+    from dxn.data.loader import BatchOrder, Loader
 
     order = BatchOrder(samples, batch_size)
     loader = Loader(order, pin_memory=device.type == "cuda")

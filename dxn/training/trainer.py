@@ -24,8 +24,7 @@ from dxn.core.files import remove_unfinished
 from dxn.core.randomness import spaced_rows
 from dxn.core.runtime import free_memory, is_out_of_memory
 from dxn.data.dataset import Samples
-from dxn.data.loader import Loader
-from dxn.data.order import BatchOrder
+from dxn.data.loader import BatchOrder, Loader
 from dxn.models import compiling
 from dxn.models.blocks import set_compiled
 from dxn.models.model import Model

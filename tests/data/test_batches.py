@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.data.loader import Loader
-from dxn.data.order import BatchOrder
+from dxn.data.loader import BatchOrder, Loader
 
 LENGTHS = st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.0]), max_size=67)
 

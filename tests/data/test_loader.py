@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from dxn.core.errors import UserError
-from dxn.data.loader import Loader
-from dxn.data.order import BatchOrder
+from dxn.data.loader import BatchOrder, Loader
 
 
 class Troubled:

@@ -5,7 +5,7 @@ import pytest
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data import InputSpec, Opened, Rows, Source
-from dxn.data.inspect.quality import check_learnable, find_warnings
+from dxn.data.inspect.quality import check_learnable, find_problems
 from dxn.tasks import Classify, Generate, Masked, Regress, Tag
 
 
@@ -19,7 +19,7 @@ def warnings_of(task=None, *, groups=None, **splits):
         opened[name] = Opened({}, cells["target"], origin, kept=range(count))
     names = [name for name in next(iter(splits.values())) if name != "target"]
     source = Source(rows, {n: InputSpec(n, n) for n in names}, target="y", files=["image"])
-    return find_warnings(source, opened, task or Classify())
+    return [problem.reason for problem in find_problems(source, opened, task or Classify())]
 
 
 def texts(count, start=0):

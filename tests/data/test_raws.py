@@ -14,8 +14,7 @@ from PIL import Image
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.data.inspect.check import check
-from dxn.data.loader import Loader, LoaderOptions, default_workers
-from dxn.data.order import BatchOrder
+from dxn.data.loader import BatchOrder, Loader, LoaderOptions, default_workers
 from dxn.data.raws import (
     FACTS,
     CacheBudget,

@@ -11,7 +11,7 @@ from helpers.training import SeriesTokenizer, fit, make_rows, make_task
 from dxn.core.dropout import Noise
 from dxn.data import LoaderOptions
 from dxn.data.dataset import Samples, make_samples
-from dxn.data.order import BatchOrder
+from dxn.data.loader import BatchOrder
 from dxn.tasks import Language
 from dxn.tokenize import TextAdapter, TokenizerOptions
 from dxn.training.evaluate import name_rows

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dxn.data.dataset import Opened, Samples, make_samples
-from dxn.data.loader import InputDropout, Loader, LoaderOptions
-from dxn.data.order import BatchOrder
+from dxn.data.loader import BatchOrder, InputDropout, Loader, LoaderOptions
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
 from dxn.data.stream import Stream

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from dxn.core.errors import UserError
 from dxn.data import InputSpec
 from dxn.data import text_files as read_files
-from dxn.data.loader import Loader
-from dxn.data.order import BatchOrder
+from dxn.data.loader import BatchOrder, Loader
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
 from dxn.data.stream import Stream

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,13 @@ from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell
 from dxn.data.dataset import Opened
-from dxn.data.inspect.quality import Keys, check_learnable, find_problems
+from dxn.data.inspect.quality import (
+    Keys,
+    Truncation,
+    check_learnable,
+    count_truncated,
+    find_problems,
+)
 from dxn.data.raws import CacheBudget, PresentValues, digest_of
 from dxn.data.reading import Issue, survey_rows
 from dxn.data.rows import Source
@@ -26,29 +31,6 @@ from dxn.tokenize.base import Tokenizer
 
 # Columns of the CSV file of `write_bad`. A row is named by its origin.
 HEADER = ["split", "row", "input", "path", "reason"]
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """Statistics of the samples of an input that are truncated to max_len tokens.
-
-    Args:
-        count: Number of truncated samples.
-        total: Number of all samples.
-        max_len: Maximum number of tokens of a sample.
-        median_read: Median, over the truncated samples, of the fraction of tokens that is kept.
-    """
-
-    count: int
-    total: int
-    max_len: int
-    median_read: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.count:,} of {self.total:,} samples are truncated to {self.max_len:,} tokens "
-            f"(median: {100 * self.median_read:.0f}% of a truncated sample is kept)"
-        )
 
 
 @dataclass(frozen=True)
@@ -172,40 +154,6 @@ def check(
         bad=bad,
         errors=errors,
     )
-
-
-def count_truncated(
-    opened: Opened, preprocessors: Mapping[str, Tokenizer], rows: Sequence[int] | None = None
-) -> dict[str, Truncation]:
-    """Count truncated samples, by input name. Inputs without truncated samples are left out.
-
-    Args:
-        opened: Opened rows.
-        preprocessors: Preprocessors of fitted adapters, by input name.
-        rows: Rows that are counted. Default: all.
-    """
-    rows = range(len(opened)) if rows is None else rows
-    truncations: dict[str, Truncation] = {}
-    for name, preprocessor in preprocessors.items():
-        # A preprocessor without the method `truncated` never truncates. Skip it, because preparing
-        # all of its samples would take long.
-        if name not in opened.raws or type(preprocessor).cut is Tokenizer.cut:
-            continue
-        num_values = 0
-        counts: list[tuple[int, int]] = []
-        for row in rows:
-            if not opened.present[name][row]:
-                continue
-            num_values += 1
-            # Without a random generator, because augmentation changes the lengths.
-            lengths = preprocessor.cut(opened.raws[name][row])
-            if lengths is not None:
-                counts.append(lengths)
-        if counts:
-            max_len = max(kept for kept, _ in counts)
-            median = statistics.median(kept / total for kept, total in counts)
-            truncations[name] = Truncation(len(counts), num_values, max_len, median)
-    return truncations
 
 
 def write_bad(report: Report, path: Path) -> None:

@@ -75,21 +75,19 @@ def _cells(column: Sequence[Any], present: np.ndarray) -> npt.NDArray[np.uint8]:
     """
     if isinstance(column, FileColumn):
         digests = [digest_of(column, i) if p else EMPTY for i, p in enumerate(present)]
-        return _with_presence(np.array(digests, f"V{NUM_BYTES}"), present)
-    cells = list(column)
-    types = set(map(type, cells))
-    if types <= {float, type(None)} and float in types:
-        # A missing number becomes NaN, and the byte after it tells it apart from a NaN in the data.
-        return _with_presence(np.array(cells, np.float64), present)
-    if types == {str}:  # texts often repeat
-        known = {text: digest(text) for text in set(cells)}
-        digests = [known[text] for text in cells]
+        content = np.array(digests, f"V{NUM_BYTES}")
     else:
-        digests = [digest(c) if p else EMPTY for c, p in zip(cells, present, strict=True)]
-    return _with_presence(np.array(digests, f"V{NUM_BYTES}"), present)
-
-
-def _with_presence(content: np.ndarray, present: np.ndarray) -> npt.NDArray[np.uint8]:
+        cells = list(column)
+        types = set(map(type, cells))
+        if types <= {float, type(None)} and float in types:
+            # A missing number becomes NaN, and the last byte tells it apart from a NaN in the data.
+            content = np.array(cells, np.float64)
+        elif types == {str}:  # texts often repeat
+            known = {text: digest(text) for text in set(cells)}
+            content = np.array([known[text] for text in cells], f"V{NUM_BYTES}")
+        else:
+            digests = [digest(c) if p else EMPTY for c, p in zip(cells, present, strict=True)]
+            content = np.array(digests, f"V{NUM_BYTES}")
     return np.hstack([content[:, None].view(np.uint8), present[:, None].view(np.uint8)])
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
 
@@ -15,6 +17,7 @@ from dxn.data.rows import TARGET, Rows, Source
 from dxn.data.splits.duplicates import keys_by_input, row_keys
 from dxn.data.splits.split import SPLITS
 from dxn.tasks.task import Task
+from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.cells.missing import has_no_value
 
 MIN_ROWS = 30  # below this number, one row changes a metric by more than three percentage points
@@ -28,31 +31,45 @@ MAX_TEXT = 40  # characters of a value in a sentence
 Keys = Mapping[str, Mapping[str, Sequence[Hashable]]]
 
 
-def find_warnings(source: Source, splits: Mapping[str, Opened], task: Task | None) -> list[str]:
-    """Return sentences about equal inputs, small splits and rare classes.
+@dataclass(frozen=True)
+class Truncation:
+    """Statistics of the samples of an input that are truncated to max_len tokens.
 
     Args:
-        source: The data set.
-        splits: Opened rows of each split.
-        task: Task that parsed the targets. None: targets were not parsed.
+        count: Number of truncated samples.
+        total: Number of all samples.
+        max_len: Maximum number of tokens of a sample.
+        median_read: Median, over the truncated samples, of the fraction of tokens that is kept.
     """
-    used = _used_rows(source, splits)
-    keys = dict(zip(used, keys_by_input(used.values(), source.files), strict=True))
-    return [problem.reason for problem in find_problems(source, splits, task, keys)]
+
+    count: int
+    total: int
+    max_len: int
+    median_read: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count:,} of {self.total:,} samples are truncated to {self.max_len:,} tokens "
+            f"(median: {100 * self.median_read:.0f}% of a truncated sample is kept)"
+        )
 
 
 def find_problems(
-    source: Source, splits: Mapping[str, Opened], task: Task | None, keys: Keys
+    source: Source, splits: Mapping[str, Opened], task: Task | None, keys: Keys | None = None
 ) -> list[Issue]:
-    """Return the problems of `find_warnings` together with the rows that they affect.
+    """Return problems such as equal inputs, small splits and rare classes, with the affected rows.
 
     Args:
         source: The data set.
         splits: Opened rows of each split.
         task: Task that parsed the targets. None: targets were not parsed.
-        keys: Keys of the opened rows. Inputs with equal keys have equal content.
+        keys: Keys of the opened rows. Inputs with equal keys have equal content. Default: of the
+            cells, without reading all files again.
     """
-    used = _used_rows(source, splits)
+    # Without the rows that were left out.
+    used = {name: source.splits[name].take(opened.kept) for name, opened in splits.items()}
+    if keys is None:
+        keys = dict(zip(used, keys_by_input(used.values(), source.files), strict=True))
     problems = [
         *_repeated_rows(used, keys),
         *_shared_files(source, used, keys),
@@ -107,11 +124,6 @@ def check_known_targets(task: Task, targets: Sequence[Any], where: str) -> None:
         f"data: all targets of {where} are unknown to the model, which was trained with {known}, "
         f"got {received}; use the same names"
     )
-
-
-def _used_rows(source: Source, splits: Mapping[str, Opened]) -> dict[str, Rows]:
-    """Return the rows of each split without those that were left out."""
-    return {name: source.splits[name].take(opened.kept) for name, opened in splits.items()}
 
 
 def _repeated_rows(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Issue]:
@@ -289,3 +301,37 @@ def _names(target: Any) -> list[str]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
+
+
+def count_truncated(
+    opened: Opened, preprocessors: Mapping[str, Tokenizer], rows: Sequence[int] | None = None
+) -> dict[str, Truncation]:
+    """Count truncated samples, by input name. Inputs without truncated samples are left out.
+
+    Args:
+        opened: Opened rows.
+        preprocessors: Preprocessors of fitted adapters, by input name.
+        rows: Rows that are counted. Default: all.
+    """
+    rows = range(len(opened)) if rows is None else rows
+    truncations: dict[str, Truncation] = {}
+    for name, preprocessor in preprocessors.items():
+        # A preprocessor without the method `truncated` never truncates. Skip it, because preparing
+        # all of its samples would take long.
+        if name not in opened.raws or type(preprocessor).cut is Tokenizer.cut:
+            continue
+        num_values = 0
+        counts: list[tuple[int, int]] = []
+        for row in rows:
+            if not opened.present[name][row]:
+                continue
+            num_values += 1
+            # Without a random generator, because augmentation changes the lengths.
+            lengths = preprocessor.cut(opened.raws[name][row])
+            if lengths is not None:
+                counts.append(lengths)
+        if counts:
+            max_len = max(kept for kept, _ in counts)
+            median = statistics.median(kept / total for kept, total in counts)
+            truncations[name] = Truncation(len(counts), num_values, max_len, median)
+    return truncations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum, auto
 from pathlib import Path
 
 from dxn.core.errors import UserError, similar
@@ -31,16 +30,8 @@ JSON = ".json"
 CONFINE = "data.confine"  # option that refuses paths out of the folder of the data
 
 
-class DataSource(StrEnum):
-    """Names of the data sources that read a path, as in data=NAME: table, text and folder."""
-
-    TABLE = auto()
-    TEXT = auto()
-    FOLDER = auto()
-
-
 def infer_source(path: str | Path | Sequence[str]) -> str:
-    """Return the name of the data source that reads a path, see `DataSource`.
+    """Return the name of the data source that reads a path, as in data=NAME.
 
     Args:
         path: A file, a folder or an archive, or a list of files with the same format.
@@ -51,14 +42,14 @@ def infer_source(path: str | Path | Sequence[str]) -> str:
     first = Path(path if isinstance(path, str | Path) else path[0])
     require_path(first)
     if first.is_dir():
-        return _source_of_folder(first).value
+        return _source_of_folder(first)
     name = first.name.lower()
     if table_format(first) is not None:
-        return DataSource.TABLE.value
+        return "table"
     if name.endswith(TEXT):
-        return DataSource.TEXT.value
+        return "text"
     if name.endswith(ARCHIVES):
-        return DataSource.FOLDER.value
+        return "folder"
     raise UserError(
         f"{first}: unknown format; use a table ({', '.join(TABLES)}), a text file ({TEXT}), or a "
         f"folder or archive ({', '.join(ARCHIVES)}) with one folder per class"
@@ -143,14 +134,14 @@ def is_metadata(name: str) -> bool:
     return table_format(name) is not None and name.lower().partition(".")[0] == "metadata"
 
 
-def _source_of_folder(folder: Path) -> DataSource:
+def _source_of_folder(folder: Path) -> str:
     # Tables have priority over class folders: a table usually refers to files in its folder.
     if tables_in(folder) or tables_of_splits(folder):
-        return DataSource.TABLE
+        return "table"
     entries = [entry for entry in folder.iterdir() if not _is_hidden(entry)]
     has_folders = any(entry.is_dir() for entry in entries)
     has_texts = any(entry.suffix.lower() == TEXT for entry in entries)
-    return DataSource.TEXT if has_texts and not has_folders else DataSource.FOLDER
+    return "text" if has_texts and not has_folders else "folder"
 
 
 def _is_hidden(path: Path) -> bool:

@@ -6,26 +6,32 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dxn.core.errors import UserError
-from dxn.data.columns.choose import choose_columns, to_rows
-from dxn.data.columns.identity import identifying_columns
+from dxn.data.columns.choose import (
+    USUAL_TARGETS,
+    candidate_targets,
+    choose_columns,
+    identifying_columns,
+    to_rows,
+)
 from dxn.data.columns.infer import Readers
 from dxn.data.columns.mapping import map_columns
-from dxn.data.columns.target import USUAL_TARGETS, candidate_targets
 from dxn.data.columns.useless import names_new_groups
 from dxn.data.rows import InputSpec, OnBad, Rows, Source
 from dxn.data.series.long import Long, WideColumns
-from dxn.data.sources.detect import CONFINE
-from dxn.data.sources.table_paths import paths_by_split
+from dxn.data.sources.detect import CONFINE, TABLES, table_format, tables_in, tables_of_splits
 from dxn.data.splits.split import (
+    SPLIT_NAMES,
+    SPLITS,
+    UNDIVIDED,
     complete_splits,
     divide_table,
     is_categorical,
-    row_ranges,
     usual_split_column,
 )
 from dxn.data.splits.unlabeled import add_missing_targets
@@ -200,8 +206,11 @@ def from_tables(
 
         tables = rearrange(tables, layout, required=required, notes=notes)
         whole = concatenate(list(tables.values()))
-    rows_of = row_ranges({name: len(table) for name, table in tables.items()})
-    del tables  # `whole` has a copy of their cells
+    # The rows of the tables follow each other in `whole`, which has a copy of their cells.
+    ends = np.cumsum([len(table) for table in tables.values()])
+    starts = [0, *ends[:-1]]
+    rows_of = {name: np.arange(a, b) for name, a, b in zip(tables, starts, ends, strict=True)}
+    del tables
     used = [str(name) for option in (target, *columns.values()) for name in as_list(option)]
     rows_of = divide_table(
         whole, rows_of, split=split, holdout=holdout, fractions=fractions, notes=notes, used=used
@@ -332,3 +341,74 @@ def _new_groups(table: Table, rows_of: Mapping[str, np.ndarray]) -> list[str]:
         if names_new_groups(column.take(rows_of["train"]), column.take(rows_of["test"])):
             found.append(name)
     return found
+
+
+def paths_by_split(
+    path: str | Sequence[str] | None,
+    splits: Mapping[str, str | Sequence[str] | None],
+    key: str = "data.path",
+    *,
+    confine: str | None,
+) -> dict[str, list[Path]]:
+    """Return the paths of tables by split, or all paths with the key "all".
+
+    Args:
+        path: A table, a list of tables, or a folder.
+        splits: Tables by split.
+        key: Option that contains `path`, for messages.
+        confine: Option that allows links out of the folder, for messages. None: they are allowed.
+    """
+    by_split: dict[str, list[Path]] = {}
+    for name, value in splits.items():
+        if value is not None:
+            by_split[name] = [Path(p) for p in as_list(value)]
+    first = next(iter(by_split), None)
+    # data.path contains all rows, including those of data.train.
+    if path is not None and first is not None:
+        raise UserError(f"data.path: cannot be combined with data.{first}; remove one of them")
+    if first is not None:
+        if "train" not in by_split:
+            raise UserError(f"data.train: must be set, because data.{first} is set")
+        return by_split
+    paths = [Path(p) for p in as_list(path)]
+    if not paths:
+        raise UserError(f"{key}: must be set, for example {key}=my.csv")
+    if len(paths) > 1 or not paths[0].is_dir():
+        return {UNDIVIDED: paths}
+    by_split = {name: [table] for name, table in tables_of_splits(paths[0]).items()}
+    if not by_split or tables_in(paths[0]):
+        by_split = _tables_by_split(paths[0], key)
+    if confine is None:
+        return by_split
+    from dxn.data.sources.confine import OutsidePath, confined
+
+    for file in chain.from_iterable(by_split.values()):
+        found = confined(file, paths[0], confine)
+        if isinstance(found, OutsidePath):
+            raise UserError(f"{file}: {found.reason}")
+    return by_split
+
+
+def _tables_by_split(folder: Path, key: str) -> dict[str, list[Path]]:
+    """Return the tables called train, validation and test in a folder, or its only table."""
+    tables = tables_in(folder)
+    by_split: dict[str, list[Path]] = {}
+    prefixes: set[str] = set()
+    for file in tables:
+        # Without the suffix of the format, which can be .csv.gz.
+        stem = file.name.lower().removesuffix(".gz").removesuffix(table_format(file) or "")
+        # Data sets of archives are called NAME_TRAIN.ts and NAME_TEST.ts.
+        prefix, _, last = stem.rpartition("_")
+        name = SPLIT_NAMES.get(last)
+        if name is not None:
+            by_split.setdefault(name, []).append(file)
+            prefixes.add(prefix)
+    if "train" in by_split and len(prefixes) == 1:
+        return {name: by_split[name] for name in SPLITS if name in by_split}
+    if len(tables) == 1:
+        return {UNDIVIDED: tables}
+    names = ", ".join(file.name for file in tables) or "no table"
+    raise UserError(
+        f"{folder}: the folder must contain one table, or tables called train, validation and "
+        f"test, got {names}; set {key} to one table ({', '.join(TABLES)}), or rename the tables"
+    )

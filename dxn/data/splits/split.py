@@ -133,16 +133,6 @@ def complete_splits(
     return complete
 
 
-def row_ranges(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Return the row numbers of parts of these sizes that follow each other, int64."""
-    rows: dict[str, np.ndarray] = {}
-    start = 0
-    for name, size in sizes.items():
-        rows[name] = np.arange(start, start + size)
-        start += size
-    return rows
-
-
 def divide_table(
     table: Table,
     rows_of: Mapping[str, np.ndarray],

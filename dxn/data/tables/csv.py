@@ -101,7 +101,14 @@ def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, Column]
                 rows.append([""])
                 lines.append(line)
             blank.clear()
-            _check_width(path, number, row, header)
+            if len(row) != len(header):
+                hint = "add the missing cells"
+                if len(row) > len(header):
+                    hint = "put cells that contain the separator in quotes"
+                raise UserError(
+                    f"{path} row {number}: must have {len(header)} cells, as the header has, got "
+                    f"{len(row)}; {hint}"
+                )
             rows.append(row)
             lines.append(number)
             if len(rows) >= CHUNK_ROWS:
@@ -146,16 +153,3 @@ def check_names(path: Path, header: list[str]) -> None:
             f"{path} row 1: column names must be unique, got {repeated[0]!r} more than once; "
             "rename a column"
         )
-
-
-def _check_width(path: Path, number: int, row: list[str], header: list[str]) -> None:
-    if len(row) == len(header):
-        return
-    if len(row) > len(header):
-        hint = "put cells that contain the separator in quotes"
-    else:
-        hint = "add the missing cells"
-    raise UserError(
-        f"{path} row {number}: must have {len(header)} cells, as the header has, got {len(row)}; "
-        f"{hint}"
-    )

@@ -7,7 +7,7 @@ import gzip
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import IO, cast
 
 from dxn.core.errors import UserError
 from dxn.data.sources.detect import require_path
@@ -76,10 +76,10 @@ def read_text(
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _decompressed(path: Path, file: BinaryIO) -> Iterable[bytes]:
+def _decompressed(path: Path, file: IO[bytes]) -> Iterable[bytes]:
     num_bytes = 0
     with gzip.open(file) as content:
-        for chunk in chunks_of(cast("BinaryIO", content)):
+        for chunk in chunks_of(cast("IO[bytes]", content)):
             num_bytes += len(chunk)
             check_expansion(path, num_bytes)
             yield chunk

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import IO
 
 from dxn.core.errors import UserError
 
@@ -23,12 +23,6 @@ FREE_BYTES = 100_000_000  # every file may expand to this size
 FREE_CELLS = 10_000_000
 MAX_MEMBERS = 1_000_000  # files of an archive
 CHUNK = 1 << 20  # bytes that are read at once
-
-
-class SupportsRead(Protocol):
-    """A file that is opened for reading bytes."""
-
-    def read(self, size: int, /) -> bytes: ...
 
 
 def check_expansion(path: Path, num_bytes: int, size: int | None = None) -> None:
@@ -106,7 +100,7 @@ def checked_lines(path: Path, chunks: Iterable[bytes]) -> Iterable[bytes]:
         yield chunk
 
 
-def chunks_of(file: SupportsRead) -> Iterable[bytes]:
+def chunks_of(file: IO[bytes]) -> Iterable[bytes]:
     """Yield the content of a file in chunks."""
     while chunk := file.read(CHUNK):
         yield chunk
