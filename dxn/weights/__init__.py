@@ -2,11 +2,9 @@
 
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
 from dxn.weights.conversions import resize_tensor
-from dxn.weights.families import FAMILIES
+from dxn.weights.families import FAMILIES, all_families
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap, TensorSource
-from dxn.weights.public import FillResult, PublicModel
-from dxn.weights.reading import all_families, read_public
-from dxn.weights.saving import required_options, to_original
+from dxn.weights.public import FillResult, PublicModel, read_public
 
 __all__ = [
     "FAMILIES",
@@ -21,7 +19,5 @@ __all__ = [
     "all_families",
     "read_checkpoint",
     "read_public",
-    "required_options",
     "resize_tensor",
-    "to_original",
 ]

@@ -19,7 +19,7 @@ from torchvision.transforms.functional import to_tensor
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.weights import reading
+from dxn.weights import families
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
 FILE = re.compile(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -45,7 +45,7 @@ def install(folder: Path) -> None:
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     (info / "entry_points.txt").write_text("\n".join(lines))
     sys.path.append(str(folder))
-    reading._installed_families.cache_clear()
+    families._installed_families.cache_clear()
 
 
 def forget(path: list[str]) -> None:
@@ -79,7 +79,7 @@ def place(tmp_path_factory):
                 assert (program, main(arguments)) == ("dxn", 0), arguments
         yield folder
     forget(before)
-    reading._installed_families.cache_clear()
+    families._installed_families.cache_clear()
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Filling a model: tensors that are missing, unexpected, or of another shape."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers.checkpoints import assert_refused, change_tensors, model_of, save_peer
@@ -99,7 +101,7 @@ def test_only_tensors_with_the_requested_prefixes_are_filled(tmp_path):
 def test_two_adapters_of_one_modality_are_both_filled_and_others_are_left_alone(tmp_path):
     public = read_public(str(save_peer("ViT (timm)", tmp_path)))
     first, second, third = (model_of(public) for _ in range(3))
-    third.adapters["image"].modality = "another"
+    third.adapters["image"].reader = SimpleNamespace(modality="another")
     keys = ("front.view", "image", "depth")
     adapters = {
         key: model.adapters["image"]

@@ -8,7 +8,8 @@ from helpers.checkpoints import model_of
 from helpers.peers import CASES, cases, parity
 from safetensors.torch import load_file, save_file
 
-from dxn.weights import read_public, to_original
+from dxn.export.original import to_original
+from dxn.weights import read_public
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
 

@@ -13,7 +13,7 @@ from torch import nn
 from dxn.core.errors import UserError
 from dxn.models import Model
 from dxn.weights import FAMILIES, Architecture, Family, TensorSource, all_families, read_public
-from dxn.weights import reading as registry
+from dxn.weights import families as registry
 
 DIM = 6
 # What a user writes: a family of 12 lines, here of mel frames without any transformer block.

@@ -1,7 +1,11 @@
-"""The families of public checkpoints that dxn knows. There is one module per family."""
+"""The families of public checkpoints: one module per family of dxn, and those of other packages."""
 
 from __future__ import annotations
 
+import functools
+from importlib.metadata import entry_points
+
+from dxn.core.errors import UserError
 from dxn.weights.families.ast import AST
 from dxn.weights.families.bert import BERT
 from dxn.weights.families.clip import CLIP_IMAGE, CLIP_TEXT
@@ -15,6 +19,7 @@ from dxn.weights.families.vit import VIT
 from dxn.weights.families.whisper import WHISPER
 from dxn.weights.family import Family
 
+ENTRY_POINTS = "dxn.families"
 # The order has no effect, because a checkpoint may match only one family, except for the two towers
 # of CLIP. A program can append a family to this list. A package should declare an entry point
 # instead, so that its family is available without importing the package.
@@ -33,3 +38,37 @@ FAMILIES: list[Family] = [
     CLIP_IMAGE,
     CLIP_TEXT,
 ]
+
+
+def all_families() -> tuple[Family, ...]:
+    """Return the families in `FAMILIES`, followed by those of installed packages.
+
+    Raises:
+        UserError: If an entry point cannot be loaded.
+    """
+    return (*FAMILIES, *_installed_families())
+
+
+@functools.cache
+def _installed_families() -> tuple[Family, ...]:
+    """Load the entry points of the group "dxn.families", once per process."""
+    # This function is called when the first checkpoint is read, not when dxn is imported, because
+    # importing other packages may take long.
+    families: list[Family] = []
+    for entry_point in entry_points(group=ENTRY_POINTS):
+        label = f"{ENTRY_POINTS}: {entry_point.name} = {entry_point.value}"
+        try:
+            family = entry_point.load()
+        except Exception as error:  # importing another package can raise any exception
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(
+                f"entry point {label}: cannot be loaded ({reason}); fix or uninstall the package"
+            ) from error
+        # Check the type here, so that the message contains the name of the entry point.
+        if not isinstance(family, Family):
+            raise UserError(
+                f"entry point {label}: must be a dxn.weights.Family, got {type(family).__name__}; "
+                "fix or uninstall the package"
+            )
+        families.append(family)
+    return tuple(families)
