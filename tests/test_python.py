@@ -223,11 +223,11 @@ def test_a_notebook_gets_one_line_of_progress_that_is_removed_at_the_end(monkeyp
     shown = []
 
     class Handle:
-        def update(self, fragment):
-            shown.append(fragment._repr_html_())
+        def update(self, fragment, *, raw):
+            shown.append(fragment["text/html"])
 
-    def display(fragment, *, display_id):
-        shown.append(fragment._repr_html_())
+    def display(fragment, *, display_id, raw):
+        shown.append(fragment["text/html"])
         return Handle()
 
     monkeypatch.setattr("dxn.core.display.is_notebook", lambda: True)

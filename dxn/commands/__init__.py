@@ -1,4 +1,4 @@
-"""The commands of the command line: one module each, with a dataclass of its options.
+"""The commands of the command line: a dataclass each, whose fields are its options.
 
 The functions that do the work are imported when a command is executed, because they import torch.
 """
@@ -33,9 +33,14 @@ VERBS = (
 )
 
 
+# Commands that share the module of another one.
+MODULES = {"show": "train", "doctor": "verify"}
+
+
 def command(verb: str) -> type[Command]:
     """Return the class of a command by its name."""
-    return getattr(importlib.import_module(f"dxn.commands.{verb}"), verb.capitalize())
+    module = importlib.import_module(f"dxn.commands.{MODULES.get(verb, verb)}")
+    return vars(module)[verb.capitalize()]
 
 
 def all_commands() -> dict[str, type[Command]]:

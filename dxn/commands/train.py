@@ -1,4 +1,4 @@
-"""The command `dxn train`."""
+"""The commands `dxn train` and `dxn show`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from dxn.commands.options import (
 )
 from dxn.config.command import OUTPUT_FOLDER, Group, PathOption
 from dxn.config.environment import interpolations, require_no_interpolations, resolve
-from dxn.config.settings import UNUSED_IN_RUN, Settings
+from dxn.config.settings import UNUSED_IN_RUN, Settings, dump_yaml
 from dxn.config.values import assign
+from dxn.core.printable import printable
 from dxn.runs.paths import interrupted_run
 
 if TYPE_CHECKING:
@@ -157,6 +158,22 @@ class Train(Data):
 
         for words in run_training(self.settings).next_commands:
             next_step("dxn", *words)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show(Train):
+    """Print the complete configuration of a training run."""
+
+    usage: ClassVar[Sequence[str]] = (
+        "dxn show",
+        "dxn show reviews.csv target=label",
+        "dxn show experiment=trec",
+    )
+
+    def execute(self) -> int:
+        """Print the values of all options."""
+        print(printable(dump_yaml(self.settings.plain())), end="")
         return 0
 
 

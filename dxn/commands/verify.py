@@ -1,4 +1,4 @@
-"""The command `dxn verify`."""
+"""The commands `dxn verify` and `dxn doctor`: is a run, or this computer, in order?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from dxn.commands.model import FromRun
+from dxn.config.command import Command
 from dxn.core.errors import UserError
 
 
@@ -34,4 +35,20 @@ class Verify(FromRun):
         if result.problems:
             raise UserError("\n".join(result.problems))
         print_line("no problems found")
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor(Command):
+    """Print versions, devices and formats of this computer, and what is fast on it."""
+
+    usage: ClassVar[Sequence[str]] = ("dxn doctor",)
+
+    def execute(self) -> int:
+        """Print what a report of a problem should contain."""
+        from dxn.core.display import print_line
+        from dxn.runs.doctor import lines
+
+        for line in lines():
+            print_line(line)
         return 0
