@@ -13,9 +13,8 @@ from torch import Tensor
 
 from dxn.stacking.features.base import Features
 from dxn.tokenize.text.scripts import is_mark, is_unspaced
+from dxn.tokenize.text.tokenizer import MAX_KEPT
 
-# Characters of a text that are read. About 8,000 words say what a longer text is about.
-MAX_CHARS = 50_000
 # Lengths of the character n-grams. The space before and after a word is one of the characters.
 CHAR_LENGTHS = (2, 3, 4, 5)
 SPACE = ord(" ")
@@ -26,7 +25,7 @@ INVERSE = pow(BASE, -1, PRIME)
 MAX_KINDS = 100_000  # characters whose kind is remembered, more than any script has
 PAIR = 998_244_353  # multiplier of the first word of a pair
 # What `dxn/export/programs/text_codes.py` needs.
-RECIPE = {"counted": "text_codes", "counted_chars": MAX_CHARS}
+RECIPE = {"counted": "text_codes", "counted_chars": MAX_KEPT}
 
 
 def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
@@ -36,7 +35,7 @@ def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
     """
     texts: Sequence[str] = batch["text"]
     # Composed, so that "é" has one form. An exported program reads a NUL as a space, too.
-    shown = [unicodedata.normalize("NFC", text[:MAX_CHARS].lower()) for text in texts]
+    shown = [unicodedata.normalize("NFC", text.lower()) for text in texts]
     shown = [text.replace("\0", " ") for text in shown]
     # A space before each text, and one after the last, so that all texts are one sequence.
     chars = torch.tensor([ord(char) for char in " ".join(["", *shown, ""])])

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from dxn.tokenize.text.subwords import CharNgrams, SubwordSplitter
 
 MASK_TOKENS = ("[MASK]", "<mask>")
+# Characters of a text that a sample keeps for a baseline. About 8,000 words say what a longer text
+# is about.
+MAX_KEPT = 50_000
 NO_COORDS = (math.nan, math.nan)  # of a token that has no position in the text
 
 RawText = str | list[str]
@@ -166,7 +169,7 @@ class TextTokenizer(Tokenizer):
             ids (n,): Token ids.
             mask (n,): True.
             coords (n, 2): Start and stop of each token in characters. For a list of words, the
-                characters of " ".join(words).
+            text: The text, up to MAX_KEPT characters. Only without augmentation.
             words (n,): Index of the word of each token. -1 if raw is not a list of words.
             chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
             text: The whole text. Only without augmentation.
@@ -186,7 +189,8 @@ class TextTokenizer(Tokenizer):
             "words": torch.tensor([word for _, _, word in tokens], dtype=torch.long),
         }
         if rand is None:
-            sample["text"] = raw if isinstance(raw, str) else " ".join(raw)
+            whole = raw if isinstance(raw, str) else " ".join(raw)
+            sample["text"] = whole[:MAX_KEPT]
         if self.chars is not None:
             # Masked tokens have no n-grams, which would tell what they were.
             offsets = [NO_COORDS if token == self.mask_id else at for token, at, _ in tokens]
@@ -226,7 +230,7 @@ class TextTokenizer(Tokenizer):
             "words": torch.full((1, 1), -1).expand(mask.shape),
         }
         if all(rand is None for rand in rands):
-            batch["text"] = list(raws)
+            batch["text"] = [raw[:MAX_KEPT] for raw in raws]
         return batch
 
     def length(self, raw: RawText) -> float:
