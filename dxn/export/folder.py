@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,18 @@ def _copy_programs(
     for each in recipes.values():
         for key in ("prepare", "counted"):
             if key in each:
-                _copy_program(PROGRAMS / f"{each[key]}.py", folder)
+                _copy_program(_program(each[key]), folder)
+
+
+def _program(name: str) -> Path:
+    """Return the file of a program of dxn, or of a package, such as weather.strips."""
+    package = name.partition(".")[0]
+    if package == name:
+        return PROGRAMS / f"{name}.py"
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise UserError(f"export: a recipe names the module {name}, which does not exist")
+    return Path(spec.origin)
 
 
 def _copy_program(path: Path, folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -19,6 +20,8 @@ from torchvision.transforms.functional import to_tensor
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
+from dxn.export.examples import EXAMPLES
+from dxn.export.recipes import INPUTS
 from dxn.weights import families
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
@@ -194,6 +197,40 @@ def test_an_installed_package_is_not_trusted_by_a_loaded_folder(installed, capsy
     assert main(command) == 2
     assert "trust=[weather]" in capsys.readouterr().err
     assert main([*command, "trust=[weather]"]) == 0
+
+
+STRIPS = """
+import numpy as np
+
+
+def read(value, options):
+    return np.array([float(word) for word in value.split()], np.float32)
+
+
+def prepare(raws, options):
+    patch = options["patch"]
+    padded = [np.pad(r, (0, -len(r) % patch), constant_values=np.nan) for r in raws]
+    return {"patches": np.stack([row.reshape(-1, patch) for row in padded])}
+"""
+
+
+def random_curves(tokenizer, count, rand):
+    return [torch.rand(rand.randint(1, 40)) for _ in range(count)]
+
+
+def test_an_export_has_the_program_of_a_package(installed, monkeypatch, capfd):
+    (installed / "weather" / "strips.py").write_text(STRIPS)
+    recipe = {"prepare": "weather.strips", "patch": 4}
+    monkeypatch.setitem(INPUTS, "curve", lambda tokenizer: recipe)
+    monkeypatch.setitem(EXAMPLES, "curve", random_curves)
+    monkeypatch.chdir(installed)
+    options = ["conf_dir=weather/conf", "format=torch", "output=exported"]
+    assert main(["export", "run=outputs/wind", *options]) == 0
+    speeds = "speeds=14.2 15.9 17.1 15.5 16.0 14.8 15.3 16.6"
+    program = [sys.executable, "example.py", speeds]
+    done = subprocess.run(program, cwd="exported", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "stormy" in done.stdout
 
 
 def test_without_a_choice_of_adapters_those_of_the_package_are_in_use_too(place, monkeypatch):

@@ -69,7 +69,7 @@ def prepare_sample(
         options = about["inputs"][name]
         if "prepare" not in options:
             raise SystemExit(f"{name}: prepare this input with dxn, see preprocess.json")
-        module = import_module(f"prepare_{options['prepare']}")
+        module = import_module(f"prepare_{options['prepare'].rpartition('.')[2]}")
         # RuntimeError: that of libraries which decode sounds. TypeError: a value of a wrong type.
         try:
             raw = module.read(value, options)
