@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dxn.tokenize.text.subwords import CharNgrams, SubwordSplitter
 
 MASK_TOKENS = ("[MASK]", "<mask>")
-# Characters of a text that a sample keeps for a baseline. About 8,000 words say what a longer text
+# Characters of a text that a sample keeps. About 8,000 words say what a longer text
 # is about.
 MAX_KEPT = 50_000
 NO_COORDS = (math.nan, math.nan)  # of a token that has no position in the text
