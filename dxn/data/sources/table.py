@@ -234,7 +234,9 @@ def from_tables(
     groups = None if group is None else whole.column(group, "data.group")
     rows = to_rows(whole, chosen, readers, confine=CONFINE if confine else None)
     rows = replace(rows, ids={name: whole.columns[name] for name in ids}, groups=groups)
-    by_split = {name: rows.take(numbers) for name, numbers in rows_of.items()}
+    by_split = {UNDIVIDED: rows}
+    if UNDIVIDED not in rows_of:
+        by_split = {name: rows.take(numbers) for name, numbers in rows_of.items()}
     files = [n for n, s in chosen.inputs.items() if readers[s.modality].files]
     splits = complete_splits(
         by_split,
