@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from dxn.config.instantiate import signature_of
 from dxn.config.settings import Settings
-from dxn.config.signatures import Parameter, signature_from
+from dxn.config.signatures import Parameter, marks_of, signature_from
 from dxn.config.values import assign, lookup
 from dxn.core.errors import UserError
 
@@ -166,7 +166,7 @@ class Command:
                 by_key |= {f"{name}.{key}": each for key, each in below.items()}
                 continue
             by_key[name] = parameter
-            for mark in parameter.marks:
+            for mark in marks_of(parameter.type):
                 if isinstance(mark, Group):
                     groups[name] = mark
                     del by_key[name]
@@ -189,7 +189,7 @@ def prepare(command: C) -> C:
     options = command.options()
     for key, parameter in {**options.parameters, **options.by_key}.items():
         value = lookup(values, key)[1]
-        for mark in parameter.marks:
+        for mark in marks_of(parameter.type):
             if isinstance(mark, PathOption) and value is not None:
                 try:
                     value, note = mark.check(key, value, settings)

@@ -80,12 +80,6 @@ class Parameter:
     meaning: str = ""
     group: str | None = None
 
-    @property
-    def marks(self) -> tuple[Any, ...]:
-        """What annotations such as Annotated[str, PATH] add to the type, or to its alternatives."""
-        members = (self.type, *typing.get_args(self.type))
-        return tuple(mark for each in members for mark in getattr(each, "__metadata__", ()))
-
 
 @dataclass(frozen=True)
 class Signature:
@@ -118,6 +112,12 @@ class Signature:
         """Return the parameter that an argument is for; None if there is no such argument."""
         # The calling code passes objects, which need no check.
         return self.parameters.get(name, Parameter() if name in self.from_caller else self.others)
+
+
+def marks_of(annotation: Any) -> list[Any]:
+    """Return what Annotated[str, PATH], for example, adds to a type or to its alternatives."""
+    members = (annotation, *typing.get_args(annotation))
+    return [mark for each in members for mark in getattr(each, "__metadata__", ())]
 
 
 # Cached, because evaluating postponed annotations is slow compared with the checks that need them.
@@ -166,8 +166,7 @@ def signature_from(
             factory = factories.get(name, dataclasses.MISSING)
             has_factory = factory is not dataclasses.MISSING
             default = plain_default(factory() if has_factory else parameter.default)
-            members = (annotation, *typing.get_args(annotation))
-            marks = [mark for each in members for mark in getattr(each, "__metadata__", ())]
+            marks = marks_of(annotation)
             groups = [mark.path for mark in marks if isinstance(mark, Node) and mark.is_group]
             group = groups[0] if groups else None
             parameters[name] = Parameter(annotation, default, required, meaning, group)

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 
 from dxn.config.command import AS_TYPED, SHORT, Command, is_path
 from dxn.config.groups import CONF, add_folders, installed_folders, keys_of_experiments
+from dxn.config.signatures import marks_of
 from dxn.core.errors import UserError
 from dxn.core.printable import quoted
 
@@ -59,7 +60,7 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
         infers: Whether files of groups are inferred from other options, see `Command.infer`.
     """
     options = command.options()
-    literal = {name for name, each in options.parameters.items() if AS_TYPED in each.marks}
+    literal = {name for name, each in options.parameters.items() if AS_TYPED in marks_of(each.type)}
     folders: list[Path] = []
     texts: dict[str, str] = {}
     lines: list[str] = []

@@ -248,7 +248,9 @@ def check_combinations(
 
 def _check_backbones(config: Config, task: Task | Auto, trust: Sequence[str]) -> None:
     """Refuse separate backbones for inputs that are encoded together."""
-    if config.get("share_backbone", True) or getattr(task, "separates_inputs", False):
+    if config.get("share_backbone", True):
+        return
+    if not isinstance(task, Auto) and task.separates_inputs:
         return
     fusion = config["fusion"]
     fusion_class = resolve(fusion.get("_target_"), key="fusion", trust=trust)
