@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
 
@@ -16,9 +16,6 @@ from dxn.config.settings import Settings
 from dxn.core.errors import UserError, similar
 from dxn.data.sources.detect import infer_source, require_path, table_format
 from dxn.runs.paths import trained_run, weights_of_run
-
-if TYPE_CHECKING:
-    pass
 
 # A model on the hub. A single name, such as a misspelt folder, is not one.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")

@@ -88,7 +88,7 @@ class Samples(Dataset):
 
     Args:
         opened: Opened rows.
-        preprocessors: Tokenizer of each input, by input name.
+        tokenizers: Tokenizer of each input, by input name.
         task: Task that encodes the targets. Default: samples have no targets.
         seed: Seed of all random choices.
         augment: Whether to augment samples, as in training.
@@ -100,7 +100,7 @@ class Samples(Dataset):
     def __init__(
         self,
         opened: Opened,
-        preprocessors: Mapping[str, Tokenizer],
+        tokenizers: Mapping[str, Tokenizer],
         *,
         task: Task | None = None,
         seed: int = 0,
@@ -110,14 +110,14 @@ class Samples(Dataset):
         only: Sequence[str] | None = None,
     ):
         self.opened = opened
-        self.preprocessors = preprocessors
+        self.tokenizers = tokenizers
         # Without the rest of the task, which data workers do not need.
         self.target = None if task is None else task.target
         self.seed = seed
         self.augment = augment
         self.input_dropout = input_dropout
         self.inputs = [
-            name for name in preprocessors if name in opened.raws and (only is None or name in only)
+            name for name in tokenizers if name in opened.raws and (only is None or name in only)
         ]
         # Inputs that the task needs in every sample, such as the words that it tags.
         self.required = () if task is None else tuple(task.target.required)
@@ -169,7 +169,7 @@ class Samples(Dataset):
         if np.isnan(self._lengths[row]):
             length = 0.0
             for name in self._present(row):
-                length += num_tokens_of(self.opened.raws[name], row, self.preprocessors[name])
+                length += num_tokens_of(self.opened.raws[name], row, self.tokenizers[name])
             if self.target is not None and self.targets is not None:
                 length = max(length, self.target.length(self.targets[row]))
             self._lengths[row] = length
@@ -184,7 +184,7 @@ class Samples(Dataset):
         row %= len(self.opened)
         cells = self.opened.cells
         inputs = [name for name in self.inputs if name in cells]
-        values = [(cells[name][row], self.preprocessors[name]) for name in inputs]
+        values = [(cells[name][row], self.tokenizers[name]) for name in inputs]
         files = [value for value, prepare in values if prepare.reader.is_path(value)]
         return self.opened.origin[row] + (f" ({', '.join(files)})" if files else "")
 
@@ -211,7 +211,7 @@ class Samples(Dataset):
         together = {
             name
             for name in self.inputs
-            if not self.preprocessors[name].reader.files and name not in read
+            if not self.tokenizers[name].reader.files and name not in read
         }
         prepared = [self._inputs(epoch, i, together, drop_inputs=drop_inputs) for i in indices]
         encoded: dict[str, dict[str, Tensor]] = {}
@@ -219,7 +219,7 @@ class Samples(Dataset):
             having = [(rand, sample[name]) for rand, sample in prepared if name in sample]
             if name in together and having:
                 rands, raws = zip(*having, strict=True)
-                encoded[name] = self.preprocessors[name].batch(raws, rands)
+                encoded[name] = self.tokenizers[name].batch(raws, rands)
         pairs = zip(indices, prepared, strict=True)
         samples = [self._with_target(epoch, i, rand, sample) for i, (rand, sample) in pairs]
         return self.collate(samples, encoded)
@@ -245,11 +245,11 @@ class Samples(Dataset):
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample
         # is reproducible: `batch` prepares the inputs last that are prepared together.
         read = () if self.target is None else self.target.reads
-        last = [n for n in present if not self.preprocessors[n].reader.files and n not in read]
+        last = [n for n in present if not self.tokenizers[n].reader.files and n not in read]
         sample: dict[str, Any] = {}
         for name in [*(name for name in present if name not in last), *last]:
             raw = self.opened.raws[name][row]
-            sample[name] = raw if name in together else self.preprocessors[name](raw, rand)
+            sample[name] = raw if name in together else self.tokenizers[name](raw, rand)
         return rand, sample
 
     def _with_target(
@@ -303,7 +303,7 @@ class Samples(Dataset):
             rows = [i for i, sample in enumerate(samples) if name in sample]
             # Missing inputs are not padded, so they need neither memory nor computation.
             if rows:
-                collate = self.preprocessors[name].collate
+                collate = self.tokenizers[name].collate
                 done = None if encoded is None else encoded.get(name)
                 batch[name] = collate([samples[i][name] for i in rows]) if done is None else done
                 batch[name]["rows"] = torch.tensor(rows)
@@ -316,7 +316,7 @@ class Samples(Dataset):
 
 
 def make_samples(
-    task: Task, opened: Opened, preprocessors: Mapping[str, Tokenizer], **options: Any
+    task: Task, opened: Opened, tokenizers: Mapping[str, Tokenizer], **options: Any
 ) -> Samples:
     """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
 
@@ -324,11 +324,11 @@ def make_samples(
     `input_dropout`.
     """
     if task.target.source != "stream":
-        return Samples(opened, preprocessors, task=task, **options)
+        return Samples(opened, tokenizers, task=task, **options)
     from dxn.data.stream import Stream  # most tasks need none
 
     used = {name: value for name, value in options.items() if name not in ("only", "input_dropout")}
-    return Stream(opened, preprocessors, task=task, **used)
+    return Stream(opened, tokenizers, task=task, **used)
 
 
 def printable(cell: Any) -> Any:

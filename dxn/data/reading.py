@@ -51,7 +51,7 @@ class Issue:
 
 def open_rows(
     rows: Rows,
-    preprocessors: Mapping[str, Tokenizer],
+    tokenizers: Mapping[str, Tokenizer],
     *,
     task: Task | None = None,
     on_bad: OnBad = "error",
@@ -66,7 +66,7 @@ def open_rows(
 
     Args:
         rows: The split.
-        preprocessors: Tokenizer of each input, by input name. Other inputs are ignored.
+        tokenizers: Tokenizer of each input, by input name. Other inputs are ignored.
         task: Task that parses the targets. Default: targets stay raw cells.
         on_bad: "error" raises an error for a bad row, "skip" leaves it out, and "missing" uses
             those of its inputs that can be read.
@@ -80,7 +80,7 @@ def open_rows(
     """
     # Read all rows before raising an error, so that the message can contain the number of problems.
     opened = survey_rows(
-        rows, preprocessors, task=task, on_bad=on_bad, need_target=need_target, budget=budget
+        rows, tokenizers, task=task, on_bad=on_bad, need_target=need_target, budget=budget
     )
     if opened.bad and on_bad == "error":
         first = _first(opened.bad)
@@ -103,7 +103,7 @@ def open_rows(
 
 def survey_rows(
     rows: Rows,
-    preprocessors: Mapping[str, Tokenizer],
+    tokenizers: Mapping[str, Tokenizer],
     *,
     task: Task | None = None,
     on_bad: OnBad = "missing",
@@ -125,7 +125,7 @@ def survey_rows(
     raws: dict[str, Column | FileColumn] = {}
     present: dict[str, np.ndarray] = {}
     bad: list[Issue] = []
-    for name, tokenizer in preprocessors.items():
+    for name, tokenizer in tokenizers.items():
         # New data for prediction may lack some inputs of the model.
         if name in rows.cells:
             cells = rows.cells[name]
@@ -157,7 +157,7 @@ def survey_rows(
     # After the targets are parsed, which can be positions in the text.
     if words:
         split_words = partial(_split_words, re.compile(words))
-        for name, tokenizer in preprocessors.items():
+        for name, tokenizer in tokenizers.items():
             if name in raws and tokenizer.reader.words:
                 raws[name] = Column(raws[name], decode=split_words)
     # A row with a bad input can be used if it has another input. A row that is bad as a whole

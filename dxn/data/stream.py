@@ -30,7 +30,7 @@ class Stream(Samples):
 
     Args:
         opened: Opened rows.
-        preprocessors: Tokenizer of each input, by input name. The preprocessor of the task's
+        tokenizers: Tokenizer of each input, by input name. The tokenizer of the task's
             only required input must have a tokenizer.
         task: Task that encodes and collates the targets.
         seed: Seed of the random positions.
@@ -44,7 +44,7 @@ class Stream(Samples):
     def __init__(
         self,
         opened: Opened,
-        preprocessors: Mapping[str, Tokenizer],
+        tokenizers: Mapping[str, Tokenizer],
         *,
         task: Task,
         seed: int = 0,
@@ -52,20 +52,20 @@ class Stream(Samples):
         repeats: int = 1,
     ):
         (self.name,) = task.target.required
-        preprocessor = preprocessors[self.name]
-        super().__init__(opened, {self.name: preprocessor}, task=task, seed=seed, augment=augment)
+        tokenizer = tokenizers[self.name]
+        super().__init__(opened, {self.name: tokenizer}, task=task, seed=seed, augment=augment)
         # Samples.__init__ sets self.rows to the rows that have a text. At the end of this method it
         # becomes the list of windows, which __len__ and __getitem__ use.
         self.texts = self.rows
         raws = [opened.raws[self.name][row] for row in self.texts.tolist()]
         # `starts` are the indices of the first tokens of the texts.
-        self.ids, self.starts = _token_ids(raws, preprocessor)
+        self.ids, self.starts = _token_ids(raws, tokenizer)
         if len(self.ids) < 2:
             raise UserError(
                 f"{opened.origin[0]}: language modelling needs at least 2 tokens per split, got "
                 f"{len(self.ids)}; use more text"
             )
-        self.max_len = preprocessor.max_len
+        self.max_len = tokenizer.max_len
         texts = (" ".join(raw) if isinstance(raw, list) else raw for raw in raws)
         self.num_chars = sum(len(text) for text in texts)
         num_predicted = len(self.ids) - 1
@@ -117,12 +117,12 @@ class Stream(Samples):
         return self.ids[start + 1 : start + self.max_len + 1]
 
 
-def _token_ids(raws: Sequence[Any], preprocessor: Tokenizer) -> tuple[Tensor, list[int]]:
+def _token_ids(raws: Sequence[Any], tokenizer: Tokenizer) -> tuple[Tensor, list[int]]:
     """Return the token ids of all texts, and the index at which each text starts.
 
     EOS tokens separate the texts if the tokenizer has such a token.
     """
-    vocabulary = preprocessor.vocabulary
+    vocabulary = tokenizer.vocabulary
     assert vocabulary is not None  # the task has checked it
     end = token_of(vocabulary, ENDS)
     ids: list[int] = []
@@ -138,7 +138,7 @@ def _token_ids(raws: Sequence[Any], preprocessor: Tokenizer) -> tuple[Tensor, li
 
 
 def _text_sample(ids: Tensor) -> dict[str, Tensor]:
-    """Return a sample in the format of the text preprocessor.
+    """Return a sample in the format of the text tokenizer.
 
     `coords` are character positions in a text, which are unknown here, so they are NaN.
     """

@@ -58,7 +58,7 @@ def make_examples(
         counted: Names of the inputs whose counted features a baseline reads.
 
     Raises:
-        UserError: If a preprocessor cannot create random values.
+        UserError: If a tokenizer cannot create random values.
     """
     rand = random.Random(seed)
     names = list(model.inputs)

@@ -12,7 +12,7 @@ from dxn.core.errors import UserError
 from dxn.data.inspect.check import Report, check, remove_earlier, write_bad
 from dxn.runs.build import build_adapters
 from dxn.runs.data import find_formats, fit_adapters
-from dxn.runs.plan import assign_inputs, decide_task, open_source, readers_of
+from dxn.runs.decide import assign_inputs, decide_task, open_source, readers_of
 from dxn.tasks import Auto, Task
 
 

@@ -20,13 +20,13 @@ from dxn.data.inspect.quality import (
 from dxn.data.raws import CacheBudget, PresentValues, memory_lines
 from dxn.data.reading import open_rows
 from dxn.runs.build import load_fitted, save_fitted
-from dxn.runs.record import FOLDER
+from dxn.runs.plan import FOLDER
 
 if TYPE_CHECKING:
     from dxn.data.dataset import Opened
     from dxn.data.loader import LoaderOptions
     from dxn.data.rows import Source
-    from dxn.runs.record import Input, Plan
+    from dxn.runs.plan import Input, Plan
     from dxn.tasks import Task
     from dxn.tokenize.base import Adapter, Tokenizer
 

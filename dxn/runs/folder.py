@@ -18,7 +18,7 @@ from dxn.core.display import is_main_process, now
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder, open_own
 from dxn.runs.paths import MEMBERS, member_folders
-from dxn.runs.record import is_restart, launch, started_by
+from dxn.runs.plan import is_restart, launch, started_by
 from dxn.training.checkpoint import all_checkpoints
 
 try:

@@ -1,272 +1,267 @@
-"""Plan a training: what settings, data and weights determine, before anything is built."""
+"""The plan of a run: what it decided when it started, so that it continues in the same way.
+
+The folder checkpoints/start of a run folder contains the plan, and the fitted tokenizers and
+labels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import json
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from dxn.config.instantiate import build, resolve
-from dxn.config.values import lookup
+from pydantic import Field, PositiveInt
+
+from dxn.config.settings import Settings, merge_overrides
+from dxn.config.values import leaves, lookup
 from dxn.core.errors import UserError
-from dxn.data.rows import TARGET, InputSpec, Source
-from dxn.data.splits.unlabeled import without_unlabeled
-from dxn.models.pooling import WITH_CLASS
-from dxn.runs.record import Input
-from dxn.tasks import Auto, Task
-from dxn.tokenize.base import ADAPTERS, Adapter, Reader
-from dxn.tokenize.recognize import LazyReaders, by_modality
+from dxn.core.files import SUMS, check_sums, link, replace_folder, write_sums
+from dxn.core.runtime import LAUNCH, RESTARTS
+from dxn.core.schema import Strict, validated
+from dxn.core.untrusted import load_json
 
-Config = Mapping[str, Any]
-
-# Options that depend on the metrics of the validation split.
-NEED_VALIDATION = (
-    *("trainer.patience_below", "trainer.mixup_below", "loader.input_dropout_below"),
-    "trainer.monitor",
+FOLDER = Path("checkpoints") / "start"
+PLAN = "plan.json"
+# Keys that have no effect on the weights, or only on the end of the training.
+MAY_CHANGE = (
+    *("resume", "run", "output", "name", "trust", "report"),
+    *("loader.num_workers", "loader.cache_gb", "loader.timeout"),
+    *("trainer.epochs", "trainer.patience", "trainer.patience_below", "trainer.max_minutes"),
+    *("trainer.log_every", "trainer.checkpoint_minutes", "trainer.checkpoint_every"),
+    *("trainer.max_skipped_steps", "trainer.tracker"),
+    # The fingerprint tells whether it is the same data.
+    *("data.path", "data.train", "data.validation", "data.test", "data.confine"),
+    # Compared as the batch size over all processes.
+    *("batch_size", "trainer.batch_size"),
 )
 
 
-def adapter_nodes(config: Config) -> dict[str, Config]:
-    """Return the nodes of the chosen adapters, by adapter key.
-
-    The built-in modalities come first, in the order of ADAPTERS, then user-defined adapters.
-    """
-    # The order must not depend on how the user lists the adapters: the fusion numbers the inputs
-    # by it.
-    chosen = {k: node for k, node in config["adapters"].items() if node and "_target_" in node}
-    order = [*ADAPTERS, *chosen]
-    return {key: chosen[key] for key in sorted(chosen, key=order.index)}
-
-
-def readers_of(config: Config, trust: Sequence[str] = ()) -> LazyReaders:
-    """Return a reader of every chosen adapter, by adapter key.
-
-    Data sources need them to infer the modality of each column, before it is known which adapters
-    the model has. No adapter is built, and a reader of dxn only when it is needed.
-
-    Raises:
-        UserError: If a user-defined adapter has no reader.
-    """
-    built_in = {path: modality for modality, path in ADAPTERS.items()}
-    modalities: dict[str, str] = {}
-    classes: dict[str, type[Reader]] = {}
-    for key, node in adapter_nodes(config).items():
-        target = node["_target_"]
-        if target in built_in:
-            modalities[key] = built_in[target]
-            continue
-        adapter: Any = resolve(target, key=f"adapters.{key}", trust=trust)
-        if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
-            raise UserError(f"adapters.{key}: {target} must be a subclass of dxn.tokenize.Adapter")
-        classes[key] = adapter.reader
-        modalities[key] = adapter.reader.modality
-    return LazyReaders(modalities, classes)
-
-
-def open_source(
-    config: Config,
-    readers: Mapping[str, Reader],
-    trust: Sequence[str] = (),
-    *,
-    needs_target: bool = True,
-) -> Source:
-    """Build the data source `data`, which infers the modalities of its columns if necessary.
+class Input(Strict):
+    """An input of a model.
 
     Args:
-        config: Configuration with the node `data`.
-        readers: Readers by any key, such as the adapter key or the input name.
-        trust: Top-level packages besides dxn whose code the node may use.
-        needs_target: Whether a validation or test split without targets is left out.
+        column: Column of the data that contains its values.
+        modality: Its modality.
+        adapter: Key of its adapter in the model. Several inputs may share one adapter.
+        node: Key of the options of this adapter in the configuration. Inputs with equal keys can
+            have separate adapters with the same options.
     """
-    node = config["data"]
-    source = build(node, key="data", trust=trust, readers=by_modality(readers))
-    return without_unlabeled(source, node) if needs_target else source
+
+    column: str
+    modality: str
+    adapter: str
+    node: str
 
 
-def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task, Config, Source]:
-    """Return the task, its configuration node, and the source with notes about the targets.
+class SplitFingerprint(Strict):
+    """The fingerprint of one split."""
 
-    `Auto` is resolved by the target values. A run saves the node of the resolved task, so that
-    resuming never infers it again.
-
-    Raises:
-        UserError: If a target is needed but not chosen, or no task fits the targets.
-    """
-    if task.is_supervised and not any(TARGET in rows.cells for rows in source.splits.values()):
-        columns = ", ".join(source.candidates)
-        example = next(iter(source.candidates), "COLUMN")
-        known = f"; the columns are {columns}" if columns else ""
-        raise UserError(
-            f"data.target: needs a value{known}; for example data.target={example} (or "
-            "head=masked to train without a target)"
-        )
-    # Targets that are lists are tags if the input has as many words, and labels otherwise.
-    targets, words, origins = source.targets()
-    node: Config = config["head"]
-    notes: list[str] = []
-    if isinstance(task, Auto):
-        task, node, reason = task.resolve(targets, words, source.task)
-        if reason:
-            notes.append(f"target {source.target}: {reason}")
-    if task.is_supervised:
-        notes += task.target.find_format(targets, origins)
-    return task, node, replace(source, notes=[*source.notes, *notes])
+    rows: int
+    columns: dict[str, str]
+    order: str
+    set: str
 
 
-def without_target(source: Source) -> Source:
-    """Return the data source without its target column, for a task that needs no targets."""
-    splits = {}
-    for split, rows in source.splits.items():
-        cells = {name: values for name, values in rows.cells.items() if name != TARGET}
-        splits[split] = replace(rows, cells=cells)
-    return replace(source, splits=splits, target=None)
-
-
-def assign_inputs(
-    config: Config,
-    specs: Mapping[str, InputSpec],
-    readers: LazyReaders,
-    column: Callable[[str], Sequence[Any]],
-) -> dict[str, Input]:
-    """Choose the adapter of each input, and sort the inputs by the order of their adapters.
-
-    An input uses the adapter of the same name if there is one, otherwise the first adapter of its
-    modality. With share_adapters=false, each input gets its own copy of that adapter, and so does
-    an input whose adapter cannot be shared, or whose values have another layout than those of the
-    first input. An input whose modality has no adapter is left out.
+class Plan(Strict):
+    """Everything that the settings, the data and the weights determine, as plain data.
 
     Args:
-        config: Configuration of the training.
-        specs: Modality and column of each input.
-        readers: Readers by adapter key.
-        column: Function that returns the cells of an input.
-
-    Raises:
-        UserError: If no input has an adapter.
+        config: All options, with those that the weights, the data and the preset determine.
+        name: Name of the run, which is the title of its model card.
+        inputs: The inputs by name, in the order of the model.
+        target: Target column. None: the task needs none.
+        layout: How tables were rearranged, see `dxn.data.rows.Source`.
+        precision: Precision of matrix products, which the device determines by default.
+        batch_size: Number of samples per batch over all processes.
+        data: Fingerprint of each split.
+        loaded: Names of the tensors that were loaded from a checkpoint.
+        launch: Identifies the torchrun that started the run. Empty without torchrun.
     """
-    nodes: dict[str, str] = {}
-    for name, spec in specs.items():
-        candidates = [key for key in readers if readers.modalities[key] == spec.modality]
-        if candidates:
-            nodes[name] = name if name in candidates else candidates[0]
-    if not nodes:
-        data = ", ".join(f"{name} ({spec.modality})" for name, spec in specs.items()) or "none"
-        chosen = ", ".join(readers)
-        raise UserError(
-            f"adapters: none fits the inputs of the data: {data}; got adapters=[{chosen}]"
-        )
-    order = list(readers)
-    names = sorted(nodes, key=lambda name: order.index(nodes[name]))
-    # Inputs that share the adapter of this key. It is known first, because an adapter of an input
-    # must not get the key of a shared one.
-    shared: dict[str, str] = {}
-    first: dict[str, Hashable] = {}
-    for name in names:
-        node, reader = nodes[name], readers[nodes[name]]
-        if not config.get("share_adapters", True) or reader.tabular:
-            continue
-        layout = reader.layout([cell for cell in column(name) if cell is not None])
-        if layout is None or first.setdefault(node, layout) == layout:
-            shared[name] = node
-    inputs: dict[str, Input] = {}
-    taken = set(shared.values())
-    for name in names:
-        key = shared.get(name)
-        if key is None:
-            # A column can have the name of an adapter that other inputs share.
-            key = name
-            while key in taken:
-                key = f"{nodes[name]}_{key}"
-            taken.add(key)
-        spec = specs[name]
-        inputs[name] = Input(
-            column=spec.column, modality=spec.modality, adapter=key, node=nodes[name]
-        )
-    return inputs
+
+    config: dict[str, Any]
+    name: str
+    inputs: dict[str, Input]
+    target: str | None
+    layout: dict[str, Any] | None
+    precision: Literal["float32", "bf16"]
+    batch_size: PositiveInt
+    data: dict[str, SplitFingerprint] = Field(default_factory=dict)
+    loaded: list[str] = Field(default_factory=list)
+    launch: str = ""
+
+    @property
+    def adapters(self) -> dict[str, dict[str, Any]]:
+        """The options of each adapter, by its key in the model."""
+        nodes = self.config["adapters"]
+        return {each.adapter: nodes[each.node] for each in self.inputs.values()}
+
+    def model_nodes(self, head: Mapping[str, Any], target: str | None) -> dict[str, Any]:
+        """Return the content of config.yaml in the model folder.
+
+        Args:
+            head: Node of the task: that of the training, or that of its pretraining.
+            target: Target column of this task.
+        """
+        config = self.config
+        return {
+            "inputs": {n: each.model_dump(exclude={"node"}) for n, each in self.inputs.items()},
+            "target": target,
+            "layout": self.layout,
+            "adapters": self.adapters,
+            "fusion": config["fusion"],
+            "share_backbone": config["share_backbone"],
+            "backbone": config["backbone"],
+            "head": head,
+        }
 
 
-def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task | None:
-    """Build the task of the node `pretrain`; None without pretraining.
-
-    Raises:
-        UserError: If an option of `pretrain` is out of range, or the task cannot be combined with
-            the rest of the configuration.
-    """
-    node = config.get("pretrain")
-    if not node:
-        return None
-    if node["epochs"] < 1:
-        raise UserError(f"pretrain.epochs: must be at least 1, got {node['epochs']}")
-    if not 0 <= node["warmup"] < 1:
-        raise UserError(
-            f"pretrain.warmup: must be at least 0 and less than 1, got {node['warmup']}"
-        )
-    if not node["lr"] >= 0:
-        raise UserError(f"pretrain.lr: must be at least 0, got {node['lr']}")
-    task = build(node["task"], key="pretrain.task", trust=trust)
-    if task.is_supervised:
-        raise UserError(
-            f"pretrain.task: must be a task that needs no targets, such as masked, got {task.name}"
-        )
-    # Pretraining uses neither mixup nor R-Drop, see MAIN_TASK_ONLY in train.py. With them, the
-    # check of a task that does not support them would fail, but the main task may support them.
-    trainer = {**config["trainer"], "mixup": 0.0, "r_drop": 0.0}
-    task.check({**config, "head": node["task"], "trainer": trainer})
-    _check_backbones(config, task, trust)
-    return task
-
-
-def check_combinations(
-    config: Config, task: Task | Auto, trust: Sequence[str] = (), *, ensemble: int = 1
-) -> None:
-    """Check that the parts can be combined, before any data is read.
+def write_plan(folder: Path, plan: Plan, settings: Settings, fitted: Mapping[str, bytes]) -> None:
+    """Write the configuration and the plan of a new run.
 
     Args:
-        config: The configuration.
-        task: The task.
-        trust: Top-level packages besides dxn whose code may be used.
-        ensemble: Number of models whose outputs will be combined.
-
-    Raises:
-        UserError: If the task cannot use the settings, class tokens or bottleneck tokens are in
-            front of the inputs of a causal backbone, or inputs with separate backbones would be
-            encoded together.
+        folder: The run folder.
+        plan: The plan.
+        settings: The settings, whose secrets are not written.
+        fitted: The files of the fitted adapters and the fitted task.
     """
-    # With head=auto, the task is checked after it has been inferred from the targets.
-    if not isinstance(task, Auto):
-        task.check({**config, "ensemble": ensemble})
-    fusion = config["fusion"]
-    leading = fusion.get("pool") in WITH_CLASS or "num_tokens" in fusion
-    if leading and config["backbone"].get("causal"):
-        raise UserError(
-            "backbone.causal: class tokens and bottleneck tokens are in front of the inputs, so "
-            "with a causal backbone they cannot attend to them; set backbone.causal=false, or "
-            "fusion=early fusion.pool=mean"
-        )
-    _check_backbones(config, task, trust)
+    settings.save(folder)
+    with replace_folder(folder / FOLDER) as new:
+        for name, content in fitted.items():
+            (new / name).write_bytes(content)
+        (new / PLAN).write_text(_plan_text(plan, settings), encoding="utf-8")
+        write_sums(new)
 
 
-def _check_backbones(config: Config, task: Task | Auto, trust: Sequence[str]) -> None:
-    """Refuse separate backbones for inputs that are encoded together."""
-    if config.get("share_backbone", True):
+def write_changes(folder: Path, plan: Plan, settings: Settings) -> None:
+    """Save the options of a resumed run, so that the next resume continues with them.
+
+    Args:
+        folder: The run folder.
+        plan: The plan of the resumed run.
+        settings: Its settings.
+    """
+    start = folder / FOLDER
+    # The next resume must be asked again, and it may be a resume of a copy of this folder.
+    values = {**settings.values, "resume": {"run": None, "force": False}}
+    saved = Settings.load(folder, settings.trust)
+    overrides = merge_overrides(saved.overrides, settings.overrides)
+    settings = replace(settings, values=values, overrides=overrides)
+    text = _plan_text(plan, settings)
+    if (start / PLAN).read_text(encoding="utf-8") == text:
         return
-    if not isinstance(task, Auto) and task.separates_inputs:
-        return
-    fusion = config["fusion"]
-    fusion_class = resolve(fusion.get("_target_"), key="fusion", trust=trust)
-    if getattr(fusion_class, "joins_inputs", True):
+    settings.save(folder)
+    with replace_folder(start) as new:
+        for path in start.iterdir():
+            if path.name not in (PLAN, SUMS):
+                link(path, new / path.name)
+        (new / PLAN).write_text(text, encoding="utf-8")
+        write_sums(new)
+
+
+def read_plan(folder: Path) -> Plan:
+    """Return the plan of a run, after checking the files of its start.
+
+    Raises:
+        UserError: If a file is missing or damaged.
+    """
+    start = folder / FOLDER
+    if not (start / SUMS).is_file():
         raise UserError(
-            "share_backbone: must be true, because this fusion encodes all inputs together; set "
-            "fusion=late or fusion=bottleneck to use one backbone per input"
+            f"resume: {start} is missing, so the run stopped before its training began; start it "
+            "again"
+        )
+    if PLAN not in check_sums(start):
+        # A cut or empty list would otherwise hide damage.
+        raise UserError(f"{start / SUMS}: must list {PLAN}; copy the whole folder again")
+    plan = validated(Plan, load_json(start / PLAN, allow_nan=True), start / PLAN)
+    # Imported here, because only a run that continues needs the check.
+    from dxn.config.run_config import RunConfig
+
+    validated(RunConfig, plan.config, start / PLAN)
+    return plan
+
+
+def check_config(old: Plan, settings: Settings, num_processes: int) -> int:
+    """Compare the settings with those of the start of the run.
+
+    Args:
+        old: Its plan.
+        settings: The settings of the resumed run.
+        num_processes: Number of processes of the resumed run.
+
+    Returns:
+        Number of samples per batch over all processes.
+
+    Raises:
+        UserError: If an option changed, and resume.force is not set.
+    """
+    # Written and read in the same way as the old ones, so that equal values are equal.
+    new = settings.plain()
+    keys = [k for k in dict.fromkeys([*leaves(old.config), *leaves(new)]) if not _may_change(k)]
+    changed = [
+        f"{key} was {lookup(old.config, key)[1]!r} and is now {lookup(new, key)[1]!r}"
+        for key in keys
+        if lookup(old.config, key) != lookup(new, key)
+    ]
+    batch_size = old.batch_size
+    # A run that continues with another number of processes keeps its batches. Only a user who
+    # asks for another number of samples per process changes them.
+    if old.config["batch_size"] != new["batch_size"]:
+        batch_size = new["batch_size"] * num_processes
+    if batch_size != old.batch_size:
+        changed.append(
+            f"batch_size: {old.batch_size} samples per batch over all processes, and now "
+            f"{batch_size}"
+        )
+    stop_if_changed(changed, settings, "the configuration")
+    return batch_size
+
+
+def check_data(old: Plan, data: Mapping[str, Any], settings: Settings) -> None:
+    """Compare the fingerprint of the data with that of the start of the run.
+
+    Raises:
+        UserError: If it changed, and resume.force is not set.
+    """
+    before = {name: split.model_dump() for name, split in old.data.items()}
+    from dxn.data.inspect.fingerprint import differences  # only a resumed run compares its data
+
+    stop_if_changed(differences(before, data), settings, "the data")
+
+
+def stop_if_changed(changes: Sequence[str], settings: Settings, what: str) -> None:
+    """Raise an error that lists the changes, unless resume.force is set."""
+    if changes and not settings.values["resume"]["force"]:
+        raise UserError(
+            f"resume: {what} changed since the run started: {'; '.join(changes)}; undo the change, "
+            "train a new run, or set resume.force=true to continue nevertheless"
         )
 
 
-def check_unvalidated(config: Config) -> None:
-    """Refuse options that would have no effect without a validation split."""
-    for key in NEED_VALIDATION:
-        _, value = lookup(config, key)
-        if value is not None:
-            raise UserError(
-                f"{key}: got {value}, but there is no validation split, whose metrics this option "
-                f"needs; add one, or set {key}=null"
-            )
+def launch() -> str:
+    """Return what identifies the torchrun that started this process; "" without torchrun."""
+    return f"{os.environ[LAUNCH]}/{os.getppid()}" if LAUNCH in os.environ else ""
+
+
+def is_restart() -> bool:
+    """Whether torchrun has started this process again, after one of the processes failed."""
+    return os.environ.get(RESTARTS, "0") != "0"
+
+
+def started_by(folder: Path, launched: str) -> bool:
+    """Whether a folder is the run of this torchrun."""
+    path = folder / FOLDER / PLAN
+    return bool(launched) and path.is_file() and read_plan(folder).launch == launched
+
+
+def _plan_text(plan: Plan, settings: Settings) -> str:
+    # Values of the environment can be secrets. The configuration is that of .hydra/config.yaml.
+    content = {**plan.model_dump(), "config": settings.plain()}
+    return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def _may_change(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)

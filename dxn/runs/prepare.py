@@ -41,9 +41,7 @@ from dxn.runs.data import (
     read_fitted,
     use_files,
 )
-from dxn.runs.folder import locked, refuse_other_run, run_folder
-from dxn.runs.monitoring import check_metrics
-from dxn.runs.plan import (
+from dxn.runs.decide import (
     assign_inputs,
     check_combinations,
     check_unvalidated,
@@ -53,7 +51,9 @@ from dxn.runs.plan import (
     readers_of,
     without_target,
 )
-from dxn.runs.record import (
+from dxn.runs.folder import locked, refuse_other_run, run_folder
+from dxn.runs.monitoring import check_metrics
+from dxn.runs.plan import (
     Plan,
     SplitFingerprint,
     check_config,

@@ -16,7 +16,7 @@ from dxn.core.randomness import named_draws
 from dxn.core.tokens import join
 from dxn.data.dataset import Opened, Samples
 from dxn.runs.build import build_adapters
-from dxn.runs.plan import adapter_nodes, readers_of
+from dxn.runs.decide import adapter_nodes, readers_of
 from dxn.runs.predictor.option import read_sample
 from dxn.runs.predictor.output import rows_text, write_records
 from dxn.runs.predictor.predictor import Predictor

@@ -20,14 +20,13 @@ from dxn.core.randomness import named_draws, seed_of
 from dxn.models.model import Model
 from dxn.runs.build import adapters_of, make_head
 from dxn.runs.folder import after_restart, has_checkpoint
+from dxn.runs.plan import read_plan
 from dxn.runs.prepare import Training, prepare, run_finetune
-from dxn.runs.record import read_plan
 from dxn.tasks import Task
 from dxn.training.distributed import is_lost_connection, wait_for_all
 from dxn.training.optim import adamw, cosine
 from dxn.training.trainer import Trainer
 
-LOG = "metrics.jsonl"
 PRETRAINING = "pretrain"  # folder of the pretraining in the run folder
 # Options of the trainer that are for the main task only, because they are tuned to its targets and
 # its metric. Pretraining runs all of its epochs and does not average weights, and a masked sample

@@ -19,7 +19,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import UNFINISHED, check_sums
 from dxn.core.schema import validated
 from dxn.core.untrusted import check_file, load_json
-from dxn.runs import record as start
+from dxn.runs import plan as start
 from dxn.runs.paths import is_run, member_folders
 from dxn.runs.saved import model_folder
 from dxn.runs.train import PRETRAINING

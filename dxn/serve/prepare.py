@@ -118,7 +118,7 @@ def _to_cell(value: Any, prepare: Tokenizer, name: str) -> Any:
         return value if prepare.reader.files else _as_text(value, name)
     if isinstance(value, str):
         _check_unicode(value, name)
-        # The preprocessor would open the file. A path on this machine must not be exposed to
+        # The reader would open the file. A path on this machine must not be exposed to
         # clients.
         if prepare.reader.is_path(value):
             raise UserError(
@@ -128,7 +128,7 @@ def _to_cell(value: Any, prepare: Tokenizer, name: str) -> Any:
             )
         return value
     if isinstance(value, list):
-        # A preprocessor may read a list of paths, so an input of files takes only numbers.
+        # A reader may read a list of paths, so an input of files takes only numbers.
         _check_list(value, name, only_numbers=prepare.reader.files)
         return value
     if isinstance(value, bool | int | float):

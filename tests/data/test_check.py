@@ -22,7 +22,7 @@ from dxn.tokenize import (
 
 
 @pytest.fixture(scope="module")
-def preprocessors():
+def tokenizers():
     text = TextAdapter(8, vocab_size=300, max_len=31).fit(["a red fox"])
     spectrogram = SpectrogramOptions(n_mels=5, max_seconds=2.0)
     audio = AudioAdapter(8, sample_rate=SMALL_RATE, spectrogram=spectrogram)
@@ -63,11 +63,11 @@ def source_of(files=None, *, target="label", notes=(), **splits):
     return Source(by_split, inputs, target=target, notes=notes)
 
 
-def report_of(source, preprocessors, task=None, **options):
-    return check(source, preprocessors, task=task or Classify(), **options)
+def report_of(source, tokenizers, task=None, **options):
+    return check(source, tokenizers, task=task or Classify(), **options)
 
 
-def test_the_report_counts_rows_sizes_and_targets_by_split(files, preprocessors):
+def test_the_report_counts_rows_sizes_and_targets_by_split(files, tokenizers):
     source = source_of(
         files,
         notes=["splits: from column part"],
@@ -79,7 +79,7 @@ def test_the_report_counts_rows_sizes_and_targets_by_split(files, preprocessors)
         },
         test={"text": ["foxes"], "image": ["1.png"], "audio": [None], "target": ["b"]},
     )
-    assert report_of(source, preprocessors).lines() == [
+    assert report_of(source, tokenizers).lines() == [
         "text: my text",
         "image: my image",
         "audio: my audio",
@@ -102,10 +102,10 @@ def test_the_report_counts_rows_sizes_and_targets_by_split(files, preprocessors)
     ]
 
 
-def test_an_input_with_a_name_of_its_own_is_listed_with_its_modality(preprocessors):
+def test_an_input_with_a_name_of_its_own_is_listed_with_its_modality(tokenizers):
     rows = Rows({"title": ["a"], "target": ["x"]}, ["row 1"])
     source = Source({"train": rows}, {"title": InputSpec("head line", "text")}, target="label")
-    lines = report_of(source, {"title": preprocessors["text"]}).lines()
+    lines = report_of(source, {"title": tokenizers["text"]}).lines()
     assert lines[0] == "title: head line (text)"
     assert "  title: 1; 1 to 1, median 1 characters" in lines
 
@@ -123,22 +123,22 @@ def test_an_input_with_a_name_of_its_own_is_listed_with_its_modality(preprocesso
         ),
     ],
 )
-def test_the_task_describes_the_targets(preprocessors, task, targets, line):
+def test_the_task_describes_the_targets(tokenizers, task, targets, line):
     source = source_of(train={"text": ["a", "b", "c"], "target": targets})
-    assert f"  {line}" in report_of(source, preprocessors, task).lines()
+    assert f"  {line}" in report_of(source, tokenizers, task).lines()
 
 
-def test_words_are_counted_as_words_and_tags_as_names(preprocessors):
+def test_words_are_counted_as_words_and_tags_as_names(tokenizers):
     cells = {"text": [["a", "fox"], ["red"]], "target": [["D", "N"], ["N"]]}
-    lines = report_of(source_of(train=cells), preprocessors, Tag()).lines()
+    lines = report_of(source_of(train=cells), tokenizers, Tag()).lines()
     assert "  text: 2; 1 to 2, median 2 words" in lines
     assert "  target: 2 tags (N 2, D 1)" in lines
 
 
-def test_without_a_target_none_is_needed(preprocessors):
+def test_without_a_target_none_is_needed(tokenizers):
     source = source_of(target=None, train={"text": ["a", "b"]})
     for task in (Language(), Classify()):
-        report = report_of(source, preprocessors, task)
+        report = report_of(source, tokenizers, task)
         assert report.bad == []
         assert report.lines()[1:3] == ["train: 2 rows", "  text: 2; 1 to 1, median 1 characters"]
 
@@ -193,13 +193,13 @@ def test_truncation_is_counted_for_opened_rows_too():
 # Duplicates
 
 
-def test_equal_rows_are_counted_within_splits_and_between_them(preprocessors):
+def test_equal_rows_are_counted_within_splits_and_between_them(tokenizers):
     source = source_of(
         train={"text": ["a", "b", "a", "a", "c"], "target": list("xyxxx")},
         validation={"text": ["d", "e"], "target": list("xy")},
         test={"text": ["a", "c", "c", "d", "f"], "target": list("xxxxx")},
     )
-    report = report_of(source, preprocessors)
+    report = report_of(source, tokenizers)
     assert report.duplicates == {"train": 2, "validation": 0, "test": 1}
     lines = report.lines()
     assert "duplicates within train: 2" in lines
@@ -218,9 +218,9 @@ def test_equal_rows_are_counted_within_splits_and_between_them(preprocessors):
     ]
 
 
-def test_equal_inputs_with_different_targets_are_listed(preprocessors):
+def test_equal_inputs_with_different_targets_are_listed(tokenizers):
     source = source_of(train={"text": ["a", "b", "a", "c"], "target": list("xyyx")})
-    report = report_of(source, preprocessors)
+    report = report_of(source, tokenizers)
     sentence = "1 row has the same inputs as another row, but another target, such as "
     assert f"warning: {sentence}train.csv row 2 ('x') and train.csv row 4 ('y')" in report.lines()
     (bad,) = report.listed
@@ -230,15 +230,15 @@ def test_equal_inputs_with_different_targets_are_listed(preprocessors):
     )
     # A text can have several translations.
     task = Generate(decoder=lambda **_: None)
-    assert report_of(source, preprocessors, task).listed == []
+    assert report_of(source, tokenizers, task).listed == []
 
 
-def test_the_check_goes_on_if_a_part_cannot_be_fitted(preprocessors):
+def test_the_check_goes_on_if_a_part_cannot_be_fitted(tokenizers):
     def fit(splits):
         raise UserError("no row has a text")
 
     source = source_of(train={"text": ["a", None], "target": ["a", "b"]})
-    report = report_of(source, preprocessors, fit=fit, errors=["data.target: is wrong"])
+    report = report_of(source, tokenizers, fit=fit, errors=["data.target: is wrong"])
     assert report.errors == ["data.target: is wrong", "no row has a text"]
     assert "error: no row has a text" in report.lines()
     assert len(report.bad) == 1
@@ -251,15 +251,15 @@ def test_the_check_goes_on_if_a_part_cannot_be_fitted(preprocessors):
         ({"text": ["a", "b"], "target": ["a", "a"]}, "data.target: all 2 targets are 'a'"),
     ],
 )
-def test_the_check_says_if_nothing_can_be_trained(preprocessors, cells, error):
-    (line,) = report_of(source_of(train=cells), preprocessors).errors
+def test_the_check_says_if_nothing_can_be_trained(tokenizers, cells, error):
+    (line,) = report_of(source_of(train=cells), tokenizers).errors
     assert line.startswith(error)
 
 
-def test_the_file_of_an_earlier_check_is_deleted_but_no_other_file(tmp_path, preprocessors):
+def test_the_file_of_an_earlier_check_is_deleted_but_no_other_file(tmp_path, tokenizers):
     path = tmp_path / "bad.csv"
     remove_earlier(path)  # there is none
-    write_bad(report_of(source_of(train={"text": ["a"], "target": ["b"]}), preprocessors), path)
+    write_bad(report_of(source_of(train={"text": ["a"], "target": ["b"]}), tokenizers), path)
     remove_earlier(path)
     assert not path.exists()
     path.write_text("split,row\ntrain,1\n")
@@ -268,10 +268,10 @@ def test_the_file_of_an_earlier_check_is_deleted_but_no_other_file(tmp_path, pre
     assert path.exists()
 
 
-def test_equal_rows_have_the_same_content_whatever_their_files_are_called(files, preprocessors):
+def test_equal_rows_have_the_same_content_whatever_their_files_are_called(files, tokenizers):
     def duplicates(**cells):
         source = source_of(files, train=cells)
-        return report_of(source, preprocessors).duplicates["train"]
+        return report_of(source, tokenizers).duplicates["train"]
 
     (files / "copy.png").write_bytes((files / "0.png").read_bytes())
     Image.open(files / "0.png").save(files / "copy.bmp")  # other bytes, but the same pixels
@@ -281,12 +281,12 @@ def test_equal_rows_have_the_same_content_whatever_their_files_are_called(files,
     assert duplicates(image=["0.png", None, "0.png"], text=["one"] * 3, target=["a"] * 3) == 1
 
 
-def test_the_same_pixels_in_another_shape_are_another_picture(tmp_path, preprocessors):
+def test_the_same_pixels_in_another_shape_are_another_picture(tmp_path, tokenizers):
     pixels = np.zeros((6, 4, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "tall.png")
     Image.fromarray(pixels.reshape(4, 6, 3)).save(tmp_path / "wide.png")
     cells = {"image": ["tall.png", "wide.png"], "target": ["a", "a"]}
-    report = report_of(source_of(tmp_path, train=cells), preprocessors)
+    report = report_of(source_of(tmp_path, train=cells), tokenizers)
     assert report.duplicates == {"train": 0}
 
 
@@ -304,9 +304,9 @@ def line_of(bad):
     return bad.split, bad.origin, bad.input, bad.path, bad.reason
 
 
-def test_everything_bad_is_listed_with_split_row_input_path_and_reason(files, preprocessors):
+def test_everything_bad_is_listed_with_split_row_input_path_and_reason(files, tokenizers):
     source = source_of(files, train={"text": ["fox"], "target": ["a"]}, test=BAD)
-    report = report_of(source, preprocessors)
+    report = report_of(source, tokenizers)
     reasons = {bad.path: bad.reason for bad in report.bad}
     truncated = reasons[str(files / "short.png")]
     assert truncated.startswith("damaged or truncated image (")
@@ -327,43 +327,43 @@ def test_everything_bad_is_listed_with_split_row_input_path_and_reason(files, pr
     assert "bad: 1 × no target" in lines
 
 
-def test_a_split_with_bad_rows_only_is_reported_too(files, preprocessors):
+def test_a_split_with_bad_rows_only_is_reported_too(files, tokenizers):
     cells = {"image": ["gone.png", "short.png"], "target": ["a", "b"]}
     good = {"image": ["0.png"], "target": ["a"]}
-    report = report_of(source_of(files, train=good, validation=cells), preprocessors)
+    report = report_of(source_of(files, train=good, validation=cells), tokenizers)
     assert "validation: 0 rows, 2 left out" in report.lines()
     assert len(report.bad) == 2
 
 
-def test_a_target_that_cannot_be_parsed_is_listed(preprocessors):
+def test_a_target_that_cannot_be_parsed_is_listed(tokenizers):
     cells = {"text": ["a", "b", "c"], "target": ["1", "N/A", "3"]}
-    report = report_of(source_of(train=cells), preprocessors, Regress())
+    report = report_of(source_of(train=cells), tokenizers, Regress())
     (bad,) = report.bad
     assert bad.origin == "train.csv row 3"
     assert "'N/A'" in bad.reason
 
 
-def test_equal_faults_are_counted_together(files, preprocessors):
+def test_equal_faults_are_counted_together(files, tokenizers):
     cells = {
         "image": ["gone.png", "0.png", "away.png"],
         "text": ["a", "b", "c"],
         "target": ["a"] * 3,
     }
-    lines = report_of(source_of(files, train=cells), preprocessors).lines()
+    lines = report_of(source_of(files, train=cells), tokenizers).lines()
     assert lines[-1] == "bad: 2 × image: file not found"
 
 
-def test_a_picture_in_bytes_has_no_path(preprocessors):
+def test_a_picture_in_bytes_has_no_path(tokenizers):
     rows = Rows({"image": [b"no picture"], "text": ["a"], "target": ["a"]}, ["my.parquet row 1"])
-    (bad,) = report_of(Source({"train": rows}, {}, target="label"), preprocessors).bad
+    (bad,) = report_of(Source({"train": rows}, {}, target="label"), tokenizers).bad
     assert (bad.input, bad.path) == ("image", "")
     assert bad.reason.startswith("not a supported image")
 
 
-def test_the_csv_of_bad_rows_reads_back(files, preprocessors):
+def test_the_csv_of_bad_rows_reads_back(files, tokenizers):
     (files / "a, b.png").write_bytes(b"")
     cells = {**BAD, "image": ["a, b.png", *BAD["image"][1:]]}
-    report = report_of(source_of(files, test=cells), preprocessors)
+    report = report_of(source_of(files, test=cells), tokenizers)
     write_bad(report, files / "bad.csv")
     with (files / "bad.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
@@ -379,16 +379,16 @@ def test_the_csv_of_bad_rows_reads_back(files, preprocessors):
     } in lines
 
 
-def test_without_bad_rows_the_csv_is_its_header(tmp_path, preprocessors):
+def test_without_bad_rows_the_csv_is_its_header(tmp_path, tokenizers):
     source = source_of(train={"text": ["a"], "target": ["b"]})
-    write_bad(report_of(source, preprocessors), tmp_path / "bad.csv")
+    write_bad(report_of(source, tokenizers), tmp_path / "bad.csv")
     lines = (tmp_path / "bad.csv").read_text().splitlines()
     assert lines == ["split,row,input,path,reason"]
 
 
-def test_a_split_without_rows_is_left_out(preprocessors):
+def test_a_split_without_rows_is_left_out(tokenizers):
     source = source_of(train={"text": ["a"], "target": ["b"]}, test={"text": [], "target": []})
-    assert list(report_of(source, preprocessors).splits) == ["train"]
+    assert list(report_of(source, tokenizers).splits) == ["train"]
 
 
 def test_a_fault_reads_as_input_path_and_reason():

@@ -64,7 +64,7 @@ def test_each_folder_is_a_class_and_its_files_are_divided(tmp_path):
     assert rows.cells["image"] == [str(tmp_path / name) for name in rows.origin]
 
 
-def test_the_preprocessors_decide_what_the_files_are(tmp_path):
+def test_the_readers_decide_what_the_files_are(tmp_path):
     files = {"yes/a.wav": b"1", "no/b.flac": b"2", "no/c.MP3": b"3"}
     source = folder(unpacked(tmp_path, files))
     assert source.inputs == {"audio": InputSpec("files", "audio")}

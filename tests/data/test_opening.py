@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from helpers.data import SMALL_RATE, tokenizers
+from helpers.data import SMALL_RATE
+from helpers.data import tokenizers as make_tokenizers
 from PIL import Image
 
 from dxn.core.errors import UserError
@@ -23,13 +24,13 @@ ADVICE = (
 
 
 @pytest.fixture(scope="module")
-def preprocessors():
-    return tokenizers()
+def tokenizers():
+    return make_tokenizers()
 
 
 @pytest.fixture(scope="module")
-def media(preprocessors):
-    return {name: preprocessors[name] for name in ("image", "audio")}
+def media(tokenizers):
+    return {name: tokenizers[name] for name in ("image", "audio")}
 
 
 @pytest.fixture
@@ -119,10 +120,10 @@ def test_a_text_is_not_repeated_as_if_it_were_a_path():
     assert str(caught.value) == f"my.csv row 2: text: blank text{ADVICE}"
 
 
-def test_a_cell_that_is_no_text_is_a_bad_cell(preprocessors):
+def test_a_cell_that_is_no_text_is_a_bad_cell(tokenizers):
     rows = text_rows([["one", 2], "fine"])
     with pytest.raises(UserError, match=r"^my\.csv row 2: text: must be a str or a list"):
-        open_rows(rows, {"text": preprocessors["text"]})
+        open_rows(rows, {"text": tokenizers["text"]})
 
 
 def test_the_first_bad_row_is_named_and_the_others_are_counted(files, media):
@@ -240,8 +241,8 @@ def test_ids_and_printable_cells_follow_the_rows_that_are_left(files, media):
         "unused": [1, 2, 3],
     }
     rows = Rows(cells, ["row 1", "row 2", "row 3"], ids={"code": ["x", "y", "z"]})
-    preprocessors = {**media, "text": TextAdapter(8).tokenizer}
-    opened = open_rows(rows, preprocessors, on_bad="skip")
+    tokenizers = {**media, "text": TextAdapter(8).tokenizer}
+    opened = open_rows(rows, tokenizers, on_bad="skip")
     assert opened.ids == {"code": ["y", "z"]}
     assert opened.cells == {
         "image": [str(files / "good.png")] * 2,
@@ -262,15 +263,15 @@ def test_ids_and_printable_cells_follow_the_rows_that_are_left(files, media):
         (Tag(), [["N"], ["V"], ["N"]], [["N"], ["V"], ["N"]]),
     ],
 )
-def test_the_task_parses_raw_targets(preprocessors, task, cells, values):
+def test_the_task_parses_raw_targets(tokenizers, task, cells, values):
     rows = text_rows([["one"], ["two"], ["three"]], cells)
-    opened = open_rows(rows, {"text": preprocessors["text"]}, task=task)
+    opened = open_rows(rows, {"text": tokenizers["text"]}, task=task)
     assert opened.targets == values
 
 
-def test_without_a_task_targets_stay_raw_cells(preprocessors):
+def test_without_a_task_targets_stay_raw_cells(tokenizers):
     rows = text_rows(["one", "two"], ["a|b", None])
-    assert open_rows(rows, {"text": preprocessors["text"]}).targets == ["a|b", None]
+    assert open_rows(rows, {"text": tokenizers["text"]}).targets == ["a|b", None]
 
 
 @pytest.mark.parametrize(
@@ -282,8 +283,8 @@ def test_without_a_task_targets_stay_raw_cells(preprocessors):
         (Classify(), ["a", None], r"^my\.csv row 3: no target; correct"),
     ],
 )
-def test_a_target_that_the_task_refuses_makes_the_row_bad(preprocessors, task, cells, message):
-    text = {"text": preprocessors["text"]}
+def test_a_target_that_the_task_refuses_makes_the_row_bad(tokenizers, task, cells, message):
+    text = {"text": tokenizers["text"]}
     rows = text_rows([["one"], ["two"]], cells)
     with pytest.raises(UserError, match=message):
         open_rows(rows, text, task=task)
@@ -291,8 +292,8 @@ def test_a_target_that_the_task_refuses_makes_the_row_bad(preprocessors, task, c
     assert opened.origin == ["my.csv row 2"]
 
 
-def test_a_target_that_does_not_fit_the_words_makes_the_row_bad(preprocessors):
-    text = {"text": preprocessors["text"]}
+def test_a_target_that_does_not_fit_the_words_makes_the_row_bad(tokenizers):
+    text = {"text": tokenizers["text"]}
     rows = text_rows([["one"], ["two", "three"]], [["N"], ["N"]])
     with pytest.raises(
         UserError, match=r"^my\.csv row 3: there must be one tag per word, got 1 tags for 2 words"
@@ -302,8 +303,8 @@ def test_a_target_that_does_not_fit_the_words_makes_the_row_bad(preprocessors):
     assert open_rows(rows, text, task=Tag()).raws["text"] == [["one", "two"], ["three"]]
 
 
-def test_a_row_without_a_target_is_only_bad_if_targets_are_needed(preprocessors):
-    text = {"text": preprocessors["text"]}
+def test_a_row_without_a_target_is_only_bad_if_targets_are_needed(tokenizers):
+    text = {"text": tokenizers["text"]}
     rows = text_rows(["one", "two"], ["a", None])
     assert open_rows(rows, text, task=Classify(), need_target=False).targets == ["a", None]
     invalid = text_rows(["one", "two"], ["1.5", "many"])
@@ -312,16 +313,16 @@ def test_a_row_without_a_target_is_only_bad_if_targets_are_needed(preprocessors)
     assert opened.bad == []
 
 
-def test_a_missing_target_column_is_one_sentence(preprocessors):
-    text = {"text": preprocessors["text"]}
+def test_a_missing_target_column_is_one_sentence(tokenizers):
+    text = {"text": tokenizers["text"]}
     rows = text_rows(["one", "two"])
     with pytest.raises(UserError, match=r"^data\.target: no target column is chosen, .*COLUMN$"):
         open_rows(rows, text, task=Classify(), on_bad="skip")
     assert open_rows(rows, text, task=Classify(), need_target=False).targets is None
 
 
-def test_a_task_without_targets_does_not_look_at_them(preprocessors):
+def test_a_task_without_targets_does_not_look_at_them(tokenizers):
     rows = text_rows(["one", "two"], ["a", None])
-    opened = open_rows(rows, {"text": preprocessors["text"]}, task=Language())
+    opened = open_rows(rows, {"text": tokenizers["text"]}, task=Language())
     assert opened.targets is None
     assert len(opened) == 2

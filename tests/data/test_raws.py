@@ -97,8 +97,8 @@ def opened_with(folder, pictures, names="0123456", **columns):
     prepare = Counting(images())
     rows = rows_of(folder, names, **columns)
     # Rows without a picture need another input.
-    preprocessors = {"image": prepare, "text": TextAdapter(8).tokenizer}
-    return open_rows(rows, preprocessors, budget=budget_for(pictures)), prepare
+    tokenizers = {"image": prepare, "text": TextAdapter(8).tokenizer}
+    return open_rows(rows, tokenizers, budget=budget_for(pictures)), prepare
 
 
 def stored(column):
@@ -214,8 +214,8 @@ def test_a_task_that_ignores_the_raw_values_reads_no_file(folder):
 
 def test_tags_are_compared_with_the_words_beside_files(folder):
     rows = rows_of(folder, "01", text=[["a", "b"], ["c"]], target=[["N", "V"], ["N", "V"]])
-    preprocessors = {"text": TextAdapter(8).tokenizer, "image": images()}
-    opened = open_rows(rows, preprocessors, task=Tag(), on_bad="skip", budget=CacheBudget(0))
+    tokenizers = {"text": TextAdapter(8).tokenizer, "image": images()}
+    opened = open_rows(rows, tokenizers, task=Tag(), on_bad="skip", budget=CacheBudget(0))
     assert opened.origin == ["my.csv row 2"]
 
 
@@ -234,7 +234,7 @@ def test_the_check_reads_each_file_once(folder, monkeypatch):
 # Determinism
 
 
-def preprocessors_of_all():
+def tokenizers_of_all():
     spectrogram = SpectrogramOptions(n_mels=5)
     text = TextAdapter(8, vocab_size=300).fit(["a red fox", "a blue bird"])
     audio = AudioAdapter(8, sample_rate=SMALL_RATE, spectrogram=spectrogram)
@@ -246,13 +246,13 @@ def preprocessors_of_all():
 def test_samples_do_not_depend_on_the_memory_and_the_workers(folder, gigabytes, num_workers):
     sounds = [str(folder / f"{n}.wav") for n in "0123456"]
     rows = rows_of(folder, "01-3355", text=["a red fox"] * 7, audio=sounds)
-    preprocessors = preprocessors_of_all()
+    tokenizers = tokenizers_of_all()
     task = Classify()
     task.target.fit(["a", "b"])
 
     def batches(budget, workers):
-        opened = open_rows(rows, preprocessors, task=task, budget=budget)
-        samples = Samples(opened, preprocessors, task=task, seed=7, augment=True)
+        opened = open_rows(rows, tokenizers, task=task, budget=budget)
+        samples = Samples(opened, tokenizers, task=task, seed=7, augment=True)
         order = BatchOrder(samples, 3, seed=7, shuffle=True)
         return list(Loader(order, num_workers=workers))
 
@@ -309,8 +309,8 @@ def test_workers_are_started_only_if_files_are_read(folder, monkeypatch):
 
     def workers(pictures, batch_size=1, **options):
         opened, prepare = opened_with(folder, pictures, "01234", text=["a"] * 5)
-        preprocessors = {"image": prepare, "text": TextAdapter(8).tokenizer}
-        return default_workers(BatchOrder(Samples(opened, preprocessors, **options), batch_size))
+        tokenizers = {"image": prepare, "text": TextAdapter(8).tokenizer}
+        return default_workers(BatchOrder(Samples(opened, tokenizers, **options), batch_size))
 
     assert workers(9) == 0
     assert workers(4) == 3
@@ -324,10 +324,10 @@ def test_workers_are_started_only_if_files_are_read(folder, monkeypatch):
 
 def test_samples_without_the_files_read_nothing(folder):
     rows = rows_of(folder, "01", text=["a fox", "a bird"])
-    preprocessors = preprocessors_of_all()
-    opened = open_rows(rows, preprocessors, budget=CacheBudget(0))
-    assert Samples(opened, preprocessors).reads_files
-    assert not Samples(opened, preprocessors, only=["text"]).reads_files
+    tokenizers = tokenizers_of_all()
+    opened = open_rows(rows, tokenizers, budget=CacheBudget(0))
+    assert Samples(opened, tokenizers).reads_files
+    assert not Samples(opened, tokenizers, only=["text"]).reads_files
 
 
 @pytest.mark.parametrize("options", [{"cache_gb": -0.1}, {"num_workers": -1}])

@@ -18,9 +18,9 @@ from dxn.training.evaluate import name_rows
 
 
 def samples_of(count=7, **options):
-    preprocessors = {"series": SeriesTokenizer()}
+    tokenizers = {"series": SeriesTokenizer()}
     options = {"augment": True, "seed": 3, **options}
-    return Samples(make_rows(count), preprocessors, task=make_task(), **options)
+    return Samples(make_rows(count), tokenizers, task=make_task(), **options)
 
 
 def values(samples, epoch=0):
@@ -89,7 +89,7 @@ def test_rows_that_are_not_usable_are_left_out_of_every_copy():
 def test_the_length_of_a_row_is_computed_once(monkeypatch):
     calls = []
     samples = samples_of(repeats=5)
-    prepare = samples.preprocessors["series"]
+    prepare = samples.tokenizers["series"]
     monkeypatch.setattr(prepare, "length", lambda raw: calls.append(raw) or len(raw))
     order = BatchOrder(samples, 4, shuffle=True)
     assert len(calls) == 7
@@ -119,9 +119,9 @@ def repeating(monkeypatch):
     def make(count, task, *, seed=0, augment=False, input_dropout=None):
         if not augment:
             return original(count, task, seed=seed)
-        preprocessors = {"series": SeriesTokenizer()}
+        tokenizers = {"series": SeriesTokenizer()}
         rows = make_rows(count, seed=seed)
-        return Samples(rows, preprocessors, task=task, seed=seed, augment=True, repeats=3)
+        return Samples(rows, tokenizers, task=task, seed=seed, augment=True, repeats=3)
 
     monkeypatch.setattr(training, "make_samples", make)
 

@@ -43,7 +43,7 @@ INPUTS = ("text", "image", "audio")
 
 @pytest.fixture(scope="module")
 def adapters():
-    """Adapters of all modalities, whose preprocessors all augment."""
+    """Adapters of all modalities, whose tokenizers all augment."""
     text = TextAdapter(8, vocab_size=300, max_len=31, augment=TextAugment(token_dropout=0.3))
     augment = ImageAugment(crop=3, flip=True)
     image = ImageAdapter(8, image_size=None, patch_size=2, augment=augment)
@@ -61,7 +61,7 @@ def adapters():
 
 
 @pytest.fixture(scope="module")
-def preprocessors(adapters):
+def tokenizers(adapters):
     return {name: adapter.tokenizer for name, adapter in adapters.items()}
 
 
@@ -93,51 +93,51 @@ def classify():
     return task
 
 
-def samples_of(preprocessors, rows=None, *, task=None, **options):
+def samples_of(tokenizers, rows=None, *, task=None, **options):
     task = task or classify()
-    opened = open_rows(rows or make_rows(), preprocessors, task=task, on_bad="missing")
-    return Samples(opened, preprocessors, task=task, **options)
+    opened = open_rows(rows or make_rows(), tokenizers, task=task, on_bad="missing")
+    return Samples(opened, tokenizers, task=task, **options)
 
 
 # A sample depends on seed, epoch and row only
 
 
-def test_a_sample_is_the_same_in_any_order_and_from_any_instance(preprocessors):
+def test_a_sample_is_the_same_in_any_order_and_from_any_instance(tokenizers):
     keys = [(epoch, i) for epoch in range(3) for i in range(11)]
     options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.3)}
-    samples = samples_of(preprocessors, **options)
+    samples = samples_of(tokenizers, **options)
     first = {key: samples[key] for key in keys}
     random.Random(0).shuffle(keys)
     torch.manual_seed(12345)
     random.seed(54321)
-    again = samples_of(preprocessors, **options)
+    again = samples_of(tokenizers, **options)
     for key in keys:
         assert are_same(again[key], first[key])
 
 
-def test_augmentation_differs_between_epochs_seeds_and_rows(preprocessors):
-    samples = samples_of(preprocessors, seed=7, augment=True)
-    other = samples_of(preprocessors, seed=8, augment=True)
+def test_augmentation_differs_between_epochs_seeds_and_rows(tokenizers):
+    samples = samples_of(tokenizers, seed=7, augment=True)
+    other = samples_of(tokenizers, seed=8, augment=True)
     for name in INPUTS:
         assert any(not are_same(samples[0, i][name], samples[1, i][name]) for i in range(11))
         assert any(not are_same(samples[0, i][name], other[0, i][name]) for i in range(11))
     rows = make_rows()
     equal = Rows({**rows.cells, "audio": [(sound(0), SMALL_RATE)] * 11}, rows.origin)
-    samples = samples_of(preprocessors, equal, seed=7, augment=True)
+    samples = samples_of(tokenizers, equal, seed=7, augment=True)
     assert not are_same(samples[0, 0]["audio"], samples[0, 1]["audio"])
 
 
-def test_without_augmentation_nothing_is_random(preprocessors):
-    samples = samples_of(preprocessors, seed=7, input_dropout=InputDropout(0.9))
-    other = samples_of(preprocessors, seed=8)
+def test_without_augmentation_nothing_is_random(tokenizers):
+    samples = samples_of(tokenizers, seed=7, input_dropout=InputDropout(0.9))
+    other = samples_of(tokenizers, seed=8)
     for i in range(11):
         assert are_same(samples[0, i], samples[5, i])
         assert are_same(samples[0, i], other[0, i])
         assert all(name in samples[0, i] for name in INPUTS), "dropped in validation"
 
 
-def test_a_sample_does_not_change_global_generators(preprocessors):
-    samples = samples_of(preprocessors, seed=7, augment=True, input_dropout=InputDropout(0.3))
+def test_a_sample_does_not_change_global_generators(tokenizers):
+    samples = samples_of(tokenizers, seed=7, augment=True, input_dropout=InputDropout(0.3))
     random.seed(3)
     before = torch.get_rng_state(), random.getstate()
     for i in range(11):
@@ -147,12 +147,12 @@ def test_a_sample_does_not_change_global_generators(preprocessors):
 
 
 @pytest.mark.parametrize("make_task", [classify, "masked"])
-def test_workers_make_the_batches_of_the_main_process(adapters, preprocessors, make_task):
+def test_workers_make_the_batches_of_the_main_process(adapters, tokenizers, make_task):
     task = masked_task(adapters) if make_task == "masked" else make_task()
 
     def batches(num_workers):
         samples = samples_of(
-            preprocessors, task=task, seed=7, augment=True, input_dropout=InputDropout(0.3)
+            tokenizers, task=task, seed=7, augment=True, input_dropout=InputDropout(0.3)
         )
         order = BatchOrder(samples, 3, seed=7, shuffle=True)
         return list(Loader(order, num_workers=num_workers))
@@ -164,9 +164,9 @@ def test_workers_make_the_batches_of_the_main_process(adapters, preprocessors, m
 
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("token_dropout", [0.0, 0.3])
-def test_a_batch_equals_its_collated_samples(preprocessors, augment, token_dropout):
+def test_a_batch_equals_its_collated_samples(tokenizers, augment, token_dropout):
     text = TextAdapter(8, vocab_size=300, augment=TextAugment(token_dropout=token_dropout))
-    prepare = {**preprocessors, "text": text.fit(TEXTS).tokenizer}
+    prepare = {**tokenizers, "text": text.fit(TEXTS).tokenizer}
     rows = make_rows(lacking=[("text", 2), ("image", 3)])
     samples = samples_of(prepare, rows, augment=augment, input_dropout=InputDropout(0.3), seed=7)
     batch = samples.batch(1, [3, 2, 7, 0])
@@ -197,8 +197,8 @@ def test_a_task_that_changes_the_inputs_gets_prepared_ones(adapters):
     assert "masked" in batch["text"]
 
 
-def test_a_sample_does_not_depend_on_its_batch(adapters, preprocessors):
-    samples = samples_of(preprocessors, task=masked_task(adapters), seed=7, augment=True)
+def test_a_sample_does_not_depend_on_its_batch(adapters, tokenizers):
+    samples = samples_of(tokenizers, task=masked_task(adapters), seed=7, augment=True)
     alone = [samples.collate([samples[0, i]]) for i in range(11)]
     together = samples.collate([samples[0, i] for i in range(11)])
     for i, batch in enumerate(alone):
@@ -208,8 +208,8 @@ def test_a_sample_does_not_depend_on_its_batch(adapters, preprocessors):
         assert torch.equal(together["text"]["masked"][i, : len(ids)], masked)
 
 
-def test_samples_are_picklable(preprocessors):
-    samples = samples_of(preprocessors, seed=7, augment=True)
+def test_samples_are_picklable(tokenizers):
+    samples = samples_of(tokenizers, seed=7, augment=True)
     assert are_same(pickle.loads(pickle.dumps(samples))[1, 3], samples[1, 3])
 
 
@@ -248,8 +248,8 @@ def test_the_draw_of_dropped_inputs_is_the_one_of_earlier_versions():
     assert draws == ["tia", "tia", "a", "ti", "a", "t", "ia", "i"]
 
 
-def test_input_dropout_shows_every_combination_in_training(preprocessors):
-    samples = samples_of(preprocessors, seed=7, augment=True, input_dropout=InputDropout(0.5))
+def test_input_dropout_shows_every_combination_in_training(tokenizers):
+    samples = samples_of(tokenizers, seed=7, augment=True, input_dropout=InputDropout(0.5))
     shown = set()
     for epoch in range(5):
         for i in range(11):
@@ -258,14 +258,14 @@ def test_input_dropout_shows_every_combination_in_training(preprocessors):
     assert frozenset() not in shown
     assert len(shown) == 7  # all subsets of three inputs but the empty one
     rows = make_rows(2, [("image", 0), ("audio", 0)])
-    lacking = samples_of(preprocessors, rows, augment=True, input_dropout=InputDropout(0.999))
+    lacking = samples_of(tokenizers, rows, augment=True, input_dropout=InputDropout(0.999))
     assert all("text" in lacking[epoch, 0] for epoch in range(7)), "its only input"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_inputs_are_dropped_in_the_epochs_of_the_order_that_say_so(preprocessors, num_workers):
+def test_inputs_are_dropped_in_the_epochs_of_the_order_that_say_so(tokenizers, num_workers):
     options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.9)}
-    samples = samples_of(preprocessors, **options)
+    samples = samples_of(tokenizers, **options)
     order = BatchOrder(samples, len(samples))
     loader = Loader(order, num_workers=num_workers)
     counts = []
@@ -294,9 +294,7 @@ def test_inputs_are_dropped_at_a_stage_of_the_training(options, stage, expected)
     assert dropout.is_active(progress, loss_ratio, memorizes=memorizes) == expected
 
 
-def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(
-    adapters, preprocessors
-):
+def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(adapters, tokenizers):
     task = Tag()
     task.target.bind(adapters)
     task.target.fit([["N", "V"]])
@@ -306,9 +304,7 @@ def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(
         "target": [["N", "V"], ["N"], ["V"]],
     }
     rows = Rows(cells, ["row 1", "row 2", "row 3"])
-    samples = samples_of(
-        preprocessors, rows, task=task, augment=True, input_dropout=InputDropout(0.9)
-    )
+    samples = samples_of(tokenizers, rows, task=task, augment=True, input_dropout=InputDropout(0.9))
     assert samples.rows.tolist() == [0, 2]
     assert all("text" in samples[epoch, i] for epoch in range(7) for i in range(2))
     assert any("image" not in samples[epoch, 0] for epoch in range(7))
@@ -317,9 +313,9 @@ def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(
 # Missing inputs and subsets
 
 
-def test_a_missing_input_has_no_entry_and_the_batch_says_which_samples_have_it(preprocessors):
+def test_a_missing_input_has_no_entry_and_the_batch_says_which_samples_have_it(tokenizers):
     lacking = [("image", 0), ("image", 2), ("audio", 1), ("text", 3), ("audio", 4), ("image", 4)]
-    samples = samples_of(preprocessors, make_rows(5, lacking))
+    samples = samples_of(tokenizers, make_rows(5, lacking))
     items = [samples[0, i] for i in range(5)]
     present = ["".join(name[0] for name in INPUTS if name in item) for item in items]
     assert present == ["ta", "ti", "ta", "ia", "t"]
@@ -341,28 +337,28 @@ def test_a_missing_input_has_no_entry_and_the_batch_says_which_samples_have_it(p
         assert torch.equal(batch["audio"]["features"][position, : len(own)], own)
 
 
-def test_an_input_that_no_sample_of_the_batch_has_is_not_in_it(preprocessors):
-    samples = samples_of(preprocessors, make_rows(3, [("image", 0), ("image", 1)]))
+def test_an_input_that_no_sample_of_the_batch_has_is_not_in_it(tokenizers):
+    samples = samples_of(tokenizers, make_rows(3, [("image", 0), ("image", 1)]))
     assert "image" not in samples.collate([samples[0, 0], samples[0, 1]])
     batch = samples.collate([samples[0, 0], samples[0, 2]])
     assert batch["image"]["rows"].tolist() == [1]
 
 
-def test_only_some_inputs_can_be_used_and_rows_without_them_are_left_out(preprocessors):
+def test_only_some_inputs_can_be_used_and_rows_without_them_are_left_out(tokenizers):
     rows = make_rows(5, [("image", 1), ("image", 3)])
-    samples = samples_of(preprocessors, rows, only=["image"])
+    samples = samples_of(tokenizers, rows, only=["image"])
     assert [samples[0, i]["#index"] for i in range(len(samples))] == [0, 2, 4]
     assert set(samples[0, 1]) == {"image", "#index", "target"}
     assert [samples[0, i]["target"].item() for i in range(3)] == [0, 0, 0]
     # The augmentation of a row does not depend on which other rows are used.
-    subset = samples_of(preprocessors, rows, only=["image"], seed=7, augment=True)
-    complete = samples_of(preprocessors, make_rows(5), only=["image"], seed=7, augment=True)
+    subset = samples_of(tokenizers, rows, only=["image"], seed=7, augment=True)
+    complete = samples_of(tokenizers, make_rows(5), only=["image"], seed=7, augment=True)
     assert are_same(subset[0, 1], complete[0, 2])
 
 
-def test_several_inputs_of_one_modality_are_prepared_by_name(preprocessors):
+def test_several_inputs_of_one_modality_are_prepared_by_name(tokenizers):
     cells = {"front": [picture(0), picture(1)], "back": [picture(2), None], "target": ["a", "b"]}
-    image = preprocessors["image"]
+    image = tokenizers["image"]
     samples = samples_of({"front": image, "back": image}, Rows(cells, ["row 1", "row 2"]))
     batch = samples.collate([samples[0, 0], samples[0, 1]])
     assert batch["front"]["rows"].tolist() == [0, 1]
@@ -372,8 +368,8 @@ def test_several_inputs_of_one_modality_are_prepared_by_name(preprocessors):
     assert torch.equal(own, torch.tensor(picture(2)))
 
 
-def test_a_few_samples_of_all_can_be_kept_to_overfit_them(preprocessors):
-    samples = samples_of(preprocessors)
+def test_a_few_samples_of_all_can_be_kept_to_overfit_them(tokenizers):
+    samples = samples_of(tokenizers)
     whole = len(samples)
     samples.keep(3)
     assert len(samples) == 3
@@ -396,11 +392,11 @@ class Long(Target):
         return len(value)
 
 
-def test_the_length_of_a_sample_is_that_of_its_inputs(preprocessors):
-    samples = samples_of(preprocessors, make_rows(3, [("image", 1), ("audio", 1)]))
+def test_the_length_of_a_sample_is_that_of_its_inputs(tokenizers):
+    samples = samples_of(tokenizers, make_rows(3, [("image", 1), ("audio", 1)]))
     raws = samples.opened.raws
-    assert samples.num_tokens(1) == preprocessors["text"].length(raws["text"][1])
-    total = sum(preprocessors[name].length(raws[name][2]) for name in INPUTS)
+    assert samples.num_tokens(1) == tokenizers["text"].length(raws["text"][1])
+    total = sum(tokenizers[name].length(raws[name][2]) for name in INPUTS)
     assert samples.num_tokens(2) == pytest.approx(total)
 
 
@@ -415,18 +411,18 @@ def test_the_length_of_a_sample_is_that_of_a_longer_target():
 # Targets
 
 
-def test_samples_without_a_task_have_no_target(preprocessors):
-    samples = Samples(open_rows(make_rows(3), preprocessors), preprocessors)
+def test_samples_without_a_task_have_no_target(tokenizers):
+    samples = Samples(open_rows(make_rows(3), tokenizers), tokenizers)
     assert "target" not in samples[0, 0]
     assert "target" not in samples.collate([samples[0, 0], samples[0, 1]])
 
 
-def test_samples_with_incomplete_targets_have_none(preprocessors):
+def test_samples_with_incomplete_targets_have_none(tokenizers):
     rows = make_rows(3)
     rows = Rows({**rows.cells, "target": ["a", None, "b"]}, rows.origin)
     task = classify()
-    opened = open_rows(rows, preprocessors, task=task, need_target=False)
-    samples = Samples(opened, preprocessors, task=task)
+    opened = open_rows(rows, tokenizers, task=task, need_target=False)
+    samples = Samples(opened, tokenizers, task=task)
     assert not any("target" in samples[0, i] for i in range(3))
 
 
@@ -463,23 +459,23 @@ class RecordingAlways(Recording):
     random = True
 
 
-def drawn(preprocessors, task, **options):
+def drawn(tokenizers, task, **options):
     """The random number of every sample in each of two epochs."""
-    samples = samples_of(preprocessors, task=task, seed=7, **options)
+    samples = samples_of(tokenizers, task=task, seed=7, **options)
     return [[samples[epoch, i]["target"].item() for i in range(11)] for epoch in range(2)]
 
 
-def test_a_task_gets_randomness_in_training_only(preprocessors):
-    assert drawn(preprocessors, task_with(Recording())) == [[0.0] * 11] * 2
-    first, second = drawn(preprocessors, task_with(Recording()), augment=True)
+def test_a_task_gets_randomness_in_training_only(tokenizers):
+    assert drawn(tokenizers, task_with(Recording())) == [[0.0] * 11] * 2
+    first, second = drawn(tokenizers, task_with(Recording()), augment=True)
     assert len({*first, *second}) == 22
 
 
-def test_a_task_that_is_random_in_validation_gets_the_same_in_every_epoch(preprocessors):
-    first, second = drawn(preprocessors, task_with(RecordingAlways()))
+def test_a_task_that_is_random_in_validation_gets_the_same_in_every_epoch(tokenizers):
+    first, second = drawn(tokenizers, task_with(RecordingAlways()))
     assert first == second
     assert len(set(first)) == 11
-    training, next_epoch = drawn(preprocessors, task_with(RecordingAlways()), augment=True)
+    training, next_epoch = drawn(tokenizers, task_with(RecordingAlways()), augment=True)
     assert len({*first, *training, *next_epoch}) == 33
 
 
@@ -496,20 +492,20 @@ def masks(samples, epoch):
     return [samples[epoch, i]["text"]["masked"].tolist() for i in range(11)]
 
 
-def test_masks_are_the_same_in_every_epoch_of_validation(adapters, preprocessors):
-    samples = samples_of(preprocessors, task=masked_task(adapters), seed=7)
+def test_masks_are_the_same_in_every_epoch_of_validation(adapters, tokenizers):
+    samples = samples_of(tokenizers, task=masked_task(adapters), seed=7)
     assert masks(samples, 0) == masks(samples, 5)
-    other = samples_of(preprocessors, task=masked_task(adapters), seed=8)
+    other = samples_of(tokenizers, task=masked_task(adapters), seed=8)
     assert masks(samples, 0) != masks(other, 0)
 
 
-def test_masks_differ_between_epochs_of_training(adapters, preprocessors):
-    samples = samples_of(preprocessors, task=masked_task(adapters), seed=7, augment=True)
+def test_masks_differ_between_epochs_of_training(adapters, tokenizers):
+    samples = samples_of(tokenizers, task=masked_task(adapters), seed=7, augment=True)
     assert masks(samples, 0) == masks(samples, 0) != masks(samples, 1)
 
 
-def test_masked_batches_hold_their_targets_in_the_inputs(adapters, preprocessors):
-    samples = samples_of(preprocessors, task=masked_task(adapters), seed=7, augment=True)
+def test_masked_batches_hold_their_targets_in_the_inputs(adapters, tokenizers):
+    samples = samples_of(tokenizers, task=masked_task(adapters), seed=7, augment=True)
     batch = samples.collate([samples[0, i] for i in range(11)])
     assert "target" not in batch
     for name in INPUTS:
@@ -521,15 +517,15 @@ def test_masked_batches_hold_their_targets_in_the_inputs(adapters, preprocessors
 # The choice of samples, and options
 
 
-def test_the_task_decides_between_samples_and_a_stream(adapters, preprocessors):
-    opened = open_rows(make_rows(), preprocessors)
+def test_the_task_decides_between_samples_and_a_stream(adapters, tokenizers):
+    opened = open_rows(make_rows(), tokenizers)
     language = Language()
     language.target.bind({"text": adapters["text"]})
-    assert type(make_samples(language, opened, preprocessors, seed=3)) is Stream
+    assert type(make_samples(language, opened, tokenizers, seed=3)) is Stream
     samples = make_samples(
         classify(),
         opened,
-        preprocessors,
+        tokenizers,
         seed=3,
         input_dropout=InputDropout(0.5),
         only=["text", "audio"],

@@ -37,14 +37,14 @@ def stream_of(*rows, max_len=5, adapter=None, name="text", **options):
     adapter = adapter or adapter_of(max_len)
     task = Language()
     task.target.bind({name: adapter})
-    preprocessors = {name: adapter.tokenizer}
+    tokenizers = {name: adapter.tokenizer}
     origin = [f"row {i}" for i in range(len(rows))]
-    opened = open_rows(Rows({name: rows}, origin), preprocessors, task=task)
-    return Stream(opened, preprocessors, task=task, **options)
+    opened = open_rows(Rows({name: rows}, origin), tokenizers, task=task)
+    return Stream(opened, tokenizers, task=task, **options)
 
 
 def ids_in(stream, text):
-    tokenizer = stream.preprocessors[stream.name].vocabulary
+    tokenizer = stream.tokenizers[stream.name].vocabulary
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
@@ -169,10 +169,10 @@ def test_rows_without_a_text_are_not_in_the_stream():
     adapter = adapter_of(5)
     task = Language()
     task.target.bind({"text": adapter})
-    preprocessors = {"text": adapter.tokenizer}
+    tokenizers = {"text": adapter.tokenizer}
     rows = Rows({"text": ["ab", None, "cd"], "image": [None] * 3}, ["1", "2", "3"])
-    opened = open_rows(rows, preprocessors, task=task, on_bad="skip")
-    stream = Stream(opened, preprocessors, task=task)
+    opened = open_rows(rows, tokenizers, task=task, on_bad="skip")
+    stream = Stream(opened, tokenizers, task=task)
     assert stream.ids.tolist() == [*ids_in(stream, "ab"), END, *ids_in(stream, "cd")]
 
 

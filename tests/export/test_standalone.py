@@ -1,4 +1,4 @@
-"""The programs that prepare inputs without dxn equal the preprocessors of dxn."""
+"""The programs that prepare inputs without dxn equal the tokenizers of dxn."""
 
 from __future__ import annotations
 

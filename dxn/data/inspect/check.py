@@ -95,7 +95,7 @@ class Report:
 
 def check(
     source: Source,
-    preprocessors: Mapping[str, Tokenizer],
+    tokenizers: Mapping[str, Tokenizer],
     *,
     task: Task | None = None,
     fit: Callable[[Mapping[str, Opened]], object] | None = None,
@@ -107,7 +107,7 @@ def check(
 
     Args:
         source: The data set.
-        preprocessors: Tokenizer of each input, by input name.
+        tokenizers: Tokenizer of each input, by input name.
         task: Task that parses the targets. Default: targets are not parsed.
         fit: Function that fits the adapters. It is called with the opened splits before samples are
             prepared, because a text adapter needs its vocabulary to count tokens.
@@ -117,7 +117,7 @@ def check(
     need_target = task is not None and task.is_supervised and source.target is not None
     budget = CacheBudget()
     splits = {
-        name: survey_rows(rows, preprocessors, task=task, need_target=need_target, budget=budget)
+        name: survey_rows(rows, tokenizers, task=task, need_target=need_target, budget=budget)
         for name, rows in source.splits.items()
         if len(rows)
     }
@@ -144,9 +144,9 @@ def check(
         source=source,
         task=task,
         splits=splits,
-        summaries={name: _summaries(source, name, splits, preprocessors) for name in splits},
+        summaries={name: _summaries(source, name, splits, tokenizers) for name in splits},
         truncations={
-            name: count_truncated(split, preprocessors) if is_fitted else {}
+            name: count_truncated(split, tokenizers) if is_fitted else {}
             for name, split in splits.items()
         },
         duplicates=_count_duplicates(splits, keys),
@@ -202,7 +202,7 @@ def _summaries(
     source: Source,
     split: str,
     splits: Mapping[str, Opened],
-    preprocessors: Mapping[str, Tokenizer],
+    tokenizers: Mapping[str, Tokenizer],
 ) -> dict[str, str]:
     """Return the number of values and empty cells, and the sizes of the values, by input."""
     opened, rows = splits[split], source.splits[split]
@@ -221,7 +221,7 @@ def _summaries(
         counts = f"{len(present):,}" + (f", {num_empty:,} empty" if num_empty else "")
         sources = [cells[int(opened.kept[i])] for i in present]
         values = PresentValues([(column, opened.present[name])])
-        summary = preprocessors[name].reader.describe(values, sources)
+        summary = tokenizers[name].reader.describe(values, sources)
         summaries[name] = "; ".join(filter(None, [counts, summary]))
     return summaries
 

@@ -304,21 +304,21 @@ def _short(value: Any) -> str:
 
 
 def count_truncated(
-    opened: Opened, preprocessors: Mapping[str, Tokenizer], rows: Sequence[int] | None = None
+    opened: Opened, tokenizers: Mapping[str, Tokenizer], rows: Sequence[int] | None = None
 ) -> dict[str, Truncation]:
     """Count truncated samples, by input name. Inputs without truncated samples are left out.
 
     Args:
         opened: Opened rows.
-        preprocessors: Preprocessors of fitted adapters, by input name.
+        tokenizers: Tokenizers of fitted adapters, by input name.
         rows: Rows that are counted. Default: all.
     """
     rows = range(len(opened)) if rows is None else rows
     truncations: dict[str, Truncation] = {}
-    for name, preprocessor in preprocessors.items():
-        # A preprocessor without the method `truncated` never truncates. Skip it, because preparing
+    for name, tokenizer in tokenizers.items():
+        # A tokenizer without the method `truncated` never truncates. Skip it, because preparing
         # all of its samples would take long.
-        if name not in opened.raws or type(preprocessor).cut is Tokenizer.cut:
+        if name not in opened.raws or type(tokenizer).cut is Tokenizer.cut:
             continue
         num_values = 0
         counts: list[tuple[int, int]] = []
@@ -327,7 +327,7 @@ def count_truncated(
                 continue
             num_values += 1
             # Without a random generator, because augmentation changes the lengths.
-            lengths = preprocessor.cut(opened.raws[name][row])
+            lengths = tokenizer.cut(opened.raws[name][row])
             if lengths is not None:
                 counts.append(lengths)
         if counts:

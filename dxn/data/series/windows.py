@@ -246,7 +246,7 @@ def _check_formats(formats: Any, num_channels: int) -> None:
 
 
 def running_scales(values: Tensor, season: int) -> Tensor:
-    """Return the scale of MASE of every history, see `dxn.tasks.futures.seasonal_scale`.
+    """Return the scale of MASE of every history, see `dxn.tasks.forecast.futures.seasonal_scale`.
 
     Args:
         values: Values (T, K). NaN is missing.

@@ -1,0 +1,272 @@
+"""Plan a training: what settings, data and weights determine, before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dxn.config.instantiate import build, resolve
+from dxn.config.values import lookup
+from dxn.core.errors import UserError
+from dxn.data.rows import TARGET, InputSpec, Source
+from dxn.data.splits.unlabeled import without_unlabeled
+from dxn.models.pooling import WITH_CLASS
+from dxn.runs.plan import Input
+from dxn.tasks import Auto, Task
+from dxn.tokenize.base import ADAPTERS, Adapter, Reader
+from dxn.tokenize.recognize import LazyReaders, by_modality
+
+Config = Mapping[str, Any]
+
+# Options that depend on the metrics of the validation split.
+NEED_VALIDATION = (
+    *("trainer.patience_below", "trainer.mixup_below", "loader.input_dropout_below"),
+    "trainer.monitor",
+)
+
+
+def adapter_nodes(config: Config) -> dict[str, Config]:
+    """Return the nodes of the chosen adapters, by adapter key.
+
+    The built-in modalities come first, in the order of ADAPTERS, then user-defined adapters.
+    """
+    # The order must not depend on how the user lists the adapters: the fusion numbers the inputs
+    # by it.
+    chosen = {k: node for k, node in config["adapters"].items() if node and "_target_" in node}
+    order = [*ADAPTERS, *chosen]
+    return {key: chosen[key] for key in sorted(chosen, key=order.index)}
+
+
+def readers_of(config: Config, trust: Sequence[str] = ()) -> LazyReaders:
+    """Return a reader of every chosen adapter, by adapter key.
+
+    Data sources need them to infer the modality of each column, before it is known which adapters
+    the model has. No adapter is built, and a reader of dxn only when it is needed.
+
+    Raises:
+        UserError: If a user-defined adapter has no reader.
+    """
+    built_in = {path: modality for modality, path in ADAPTERS.items()}
+    modalities: dict[str, str] = {}
+    classes: dict[str, type[Reader]] = {}
+    for key, node in adapter_nodes(config).items():
+        target = node["_target_"]
+        if target in built_in:
+            modalities[key] = built_in[target]
+            continue
+        adapter: Any = resolve(target, key=f"adapters.{key}", trust=trust)
+        if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
+            raise UserError(f"adapters.{key}: {target} must be a subclass of dxn.tokenize.Adapter")
+        classes[key] = adapter.reader
+        modalities[key] = adapter.reader.modality
+    return LazyReaders(modalities, classes)
+
+
+def open_source(
+    config: Config,
+    readers: Mapping[str, Reader],
+    trust: Sequence[str] = (),
+    *,
+    needs_target: bool = True,
+) -> Source:
+    """Build the data source `data`, which infers the modalities of its columns if necessary.
+
+    Args:
+        config: Configuration with the node `data`.
+        readers: Readers by any key, such as the adapter key or the input name.
+        trust: Top-level packages besides dxn whose code the node may use.
+        needs_target: Whether a validation or test split without targets is left out.
+    """
+    node = config["data"]
+    source = build(node, key="data", trust=trust, readers=by_modality(readers))
+    return without_unlabeled(source, node) if needs_target else source
+
+
+def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task, Config, Source]:
+    """Return the task, its configuration node, and the source with notes about the targets.
+
+    `Auto` is resolved by the target values. A run saves the node of the resolved task, so that
+    resuming never infers it again.
+
+    Raises:
+        UserError: If a target is needed but not chosen, or no task fits the targets.
+    """
+    if task.is_supervised and not any(TARGET in rows.cells for rows in source.splits.values()):
+        columns = ", ".join(source.candidates)
+        example = next(iter(source.candidates), "COLUMN")
+        known = f"; the columns are {columns}" if columns else ""
+        raise UserError(
+            f"data.target: needs a value{known}; for example data.target={example} (or "
+            "head=masked to train without a target)"
+        )
+    # Targets that are lists are tags if the input has as many words, and labels otherwise.
+    targets, words, origins = source.targets()
+    node: Config = config["head"]
+    notes: list[str] = []
+    if isinstance(task, Auto):
+        task, node, reason = task.resolve(targets, words, source.task)
+        if reason:
+            notes.append(f"target {source.target}: {reason}")
+    if task.is_supervised:
+        notes += task.target.find_format(targets, origins)
+    return task, node, replace(source, notes=[*source.notes, *notes])
+
+
+def without_target(source: Source) -> Source:
+    """Return the data source without its target column, for a task that needs no targets."""
+    splits = {}
+    for split, rows in source.splits.items():
+        cells = {name: values for name, values in rows.cells.items() if name != TARGET}
+        splits[split] = replace(rows, cells=cells)
+    return replace(source, splits=splits, target=None)
+
+
+def assign_inputs(
+    config: Config,
+    specs: Mapping[str, InputSpec],
+    readers: LazyReaders,
+    column: Callable[[str], Sequence[Any]],
+) -> dict[str, Input]:
+    """Choose the adapter of each input, and sort the inputs by the order of their adapters.
+
+    An input uses the adapter of the same name if there is one, otherwise the first adapter of its
+    modality. With share_adapters=false, each input gets its own copy of that adapter, and so does
+    an input whose adapter cannot be shared, or whose values have another layout than those of the
+    first input. An input whose modality has no adapter is left out.
+
+    Args:
+        config: Configuration of the training.
+        specs: Modality and column of each input.
+        readers: Readers by adapter key.
+        column: Function that returns the cells of an input.
+
+    Raises:
+        UserError: If no input has an adapter.
+    """
+    nodes: dict[str, str] = {}
+    for name, spec in specs.items():
+        candidates = [key for key in readers if readers.modalities[key] == spec.modality]
+        if candidates:
+            nodes[name] = name if name in candidates else candidates[0]
+    if not nodes:
+        data = ", ".join(f"{name} ({spec.modality})" for name, spec in specs.items()) or "none"
+        chosen = ", ".join(readers)
+        raise UserError(
+            f"adapters: none fits the inputs of the data: {data}; got adapters=[{chosen}]"
+        )
+    order = list(readers)
+    names = sorted(nodes, key=lambda name: order.index(nodes[name]))
+    # Inputs that share the adapter of this key. It is known first, because an adapter of an input
+    # must not get the key of a shared one.
+    shared: dict[str, str] = {}
+    first: dict[str, Hashable] = {}
+    for name in names:
+        node, reader = nodes[name], readers[nodes[name]]
+        if not config.get("share_adapters", True) or reader.tabular:
+            continue
+        layout = reader.layout([cell for cell in column(name) if cell is not None])
+        if layout is None or first.setdefault(node, layout) == layout:
+            shared[name] = node
+    inputs: dict[str, Input] = {}
+    taken = set(shared.values())
+    for name in names:
+        key = shared.get(name)
+        if key is None:
+            # A column can have the name of an adapter that other inputs share.
+            key = name
+            while key in taken:
+                key = f"{nodes[name]}_{key}"
+            taken.add(key)
+        spec = specs[name]
+        inputs[name] = Input(
+            column=spec.column, modality=spec.modality, adapter=key, node=nodes[name]
+        )
+    return inputs
+
+
+def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task | None:
+    """Build the task of the node `pretrain`; None without pretraining.
+
+    Raises:
+        UserError: If an option of `pretrain` is out of range, or the task cannot be combined with
+            the rest of the configuration.
+    """
+    node = config.get("pretrain")
+    if not node:
+        return None
+    if node["epochs"] < 1:
+        raise UserError(f"pretrain.epochs: must be at least 1, got {node['epochs']}")
+    if not 0 <= node["warmup"] < 1:
+        raise UserError(
+            f"pretrain.warmup: must be at least 0 and less than 1, got {node['warmup']}"
+        )
+    if not node["lr"] >= 0:
+        raise UserError(f"pretrain.lr: must be at least 0, got {node['lr']}")
+    task = build(node["task"], key="pretrain.task", trust=trust)
+    if task.is_supervised:
+        raise UserError(
+            f"pretrain.task: must be a task that needs no targets, such as masked, got {task.name}"
+        )
+    # Pretraining uses neither mixup nor R-Drop, see MAIN_TASK_ONLY in train.py. With them, the
+    # check of a task that does not support them would fail, but the main task may support them.
+    trainer = {**config["trainer"], "mixup": 0.0, "r_drop": 0.0}
+    task.check({**config, "head": node["task"], "trainer": trainer})
+    _check_backbones(config, task, trust)
+    return task
+
+
+def check_combinations(
+    config: Config, task: Task | Auto, trust: Sequence[str] = (), *, ensemble: int = 1
+) -> None:
+    """Check that the parts can be combined, before any data is read.
+
+    Args:
+        config: The configuration.
+        task: The task.
+        trust: Top-level packages besides dxn whose code may be used.
+        ensemble: Number of models whose outputs will be combined.
+
+    Raises:
+        UserError: If the task cannot use the settings, class tokens or bottleneck tokens are in
+            front of the inputs of a causal backbone, or inputs with separate backbones would be
+            encoded together.
+    """
+    # With head=auto, the task is checked after it has been inferred from the targets.
+    if not isinstance(task, Auto):
+        task.check({**config, "ensemble": ensemble})
+    fusion = config["fusion"]
+    leading = fusion.get("pool") in WITH_CLASS or "num_tokens" in fusion
+    if leading and config["backbone"].get("causal"):
+        raise UserError(
+            "backbone.causal: class tokens and bottleneck tokens are in front of the inputs, so "
+            "with a causal backbone they cannot attend to them; set backbone.causal=false, or "
+            "fusion=early fusion.pool=mean"
+        )
+    _check_backbones(config, task, trust)
+
+
+def _check_backbones(config: Config, task: Task | Auto, trust: Sequence[str]) -> None:
+    """Refuse separate backbones for inputs that are encoded together."""
+    if config.get("share_backbone", True):
+        return
+    if not isinstance(task, Auto) and task.separates_inputs:
+        return
+    fusion = config["fusion"]
+    fusion_class = resolve(fusion.get("_target_"), key="fusion", trust=trust)
+    if getattr(fusion_class, "joins_inputs", True):
+        raise UserError(
+            "share_backbone: must be true, because this fusion encodes all inputs together; set "
+            "fusion=late or fusion=bottleneck to use one backbone per input"
+        )
+
+
+def check_unvalidated(config: Config) -> None:
+    """Refuse options that would have no effect without a validation split."""
+    for key in NEED_VALIDATION:
+        _, value = lookup(config, key)
+        if value is not None:
+            raise UserError(
+                f"{key}: got {value}, but there is no validation split, whose metrics this option "
+                f"needs; add one, or set {key}=null"
+            )
