@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from dxn.api import Run, load, train
     from dxn.core.errors import UserError
     from dxn.core.tokens import Tokens, join
-    from dxn.parts import TaskModel
+    from dxn.parts import Model
     from dxn.runs.predictor.predictor import Predictor
     from dxn.runs.saved.model_folder import from_public
 
 __version__ = "0.1.0"
 __all__ = [
+    "Model",
     "Predictor",
     "Run",
-    "TaskModel",
     "Tokens",
     "UserError",
     "from_public",
@@ -37,7 +37,7 @@ __all__ = [
 # These modules import torch, which takes seconds. They are imported on first use, so that
 # `dxn --help` is fast, and `import dxn` changes nothing in the process.
 _MODULES = {
-    "TaskModel": "dxn.parts",
+    "Model": "dxn.parts",
     "Predictor": "dxn.runs.predictor.predictor",
     "Run": "dxn.api",
     "Tokens": "dxn.core.tokens",

@@ -24,7 +24,7 @@ from dxn.tokenize.base import Adapter
 from dxn.training.evaluate import to_device
 
 
-class TaskModel(models.Model):
+class Model(models.MultimodalModel):
     """A model made of parts, together with its task, which you train in a loop of your own.
 
     `dxn.load`, `dxn serve`, `dxn export`, `dxn attend` and the other commands work on the folder
@@ -44,7 +44,7 @@ class TaskModel(models.Model):
 
     Example:
         >>> inputs = {"text": TextAdapter(dim=32).fit(texts)}
-        >>> model = dxn.TaskModel(inputs, backbone=Backbone(32), head=Classify(), targets=labels)
+        >>> model = dxn.Model(inputs, backbone=Backbone(32), head=Classify(), targets=labels)
         >>> batch = model.collate([{"text": "a fine film", "target": "good"}])
         >>> model.loss(model(batch), batch).backward()
     """

@@ -1,4 +1,4 @@
-"""dxn.TaskModel: a model made of parts, in a loop of the user, saved and loaded."""
+"""dxn.Model: a model made of parts, in a loop of the user, saved and loaded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows(**columns) -> list[dict]:
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
-def train(model: dxn.TaskModel, data: Any, epochs: int = 1) -> float:
+def train(model: dxn.Model, data: Any, epochs: int = 1) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     value = torch.tensor(torch.nan)
     for _ in range(epochs):
@@ -50,7 +50,7 @@ def train(model: dxn.TaskModel, data: Any, epochs: int = 1) -> float:
 
 def test_a_saved_model_answers_as_before(tmp_path):
     inputs = {"text": text_adapter(), "image": image_adapter()}
-    model = dxn.TaskModel(inputs, backbone=backbone(), head=Classify(), targets=LABELS)
+    model = dxn.Model(inputs, backbone=backbone(), head=Classify(), targets=LABELS)
     data = rows(text=TEXTS, image=PICTURES, target=LABELS)
     data[1]["image"] = None
     del data[2]["text"]
@@ -68,7 +68,7 @@ def test_a_saved_model_answers_as_before(tmp_path):
 def test_inputs_share_an_adapter_and_have_backbones_of_their_own(tmp_path):
     shared = text_adapter()
     names = ["title", "body"]
-    model = dxn.TaskModel(
+    model = dxn.Model(
         {"title": shared, "body": shared},
         backbone=SeparateBackbones([backbone(), backbone()], inputs=names),
         fusion=LateFusion(16, inputs=names),
@@ -85,7 +85,7 @@ def test_inputs_share_an_adapter_and_have_backbones_of_their_own(tmp_path):
 
 def test_a_task_without_targets(tmp_path):
     inputs = {"text": text_adapter(), "image": image_adapter()}
-    model = dxn.TaskModel(inputs, backbone=backbone(), head=Contrastive(embedding_dim=8))
+    model = dxn.Model(inputs, backbone=backbone(), head=Contrastive(embedding_dim=8))
     train(model, rows(text=TEXTS, image=PICTURES))
     model.save(tmp_path / "m")
     vector = dxn.load(tmp_path / "m").embed(text="a cup")
@@ -95,7 +95,7 @@ def test_a_task_without_targets(tmp_path):
 def test_texts_are_generated(tmp_path):
     layers = Backbone(16, depth=1, num_heads=2, causal=True, cross=True)
     head = Generate(decoder=functools.partial(Decoder, layers, max_len=16), max_len=16)
-    model = dxn.TaskModel({"image": image_adapter()}, backbone=backbone(), head=head, targets=TEXTS)
+    model = dxn.Model({"image": image_adapter()}, backbone=backbone(), head=head, targets=TEXTS)
     train(model, rows(image=PICTURES, target=TEXTS))
     model.save(tmp_path / "m")
     sample = {"image": PICTURES[0]}
@@ -105,7 +105,7 @@ def test_texts_are_generated(tmp_path):
 def test_a_model_of_numbers():
     adapter = NumberAdapter(dim=16).fit([1.0, 2.0, 3.0, 4.0])
     targets = [2.0, 4.0, 6.0, 8.0]
-    model = dxn.TaskModel({"size": adapter}, backbone=backbone(), head=Regress(), targets=targets)
+    model = dxn.Model({"size": adapter}, backbone=backbone(), head=Regress(), targets=targets)
     assert np.isfinite(train(model, rows(size=[1.0, 2.0, 3.0, 4.0], target=targets)))
 
 
@@ -118,7 +118,7 @@ class Deeper(Backbone):
 
 
 def test_a_part_of_the_user_is_saved_with_the_arguments_of_its_own_class(tmp_path):
-    model = dxn.TaskModel(
+    model = dxn.Model(
         {"text": text_adapter()}, backbone=Deeper(16, scale=2.0), head=Classify(), targets=LABELS
     )
     model.save(tmp_path / "m")
@@ -137,7 +137,7 @@ def test_a_part_of_the_user_is_saved_with_the_arguments_of_its_own_class(tmp_pat
 def test_parts_that_do_not_fit(change, message):
     parts = {"inputs": {"text": text_adapter()}, "backbone": backbone(), "head": Classify()}
     with pytest.raises(dxn.UserError, match=message):
-        dxn.TaskModel(**(parts | {"targets": LABELS} | change))
+        dxn.Model(**(parts | {"targets": LABELS} | change))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_parts_that_do_not_fit(change, message):
     ],
 )
 def test_a_row_that_cannot_be_read(row, message):
-    model = dxn.TaskModel(
+    model = dxn.Model(
         {"text": text_adapter()}, backbone=backbone(), head=Classify(), targets=LABELS
     )
     with pytest.raises(dxn.UserError, match=message):
@@ -161,7 +161,7 @@ def test_a_part_that_cannot_be_saved(tmp_path):
         def __init__(self, dim: int, scale: object):
             super().__init__(dim, depth=1, num_heads=2)
 
-    model = dxn.TaskModel(
+    model = dxn.Model(
         {"text": text_adapter()}, backbone=Scaled(16, np.ones(2)), head=Classify(), targets=LABELS
     )
     with pytest.raises(dxn.UserError, match=r"backbone\.scale: ndarray cannot be saved"):

@@ -20,7 +20,7 @@ from dxn.models import (
     EarlyFusion,
     LanguageModel,
     Memory,
-    Model,
+    MultimodalModel,
     NormOptions,
     generate,
 )
@@ -107,7 +107,7 @@ def translation(options: Options) -> Work:
     return Work({OURS: translate, "transformers": translate_peer})
 
 
-def _translator(peer: Any) -> Model:
+def _translator(peer: Any) -> MultimodalModel:
     """Build an encoder-decoder of dxn with the weights of a Marian model."""
     options: dict[str, Any] = {
         "depth": DEPTH,
@@ -133,7 +133,7 @@ def _translator(peer: Any) -> Model:
         _copy(block.cross.memory, layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
         _copy(block.cross.proj, layer.encoder_attn.out_proj)
         _copy(block.cross_norm, layer.encoder_attn_layer_norm)
-    model = Model(
+    model = MultimodalModel(
         {"text": adapter},
         inputs={"text": "text"},
         fusion=EarlyFusion(DIM),
@@ -144,7 +144,7 @@ def _translator(peer: Any) -> Model:
 
 
 @torch.inference_mode()
-def _translated_by_dxn(model: Model, ids: Tensor) -> list[list[int]]:
+def _translated_by_dxn(model: MultimodalModel, ids: Tensor) -> list[list[int]]:
     """Translate sentences (B, N) by beam search."""
     text = {
         "ids": ids,
@@ -164,7 +164,7 @@ def _tokenizer(size: int) -> Tokenizer:
     return Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
 
 
-def _gpt2_of_dxn(peer: Any, folder: Path) -> Model:
+def _gpt2_of_dxn(peer: Any, folder: Path) -> MultimodalModel:
     """Build GPT-2 in dxn with the weights of transformers."""
     peer.save_pretrained(folder)
     _tokenizer(peer.config.vocab_size).save(str(folder / "tokenizer.json"))

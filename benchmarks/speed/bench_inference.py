@@ -23,7 +23,7 @@ from bench_models import (
 from bench_row import OURS, Goal, Options, Row, Work, check_equal, transformer_flop
 from parity import Pair
 
-from dxn.models import Model
+from dxn.models import MultimodalModel
 from dxn.models.inference import convert
 from dxn.training.evaluate import to_device
 
@@ -36,7 +36,7 @@ FRAMES_PER_SECOND = 100
 def for_use(model: Any, dtype: torch.dtype, *, compiled: bool) -> Any:
     """Prepare a model for inference, that of dxn as `dxn.load` does."""
     model = model.eval()
-    if isinstance(model, Model):
+    if isinstance(model, MultimodalModel):
         convert(model, dtype)
     else:
         model = model.to(dtype)

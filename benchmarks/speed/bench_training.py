@@ -15,7 +15,7 @@ from bench_row import OURS, Goal, Options, Row, Work, check_equal, transformer_f
 from parity_cases import NUM_CLASSES, Sizes
 from torch import Tensor, nn
 
-from dxn.models import Backbone, EarlyFusion, Model
+from dxn.models import Backbone, EarlyFusion, MultimodalModel
 from dxn.tasks.heads import LinearHead, PreHead
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 from dxn.training.evaluate import to_device
@@ -94,7 +94,7 @@ def mixed(options: Options) -> Work:
         samples = [adapter.tokenizer(raw) for raw in raws[name]]
         batch[name] = adapter.tokenizer.collate(samples)
         batch[name]["rows"] = torch.arange(MIXED.batch)
-    model = Model(
+    model = MultimodalModel(
         adapters,
         inputs={name: name for name in adapters},
         fusion=EarlyFusion(MIXED.dim, inputs=tuple(adapters)),

@@ -32,7 +32,7 @@ from parity_cases import CASES, VOCAB, Batch, Case, Sizes, randomize, save  # no
 from torch import Tensor, nn  # noqa: E402
 
 from dxn.config.instantiate import build  # noqa: E402
-from dxn.models import Model  # noqa: E402
+from dxn.models import MultimodalModel  # noqa: E402
 from dxn.weights import PublicModel, read_public  # noqa: E402
 
 # Maximum absolute difference. Activations are of the order of 1, so this is also relative.
@@ -53,11 +53,11 @@ class Pair:
 
     case: Case
     peer: nn.Module
-    model: Model
+    model: MultimodalModel
     public: PublicModel
 
 
-def build_model(public: PublicModel, nodes: dict[str, Any] | None = None) -> Model:
+def build_model(public: PublicModel, nodes: dict[str, Any] | None = None) -> MultimodalModel:
     """Build the model that a checkpoint describes, with random weights.
 
     Args:
@@ -74,7 +74,7 @@ def build_model(public: PublicModel, nodes: dict[str, Any] | None = None) -> Mod
         task.target.load(public.task_state())
     head = task.make_head(backbone.dim, fusion.width, adapters)
     inputs = {key: key for key in adapters}
-    return Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
+    return MultimodalModel(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
 
 
 def pair(
@@ -127,7 +127,9 @@ def image_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, An
     return images(p.model, pixels, dtype)
 
 
-def images(model: Model, pixels: Tensor, dtype: torch.dtype) -> tuple[dict[str, Any], Batch]:
+def images(
+    model: MultimodalModel, pixels: Tensor, dtype: torch.dtype
+) -> tuple[dict[str, Any], Batch]:
     """Create a batch of images for dxn, and a normalized one for the reference model.
 
     Args:

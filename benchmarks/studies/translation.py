@@ -161,7 +161,7 @@ def padding(samples: Samples, batch_size: int) -> str:
     for by_length in (True, False):
         order = BatchOrder(samples, batch_size, shuffle=True)
         if not by_length:
-            order.lengths = []  # without lengths, BatchOrder does not sort
+            order.lengths = None  # without lengths, BatchOrder does not sort
         real = total = 0
         for batch in Loader(order):
             # The first target is the begin-of-sequence token, which is not predicted.

@@ -283,7 +283,7 @@ class Samples(Dataset):
         samples: Sequence[Mapping[str, Any]],
         encoded: Mapping[str, dict[str, Tensor]] | None = None,
     ) -> dict[str, Any]:
-        """Collate samples into the batch format of `dxn.models.Model`.
+        """Collate samples into the batch format of `dxn.models.MultimodalModel`.
 
         Args:
             samples: The samples.

@@ -14,7 +14,7 @@ from dxn.core.tokens import Tokens, join
 from dxn.export.examples import COUNTED, NONE, PRESENT, Tensors
 from dxn.models.backbone import Backbone
 from dxn.models.ensemble import Ensemble
-from dxn.models.model import Model, Network
+from dxn.models.model import MultimodalModel, Network
 from dxn.models.separate import InputVectors
 from dxn.stacking.features import Features, features_of
 from dxn.stacking.stacked import Stacked
@@ -124,8 +124,8 @@ class Graph(nn.Module):
         return sizes
 
 
-def encode(model: Model, batch: Mapping[str, Any]) -> tuple[Tokens, Any]:
-    """Return the encoded tokens and the pooled vectors of a batch, see `Model.encode`."""
+def encode(model: MultimodalModel, batch: Mapping[str, Any]) -> tuple[Tokens, Any]:
+    """Return the encoded tokens and the pooled vectors of a batch, see `MultimodalModel.encode`."""
     parts = [_without_absent(part, batch) for part in model.embed(batch)]
     if not model.separates_inputs:
         return model.encode(parts)

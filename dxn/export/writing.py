@@ -13,7 +13,7 @@ from dxn.export.examples import Tensors
 from dxn.export.graph import Graph, encode
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.decoder import Decoder, KVCache, Memory
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 from dxn.models.positions import token_index
 
 # Lengths of the previous tokens and of the new tokens in the cases that are traced and checked.
@@ -78,7 +78,7 @@ class LanguageGraph(nn.Module):
         model: The model.
     """
 
-    def __init__(self, model: Model):
+    def __init__(self, model: MultimodalModel):
         super().__init__()
         self.model = model
 
@@ -158,7 +158,7 @@ def check_backbones(network: nn.Module) -> None:
             )
 
 
-def language_cases(model: Model) -> list[Tensors]:
+def language_cases(model: MultimodalModel) -> list[Tensors]:
     """Return inputs of a `LanguageGraph`, with padding between a prompt and its new tokens.
 
     Raises:

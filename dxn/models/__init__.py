@@ -25,7 +25,7 @@ _MODULES = {
     "LateFusion": "late_fusion",
     "Memory": "decoding.decoder",
     "Mlp": "blocks",
-    "Model": "model",
+    "MultimodalModel": "model",
     "Network": "model",
     "NormOptions": "blocks",
     "PositionOptions": "positions",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens
 from dxn.models.backbone import Backbone
 from dxn.models.blocks import ACTIVATIONS, Mlp
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 
 # An activation that the kernel applies to its result.
 Activation = Literal["none", "gelu", "gelu_tanh"]
@@ -274,7 +274,7 @@ FUSED: tuple[Activation, ...] = ("gelu", "gelu_tanh")
 
 @torch.no_grad()
 def convert(
-    model: Model, dtype: torch.dtype, *, int8: bool = False, pack: bool | None = None
+    model: MultimodalModel, dtype: torch.dtype, *, int8: bool = False, pack: bool | None = None
 ) -> None:
     """Convert a model in place. It can then be used, but not trained.
 

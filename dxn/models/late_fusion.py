@@ -16,7 +16,7 @@ from dxn.core.tokens import Tokens, check_columns, join
 from dxn.models.fusion import InputEmbedding
 from dxn.models.pooling import CLASS, Pool, Pooling, masked_mean
 
-# Distinguishes the dropout of inputs from the selections of `Model.embed`, which count from 0.
+# Distinguishes the dropout of inputs from the selections of the model, which count from 0.
 INPUT_SALT = 2**16
 
 

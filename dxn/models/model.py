@@ -22,16 +22,16 @@ class Network(nn.Module):
     """A model that predicts, or several whose outputs are combined: their base class."""
 
     @property
-    def models(self) -> list[Model]:
+    def models(self) -> list[MultimodalModel]:
         """The models, of which the first one represents all where only one can be shown."""
-        return [module for module in self.modules() if isinstance(module, Model)]
+        return [module for module in self.modules() if isinstance(module, MultimodalModel)]
 
     def vectors(self, batch: Batch) -> Tensor:
         """Compute the embedding (B, E) of each sample of a batch."""
         raise NotImplementedError
 
 
-class Model(Network):
+class MultimodalModel(Network):
     """A complete model, composed of adapters, a fusion, a backbone and a head.
 
     Args:

@@ -12,7 +12,7 @@ from dxn.core.dropout import selected
 from dxn.core.tokens import Tokens, check_columns, join
 
 if TYPE_CHECKING:
-    from dxn.models.model import Model
+    from dxn.models.model import MultimodalModel
 
 
 class InputVectors(NamedTuple):
@@ -28,7 +28,7 @@ class InputVectors(NamedTuple):
     mask: Tensor
 
 
-def encode_alone(model: Model, parts: Sequence[Tokens]) -> tuple[Tokens, InputVectors]:
+def encode_alone(model: MultimodalModel, parts: Sequence[Tokens]) -> tuple[Tokens, InputVectors]:
     """Apply the fusion and the backbone of a model to each part alone."""
     # A sample without any column would silently get a vector of zeros.
     check_columns(torch.cat([part.mask for part in parts], 1))

@@ -10,7 +10,7 @@ from torch import nn
 
 from dxn.config.instantiate import build
 from dxn.core.randomness import named_draws
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 
 if TYPE_CHECKING:
     from dxn.tasks import Task
@@ -53,7 +53,7 @@ def build_model(
     *,
     trust: Sequence[str] = (),
     seed: int = 0,
-) -> Model:
+) -> MultimodalModel:
     """Build the fusion, the backbone and the head, and return the model.
 
     Args:
@@ -81,7 +81,7 @@ def build_model(
         backbone = SeparateBackbones(backbones, inputs=list(inputs))
     with named_draws(seed, "head"):
         head = make_head(task, adapters, inputs, fusion)
-    return Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
+    return MultimodalModel(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
 
 
 def make_head(
@@ -93,7 +93,7 @@ def make_head(
     return task.make_head(dim, fusion.width, {name: adapters[key] for name, key in inputs.items()})
 
 
-def adapters_of(model: Model) -> dict[str, Any]:
+def adapters_of(model: MultimodalModel) -> dict[str, Any]:
     """Return the adapters of a model, by adapter key."""
     # Not model.adapters, whose keys `module_key` has changed to names that nn.ModuleDict accepts.
     return {key: model.adapter(name) for name, key in model.inputs.items()}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dxn.models.model import Model, module_key
+from dxn.models.model import MultimodalModel, module_key
 from dxn.tasks import Task
 from dxn.weights.public import PublicModel
 
@@ -51,7 +51,7 @@ class InitialWeights:
             if public is not None:
                 public.prepare({key: adapter})
 
-    def fill(self, model: Model, task: Task) -> list[str]:
+    def fill(self, model: MultimodalModel, task: Task) -> list[str]:
         """Copy the weights of all checkpoints into the model.
 
         Args:
@@ -86,7 +86,7 @@ class InitialWeights:
         missing = [*new, *result.missing]
         return [*notices, *_notices(main, missing, result.unexpected), *head_notices]
 
-    def loaded(self, model: Model) -> set[str]:
+    def loaded(self, model: MultimodalModel) -> set[str]:
         """Return the names of the model's tensors that were loaded, without those of the head.
 
         finetune.freeze=all freezes exactly these tensors.
@@ -109,7 +109,7 @@ class InitialWeights:
         original = next((k for k in self.adapters if module_key(k) == key), key)
         return self.source(original, modality)
 
-    def _new_tensors(self, model: Model) -> list[str]:
+    def _new_tensors(self, model: MultimodalModel) -> list[str]:
         """Return the adapters and the tensors of the fusion that a checkpoint of dxn lacks."""
         assert self.main is not None
         # Not only missing names: the embedding of the inputs has another shape for more inputs.
@@ -142,7 +142,9 @@ def _public_head(public: PublicModel, task: Task) -> tuple[list[str], list[str]]
     return prefixes, [notice]
 
 
-def _own_head(public: PublicModel, model: Model, task: Task) -> tuple[list[str], list[str]]:
+def _own_head(
+    public: PublicModel, model: MultimodalModel, task: Task
+) -> tuple[list[str], list[str]]:
     """Do the same as `_public_head` for a checkpoint of dxn.
 
     Its head is loaded completely or not at all, because the names of its tensors do not tell which

@@ -14,7 +14,7 @@ from dxn.config.settings import FOLDER
 from dxn.core.errors import UserError, similar
 from dxn.core.untrusted import load_yaml
 from dxn.data.dataset import Samples
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 from dxn.runs.paths import is_run
 from dxn.tasks import Task
 from dxn.tasks.metric import NOT_MONITORED, OwnMetric
@@ -23,7 +23,9 @@ from dxn.training.evaluate import predict, score
 MAX_SAMPLES = 64  # of the validation split, whose metrics tell the names
 
 
-def check_metrics(model: Model, task: Task, samples: Samples | None, monitor: str | None) -> None:
+def check_metrics(
+    model: MultimodalModel, task: Task, samples: Samples | None, monitor: str | None
+) -> None:
     """Compute all metrics of a few validation rows with the untrained model.
 
     A metric that does not exist or fails would otherwise be noticed after the first epoch.

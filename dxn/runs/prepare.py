@@ -25,7 +25,7 @@ from dxn.data.inspect.fingerprint import fingerprint
 from dxn.data.inspect.quality import Truncation, find_problems
 from dxn.data.loader import LoaderOptions
 from dxn.data.rows import Source
-from dxn.models.model import Model, count_parameters
+from dxn.models.model import MultimodalModel, count_parameters
 from dxn.presets.preset import choose_options, recommended_weights
 from dxn.runs.build import (
     adapters_of,
@@ -103,7 +103,7 @@ class Training:
     splits: Mapping[str, Opened]
     task: Task
     pretraining: Task | None
-    model: Model
+    model: MultimodalModel
     loader: LoaderOptions
     finetune: Finetune
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
@@ -378,7 +378,7 @@ def prepare(
     return run
 
 
-def run_finetune(finetune: Finetune, model: Model, plan: Plan) -> None:
+def run_finetune(finetune: Finetune, model: MultimodalModel, plan: Plan) -> None:
     """Freeze weights and add LoRA weights."""
     with named_draws(plan.config["seed"], "finetune"):
         finetune(model, set(plan.loaded))

@@ -17,7 +17,7 @@ from dxn.config.settings import Settings
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import refuse_links_out, write_text
 from dxn.core.randomness import named_draws, seed_of
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 from dxn.runs.build import adapters_of, make_head
 from dxn.runs.folder import after_restart, has_checkpoint
 from dxn.runs.plan import read_plan
@@ -182,7 +182,7 @@ def pretrain(run: Training, task: Task) -> None:
     adapters = adapters_of(model)
     with named_draws(config["seed"], "pretrain.task"):
         head = make_head(task, adapters, model.inputs, model.fusion)
-    student = Model(
+    student = MultimodalModel(
         adapters, inputs=model.inputs, fusion=model.fusion, backbone=model.backbone, head=head
     )
     torch.manual_seed(seed_of(config["seed"], PRETRAINING))
@@ -214,7 +214,7 @@ def pretrain(run: Training, task: Task) -> None:
 
 
 def save_best(
-    run: Training, folder: Path, model: Model, task: Task, figures: Mapping[str, float]
+    run: Training, folder: Path, model: MultimodalModel, task: Task, figures: Mapping[str, float]
 ) -> None:
     """Save the model of the best epoch so far, in the main process.
 

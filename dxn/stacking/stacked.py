@@ -25,7 +25,7 @@ from dxn.core.tensors import (
     write_tensors,
 )
 from dxn.core.untrusted import load_json
-from dxn.models.model import Batch, Model, Network
+from dxn.models.model import Batch, MultimodalModel, Network
 from dxn.stacking.features import Features, model_features
 from dxn.stacking.modules import Baseline, FeatureBaseline
 
@@ -52,14 +52,14 @@ class Stacked(Network):
 
     mix: Tensor
 
-    def __init__(self, model: Model, baseline: Baseline | None, mix: tuple[float, float]):
+    def __init__(self, model: MultimodalModel, baseline: Baseline | None, mix: tuple[float, float]):
         super().__init__()
         self.model = model
         self.baseline = baseline
         self.register_buffer("mix", torch.tensor(mix))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Compute the mixed output (B, ...) for a batch, see `Model.forward`."""
+        """Compute the mixed output (B, ...) for a batch, see `MultimodalModel.forward`."""
         output = self.model(batch)
         features = {} if self.baseline is None else model_features(self.model, batch)
         return self.mixed(output, features)
@@ -198,7 +198,7 @@ def join_stacks(new: Path, members: Sequence[Path]) -> None:
         _write(new, entries, tensors)
 
 
-def load_stacks(folder: Path, models: Sequence[Model]) -> list[Network]:
+def load_stacks(folder: Path, models: Sequence[MultimodalModel]) -> list[Network]:
     """Return the models of a model folder, those that are stacked as `Stacked`.
 
     Raises:
@@ -238,7 +238,10 @@ def _write(folder: Path, entries: Sequence[Any], tensors: dict[str, Tensor]) -> 
 
 
 def _read_baseline(
-    sizes: FeatureSizes | PastSizes, tensors: dict[str, Tensor], model: Model, folder: Path
+    sizes: FeatureSizes | PastSizes,
+    tensors: dict[str, Tensor],
+    model: MultimodalModel,
+    folder: Path,
 ) -> Baseline:
     """Build a baseline, and check that its output can be mixed with that of a model."""
     kind: type[Baseline] = FeatureBaseline

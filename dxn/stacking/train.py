@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dxn.core.display import duration
 from dxn.data.dataset import Samples
-from dxn.models.model import Batch, Model
+from dxn.models.model import Batch, MultimodalModel
 from dxn.stacking.features import Features, model_features
 from dxn.stacking.fit import fit_baseline, fit_mix
 from dxn.stacking.metrics import outputs_of_parts
@@ -33,7 +33,7 @@ MAX_PROBED = 64  # rows from which the number of counted features of all rows is
 
 
 def train_stack(
-    model: Model,
+    model: MultimodalModel,
     task: Task,
     train: Samples,
     validation: Samples | None,
@@ -91,7 +91,12 @@ def train_stack(
 
 
 def _learn_scores(
-    model: Model, task: Task, train: Samples, *, batch_size: int, say: Callable[[str], None]
+    model: MultimodalModel,
+    task: Task,
+    train: Samples,
+    *,
+    batch_size: int,
+    say: Callable[[str], None],
 ) -> Baseline | None:
     """Train a baseline on features of the inputs; None if the task or the inputs have none."""
     _limit_counted(model, train, batch_size=batch_size, say=say)
@@ -111,7 +116,7 @@ def _learn_scores(
 
 
 def _limit_counted(
-    model: Model, samples: Samples, *, batch_size: int, say: Callable[[str], None]
+    model: MultimodalModel, samples: Samples, *, batch_size: int, say: Callable[[str], None]
 ) -> None:
     """Keep as many samples as have MAX_COUNTED counted features, spread over all of them."""
     few = copy.copy(samples)
@@ -151,7 +156,7 @@ def _mix(stack: Stacked, task: Task, samples: Samples, *, batch_size: int) -> tu
 
 
 def collect(
-    model: Model, samples: Samples, *, batch_size: int
+    model: MultimodalModel, samples: Samples, *, batch_size: int
 ) -> tuple[list[int], dict[str, Features]]:
     """Compute the features of all samples, without augmentation.
 

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from dxn.core.errors import UserError
 from dxn.models.fusion import shared_name
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 
 MAX_LISTED = 6  # linear layers that an error message lists, so that it fits on a few lines
 
@@ -56,7 +56,7 @@ class Finetune:
         self.scale = alpha / max(lora_rank, 1)
         self.targets = tuple(lora_targets)
 
-    def __call__(self, model: Model, loaded: set[str]) -> None:
+    def __call__(self, model: MultimodalModel, loaded: set[str]) -> None:
         """Freeze weights and add low-rank updates in place.
 
         Args:
@@ -90,7 +90,7 @@ class Finetune:
         blocks = tuple(f"backbone.blocks.{i}." for i in range(int(self.freeze)))
         return shared_name(name).startswith(blocks)
 
-    def _add_lora(self, model: Model) -> None:
+    def _add_lora(self, model: MultimodalModel) -> None:
         linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
         for target in self.targets:
             if not any(name.endswith(target) for name in linears):

@@ -27,7 +27,7 @@ from dxn.data.dataset import Samples
 from dxn.data.loader import BatchOrder, Loader
 from dxn.models import compiling
 from dxn.models.blocks import set_compiled
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 from dxn.tasks import LossSum
 from dxn.tasks.metric import check_own_metrics
 from dxn.tasks.task import Task
@@ -52,7 +52,7 @@ Schedule = Callable[[float], float]
 # weights of a training that fits into its limit depend on the clock.
 GRACE = 0.05
 MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
-# Number of the dropout masks of a second pass. `Model.embed` numbers its selections from 0.
+# Number of the dropout masks of a second pass. The model numbers its selections from 0.
 SECOND_PASS = 2**20
 MAX_BALANCED = 64  # samples from which a task computes constants of its loss
 
@@ -175,7 +175,7 @@ class Trainer:
 
     def fit(
         self,
-        model: Model,
+        model: MultimodalModel,
         task: Task,
         *,
         optimizer: torch.optim.Optimizer,

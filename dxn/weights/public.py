@@ -13,7 +13,7 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.tensors import check_after_loading
 from dxn.models.fusion import shared_name
-from dxn.models.model import Model, module_key
+from dxn.models.model import MultimodalModel, module_key
 from dxn.tokenize.base import ADAPTERS, Adapter
 from dxn.tokenize.grid_positions import PosEmbed2d
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
@@ -121,7 +121,7 @@ class PublicModel:
                 return name
         return modality if modality in adapters else None
 
-    def source_name(self, name: str, model: Model) -> str | None:
+    def source_name(self, name: str, model: MultimodalModel) -> str | None:
         """Return the name in the tensor map of a tensor of a model.
 
         The keys of adapters differ if a model has several adapters of one modality, which are all
@@ -176,14 +176,16 @@ class PublicModel:
             adapter.use_vocabulary(tokenizer)
 
     @torch.no_grad()
-    def fill(self, model: Model, *, only: Iterable[str] = ("",), strict: bool = True) -> FillResult:
+    def fill(
+        self, model: MultimodalModel, *, only: Iterable[str] = ("",), strict: bool = True
+    ) -> FillResult:
         """Copy the checkpoint's weights into a model.
 
         Position embeddings and vocabularies of another size are resized, see `resize_tensor`.
         Tensors of the head that have another shape keep their initial values.
 
         Args:
-            model: A `dxn.models.Model`.
+            model: A `dxn.models.MultimodalModel`.
             only: Prefixes of the names of the tensors to copy. Default: all tensors.
             strict: Whether to raise an error for missing and unexpected tensors.
 
@@ -193,7 +195,7 @@ class PublicModel:
         """
         return self.for_inputs(tuple(model.inputs))._fill(model, tuple(only), strict)
 
-    def _fill(self, model: Model, only: tuple[str, ...], strict: bool) -> FillResult:
+    def _fill(self, model: MultimodalModel, only: tuple[str, ...], strict: bool) -> FillResult:
         """Copy the weights after `for_inputs`. See `fill`."""
         texts = tuple(f"adapters.{k}." for k, a in model.adapters.items() if a.has_vocabulary)
         missing: list[str] = []

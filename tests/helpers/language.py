@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dxn.core.tokens import Span, Tokens
-from dxn.models import EarlyFusion, Model
+from dxn.models import EarlyFusion, MultimodalModel
 from helpers.reference import backbone_of, lively
 
 D, V, MAX_LEN = 12, 11, 7
@@ -32,7 +32,7 @@ class Adapter(nn.Module):
 
 def model_of(*, inputs=None, causal=True, vocabulary=True, position="none"):
     inputs = inputs or {"some input": "text"}
-    model = Model(
+    model = MultimodalModel(
         {key: Adapter(vocabulary) for key in inputs.values()},
         inputs=inputs,
         fusion=EarlyFusion(D),

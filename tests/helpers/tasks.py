@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from dxn.core.tokens import Span, Tokens
-from dxn.models import Backbone, EarlyFusion, Model
+from dxn.models import Backbone, EarlyFusion, MultimodalModel
 from dxn.tasks import IGNORED
 
 B, N, K, D = 3, 7, 5, 11
@@ -56,7 +56,7 @@ def build_model(task, adapters, *, dim=16, num_heads=2, **backbone):
     trunk = Backbone(dim, depth=1, num_heads=num_heads, **backbone)
     head = task.make_head(dim, fusion.width, adapters)
     inputs = {name: name for name in adapters}
-    return Model(adapters, inputs=inputs, fusion=fusion, backbone=trunk, head=head)
+    return MultimodalModel(adapters, inputs=inputs, fusion=fusion, backbone=trunk, head=head)
 
 
 def make_batch(task, adapters, raws, values=None, *, rand=None):

@@ -7,7 +7,7 @@ from torch import nn
 
 from dxn.core.tokens import Span, Tokens
 from dxn.data.dataset import Opened, Samples
-from dxn.models import Backbone, EarlyFusion, Model
+from dxn.models import Backbone, EarlyFusion, MultimodalModel
 from dxn.tasks import Classify
 from dxn.tokenize import Adapter, Reader, Tokenizer
 from dxn.training.optim import adamw, cosine
@@ -93,7 +93,7 @@ def make_model(task, *, seed=0, dropout=0.2, depth=1):
     torch.manual_seed(seed)
     adapters = {"series": SeriesAdapter()}
     fusion = EarlyFusion(D, inputs=("series",))
-    return Model(
+    return MultimodalModel(
         adapters,
         inputs={"series": "series"},
         fusion=fusion,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dxn.core.tokens import Span, Tokens
-from dxn.models import Backbone, EarlyFusion, Model
+from dxn.models import Backbone, EarlyFusion, MultimodalModel
 from dxn.models.blocks import BlockOptions
 from dxn.models.inference import (
     ROWS,
@@ -61,7 +61,7 @@ def build(mlp="gelu", depth=2):
     torch.manual_seed(0)
     backbone = Backbone(D, depth=depth, num_heads=4, block=BlockOptions(mlp=mlp))
     parts = {"fusion": EarlyFusion(D, inputs=("vectors",)), "backbone": backbone, "head": Head()}
-    model = Model({"vectors": Vectors()}, inputs={"vectors": "vectors"}, **parts)
+    model = MultimodalModel({"vectors": Vectors()}, inputs={"vectors": "vectors"}, **parts)
     return model.eval()
 
 

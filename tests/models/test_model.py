@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dxn.core.tokens import Span, Tokens
-from dxn.models import Backbone, Model, count_parameters, module_key
+from dxn.models import Backbone, MultimodalModel, count_parameters, module_key
 from dxn.models.model import mix
 
 D, H, K = 10, 5, 3
@@ -47,7 +47,7 @@ class Head(nn.Module):
 
 
 def make(fusion="early", inputs=TWO, **options):
-    model = Model(
+    model = MultimodalModel(
         {key: Adapter(key) for key in dict.fromkeys(inputs.values())},
         inputs=inputs,
         fusion=FUSIONS[fusion](D, inputs=tuple(inputs), **options),
@@ -132,7 +132,7 @@ def test_inputs_of_one_adapter_share_its_weights_and_keep_their_names():
 
 def test_each_input_may_have_its_own_adapter_under_any_name():
     names = ["front.photo v1.0", "keys", "", "a%2Eb", "a.b", "type"]
-    model = Model(
+    model = MultimodalModel(
         {name: Adapter("image") for name in names},
         inputs={f"input {i}": name for i, name in enumerate(names)},
         fusion=FUSIONS["early"](D),
@@ -231,7 +231,7 @@ def test_a_batch_with_an_empty_sample_raises_a_clear_error(fusion):
 )
 def test_inputs_that_do_not_fit_the_adapters_raise_a_clear_error(inputs, message):
     with pytest.raises(ValueError, match=message):
-        Model(
+        MultimodalModel(
             {key: Adapter(key) for key in RAW},
             inputs=inputs,
             fusion=FUSIONS["early"](D),

@@ -11,7 +11,7 @@ from helpers.videos import moving_bar, sine, write_video
 import dxn
 from dxn.cli import main
 from dxn.data.dataset import Opened, Samples
-from dxn.models import Backbone, EarlyFusion, Model
+from dxn.models import Backbone, EarlyFusion, MultimodalModel
 from dxn.tasks import Classify
 from dxn.tokenize import VideoAdapter, VideoSampling
 
@@ -211,7 +211,7 @@ def test_eight_clips_are_overfitted(tokens):
     ]
     adapter.fit(clips)
     fusion = EarlyFusion(D, inputs=("video",))
-    model = Model(
+    model = MultimodalModel(
         {"video": adapter},
         inputs={"video": "video"},
         fusion=fusion,

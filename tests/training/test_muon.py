@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dxn.models import Attention, Backbone, CrossAttention, EarlyFusion, Mlp, Model
+from dxn.models import Attention, Backbone, CrossAttention, EarlyFusion, Mlp, MultimodalModel
 from dxn.tasks import LinearHead, PreHead
 from dxn.training.muon import orthogonalized
 from dxn.training.optim import adamw, muon
@@ -40,7 +40,7 @@ class Adapter(nn.Module):
 
 
 def make_model(dim=32):
-    return Model(
+    return MultimodalModel(
         {"image": Adapter(dim)},
         inputs={"image": "image"},
         fusion=EarlyFusion(dim, inputs=("image",), pool="cls"),

@@ -18,7 +18,7 @@ from dxn.models import (
     BottleneckFusion,
     EarlyFusion,
     LateFusion,
-    Model,
+    MultimodalModel,
     NormOptions,
 )
 from dxn.tasks import LinearHead, PreHead
@@ -42,7 +42,7 @@ class Adapter(nn.Module):
 
 
 def make_model(fusion=BottleneckFusion, **options):
-    return Model(
+    return MultimodalModel(
         {"text": Adapter()},
         inputs={"front": "text", "back": "text"},
         fusion=fusion(D, inputs=("front", "back"), pool="attention"),
@@ -135,7 +135,7 @@ def test_the_first_step_has_the_size_of_the_learning_rate_for_any_gradient():
 
 
 def test_layer_decay_lowers_the_rate_from_the_head_to_the_adapters():
-    model = Model(
+    model = MultimodalModel(
         {"image": nn.Linear(3, 10)},
         inputs={"front": "image", "back": "image"},
         fusion=EarlyFusion(10, inputs=("front", "back"), pool="cls"),

@@ -20,7 +20,7 @@ from dxn.models import (
     Hypothesis,
     LateFusion,
     Memory,
-    Model,
+    MultimodalModel,
     NormOptions,
     Recurrent,
     RecurrentDecoder,
@@ -155,7 +155,7 @@ def make_writer(*, inputs=INPUTS, backbone=None, decoder="transformer", fusion=N
     task.target.bind(adapters)
     task.target.fit(SENTENCES)
     fusion = fusion or EarlyFusion(D, inputs=inputs)
-    model = Model(
+    model = MultimodalModel(
         adapters,
         inputs={name: name for name in inputs},
         fusion=fusion,

@@ -25,7 +25,7 @@ from dxn.models import (
     BottleneckFusion,
     EarlyFusion,
     LateFusion,
-    Model,
+    MultimodalModel,
     NormOptions,
     PositionOptions,
 )
@@ -360,7 +360,7 @@ def make_predictor(fusion):
     head = task.make_head(D, fusion.width, adapters)
     inputs = {name: name for name in INPUTS}
     backbone = Backbone(D, depth=2, num_heads=2)
-    model = Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
+    model = MultimodalModel(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
     return Predictor(model.eval(), task)
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dxn.core.errors import UserError
-from dxn.models import Model
+from dxn.models import MultimodalModel
 from dxn.weights import read_public
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
@@ -108,7 +108,7 @@ def test_two_adapters_of_one_modality_are_both_filled_and_others_are_left_alone(
         for key, model in zip(keys, (first, second, third), strict=True)
     }
     initial = adapters["depth"].proj.weight.clone()
-    model = Model(
+    model = MultimodalModel(
         adapters,
         inputs={key: key for key in keys},
         fusion=first.fusion,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
-from dxn.models import Model
+from dxn.models import MultimodalModel
 from dxn.weights import read_public
 
 DIM = 14
@@ -53,7 +53,7 @@ def build_own(inputs=("front", "back")):
     task = build(NODES["head"], key="head")
     task.target.load(LABELS)
     head = task.make_head(DIM, fusion.width, dict.fromkeys(inputs, adapters["image"]))
-    return Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
+    return MultimodalModel(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
 
 
 def write_sums(folder):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dxn.core.errors import UserError
-from dxn.models import Model
+from dxn.models import MultimodalModel
 from dxn.weights import FAMILIES, Architecture, Family, TensorSource, all_families, read_public
 from dxn.weights import families as registry
 
@@ -87,7 +87,7 @@ def test_a_family_that_a_program_appends_is_used_and_fills_a_model(toy_checkpoin
     adapter.modality = "audio"
     adapter.has_vocabulary = False
     adapter.proj = nn.Linear(10, DIM)
-    model = Model(
+    model = MultimodalModel(
         {"audio": adapter},
         inputs={"audio": "audio"},
         fusion=nn.Identity(),

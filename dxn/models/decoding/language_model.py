@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last, make_output_layer
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 
 
 class TokenCache:
@@ -86,7 +86,7 @@ class LanguageModel(StepDecoder):
         ValueError: If the model does not have these properties.
     """
 
-    def __init__(self, model: Model):
+    def __init__(self, model: MultimodalModel):
         adapters: list[Any] = list(model.adapters.values())
         has_vocabulary = len(adapters) == 1 and isinstance(
             getattr(adapters[0], "embedding", None), nn.Embedding

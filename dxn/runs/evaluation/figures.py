@@ -9,7 +9,7 @@ from pathlib import Path
 from dxn import viz
 from dxn.core.display import count
 from dxn.data.dataset import Samples
-from dxn.models.model import Model, count_parameters
+from dxn.models.model import MultimodalModel, count_parameters
 from dxn.runs.evaluation.results import Figures
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Task
@@ -17,7 +17,7 @@ from dxn.training.evaluate import Predictions
 from dxn.training.state import State
 
 
-def training_figures(state: State, model: Model) -> dict[str, object]:
+def training_figures(state: State, model: MultimodalModel) -> dict[str, object]:
     """Return the keys of metrics.json that describe the training itself."""
     return {
         "validation/best": state.best,

@@ -15,7 +15,7 @@ from dxn.core.tokens import Tokens
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.decoder import Memory
 from dxn.models.fusion import EarlyFusion
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 from dxn.runs.predictor.predictor import Predictor
 from dxn.viz.rollout import recorded, rollout, token_shares
 
@@ -158,7 +158,7 @@ def answer_of(predictor: Predictor, encoded: Tokens) -> Written:
     return Written(task.tokenizer.decode(hypothesis.ids), words, weights)
 
 
-def _backbone_of(model: Model, names: Sequence[str]) -> Any:
+def _backbone_of(model: MultimodalModel, names: Sequence[str]) -> Any:
     """Return the backbone that encodes a sample; that of its first input if there are several."""
     from dxn.models.late_fusion import SeparateBackbones
 
@@ -167,7 +167,7 @@ def _backbone_of(model: Model, names: Sequence[str]) -> Any:
     return model.backbone.of(next(iter(names), next(iter(model.inputs))))
 
 
-def obstacle_of(model: Model, names: Sequence[str]) -> str:
+def obstacle_of(model: MultimodalModel, names: Sequence[str]) -> str:
     """Return why the encoder's attention cannot be drawn, or "" if it can be drawn.
 
     Args:

@@ -19,7 +19,7 @@ from dxn.data.dataset import Samples
 from dxn.models.decoding.generation import generate
 from dxn.models.decoding.language_model import LanguageModel
 from dxn.models.decoding.search import Sampler, greedy, make_sampler
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.tasks import Task
 from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
@@ -163,7 +163,7 @@ class Writer:
         takes_prompt: Whether it continues a prompt. Otherwise, it writes a text for a sample.
     """
 
-    def __init__(self, model: Model, task: Task):
+    def __init__(self, model: MultimodalModel, task: Task):
         self.model = model
         self.task = task
         self.obstacle = ""

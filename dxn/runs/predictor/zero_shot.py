@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 from dxn.runs.build import adapters_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Contrastive
@@ -54,7 +54,9 @@ def classifier(predictor: Predictor, labels: Sequence[str], template: str) -> Pr
     task, head = zero_shot_classifier(task, model.head, names, vectors, others)
     kept = {name: model.inputs[name] for name in others}
     adapters = {key: each for key, each in adapters_of(model).items() if key in kept.values()}
-    smaller = Model(adapters, inputs=kept, fusion=model.fusion, backbone=model.backbone, head=head)
+    smaller = MultimodalModel(
+        adapters, inputs=kept, fusion=model.fusion, backbone=model.backbone, head=head
+    )
     columns = {name: column for name, column in predictor.columns.items() if name in kept}
     return Predictor(
         smaller.to(predictor.device).eval(),

@@ -14,7 +14,7 @@ import torch
 
 import dxn
 from dxn.core.printable import without_secrets
-from dxn.models.model import Model, count_parameters
+from dxn.models.model import MultimodalModel, count_parameters
 from dxn.tasks import Task
 from dxn.tasks.metric import defined
 
@@ -106,7 +106,7 @@ class Card:
         return shlex.join(["dxn", "train", *self.overrides])
 
 
-def card_of(run: Training, model: Model, task: Task) -> Card:
+def card_of(run: Training, model: MultimodalModel, task: Task) -> Card:
     """Return the model card of a training, which also contains the configuration of the model.
 
     Args:

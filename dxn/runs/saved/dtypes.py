@@ -13,7 +13,7 @@ from torch import nn
 from dxn.core.errors import UserError
 from dxn.core.runtime import choose_bf16
 from dxn.data.dataset import Samples
-from dxn.models.model import Model
+from dxn.models.model import MultimodalModel
 from dxn.runs.predictor.predictor import Predictor
 from dxn.training.evaluate import score
 
@@ -24,7 +24,7 @@ MIN_WEIGHTS = 5_000_000
 MAX_COMPARED = 1000  # rows whose metrics are also computed in float32
 
 
-def set_dtype(model: Model, dtype: Dtype) -> str:
+def set_dtype(model: MultimodalModel, dtype: Dtype) -> str:
     """Convert a model in place, which is then only used.
 
     Args:
@@ -93,7 +93,7 @@ def difference(
     return f"{predictor.dtype} minus float32, {rows}: {', '.join(changes) or 'no metrics'}"
 
 
-def _prefers_bf16(model: Model, device: torch.device) -> bool:
+def _prefers_bf16(model: MultimodalModel, device: torch.device) -> bool:
     from dxn.models.inference import foreign_parts
 
     # The code of somebody else may create tensors in float32, which bf16 layers reject.

@@ -20,7 +20,7 @@ from dxn.core.tensors import (
     read_tensors,
     write_tensors,
 )
-from dxn.models.model import Model, Network, module_key
+from dxn.models.model import MultimodalModel, Network, module_key
 from dxn.runs.build import adapters_of, build_model, load_fitted, save_fitted
 from dxn.runs.paths import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
@@ -38,7 +38,9 @@ FILE_OPTIONS = (("tokenizer", "path"), ("embedding", "path"))
 MAX_REASON = 300  # characters; load_state_dict lists every tensor that does not match
 
 
-def save(folder: Path, *, model: Model, nodes: Mapping[str, Any], task: Task, card: str) -> None:
+def save(
+    folder: Path, *, model: MultimodalModel, nodes: Mapping[str, Any], task: Task, card: str
+) -> None:
     """Write the model folder: weights, config.yaml, tokenizers, labels.json, card and checksums.
 
     Args:
@@ -86,7 +88,7 @@ def load(
     """Load a trained model from its model folder, or from the run folder that contains it.
 
     Args:
-        folder: Model folder or run folder.
+        folder: MultimodalModel folder or run folder.
         device: Device that the model is moved to, such as "cuda".
         dtype: Data type of the weights, see `dxn.runs.saved.dtypes.set_dtype`.
         trust: Top-level packages besides dxn whose code config.yaml may use.
@@ -165,7 +167,7 @@ def _build_any(
 
 def _build(
     folder: Path, nodes: Mapping[str, Any], tensors: Mapping[str, Tensor], trust: Sequence[str]
-) -> tuple[Model, Task]:
+) -> tuple[MultimodalModel, Task]:
     """Build the model and the task of a model folder, and load their weights and states."""
     adapters = {
         key: build(node, key=f"config.yaml: adapters.{key}", trust=trust)

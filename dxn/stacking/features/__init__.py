@@ -41,7 +41,7 @@ def model_features(model: Any, batch: Mapping[str, Any]) -> dict[str, Features]:
     """Return the features of each input of a model that has some, by input name.
 
     Args:
-        model: A `dxn.models.Model`.
+        model: A `dxn.models.MultimodalModel`.
         batch: Batch of the model. Samples that lack an input have NaN.
     """
     result: dict[str, Features] = {}

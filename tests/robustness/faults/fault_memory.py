@@ -122,7 +122,7 @@ def _validation(folder: Path) -> Seen:
         validate = trainer.validate
 
         def fail_in_validation(self: Any) -> Any:
-            _fail_once("dxn.models:Model", "forward")
+            _fail_once("dxn.models:MultimodalModel", "forward")
             trainer.validate = validate
             return validate(self)
 
