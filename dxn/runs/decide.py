@@ -229,8 +229,8 @@ def check_combinations(
 
     Raises:
         UserError: If the task cannot use the settings, class tokens or bottleneck tokens are in
-            front of the inputs of a causal backbone, or inputs with separate backbones would be
-            encoded together.
+            front of the inputs of a causal backbone, parts have different widths, or inputs with
+            separate backbones would be encoded together.
     """
     # With head=auto, the task is checked after it has been inferred from the targets.
     if not isinstance(task, Auto):
@@ -243,7 +243,24 @@ def check_combinations(
             "with a causal backbone they cannot attend to them; set backbone.causal=false, or "
             "fusion=early fusion.pool=mean"
         )
+    _check_widths(config)
     _check_backbones(config, task, trust)
+
+
+def _check_widths(config: Config) -> None:
+    """Refuse parts of dxn with different widths. `dim` of other packages can be something else."""
+    parts = {"backbone": config["backbone"], "fusion": config["fusion"]}
+    parts |= {f"adapters.{key}": node for key, node in adapter_nodes(config).items()}
+    dims = {
+        k: v["dim"] for k, v in parts.items() if "dim" in v and v["_target_"].startswith("dxn.")
+    }
+    width = dims.get("backbone")
+    other = next((key for key, dim in dims.items() if width is not None and dim != width), None)
+    if other is not None:
+        raise UserError(
+            f"backbone.dim: all parts of a model have the same width, got {width}, and "
+            f"{other}.dim={dims[other]}; set dim={width} instead"
+        )
 
 
 def _check_backbones(config: Config, task: Task | Auto, trust: Sequence[str]) -> None:

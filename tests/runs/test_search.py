@@ -219,6 +219,10 @@ def test_wrong_commands_are_refused(arguments, message, index, run, place, capsy
     ("options", "message"),
     [
         (["share_backbone=false", "data.target=color", "fusion=early"], "share_backbone: must be"),
+        (
+            ["backbone.dim=32", "data.target=color"],
+            "backbone.dim: all parts of a model have the same",
+        ),
         (["head=contrastive", "loader.input_dropout=0.1"], "loader.input_dropout: cannot be"),
         (["head=contrastive", "trainer.mixup=0.2"], "trainer.mixup: cannot be combined"),
         (
