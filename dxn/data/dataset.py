@@ -185,7 +185,7 @@ class Samples(Dataset):
         cells = self.opened.cells
         inputs = [name for name in self.inputs if name in cells]
         values = [(cells[name][row], self.tokenizers[name]) for name in inputs]
-        files = [value for value, prepare in values if prepare.reader.is_path(value)]
+        files = [value for value, tokenizer in values if tokenizer.reader.is_path(value)]
         return self.opened.origin[row] + (f" ({', '.join(files)})" if files else "")
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class FileColumn(Sequence[Any]):
 
     Args:
         name: Name of the input, for error messages.
-        prepare: Tokenizer that reads the values.
+        tokenizer: Tokenizer that reads the values.
         cells: What the values are read from.
         file_of: Number of the file of each row. -1: the row has no value.
         values: Raw value of each file. None: it is not in memory.
@@ -80,14 +80,14 @@ class FileColumn(Sequence[Any]):
     def __init__(
         self,
         name: str,
-        prepare: Tokenizer,
+        tokenizer: Tokenizer,
         cells: Column,
         file_of: np.ndarray,
         values: Sequence[Any],
         facts: np.ndarray,
     ):
         self.name = name
-        self.prepare = prepare
+        self.tokenizer = tokenizer
         self.cells = cells
         self.file_of = file_of
         self.values = values
@@ -110,7 +110,7 @@ class FileColumn(Sequence[Any]):
         problem = "was changed or deleted"
         if _version(source) == (self.facts["size"][file], self.facts["time"][file]):
             try:
-                return self.prepare.reader.read(source)
+                return self.tokenizer.reader.read(source)
             except BadMedia as error:
                 problem = f"cannot be read any more ({error})"
         # The first reading has checked the file, so the problem is new.
@@ -122,7 +122,7 @@ class FileColumn(Sequence[Any]):
     def take(self, rows: np.ndarray) -> FileColumn:
         """Return the column of these rows, int64, without reading any of them."""
         cells, file_of = self.cells.take(rows), self.file_of[rows]
-        return FileColumn(self.name, self.prepare, cells, file_of, self.values, self.facts)
+        return FileColumn(self.name, self.tokenizer, cells, file_of, self.values, self.facts)
 
     @property
     def is_complete(self) -> bool:
@@ -135,14 +135,14 @@ FACTS = np.dtype([("size", "i8"), ("time", "i8"), ("num_tokens", "f8"), ("digest
 
 
 def read_column(
-    name: str, cells: Column, prepare: Tokenizer, budget: CacheBudget
+    name: str, cells: Column, tokenizer: Tokenizer, budget: CacheBudget
 ) -> tuple[Column | FileColumn, np.ndarray, dict[int, str]]:
     """Read one input of all rows.
 
     Args:
         name: Name of the input.
         cells: What the values are read from, one per row. None where it is missing.
-        prepare: Tokenizer of the input.
+        tokenizer: Tokenizer of the input.
         budget: Memory for decoded files.
 
     Returns:
@@ -150,9 +150,9 @@ def read_column(
         values are bad, by row. Values that are not of files are read again when they are used,
         because that takes less time than preparing them.
     """
-    if prepare.reader.files:
-        return _read_files(name, cells, prepare, budget)
-    read = prepare.reader.read
+    if tokenizer.reader.files:
+        return _read_files(name, cells, tokenizer, budget)
+    read = tokenizer.reader.read
     reasons: dict[int, str] = {}
     present = np.zeros(len(cells), bool)
     for i, cell in enumerate(track(cells, len(cells), "reading files")):
@@ -166,7 +166,7 @@ def read_column(
 
 
 def _read_files(
-    name: str, cells: Column, prepare: Tokenizer, budget: CacheBudget
+    name: str, cells: Column, tokenizer: Tokenizer, budget: CacheBudget
 ) -> tuple[FileColumn, np.ndarray, dict[int, str]]:
     """Read each file of an input once, see `read_column`."""
     from dxn.data.sources.confine import OutsidePath
@@ -196,7 +196,7 @@ def _read_files(
         try:
             if isinstance(source, OutsidePath):
                 raise BadMedia(source.reason)
-            return prepare.reader.read(source), version
+            return tokenizer.reader.read(source), version
         except BadMedia as error:
             # Return an error as a value: each row that shares this source gets an issue. A new one,
             # because the traceback of the old one keeps the decoded part of the file in memory.
@@ -215,13 +215,13 @@ def _read_files(
         elif raw is not None and budget.take(size_of(raw)):
             values[file] = raw
         elif raw is not None:
-            facts[file] = (*version, prepare.length(raw), digest(raw))
+            facts[file] = (*version, tokenizer.length(raw), digest(raw))
     if len(sources) >= MANY_FILES:
         release_memory()
     reasons = {i: errors[file] for i, file in enumerate(file_of.tolist()) if file in errors}
     if is_empty.any():
         file_of[(file_of >= 0) & is_empty[file_of]] = -1
-    column = FileColumn(name, prepare, cells, file_of, values, facts)
+    column = FileColumn(name, tokenizer, cells, file_of, values, facts)
     return column, file_of >= 0, reasons
 
 
@@ -253,10 +253,10 @@ class PresentValues(Sequence[Any]):
         return self.columns[self.column_of[index]][int(self.row_of[index])]
 
 
-def num_tokens_of(column: Sequence[Any], row: int, prepare: Tokenizer) -> float:
+def num_tokens_of(column: Sequence[Any], row: int, tokenizer: Tokenizer) -> float:
     """Return the approximate number of tokens of a row, without reading its file again."""
     fact = _fact(column, row)
-    return prepare.length(column[row]) if fact is None else float(fact["num_tokens"])
+    return tokenizer.length(column[row]) if fact is None else float(fact["num_tokens"])
 
 
 def digest_of(column: Sequence[Any], row: int) -> bytes:

@@ -99,7 +99,9 @@ def _row_options(opened: Opened, row: int) -> list[str]:
     """Return the inputs of a row that can be written as options."""
     words: list[str] = []
     for name, cells in opened.cells.items():
-        text = str(cells[row]) if isinstance(cells[row], str | int | float) else ""
+        # A cell such as "N/A" says that there is no value.
+        is_plain = opened.present[name][row] and isinstance(cells[row], str | int | float)
+        text = str(cells[row]) if is_plain else ""
         # A dot or an equals sign would end the name, and a printed line has no control characters.
         if text and text.isprintable() and not {".", "="}.intersection(name):
             words.append(f"input.{name}={text}")
