@@ -148,17 +148,23 @@ def _copy_programs(
     for each in recipes.values():
         for key in ("prepare", "counted"):
             if key in each:
-                _copy_program(_program(each[key]), folder)
+                _copy_program(program_of(each[key]), folder)
 
 
-def _program(name: str) -> Path:
+def program_of(name: str) -> Path:
     """Return the file of a program of dxn, or of a package, such as weather.strips."""
     package = name.partition(".")[0]
     if package == name:
         return PROGRAMS / f"{name}.py"
-    spec = find_spec(name)
+    try:
+        spec = find_spec(name)
+    except ModuleNotFoundError:  # of the package
+        spec = None
     if spec is None or spec.origin is None:
-        raise UserError(f"export: a recipe names the module {name}, which does not exist")
+        raise UserError(
+            f"export: a recipe names the module {name}, which does not exist; install {package}, "
+            "or correct the recipe"
+        )
     return Path(spec.origin)
 
 

@@ -21,6 +21,7 @@ import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.export.examples import EXAMPLES
+from dxn.export.folder import program_of
 from dxn.export.recipes import INPUTS
 from dxn.weights import families
 
@@ -231,6 +232,12 @@ def test_an_export_has_the_program_of_a_package(installed, monkeypatch, capfd):
     done = subprocess.run(program, cwd="exported", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "stormy" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["nopackage.strips", "weather.nothing"])
+def test_a_program_of_a_recipe_that_does_not_exist_is_one_sentence(name, installed):
+    with pytest.raises(UserError, match=f"a recipe names the module {name}, which does not exist"):
+        program_of(name)
 
 
 def test_without_a_choice_of_adapters_those_of_the_package_are_in_use_too(place, monkeypatch):
