@@ -16,11 +16,12 @@ import dxn
 
 WORDS = ("fine", "slow", "warm", "dull", "bright", "plain")
 SINGLES = 1000
-ENDED = 17  # exit code of FIRST_STEP
-# Runs dxn, and ends the process after the first step of the optimizer. The patch is applied when
-# dxn imports the module, so that the order of its imports stays the same.
-FIRST_STEP = """
-import os, sys, importlib.abc, importlib.util
+ENDED = 17  # exit code of `after_steps`
+# Runs dxn, and ends the process after some steps of the optimizer. The patch is applied when dxn
+# imports the module, so that the order of its imports stays the same.
+AFTER_STEPS = """
+import os, sys, time, importlib.abc, importlib.util
+times = []
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name != "dxn.training.trainer":
@@ -33,7 +34,10 @@ class Finder(importlib.abc.MetaPathFinder):
             step = module.Trainer.train_step
             def patched(*args, **kwargs):
                 step(*args, **kwargs)
-                os._exit(17)
+                times.append(time.time())
+                if len(times) == COUNT:
+                    print("STEPS", *times, flush=True)
+                    os._exit(17)
             module.Trainer.train_step = patched
         spec.loader.exec_module = exec_module
         return spec
@@ -42,6 +46,14 @@ from dxn.cli import main
 sys.argv[0] = "dxn"
 sys.exit(main())
 """
+
+
+def after_steps(count: int) -> str:
+    """Return a program that runs dxn, and ends after some steps of the optimizer.
+
+    It prints a line of STEPS and the time at the end of each step.
+    """
+    return AFTER_STEPS.replace("COUNT", str(count))
 
 
 def process(command: list[str], *, expected: int = 0) -> Callable[[], float]:
@@ -88,7 +100,7 @@ def first_step(options: Options) -> Work:
     def ours() -> float:
         # Another folder in each call, because dxn does not overwrite a run.
         folder = tempfile.mkdtemp(dir=options.folder)
-        command = ["-c", FIRST_STEP, "train", f"run={folder}/run", "trainer.device=cpu"]
+        command = ["-c", after_steps(1), "train", f"run={folder}/run", "trainer.device=cpu"]
         return process(command, expected=ENDED)()
 
     return Work({OURS: ours, "import torch": process(IMPORT_TORCH)})
