@@ -28,6 +28,7 @@ from dxn.presets.image import advise_images
 from dxn.presets.series import advise_series
 from dxn.presets.text import advise_text
 from dxn.tasks import Task
+from dxn.tasks.space import AnswerKind
 from dxn.tokenize.base import Reader
 
 AUTO = "auto"
@@ -39,8 +40,6 @@ RULES: dict[str, Callable[[Sequence[Any], Facts], list[Advice]]] = {
     "series": advise_series,
 }
 MAX_CELLS = 200  # of an input that a rule inspects
-# Output spaces with a preset. Not the spaces of a user that are derived from them.
-SPACES = ("Categorical", "Bernoulli", "Number", "Quantiles")
 # Samples and tokens of the batch with which the speed of a backbone is measured, and repeats.
 MEASURED = 16, 128
 REPEATS = 4
@@ -86,8 +85,7 @@ def choose_options(
         trust: Top-level packages besides dxn whose code the configuration may use.
     """
     values = copy.deepcopy(dict(config))
-    space = type(task.space)
-    has_preset = space.__name__ in SPACES and space.__module__.startswith("dxn.tasks.")
+    has_preset = task.space is not None and task.space.kind is not None
     is_used = config["preset"] == AUTO and not config.get("pretrain") and has_preset
     if not is_used or not source.splits.get("train"):
         return values, []
@@ -144,7 +142,7 @@ def _all_advice(
     trust: Sequence[str],
 ) -> Iterator[Advice]:
     train = source.splits["train"]
-    is_forecast = type(task.space).__name__ == "Quantiles"
+    is_forecast = task.space is not None and task.space.kind is AnswerKind.QUANTILES
     if is_forecast:
         from dxn.tasks.forecast.task import MANY_WINDOWS
 

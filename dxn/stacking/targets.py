@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from dxn.tasks import Bernoulli, Categorical, Number, Task
+from dxn.tasks import Task
 from dxn.tasks.metric import one_hot
+from dxn.tasks.space import AnswerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,13 @@ def score_targets(task: Task, values: Sequence[Any]) -> ScoreTargets | None:
         task: The fitted task.
         values: Targets of the training split.
     """
-    space = task.space
-    # Not of a subclass, which can have other targets, such as the sequences of tags.
-    if type(space) not in (Bernoulli, Number, Categorical):
+    kind = None if task.space is None else task.space.kind
+    if kind not in (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER):
         return None
     target = task.target.collate([task.target.encode(value, {}) for value in values])
-    if isinstance(space, Bernoulli):
+    if kind is AnswerKind.LABELS:
         return ScoreTargets(2 * target - 1, are_classes=True)
-    if isinstance(space, Number):
+    if kind is AnswerKind.NUMBER:
         return ScoreTargets(target[:, None], are_classes=False)
     # All values are -1 for a class that is not in the training split.
     true = one_hot(target, len(task.target.labels or ())).float()

@@ -31,7 +31,7 @@ from dxn.tasks.names import (
     kind_of_classes,
     probability_fields,
 )
-from dxn.tasks.space import Batch, LossSum, Space
+from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.task import Task
 
 YES = frozenset({"1", "1.0", "true", "yes", "t", "y"})
@@ -163,6 +163,8 @@ class Bernoulli(Space):
         label_smoothing: Amount of label smoothing, from 0 (none) to 1 (all targets are 0.5).
         threshold: Minimum probability of a decision for yes.
     """
+
+    kind = AnswerKind.LABELS
 
     def __init__(
         self, names: Names | None = None, *, label_smoothing: float = 0.0, threshold: float = 0.5

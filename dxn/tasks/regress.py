@@ -17,7 +17,7 @@ from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.metric import Metric
-from dxn.tasks.space import Batch, LossSum, Space
+from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
 from dxn.tokenize.cells.numbers import NumberFormat, find_format
@@ -108,6 +108,8 @@ class Number(Space):
     Args:
         numbers: The targets, with their mean and standard deviation.
     """
+
+    kind = AnswerKind.NUMBER
 
     def __init__(self, numbers: Numbers):
         self.numbers = numbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -53,6 +54,15 @@ class LossSum(NamedTuple):
         return LossSum(self.total + other.total, self.weight + other.weight)
 
 
+class AnswerKind(Enum):
+    """What a row gets: one class, any number of labels, a number, or quantiles of future values."""
+
+    CLASS = auto()
+    LABELS = auto()
+    NUMBER = auto()
+    QUANTILES = auto()
+
+
 class Space(ABC, CheckedMembers):
     """Base class of output spaces. A subclass must define `loss` and `decode`.
 
@@ -60,9 +70,17 @@ class Space(ABC, CheckedMembers):
 
     Attributes:
         mixes: Whether `mix` works for the targets, so that trainer.mixup can be set.
+        kind: What a row gets. The preset, the baseline and the charts of an evaluation depend on
+            it. None: something else, which has none of them. A derived class does not inherit it,
+            because its targets can be others.
     """
 
     mixes: ClassVar[bool] = True
+    kind: ClassVar[AnswerKind | None] = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.kind = vars(cls).get("kind")
 
     @abstractmethod
     def loss(self, output: Tensor, batch: Batch) -> LossSum:
@@ -122,6 +140,8 @@ class Categorical(Space):
         label_smoothing: Amount of label smoothing, from 0 (none) to 1 (arXiv:1512.00567, section
             7).
     """
+
+    kind = AnswerKind.CLASS
 
     def __init__(self, names: Names, *, label_smoothing: float = 0.0):
         self.names = names

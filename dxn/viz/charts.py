@@ -13,6 +13,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dxn.core.display import number
+from dxn.tasks.space import AnswerKind
 from dxn.viz.chart import Chart, finish, write_png
 from dxn.viz.confusion import about_counts, confusion_charts, confusion_counts
 from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, plain_numbers, shortened
@@ -60,8 +61,7 @@ def task_charts(task: Any, predicted: Sequence[Any], truths: Sequence[Any]) -> T
         predicted: Predictions, in the format of `Task.predict`.
         truths: Parsed targets of the same rows.
     """
-    space = type(task.space)
-    charts = TASK_CHARTS.get(f"{space.__module__}.{space.__name__}")
+    charts = None if task.space is None else CHARTS.get(task.space.kind)
     if charts is None or not len(truths):
         return None
     answers = [task.answer(prediction) for prediction in predicted]
@@ -260,11 +260,11 @@ def _forecasts(
     return TaskCharts("forecasts.png", title, forecast_charts(answers, truths))
 
 
-# By the import path of the output space of a task.
-TASK_CHARTS: dict[str, Callable[..., TaskCharts]] = {
-    "dxn.tasks.space.Categorical": _confusion,
-    "dxn.tasks.regress.Number": _scatter,
-    "dxn.tasks.forecast.task.Quantiles": _forecasts,
+# By the kind of the output space of a task.
+CHARTS: dict[AnswerKind | None, Callable[..., TaskCharts]] = {
+    AnswerKind.CLASS: _confusion,
+    AnswerKind.NUMBER: _scatter,
+    AnswerKind.QUANTILES: _forecasts,
 }
 
 

@@ -204,6 +204,16 @@ def test_a_derived_space_has_no_baseline_because_its_targets_can_be_others(base)
     assert score_targets(task, ["a", "b"]) is None
 
 
+def test_a_derived_space_that_says_what_a_row_gets_has_a_baseline():
+    class Focal(Categorical):
+        kind = Categorical.kind
+
+    task = Classify()
+    task.target.fit(["a", "b"])
+    task.space = Focal(task.target)
+    assert score_targets(task, ["a", "b"]).are_exclusive
+
+
 @pytest.mark.parametrize(
     ("own", "other", "best_epoch", "max_minutes", "advice"),
     [

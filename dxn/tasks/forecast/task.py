@@ -27,7 +27,7 @@ from dxn.tasks.forecast.futures import (
 )
 from dxn.tasks.forecast.head import ForecastHead, count_tokens
 from dxn.tasks.heads import Hidden, PreHead
-from dxn.tasks.space import Batch, LossSum, Space
+from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Adapter
@@ -191,6 +191,7 @@ class Quantiles(Space):
     """
 
     mixes = False
+    kind = AnswerKind.QUANTILES
 
     def __init__(self, target: FutureValues, quantiles: Sequence[float]):
         self.target = target
