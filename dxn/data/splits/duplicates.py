@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -97,32 +99,63 @@ def _without_placeholders(keys: Sequence[Hashable]) -> list[Hashable]:
 
 def _copies(cells: Iterable[Any]) -> dict[Hashable, Hashable]:
     """Return a common key for the paths of files with equal content."""
-    paths = list(dict.fromkeys(cell for cell in cells if isinstance(cell, str)))
-    # Only files of the same size with the same ends can be equal, so few files are read completely.
-    for property_of in (_size, _ends, _content):
-        groups: dict[Hashable, list[str]] = {}
-        for path in paths:
-            try:
-                groups.setdefault(property_of(path), []).append(path)
-            except (OSError, ValueError):
-                continue  # a missing file is reported when it is opened
-        paths = [path for group in groups.values() if len(group) > 1 for path in group]
-    return {path: ("copy", content) for content, group in groups.items() for path in group}
+    # A file can have several paths, such as hard links. It is read once.
+    paths_of: dict[tuple[int, int], list[str]] = {}
+    by_size: dict[int, list[str]] = {}
+    for path in dict.fromkeys(cell for cell in cells if isinstance(cell, str)):
+        try:
+            # Not Path.stat: creating a Path takes longer than the system call.
+            status = os.stat(path)  # noqa: PTH116
+        except (OSError, ValueError):
+            continue  # a missing file is reported when it is opened
+        paths = paths_of.setdefault((status.st_dev, status.st_ino), [])
+        if not paths:
+            by_size.setdefault(status.st_size, []).append(path)
+        paths.append(path)
+    first_of: dict[str, str] = {}
+    for size, paths in by_size.items():
+        for equal in _equal_files(paths, size):
+            first_of |= dict.fromkeys(equal, equal[0])
+    copies: dict[Hashable, Hashable] = {}
+    for first, *links in paths_of.values():
+        if links or first in first_of:
+            copies |= dict.fromkeys([first, *links], ("copy", first_of.get(first, first)))
+    return copies
 
 
-def _size(path: str) -> int:
-    return Path(path).stat().st_size
+def _equal_files(paths: Sequence[str], size: int) -> Iterator[list[str]]:
+    """Yield the paths of equal files among files of one size."""
+    if len(paths) == 1:
+        return
+    # Only files with the same ends can be equal, so few files are read completely.
+    for group in _grouped(paths, _ends):
+        if size <= 2 * NUM_BYTES:  # the ends are the whole file
+            yield group
+        else:
+            yield from _grouped(group, _content)
+
+
+def _grouped(paths: Sequence[str], property_of: Callable[[str], bytes]) -> Iterator[list[str]]:
+    """Yield the paths whose files have the same property, if there are several."""
+    groups: dict[bytes, list[str]] = {}
+    for path in paths:
+        with suppress(OSError):  # it was deleted in the meantime, which is reported later
+            groups.setdefault(property_of(path), []).append(path)
+    yield from (group for group in groups.values() if len(group) > 1)
 
 
 def _ends(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        start = file.read(NUM_BYTES)
-        file.seek(-min(NUM_BYTES, _size(path)), 2)
-        return start + file.read()
+    # A digest, because the ends of a million files would not fit into memory.
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        content = hashlib.blake2b(file.read(NUM_BYTES))
+        file.seek(max(file.seek(0, os.SEEK_END) - NUM_BYTES, 0))
+        content.update(file.read())
+    return content.digest()
 
 
 def _content(path: str) -> bytes:
-    return hashlib.blake2b(Path(path).read_bytes()).digest()
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, hashlib.blake2b).digest()
 
 
 def _key(value: Any) -> Hashable:
