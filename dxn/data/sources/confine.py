@@ -35,7 +35,7 @@ def confined(path: str | Path, root: Path, key: str = CONFINE) -> str:
     text = str(path)
     try:
         real = _real_path(text)
-        folder = _real_folder(str(Path(root).absolute()))
+        folder = _real_folder(_absolute(str(root)))
     except (OSError, ValueError):  # too long, or with a zero byte: there is no such file
         return text
     if real == folder or real.startswith(f"{folder.rstrip(os.sep)}{os.sep}"):
@@ -48,13 +48,19 @@ def confined(path: str | Path, root: Path, key: str = CONFINE) -> str:
     return outside
 
 
+# Functions of os.path: for a million paths, creating objects of pathlib takes longer than the
+# system calls.
 def _real_path(path: str) -> str:
     """Return os.path.realpath of a file, with one system call for most files of a folder."""
     folder, name = os.path.split(path)
     if name in ("", ".", ".."):
         return os.path.realpath(path)
-    real = Path(_real_folder(str(Path(folder).absolute())), name)
-    return os.path.realpath(real) if real.is_symlink() else str(real)
+    real = os.path.join(_real_folder(_absolute(folder)), name)  # noqa: PTH118
+    return os.path.realpath(real) if os.path.islink(real) else real  # noqa: PTH114
+
+
+def _absolute(folder: str) -> str:
+    return folder if os.path.isabs(folder) else str(Path(folder).absolute())  # noqa: PTH117
 
 
 # Cached, because each part of a path takes a system call, and a data set has few folders. The path
