@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dxn.commands.train import Train
-from dxn.config.command import prepare
+from dxn.config.command import check_paths
 from dxn.config.compose import compose
 from dxn.config.groups import options as options_of
 from dxn.core.display import format_number, notebook_html, now, print_line
@@ -268,7 +268,7 @@ def _item(value: Any) -> str:
 
 
 def _train(overrides: Sequence[str], metrics: Mapping[str, Metric]) -> Run:
-    settings = replace(prepare(Train.compose(overrides)).settings, metrics=metrics)
+    settings = replace(check_paths(Train.compose(overrides)).settings, metrics=metrics)
     for note in settings.notes:
         print_line(note)
     return Run(run_training(settings).folder, trust=settings.trust)

@@ -142,13 +142,13 @@ def _run(arguments: list[str]) -> int:
         return cls.compose(words).execute()
     check_address_space(HEAVY)
     # Imported here, because Hydra takes a tenth of a second: --help must be fast.
-    prepare = importlib.import_module("dxn.config.command").prepare
+    check_paths = importlib.import_module("dxn.config.command").check_paths
     if is_sweep:
         # All runs are composed before the first one starts: a wrong option fails immediately.
         expanded = importlib.import_module("dxn.config.words").expand(words)
-        runs = [prepare(cls.compose(each)).settings for each in expanded]
+        runs = [check_paths(cls.compose(each)).settings for each in expanded]
         return importlib.import_module("dxn.runs.sweep").sweep(runs)
-    prepared = prepare(cls.compose(words))
+    prepared = check_paths(cls.compose(words))
     for note in prepared.settings.notes:
         print(printable(note))
     return prepared.execute()

@@ -176,7 +176,7 @@ class Command:
 C = TypeVar("C", bound=Command)
 
 
-def prepare(command: C) -> C:
+def check_paths(command: C) -> C:
     """Check the paths and the device of a command, and find the run folders that it names.
 
     Raises:

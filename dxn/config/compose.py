@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dxn.config.command import Command
-from dxn.config.environment import Texts, resolve
+from dxn.config.environment import MAY_READ, Texts, resolve
 from dxn.config.groups import CONF, groups, keys_of_experiments, node_of, options
 from dxn.config.instantiate import SPECIAL, complete, merge_options, signature_of
 from dxn.config.settings import Settings
@@ -299,7 +299,13 @@ def _resolved(
             missing += sorted(OmegaConf.missing_keys(OmegaConf.create(values)))
         if missing:
             _stop(request, "\n".join(f"{key}: needs a value, {key}=..." for key in missing))
-        resolved, hidden = resolve(values)
+        text = str(values)
+        resolved: Any = dict(values)
+        hidden: Texts = {}
+        if MAY_READ.search(text):
+            resolved, hidden = resolve(values)
+        elif "${" in text:
+            resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
     except OmegaConfBaseException as error:
         # OmegaConf puts the key in the lines after the message.
         message, _, details = str(error).partition("\n")
@@ -309,6 +315,7 @@ def _resolved(
         _stop(request, *([] if str(error) in request.problems else [str(error)]))
     if HOME in str(resolved):
         resolved = expand_home(resolved)
+
     # After resolving, so that ${...} in a text is not an interpolation.
     for key, text in request.literal.items():
         # A text can also start with "~/".

@@ -50,9 +50,6 @@ def resolve(values: Mapping[str, Any]) -> tuple[dict[str, Any], Texts]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if not MAY_READ.search(str(values)):
-        resolved: Any = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
-        return resolved, {}
     raw = _with_own_resolvers(dict(values))
     # Names of dxn: the resolvers of OmegaConf itself belong to the whole process.
     OmegaConf.register_new_resolver("dxn.env", _read, replace=True)

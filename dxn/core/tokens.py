@@ -11,6 +11,9 @@ from torch import Tensor
 
 from dxn.core.display import notebook_html
 
+# Keys of a batch besides those of the inputs, so that an input cannot have such a name.
+RESERVED = ("#size", "#index", "#filler", "target")
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

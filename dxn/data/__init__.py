@@ -1,7 +1,8 @@
 """Data sets: data sources, reading and validation of rows, and batching."""
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from dxn.core.lazy import lazy_names
 
 # The module that defines each name. Modules are imported on first use: most of them import torch,
 # which takes seconds, and `dxn.data.sources.detect` is needed before that. No module of this folder
@@ -30,12 +31,9 @@ _MODULES = {
     "write_bad": "inspect.check",
 }
 
+if TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'dxn.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"dxn.data.{_MODULES[name]}"), name)
+    def __getattr__(name: str) -> Any: ...
 
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+else:
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

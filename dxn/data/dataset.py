@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from dxn.core.randomness import evenly_spaced
+from dxn.data.rows import TARGET
 from dxn.tokenize.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from dxn.data.reading import Issue
     from dxn.tasks.task import Task
 
-TARGET = "target"  # key of the targets in batches
 TIMEOUT = 300.0  # default number of seconds to wait for a batch of the data workers
 
 

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 VALUES = "values"  # column with the series that a layout or a file format of series adds
-TARGET = "target"  # key of the targets in Rows.cells
-# Batches contain these keys next to one key per input, so an input cannot have such a name.
-RESERVED = ("#size", "#index", "#filler", TARGET)
+TARGET = "target"  # key of the targets in Rows.cells and in batches
 CHUNK_ROWS = 10_000  # cells that exist as Python objects at the same time while a column is read
 
 # What to do with a bad row: raise an error, leave the row out, or use the inputs that can be read.

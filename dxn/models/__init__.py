@@ -4,8 +4,9 @@ The code of this package does not depend on modalities or tasks. Adapters and he
 as arguments.
 """
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from dxn.core.lazy import lazy_names
 
 # The module that defines each name. They are imported on first use: a classifier needs no decoder.
 _MODULES = {
@@ -42,12 +43,9 @@ _MODULES = {
     "shared_name": "fusion",
 }
 
+if TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'dxn.models' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"dxn.models.{_MODULES[name]}"), name)
+    def __getattr__(name: str) -> Any: ...
 
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+else:
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -8,14 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from dxn.core.dropout import selected
-from dxn.core.tokens import Tokens
+from dxn.core.tokens import RESERVED, Tokens
 
 # A batch has the collated tensors of each input under the name of the input, "#size" (number of
 # samples), "#index" (their row numbers in the data set), and the keys of the task, such as
 # "target". An input has the name of a column, which hardly ever starts with "#".
 Batch = Mapping[str, Any]
-# Keys of a batch that cannot be names of inputs.
-RESERVED = ("#size", "#index", "#filler", "target")
 
 
 class Network(nn.Module):

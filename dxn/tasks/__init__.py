@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dxn.core.lazy import lazy_names
 from dxn.tasks.heads import HeadOptions, LinearHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names
@@ -74,10 +74,5 @@ MODULES = {
     "Window": "language",
 }
 
-
 if not TYPE_CHECKING:  # otherwise every name would be known
-
-    def __getattr__(name: str) -> Any:
-        if name not in MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{__name__}.{MODULES[name]}"), name)
+    __getattr__, __dir__ = lazy_names(__name__, MODULES)

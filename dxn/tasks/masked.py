@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,7 @@ from dxn.tasks.metric import Metric, defined
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
-from dxn.tokenize.masking import Masking
+from dxn.tokenize.masking import SPAN, Masking, PatchMasking
 
 SMALLEST = 1e-9  # avoids a division by zero if nothing of an input is masked
 
@@ -151,7 +152,9 @@ class MaskedInputs(Target):
         self.maskings = {}
         for name, adapter in adapters.items():
             ratio = self.mask_ratio.get(name, self.mask_ratio.get(adapter.modality))
-            masking = adapter.masking(ratio=ratio, span=self.span)
+            masking = adapter.masking(ratio=ratio)
+            if isinstance(masking, PatchMasking) and masking.span is not None:
+                masking = replace(masking, span=self.span)
             if masking is None and ratio:
                 raise UserError(
                     f"head.mask_ratio.{name}: must be 0, because this input cannot be masked (for "
@@ -230,7 +233,7 @@ class Masked(Task[MaskedInputs]):
 
     name = "masked"
 
-    def __init__(self, *, mask_ratio: Mapping[str, float] = MappingProxyType({}), span: int = 5):
+    def __init__(self, *, mask_ratio: Mapping[str, float] = MappingProxyType({}), span: int = SPAN):
         for name, ratio in mask_ratio.items():
             if not 0 <= ratio < 1:
                 raise ValueError(f"mask_ratio.{name} must be at least 0 and below 1, got {ratio}")

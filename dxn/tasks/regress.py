@@ -20,7 +20,7 @@ from dxn.tasks.metric import Metric
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
-from dxn.tokenize.cells.numbers import NumberFormat, find_format
+from dxn.tokenize.cells.numbers import NumberFormat, find_format, plain_number
 
 MAX_EXAMPLES = 3  # cells in a message
 MAX_TARGET = 1e37  # predictions are computed in float32, whose largest number is 3.4e38
@@ -245,12 +245,8 @@ def _explain_format(
 
 def _is_formatted(form: NumberFormat, value: str) -> bool:
     """Whether a number has separators or a unit, so that it could be read in another way."""
-    if form.parse(value) is None:
-        return False
-    try:
-        return float(value) != form.parse(value)
-    except ValueError:
-        return True
+    number = form.parse(value)
+    return number is not None and plain_number(value) != number
 
 
 def _columns(predictions: Sequence[Tensor], targets: Sequence[float]) -> tuple[Tensor, Tensor]:

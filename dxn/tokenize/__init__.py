@@ -3,8 +3,9 @@
 `base.py` defines their base classes.
 """
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from dxn.core.lazy import lazy_names
 
 # The module that defines each name. They are imported on first use: a command needs only the
 # modalities of its data.
@@ -45,12 +46,9 @@ _MODULES = {
     "train_tokenizer": "text.vocabulary",
 }
 
+if TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'dxn.tokenize' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"dxn.tokenize.{_MODULES[name]}"), name)
+    def __getattr__(name: str) -> Any: ...
 
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+else:
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -277,15 +277,13 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
         """Use this vocabulary and create the embedding, if `has_vocabulary`."""
         raise TypeError(f"{type(self).__name__} has no vocabulary")
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> Masking | None:
+    def masking(self, *, ratio: float | None = None) -> Masking | None:
         """Create the masking for masked pretraining. None: not supported, or ratio is 0.
 
         Call it after `fit`, because a masking copies what was learned.
 
         Args:
             ratio: Fraction of the columns to mask. Default: the adapter's own ratio.
-            span: Number of consecutive columns that are masked together, where neighbors are
-                similar.
         """
         return None
 

@@ -18,6 +18,9 @@ from dxn.core.randomness import torch_generator
 from dxn.tokenize.base import MASKED, Sample
 from dxn.tokenize.patches import PatchGrid
 
+# Default number of consecutive patches of a series or sound that are hidden together.
+SPAN = 5
+
 
 class Masking:
     """Hides a part of a sample for masked pretraining. It is picklable and runs in data workers.

@@ -103,6 +103,21 @@ def test_irregular_times_are_resampled_to_the_mean_of_each_step():
     np.testing.assert_array_equal(made.columns["values"][0], [[2], [NAN], [6]])
 
 
+def test_a_missing_number_does_not_hide_the_others_of_its_step():
+    long = table_of(id=["a"] * 4, time=[0, 0.5, 1, 1.5], x=["1", "nan", "N/A", "4"])
+    made = Long("id", "time", "x", step=1.0).apply(long)
+    np.testing.assert_array_equal(made.columns["values"][0], [[1], [4]])
+
+
+def test_a_long_table_reads_numbers_as_strictly_with_steps_as_without():
+    long = table_of(id=["a"] * 2, time=[0, 1], x=["1", "1_000"])
+    with pytest.raises(UserError, match="row 3: must contain only numbers, got '1_000'"):
+        Long("id", "time", "x", step=1.0).apply(long)
+    # A list is a bad cell, see `series_cell`.
+    made = Long("id", "time", "x").apply(long)
+    assert isinstance(made.columns["values"][0], list)
+
+
 def test_a_time_that_is_rounded_down_belongs_to_its_step():
     long = table_of(id=["a"] * 2, time=[0, 0.3], x=[1, 2])  # 0.3 / 0.1 is 2.9999999999999996
     made = Long("id", "time", "x", step=0.1).apply(long)
@@ -122,7 +137,11 @@ def test_a_time_that_is_rounded_down_belongs_to_its_step():
             "row 4: column 'time' must contain",
         ),
         ({"time": [0, 1, 1e9, 3]}, Long("id", "time", "x", 1), "more than 1,000,000"),
-        ({"x": ["1", "2", "z", "4"]}, Long("id", "time", "x", 1), "row 4: must be a number"),
+        (
+            {"x": ["1", "2", "z", "4"]},
+            Long("id", "time", "x", 1),
+            "row 4: must contain only numbers",
+        ),
         ({}, Long("id", "time", "z"), "data.long.values: no column 'z'"),
         ({}, Long("key", "time", "x"), "data.long.id: no column 'key'"),
     ],

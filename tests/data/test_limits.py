@@ -14,7 +14,7 @@ import pytest
 
 from dxn.core.errors import UserError
 from dxn.data.sources.archive import read_archive
-from dxn.data.tables.limits import FREE_BYTES, MAX_COLUMNS, MAX_LINE
+from dxn.data.tables.files import FREE_BYTES, MAX_COLUMNS, MAX_LINE
 from dxn.data.tables.read import read_table
 
 MB = 1 << 20

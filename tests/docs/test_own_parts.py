@@ -61,7 +61,7 @@ class GaugeAdapter(Adapter):
         super().__init__()
         self.dim, self.tokenizer, self.proj = dim, GaugeTokenizer(), nn.Linear(1, dim)
 
-    def masking(self, *, ratio=None, span=5):
+    def masking(self, *, ratio=None):
         return None if ratio == 0 else GaugeMasking()
 
     def forward(self, batch):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.commands import all_commands
-from dxn.config.command import Command, prepare
+from dxn.config.command import Command, check_paths
 from dxn.config.help import topic_page
 from dxn.config.settings import Settings
 from dxn.config.words import expand
@@ -104,7 +104,7 @@ def check_and_write(command: str) -> None:
         if key != "output" and FILE_NAME.fullmatch(value):
             assert Path(value).exists(), f"{value} is not made by the page: {command}"
     for composed in check_command(command):
-        prepare(composed)
+        check_paths(composed)
         verb, settings = composed.verb(), composed.settings
         values = settings.values
         source = (values.get("weights") or {}).get("source")

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from dxn.commands.train import Train
-from dxn.config.command import prepare
+from dxn.config.command import check_paths
 from dxn.core.errors import UserError
 from dxn.runs.paths import trained_run, weights_of_run
 
@@ -69,7 +69,7 @@ def test_the_newest_run_needs_a_run(tmp_path, monkeypatch):
 
 def test_a_training_names_the_run_that_its_weights_come_from(outputs):
     lines = ["weights=latest", "weights.adapters.text=outputs/label"]
-    settings = prepare(Train.compose(lines)).settings
+    settings = check_paths(Train.compose(lines)).settings
     assert settings.values["weights"]["source"] == "outputs/price/c"
     assert settings.values["weights"]["adapters"] == {"text": "outputs/label/b"}
     assert settings.notes == (
@@ -81,6 +81,6 @@ def test_a_training_names_the_run_that_its_weights_come_from(outputs):
 def test_a_missing_run_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
-        prepare(Train.compose(["weights=latest"]))
+        check_paths(Train.compose(["weights=latest"]))
     assert str(error.value).startswith("weights: folder not found: outputs ")
     assert "\n" not in str(error.value)

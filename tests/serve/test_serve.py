@@ -23,7 +23,7 @@ from PIL import Image
 import dxn
 from dxn.cli import main
 from dxn.commands.serve import Serve
-from dxn.config.command import prepare
+from dxn.config.command import check_paths
 from dxn.core.errors import UserError
 from dxn.data.sources.confine import confined
 from dxn.serve import server
@@ -646,7 +646,7 @@ def test_an_example_never_contains_a_file_outside_the_data_folder_or_of_another_
 def test_test_rows_are_not_shown_to_other_machines_by_default(run, predictor, capsys):
     values = [f"run={run}", "host=0.0.0.0"]
     for extra, count in (([], 0), (["examples=2"], 2)):
-        options = prepare(Serve.compose([*values, *extra]))
+        options = check_paths(Serve.compose([*values, *extra]))
         examples = examples_of(str(run), predictor, options, is_chosen=bool(extra), trust=())
         assert len(examples) == count
     assert "note: the page shows no test rows" in capsys.readouterr().out

@@ -11,13 +11,14 @@ from itertools import chain
 from typing import Any
 
 from dxn.core.errors import UserError
+from dxn.core.tokens import RESERVED
 from dxn.data.columns.infer import Readers, infer_columns
-from dxn.data.rows import RESERVED, TARGET, VALUES, Column, InputSpec, Rows, as_column
+from dxn.data.rows import TARGET, VALUES, Column, InputSpec, Rows, as_column
 from dxn.data.sources.detect import CONFINE
 from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, kind_of
 from dxn.tokenize.base import Reader
-from dxn.tokenize.cells.missing import has_no_value
+from dxn.tokenize.cells.values import has_no_value
 
 # Names of target columns, in the order of preference, if the user does not choose one.
 USUAL_TARGETS = ("label", "target", "class", "category", "tags")

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from dxn.core.display import count
 from dxn.data.dataset import Opened
 from dxn.data.raws import FileColumn, digest, digest_of
+from dxn.data.rows import TARGET
 
-TARGET = "target"
 ORDER = "order"  # the digest of the rows, and below the one that does not depend on their order
 SET = "set"
 NUM_BYTES = 16  # of each digest, also of those of `dxn.data.raws`

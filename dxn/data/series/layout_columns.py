@@ -5,12 +5,14 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from dxn.core.errors import UserError, similar
 from dxn.data.tables.read import Table, as_list
+from dxn.tokenize.series.values import from_list
 
 WILDCARDS = "*?["
 
@@ -82,8 +84,11 @@ def series_cell(steps: Sequence[Any]) -> np.ndarray | list | None:
         An array (T,) or (T, C), float64, with NaN for missing values. None if all of them are
         missing. A list if a cell is not a number, so that it is reported as a bad cell of this row.
     """
+    cells = chain.from_iterable(s if isinstance(s, list | tuple) else [s] for s in steps)
+    has_texts = any(isinstance(cell, str) for cell in cells)
     try:
-        values = np.array(steps, dtype=np.float64)
+        # NumPy would read the text "1_000" as a number.
+        values = from_list(list(steps)) if has_texts else np.array(steps, dtype=np.float64)
     except (TypeError, ValueError):
         return list(steps)
     return None if np.isnan(values).all() else values

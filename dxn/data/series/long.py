@@ -13,6 +13,7 @@ import numpy as np
 from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.tables.read import Table, as_list
+from dxn.tokenize.series.values import number_of
 
 # Columns of the time steps of one series per row: those of each channel, or of the only channel.
 WideColumns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
@@ -157,8 +158,12 @@ class Long:
         counts = [[0] * len(channels) for _ in sums]
         for i, step in zip(order, index, strict=True):
             for channel, values in enumerate(channels):
-                if values[i] is not None:
-                    sums[step][channel] += _number(values[i], table.origin(i))
+                try:
+                    number = number_of(values[i])
+                except ValueError as error:
+                    raise UserError(f"{table.origin(i)}: {error}; correct the table") from None
+                if not math.isnan(number):
+                    sums[step][channel] += number
                     counts[step][channel] += 1
         return [
             [total / n if n else None for total, n in zip(row, number, strict=True)]
@@ -209,10 +214,3 @@ def _bin_index(time: float, start: float, step: float) -> int:
     # Seconds since year 1 with a fraction are rounded by far more than small numbers.
     rounding = max(ROUNDING, 2 * math.ulp(time) / step)
     return math.floor((time - start) / step + rounding)
-
-
-def _number(value: Any, origin: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UserError(f"{origin}: must be a number, got {value!r}; correct the table") from None

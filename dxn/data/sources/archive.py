@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 
 from dxn.core.errors import UserError
 from dxn.data.sources.detect import require_path
-from dxn.data.tables.limits import CHUNK, MAX_MEMBERS, check_expansion
+from dxn.data.tables.files import CHUNK, MAX_MEMBERS, check_expansion
 
 # The exceptions that tarfile, zipfile and their decompressors raise for a damaged file.
 DAMAGED = (
@@ -53,7 +53,7 @@ def read_archive(path: Path, is_wanted: Callable[[str], bool]) -> Iterator[Membe
             their content is empty.
 
     Raises:
-        UserError: If it is not an archive, is damaged, exceeds a limit of `dxn.data.tables.limits`,
+        UserError: If it is not an archive, is damaged, exceeds a limit of `dxn.data.tables.files`,
             or contains a name or a needed link that leads out of it.
     """
     require_path(path)

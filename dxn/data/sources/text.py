@@ -11,7 +11,7 @@ from dxn.data.columns.infer import Readers
 from dxn.data.rows import InputSpec, Rows, Source
 from dxn.data.sources.confine import OutsidePath, confined
 from dxn.data.splits.split import SPLITS, check_fractions
-from dxn.data.tables.decoding import read_text
+from dxn.data.tables.files import read_text
 
 
 def text_files(

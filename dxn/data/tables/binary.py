@@ -15,7 +15,7 @@ import numpy as np
 from dxn.core.errors import UserError
 from dxn.data.rows import CHUNK_ROWS, Column, as_column, blank_to_none, join_columns
 from dxn.data.tables.csv import check_names
-from dxn.data.tables.limits import check_expansion, check_num_cells
+from dxn.data.tables.files import check_expansion, check_num_cells
 
 # pyarrow takes time to import, and few tables need it.
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def read_parquet(path: Path) -> tuple[dict[str, Column], np.ndarray]:
         The values by column name, and the number of each row, from 1.
 
     Raises:
-        UserError: If the file is damaged, or exceeds a limit of `dxn.data.tables.limits`.
+        UserError: If the file is damaged, or exceeds a limit of `dxn.data.tables.files`.
     """
     import pyarrow
 

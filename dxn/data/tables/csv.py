@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dxn.core.errors import UserError
 from dxn.data.rows import CHUNK_ROWS, Column, as_column, blank_to_none, join_columns
-from dxn.data.tables.limits import check_num_columns
+from dxn.data.tables.files import check_num_columns
 
 # Common separators, in the order of preference.
 SEPARATORS = (",", ";", "\t", "|")

@@ -11,7 +11,7 @@ from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.core.printable import valid_text
-from dxn.data.tables.limits import check_num_cells, check_num_columns
+from dxn.data.tables.files import check_num_cells, check_num_columns
 
 SURROGATE = "\\ud"  # start of the escape sequence of a surrogate
 # Lists that are nested too deeply, and numbers with thousands of digits.

@@ -17,7 +17,7 @@ from dxn.data.sources.detect import CONLL, TABLES, require_path, table_format
 from dxn.data.tables.binary import read_excel, read_parquet
 from dxn.data.tables.conll import read_conll
 from dxn.data.tables.csv import read_csv
-from dxn.data.tables.decoding import read_text
+from dxn.data.tables.files import read_text
 from dxn.data.tables.json import read_json, read_jsonl
 from dxn.data.tables.ts import read_ts
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from dxn.core.display import count, named, print_line
 from dxn.core.errors import UserError
-from dxn.data.dataset import TARGET, Opened, printable
+from dxn.data.dataset import Opened, printable
+from dxn.data.rows import TARGET
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia, Reader, Tokenizer
-from dxn.tokenize.cells.missing import is_null
+from dxn.tokenize.cells.values import is_null
 
 if TYPE_CHECKING:
     from dxn.data.rows import InputSpec, OnBad, Rows, Source

@@ -9,7 +9,7 @@ from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.data.sources.detect import table_format, tables_in
-from dxn.data.tables.decoding import read_text
+from dxn.data.tables.files import read_text
 from dxn.tokenize.base import Reader
 
 TEXT_SUFFIX = ".txt"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
-from dxn.data.tables.decoding import read_text
+from dxn.data.tables.files import read_text
 from dxn.data.tables.read import ReadOptions, read_table
 from dxn.runs.predictor.output import write_records
 

@@ -25,7 +25,7 @@ from dxn.tokenize.audio.tokenizer import (
 )
 from dxn.tokenize.base import MASKED, Adapter, raws_of
 from dxn.tokenize.grid_positions import PosEmbed2d
-from dxn.tokenize.masking import PatchMasking, check_ratio
+from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.statistics import Moments
@@ -130,12 +130,11 @@ class AudioAdapter(Adapter):
             self.std.copy_(moments.std.clamp(min=MIN_STD))
         return self
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> PatchMasking | None:
-        """Create a masking of runs of `span` columns. Call it after `fit`.
+    def masking(self, *, ratio: float | None = None) -> PatchMasking | None:
+        """Create a masking of runs of columns. Call it after `fit`.
 
         Args:
             ratio: Fraction of the columns to mask. Default: 0.4.
-            span: Number of consecutive columns that are masked together.
 
         Returns:
             None if ratio is 0.
@@ -150,7 +149,7 @@ class AudioAdapter(Adapter):
             grid=self.grid,
             num_outputs=self.grid.size[0] * self.grid.size[1],
             contents=partial(_masked_features, mean=mean, std=std),
-            span=span,
+            span=SPAN,
             stem_pads_end=self.stem is not None,
         )
 

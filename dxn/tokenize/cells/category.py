@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
-from dxn.tokenize.cells.category_cell import cell_values, find_separator
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens
-from dxn.tokenize.cells.missing import has_no_value
+from dxn.tokenize.cells.values import cell_values, find_separator, has_no_value
 from dxn.tokenize.masking import TokenMasking, check_ratio
 
 # A short code, such as that of a country. "NA" is Namibia in a column of these.
@@ -215,12 +214,11 @@ class CategoryAdapter(Adapter):
         nn.init.uniform_(self.embedding.weight, -(self.dim**-0.5), self.dim**-0.5)
         self.fitted = True
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> TokenMasking | None:
+    def masking(self, *, ratio: float | None = None) -> TokenMasking | None:
         """Create a masking that predicts the value. None if ratio is 0.
 
         Args:
             ratio: Probability that a value is masked. Default: 0.3.
-            span: Not used.
         """
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         # A cell has few values, so all of them are replaced by the mask.

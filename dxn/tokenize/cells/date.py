@@ -22,7 +22,7 @@ from dxn.tokenize.cells.dates import (
     find_day_first,
     parse_date,
 )
-from dxn.tokenize.cells.missing import has_no_number
+from dxn.tokenize.cells.values import has_no_number
 from dxn.tokenize.masking import CellMasking, check_ratio
 
 
@@ -159,12 +159,11 @@ class DateAdapter(Adapter):
         self.fitted = True
         return self
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> CellMasking | None:
+    def masking(self, *, ratio: float | None = None) -> CellMasking | None:
         """Create a masking that predicts the features. None if ratio is 0.
 
         Args:
             ratio: Probability that the date is masked. Default: 0.3.
-            span: Not used.
         """
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         return CellMasking(ratio, num_outputs=NUM_FEATURES) if ratio else None

@@ -16,8 +16,8 @@ from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, is_finite_number
-from dxn.tokenize.cells.missing import has_no_number
 from dxn.tokenize.cells.numbers import NumberFormat, find_format
+from dxn.tokenize.cells.values import has_no_number
 from dxn.tokenize.masking import CellMasking, check_ratio
 
 
@@ -184,12 +184,11 @@ class NumberAdapter(Adapter):
             self.edges.copy_(quantile_edges(values, self.num_bins))
         return self
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> CellMasking | None:
+    def masking(self, *, ratio: float | None = None) -> CellMasking | None:
         """Create a masking that predicts the standardized number. None if ratio is 0.
 
         Args:
             ratio: Probability that the number is masked. Default: 0.3.
-            span: Not used.
         """
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         return CellMasking(ratio, num_outputs=1) if ratio else None

@@ -127,12 +127,11 @@ class ImageAdapter(Adapter):
         set_statistics(self, chosen)
         return self
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> PatchMasking | None:
+    def masking(self, *, ratio: float | None = None) -> PatchMasking | None:
         """Create a masking of random patches. Call it after `fit`.
 
         Args:
             ratio: Fraction of the patches to mask. Default: 0.6.
-            span: Not used.
 
         Returns:
             None if ratio is 0.

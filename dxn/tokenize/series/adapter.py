@@ -14,7 +14,7 @@ from dxn.core.dropout import Dropout
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import MASKED, Adapter, raws_of
-from dxn.tokenize.masking import PatchMasking, check_ratio
+from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.series.reader import SeriesReader
@@ -127,12 +127,11 @@ class SeriesAdapter(Adapter):
         self._create_layers(num_channels, patch_size, *channel_statistics(moments))
         return self
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> PatchMasking | None:
-        """Create a masking of runs of `span` patches. Call it after `fit`.
+    def masking(self, *, ratio: float | None = None) -> PatchMasking | None:
+        """Create a masking of runs of patches. Call it after `fit`.
 
         Args:
             ratio: Fraction of the patches to mask. Default: 0.4.
-            span: Number of consecutive patches that are masked together.
 
         Returns:
             None if ratio is 0.
@@ -141,7 +140,7 @@ class SeriesAdapter(Adapter):
         if not ratio:
             return None
         num_outputs = self.grid.size[0] * self.grid.size[1]
-        return PatchMasking(ratio, self.grid, num_outputs, _masked_values, span=span)
+        return PatchMasking(ratio, self.grid, num_outputs, _masked_values, span=SPAN)
 
     def state(self) -> dict[str, Any]:
         """Return what `fit` learned."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.missing import has_no_number
 from dxn.tokenize.cells.numbers import plain_number
+from dxn.tokenize.cells.values import has_no_number
 
 # Values of one series. It is checked before a file is decoded, because a header can promise more
 # than fits into memory.
@@ -82,7 +82,7 @@ def from_list(values: Any) -> np.ndarray:
         raise ValueError(f"must be a list of numbers, got {shortened(values)}")
     check_count(len(values))
     if not any(isinstance(value, list | tuple | np.ndarray) for value in values):
-        return np.array([_number(value) for value in values], dtype=np.float64)
+        return np.array([number_of(value) for value in values], dtype=np.float64)
     rows = []
     width = None
     for i, value in enumerate(values):
@@ -98,11 +98,16 @@ def from_list(values: Any) -> np.ndarray:
             )
         if (i + 1) * width > MAX_VALUES:
             raise ValueError(f"{len(values) * width:,} values, more than {MAX_VALUES:,}")
-        rows.append([_number(item) for item in value])
+        rows.append([number_of(item) for item in value])
     return np.array(rows, dtype=np.float64)
 
 
-def _number(value: Any) -> float:
+def number_of(value: Any) -> float:
+    """Return a value of a series, NaN where it is missing.
+
+    Raises:
+        ValueError: If it is not a number.
+    """
     if has_no_number(value):
         return math.nan
     if isinstance(value, float | np.floating):  # `to_steps` explains infinity

@@ -168,12 +168,11 @@ class TextAdapter(Adapter):
             self.embedding.weight.data.copy_(vectors)
         self.embedding.weight.requires_grad_(not options.frozen)
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> TokenMasking | None:
+    def masking(self, *, ratio: float | None = None) -> TokenMasking | None:
         """Create a masking of single tokens, as in BERT. Call it after `fit`.
 
         Args:
             ratio: Fraction of the tokens to mask. Default: 0.15.
-            span: Not used.
 
         Returns:
             None if ratio is 0, or if it is not set and the tokenizer has no mask token.

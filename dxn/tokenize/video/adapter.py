@@ -125,12 +125,11 @@ class VideoAdapter(Adapter):
             set_statistics(self, (raw.movedim(1, 0) for raw in chosen))
         return self
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> PatchMasking | None:
+    def masking(self, *, ratio: float | None = None) -> PatchMasking | None:
         """Create a masking of random patches in all frames. Call it after `fit`.
 
         Args:
             ratio: Fraction of the patches to mask. Default: 0.75.
-            span: Not used.
 
         Returns:
             None if ratio is 0, or with tokens=frame: there are no patches to predict.

@@ -1,19 +1,48 @@
-"""Read the values of a cell of categories. Exported models use it without dxn."""
+"""Read the values of cells, some of which say that there is none, such as N/A.
+
+Exported models use it without dxn.
+"""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from typing import Any
 
-from dxn.tokenize.cells.missing import has_no_value
-
+# In lower case. A value such as "none" or "unknown" is not here: it can be a category of its own,
+# such as "none" in a column of garages.
+NO_VALUE = {"na", "n/a", "n.a.", "nan", "null", "nil", "?", "-", "--", "—", "–", "#n/a"}
+# Further cells that contain no number or date.
+NO_NUMBER = NO_VALUE | {".", "none", "unknown", "missing", "tbd"}
+NO_NUMBER |= {"not available", "not applicable", "#value!", "#div/0!", "#ref!"}  # Excel
 MAX_CELL_VALUES = 64  # values of a list in one cell
 MAX_CHARS = 200  # characters of a value
 # Characters between several values of a cell; each part is a value if at least MIN_JOINED of the
 # different cells have it, and there are at most MAX_PARTS as many different parts as cells.
 SEPARATORS = ("|", ";", ",")
 MIN_JOINED, MAX_PARTS = 0.3, 0.5
+
+
+def has_no_value(value: Any, texts: Set[str] = NO_VALUE) -> bool:
+    """Whether a cell says that there is no value: null, a blank text, or such as "N/A"."""
+    # Texts first: this is called several times for each cell of a table.
+    if not isinstance(value, str):
+        return is_null(value)
+    text = value.strip().lower()
+    return not text or text in texts
+
+
+def has_no_number(value: Any) -> bool:
+    """Whether a cell says that there is no number or date, such as "N/A" or "unknown"."""
+    return has_no_value(value, NO_NUMBER)
+
+
+def is_null(value: Any) -> bool:
+    """Whether a value is None, NaN, or the missing value of pandas."""
+    if isinstance(value, float):
+        return value != value  # only NaN is not equal to itself
+    # pandas need not be installed. Its NaT is an instance of datetime.
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def cell_values(
