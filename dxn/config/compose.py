@@ -315,7 +315,6 @@ def _resolved(
         _stop(request, *([] if str(error) in request.problems else [str(error)]))
     if HOME in str(resolved):
         resolved = expand_home(resolved)
-
     # After resolving, so that ${...} in a text is not an interpolation.
     for key, text in request.literal.items():
         # A text can also start with "~/".
