@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dxn.config.model_plan import Input, ModelPlan
 from dxn.core.arguments import node_of
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
@@ -127,21 +128,20 @@ class Model(models.MultimodalModel):
         """
         folder = Path(folder)
         keys = dict.fromkeys(self.inputs.values())
-        nodes = {
-            "inputs": {
-                name: {"modality": self.adapter(name).modality, "column": name, "adapter": key}
+        plan = ModelPlan(
+            inputs={
+                name: Input(modality=self.adapter(name).modality, column=name, adapter=key)
                 for name, key in self.inputs.items()
             },
-            "target": TARGET if self.task.is_supervised else None,
-            "layout": None,
-            "adapters": {key: node_of(self.adapter(key), f"inputs.{key}") for key in keys},
-            "fusion": node_of(self.fusion, "fusion"),
-            "share_backbone": not isinstance(self.backbone, SeparateBackbones),
-            "backbone": node_of(_first(self.backbone), "backbone"),
-            "head": node_of(self.task, "head"),
-        }
-        card = Card(title or folder.name, nodes, self.task, models.count_parameters(self))
-        model_folder.save(folder, model=self, nodes=nodes, task=self.task, card=card.markdown())
+            target=TARGET if self.task.is_supervised else None,
+            adapters={key: node_of(self.adapter(key), f"inputs.{key}") for key in keys},
+            fusion=node_of(self.fusion, "fusion"),
+            share_backbone=not isinstance(self.backbone, SeparateBackbones),
+            backbone=node_of(_first(self.backbone), "backbone"),
+            head=node_of(self.task, "head"),
+        )
+        card = Card(title or folder.name, plan, self.task, models.count_parameters(self))
+        model_folder.save(folder, model=self, plan=plan, task=self.task, card=card.markdown())
 
     def _on_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return to_device(dict(batch), next(self.parameters()).device)

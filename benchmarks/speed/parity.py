@@ -32,6 +32,7 @@ from parity_cases import CASES, VOCAB, Batch, Case, Sizes, randomize, save  # no
 from torch import Tensor, nn  # noqa: E402
 
 from dxn.config.instantiate import build  # noqa: E402
+from dxn.config.model_plan import ModelPlan  # noqa: E402
 from dxn.models import MultimodalModel  # noqa: E402
 from dxn.weights import PublicModel, read_public  # noqa: E402
 
@@ -57,19 +58,19 @@ class Pair:
     public: PublicModel
 
 
-def build_model(public: PublicModel, nodes: dict[str, Any] | None = None) -> MultimodalModel:
+def build_model(public: PublicModel, plan: ModelPlan | None = None) -> MultimodalModel:
     """Build the model that a checkpoint describes, with random weights.
 
     Args:
         public: The checkpoint.
-        nodes: Configuration of the parts. Default: that of the checkpoint, `public.nodes()`.
+        plan: What determines the model. Default: that of the checkpoint, `public.plan()`.
     """
-    nodes = public.nodes() if nodes is None else nodes
-    adapters = {key: build(node, key=f"adapters.{key}") for key, node in nodes["adapters"].items()}
+    plan = public.plan() if plan is None else plan
+    adapters = {key: build(node, key=f"adapters.{key}") for key, node in plan.adapters.items()}
     public.prepare(adapters)
-    fusion = build(nodes["fusion"], key="fusion")
-    backbone = build(nodes["backbone"], key="backbone")
-    task = build(nodes["head"], key="head")
+    fusion = build(plan.fusion, key="fusion")
+    backbone = build(plan.backbone, key="backbone")
+    task = build(plan.head, key="head")
     if public.task_state():
         task.target.load(public.task_state())
     head = task.make_head(backbone.dim, fusion.width, adapters)
@@ -102,13 +103,13 @@ def pair(
             module.p = dropout
     save(case, peer, folder, heads=sizes.heads)
     public = read_public(str(folder), part=case.part)
-    nodes = public.nodes()
-    if dropout:  # only some adapters and heads have the option, so 0 leaves the nodes unchanged
-        nodes["backbone"]["dropout"] = dropout
-        nodes["backbone"]["block"] |= {"attn_dropout": dropout, "mlp_dropout": 0.0}
-        for node in (*nodes["adapters"].values(), nodes["head"]):
+    plan = public.plan()
+    if dropout:  # only some adapters and heads have the option, so 0 leaves the plan unchanged
+        plan.backbone["dropout"] = dropout
+        plan.backbone["block"] |= {"attn_dropout": dropout, "mlp_dropout": 0.0}
+        for node in (*plan.adapters.values(), plan.head):
             node["dropout"] = dropout
-    model = build_model(public, nodes).to(dtype)
+    model = build_model(public, plan).to(dtype)
     public.fill(model)
     return Pair(case, peer, model.eval(), public)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dxn.config.model_config import read_config
+from dxn.config.model_plan import ModelPlan, read_model_plan
 from dxn.config.settings import dump_yaml
 from dxn.core.errors import UserError
 from dxn.core.printable import without_secrets
@@ -47,15 +47,15 @@ def hub_card(
     """
     if license is not None and LICENSE.fullmatch(license) is None:
         raise UserError(f"license: must be an identifier such as apache-2.0, got {license}")
-    config = read_config(folder, trust=tuple(trust))
+    plan = read_model_plan(folder, trust=trust)
     task = str(load_json(folder / LABELS).get("task", "unknown"))
     figures = _figures(run / METRICS)
-    text = dump_yaml(metadata(config, task, figures, repo, license))
+    text = dump_yaml(metadata(plan, task, figures, repo, license))
     body = read_text(folder / CARD)
     body = _without_home(body)
     if license is not None:
         body = body.replace("- license: not set", f"- license: {license}")
-    use = _use(repo, config, body)
+    use = _use(repo, body)
     return without_secrets(
         f"---\n{text}---\n\n{USE.sub('', body).rstrip()}\n\n{LIMITATIONS}\n{use}"
     )
@@ -71,14 +71,14 @@ def _without_home(text: str) -> str:
 
 
 def metadata(
-    config: Mapping[str, Any],
+    plan: ModelPlan,
     task: str,
     figures: Mapping[str, float],
     repo: str,
     license: str | None,
 ) -> dict[str, Any]:
     """Return the metadata of a card in the format of the hub."""
-    modalities = sorted({str(spec["modality"]) for spec in config["inputs"].values()})
+    modalities = sorted({each.modality for each in plan.inputs.values()})
     metrics = [
         {"type": name, "value": value, "name": f"{name} on the test split"}
         for name, value in figures.items()
@@ -109,7 +109,7 @@ def _figures(path: Path) -> dict[str, float]:
     return figures
 
 
-def _use(repo: str, config: Mapping[str, Any], body: str) -> str:
+def _use(repo: str, body: str) -> str:
     """Return the section about using the model, with the call of the original card."""
     call = re.search(r"^model\.(\w+)\((.*)\)$", body, re.MULTILINE)
     line = call[0] if call else "model.predict(...)"

@@ -13,6 +13,7 @@ from dxn.core.randomness import named_draws
 from dxn.models.model import MultimodalModel
 
 if TYPE_CHECKING:
+    from dxn.config.model_plan import ModelPlan
     from dxn.tasks import Task
     from dxn.tokenize.base import Adapter
 
@@ -20,13 +21,24 @@ Config = Mapping[str, Any]
 
 
 def build_adapters(
-    nodes: Mapping[str, Config], trust: Sequence[str] = (), *, seed: int = 0
+    nodes: Mapping[str, Config],
+    trust: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    where: str = "",
 ) -> dict[str, Adapter]:
-    """Build adapters by their key in the model. They are not fitted yet."""
+    """Build adapters by their key in the model. They are not fitted yet.
+
+    Args:
+        nodes: Node of each adapter.
+        trust: Top-level packages besides dxn whose code the nodes may use.
+        seed: Seed of the initial weights. Each adapter draws its own, by its key.
+        where: What contains the nodes, such as "config.yaml: ", for messages.
+    """
     adapters: dict[str, Adapter] = {}
     for key, node in nodes.items():
         with named_draws(seed, f"adapters.{key}"):
-            adapters[key] = build(node, key=f"adapters.{key}", trust=trust)
+            adapters[key] = build(node, key=f"{where}adapters.{key}", trust=trust)
     return adapters
 
 
@@ -46,10 +58,9 @@ def load_fitted(folder: Path, adapters: Mapping[str, Any], task: Task, *, seed: 
 
 
 def build_model(
-    nodes: Config,
+    plan: ModelPlan,
     task: Task,
     adapters: Mapping[str, Any],
-    inputs: Mapping[str, str],
     *,
     trust: Sequence[str] = (),
     seed: int = 0,
@@ -57,23 +68,22 @@ def build_model(
     """Build the fusion, the backbone and the head, and return the model.
 
     Args:
-        nodes: Configuration with the nodes fusion and backbone.
+        plan: What determines the model.
         task: The fitted task, which creates the head.
         adapters: The fitted adapters, by adapter key.
-        inputs: Adapter key of each input, by input name.
-        trust: Top-level packages besides dxn whose code the nodes may use.
+        trust: Top-level packages besides dxn whose code the plan may use.
         seed: Seed of the initial weights. Each part draws its own, by its name.
     """
+    inputs = plan.keys
     with named_draws(seed, "fusion"):
-        fusion = build(nodes["fusion"], key="fusion", trust=trust, inputs=list(inputs))
-    # Public checkpoints have no such key: each of them has a single backbone.
+        fusion = build(plan.fusion, key="fusion", trust=trust, inputs=list(inputs))
     names = ["backbone"]
-    if not nodes.get("share_backbone", True):
+    if not plan.share_backbone:
         names = [f"backbone of {name}" for name in inputs]
     backbones: list[Any] = []
     for name in names:
         with named_draws(seed, name):
-            backbones.append(build(nodes["backbone"], key="backbone", trust=trust))
+            backbones.append(build(plan.backbone, key="backbone", trust=trust))
     backbone = backbones[0]
     if names != ["backbone"]:
         from dxn.models.late_fusion import SeparateBackbones

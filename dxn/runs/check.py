@@ -42,9 +42,9 @@ def check_data(
             # The rest of the data is checked nevertheless, so that all problems are listed.
             errors = [str(error)]
     task = decided or task
-    inputs = assign_inputs(config, source.inputs, readers, source.column)
-    nodes = {each.adapter: config["adapters"][each.node] for each in inputs.values()}
-    adapters = build_adapters(nodes, trust)
+    inputs, nodes = assign_inputs(config, source.inputs, readers, source.column)
+    used = {key: config["adapters"][node] for key, node in nodes.items()}
+    adapters = build_adapters(used, trust)
     for note in find_formats(adapters, inputs, source):
         print_line(f"note: {note}")
 

@@ -23,10 +23,11 @@ from dxn.runs.build import load_fitted, save_fitted
 from dxn.runs.plan import FOLDER
 
 if TYPE_CHECKING:
+    from dxn.config.model_plan import Input
     from dxn.data.dataset import Opened
     from dxn.data.loader import LoaderOptions
     from dxn.data.rows import Source
-    from dxn.runs.plan import Input, Plan
+    from dxn.runs.plan import Plan
     from dxn.tasks import Task
     from dxn.tokenize.base import Adapter, Tokenizer
 
@@ -205,7 +206,7 @@ def describe(
     for name, truncation in truncations.items():
         key = plan.inputs[name].adapter
         # The adapter of a user may have another option that limits the length.
-        advice = f"; set adapters.{key}.max_len" if "max_len" in plan.adapters[key] else ""
+        advice = f"; set adapters.{key}.max_len" if "max_len" in plan.model.adapters[key] else ""
         print_line(f"note: {name}: {truncation}{advice}")
     return truncations
 

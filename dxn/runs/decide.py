@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from dxn.config.instantiate import build, resolve
+from dxn.config.model_plan import Input
 from dxn.config.values import lookup
 from dxn.core.errors import UserError
 from dxn.data.rows import TARGET, InputSpec, Source
 from dxn.data.splits.unlabeled import without_unlabeled
 from dxn.models.pooling import WITH_CLASS
-from dxn.runs.plan import Input
 from dxn.tasks import Auto, Task
 from dxn.tokenize.base import ADAPTERS, Adapter, Reader
 from dxn.tokenize.recognize import LazyReaders, by_modality
@@ -127,7 +127,7 @@ def assign_inputs(
     specs: Mapping[str, InputSpec],
     readers: LazyReaders,
     column: Callable[[str], Sequence[Any]],
-) -> dict[str, Input]:
+) -> tuple[dict[str, Input], dict[str, str]]:
     """Choose the adapter of each input, and sort the inputs by the order of their adapters.
 
     An input uses the adapter of the same name if there is one, otherwise the first adapter of its
@@ -140,6 +140,9 @@ def assign_inputs(
         specs: Modality and column of each input.
         readers: Readers by adapter key.
         column: Function that returns the cells of an input.
+
+    Returns:
+        The inputs by name, and the key of the options of each adapter, by its key in the model.
 
     Raises:
         UserError: If no input has an adapter.
@@ -169,6 +172,7 @@ def assign_inputs(
         if layout is None or first.setdefault(node, layout) == layout:
             shared[name] = node
     inputs: dict[str, Input] = {}
+    options: dict[str, str] = {}
     taken = set(shared.values())
     for name in names:
         key = shared.get(name)
@@ -179,10 +183,9 @@ def assign_inputs(
                 key = f"{nodes[name]}_{key}"
             taken.add(key)
         spec = specs[name]
-        inputs[name] = Input(
-            column=spec.column, modality=spec.modality, adapter=key, node=nodes[name]
-        )
-    return inputs
+        inputs[name] = Input(column=spec.column, modality=spec.modality, adapter=key)
+        options[key] = nodes[name]
+    return inputs, options
 
 
 def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dxn.config.instantiate import build
-from dxn.config.model_config import read_config
+from dxn.config.model_plan import read_model_plan
 from dxn.config.settings import Settings, dump_yaml
 from dxn.config.values import assign, leaves, lookup
 from dxn.core.display import is_main_process, print_line, print_rule
@@ -249,12 +249,12 @@ def _shared_figures(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _card(
     settings: Settings, folder: Path, best: Predictor, metrics: Mapping[str, Any], size: int
 ) -> Card:
-    nodes = read_config(folder / "model", trust=settings.trust)
+    plan = read_model_plan(folder / "model", trust=settings.trust)
     data = settings.values["data"]
-    name = settings.values["name"] or nodes.get("target") or folder.name
+    name = settings.values["name"] or plan.target or folder.name
     return Card(
         title=f"{name}: ensemble of {size} models",
-        nodes=nodes,
+        plan=plan,
         task=best.task,
         about_target="",
         data=data_name(data, None),
@@ -298,5 +298,5 @@ def save_ensemble(folder: Path, members: Sequence[Path]) -> None:
 
 def load_task(folder: Path, trust: Sequence[str]) -> Task:
     """Return the task of a model folder, without its weights."""
-    nodes = read_config(folder, trust=tuple(trust))
-    return build(nodes["head"], key="config.yaml: head", trust=trust).load(folder)
+    plan = read_model_plan(folder, trust=trust)
+    return build(plan.head, key="config.yaml: head", trust=trust).load(folder)

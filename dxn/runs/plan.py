@@ -6,6 +6,7 @@ labels.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
 
+from dxn.config.model_plan import Input, ModelPlan
 from dxn.config.settings import Settings, merge_overrides
 from dxn.config.values import leaves, lookup
 from dxn.core.errors import UserError
@@ -39,23 +41,6 @@ MAY_CHANGE = (
 )
 
 
-class Input(Strict):
-    """An input of a model.
-
-    Args:
-        column: Column of the data that contains its values.
-        modality: Its modality.
-        adapter: Key of its adapter in the model. Several inputs may share one adapter.
-        node: Key of the options of this adapter in the configuration. Inputs with equal keys can
-            have separate adapters with the same options.
-    """
-
-    column: str
-    modality: str
-    adapter: str
-    node: str
-
-
 class SplitFingerprint(Strict):
     """The fingerprint of one split."""
 
@@ -72,6 +57,8 @@ class Plan(Strict):
         config: All options, with those that the weights, the data and the preset determine.
         name: Name of the run, which is the title of its model card.
         inputs: The inputs by name, in the order of the model.
+        nodes: Key of the options of each adapter in the configuration, by its key in the model.
+            Several adapters can have the same options.
         target: Target column. None: the task needs none.
         layout: How tables were rearranged, see `dxn.data.rows.Source`.
         precision: Precision of matrix products, which the device determines by default.
@@ -84,6 +71,7 @@ class Plan(Strict):
     config: dict[str, Any]
     name: str
     inputs: dict[str, Input]
+    nodes: dict[str, str]
     target: str | None
     layout: dict[str, Any] | None
     precision: Literal["float32", "bf16"]
@@ -92,30 +80,20 @@ class Plan(Strict):
     loaded: list[str] = Field(default_factory=list)
     launch: str = ""
 
-    @property
-    def adapters(self) -> dict[str, dict[str, Any]]:
-        """The options of each adapter, by its key in the model."""
-        nodes = self.config["adapters"]
-        return {each.adapter: nodes[each.node] for each in self.inputs.values()}
-
-    def model_nodes(self, head: Mapping[str, Any], target: str | None) -> dict[str, Any]:
-        """Return the content of config.yaml in the model folder.
-
-        Args:
-            head: Node of the task: that of the training, or that of its pretraining.
-            target: Target column of this task.
-        """
+    @functools.cached_property
+    def model(self) -> ModelPlan:
+        """The part of the plan that determines the model, which the model folder contains."""
         config = self.config
-        return {
-            "inputs": {n: each.model_dump(exclude={"node"}) for n, each in self.inputs.items()},
-            "target": target,
-            "layout": self.layout,
-            "adapters": self.adapters,
-            "fusion": config["fusion"],
-            "share_backbone": config["share_backbone"],
-            "backbone": config["backbone"],
-            "head": head,
-        }
+        return ModelPlan(
+            inputs=self.inputs,
+            target=self.target,
+            layout=self.layout,
+            adapters={key: config["adapters"][node] for key, node in self.nodes.items()},
+            fusion=config["fusion"],
+            share_backbone=config["share_backbone"],
+            backbone=config["backbone"],
+            head=config["head"],
+        )
 
 
 def write_plan(folder: Path, plan: Plan, settings: Settings, fitted: Mapping[str, bytes]) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import broadcast_object_list
 from torch import nn
 
 from dxn.config.instantiate import build
+from dxn.config.model_plan import Input
 from dxn.config.settings import Settings, merge_overrides
 from dxn.config.values import refuse_without_effect
 from dxn.core.display import print_line
@@ -65,7 +66,7 @@ from dxn.runs.plan import (
 )
 from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
-from dxn.tokenize.base import Tokenizer
+from dxn.tokenize.base import Adapter, Tokenizer
 from dxn.training.finetune import Finetune
 from dxn.training.trainer import Schedule, Trainer
 
@@ -179,39 +180,161 @@ def prepare(
         UserError: If the settings, the data or the weights cannot be used.
     """
     trust = settings.trust
-    is_new = not settings.is_resumed
-    config = copy.deepcopy(settings.values)
-    seed = config["seed"]
     num_processes = trainer.accelerator.num_processes
-
     # The run that continues. It takes its weights from its own checkpoint, and its saved
     # configuration contains the options that weights, data and preset determined.
-    old = None
-    batch_size = None
+    old = weights = batch_size = None
+    config = copy.deepcopy(settings.values)
     if settings.is_resumed:
-        folder = Path(config["resume"]["run"])
-        stack.enter_context(locked(folder, main=trainer.main))
-        old = read_plan(folder)
+        fitted = Path(config["resume"]["run"])
+        stack.enter_context(locked(fitted, main=trainer.main))
+        old = read_plan(fitted)
         batch_size = check_config(old, settings, num_processes)
-
-    # The options that the weights determine.
-    weights = None
-    if is_new and (config["weights"]["source"] or config["weights"]["adapters"]):
-        # Most trainings start from random weights, and need none of the families of checkpoints.
+    # The options that the weights determine. Most trainings start from random weights, and need
+    # none of the families of checkpoints.
+    elif config["weights"]["source"] or config["weights"]["adapters"]:
         from dxn.runs.weights import read_initial_weights, with_weights
 
         weights = read_initial_weights(settings)
         config = with_weights(settings, weights)
-    if is_new:
+    if old is None:
         refuse_without_effect(config, settings.overrides)
 
+    # The options that the data determines, and the parts that need no data.
+    decided = _decide(config, settings, trainer, members, may_choose=weights is None)
+    config, source, task, trainer = decided.config, decided.source, decided.task, decided.trainer
+    settings = replace(settings, values=config)
+    name = str(config["name"] or source.name or source.target or "run")
+    # Each process has another time, and the time of the first one names the folder.
+    (folder,) = broadcast_object_list([run_folder(config, name, main=trainer.main)])
+    plan = Plan(
+        config=config,
+        name=name,
+        inputs=decided.inputs,
+        nodes=decided.nodes,
+        target=source.target if task.is_supervised else None,
+        layout=None if source.layout is None else dict(source.layout),
+        precision="bf16" if trainer.bf16 else "float32",
+        batch_size=batch_size or trainer.batch_size * num_processes,
+        launch=launch() if old is None else old.launch,
+    )
+
+    # The adapters and the data.
+    adapters = build_adapters(plan.model.adapters, trust, seed=config["seed"])
+    if weights is not None:
+        weights.prepare(adapters, task)
+    # Training a tokenizer again can give another one: ties of a unigram model are broken by the
+    # order of a hash table.
+    if fitted is not None:
+        read_fitted(fitted, adapters, task, config["seed"])
+    # After the labels have been read, which contain the metric that was monitored before.
+    _use_metrics(task, trainer, settings)
+    splits = _open_and_fit(plan, decided, adapters, is_fitted=fitted is not None)
+    prints = fingerprint(splits)
+    if old is not None:
+        check_data(old, prints, settings)
+    tokenizers = {name: adapters[key].tokenizer for name, key in plan.model.keys.items()}
+    truncations = describe(source, splits, task, plan, tokenizers)
+    warnings = [problem.reason for problem in find_problems(source, splits, task)]
+    for line in [*(f"warning: {warning}" for warning in warnings), *decided.lines]:
+        print_line(line)
+
+    # The model.
+    model = build_model(plan.model, task, adapters, trust=trust, seed=config["seed"])
+    loaded = [] if old is None else old.loaded
+    if weights is not None:
+        for notice in weights.fill(model, task):
+            print_line(notice)
+        # A checkpoint can contain other statistics of the inputs than those of the data.
+        task.target.bind({name: model.adapter(name) for name in model.inputs})
+        loaded = sorted(weights.loaded(model))
+    data = {name: SplitFingerprint(**each) for name, each in prints.items()}
+    plan = plan.model_copy(update={"data": data, "loaded": loaded})
+    # Pretraining trains all weights. The fine-tuning options are for the training after it, but a
+    # wrong one should be reported before.
+    tuned = model if decided.pretraining is None else copy.deepcopy(model)
+    run_finetune(decided.parts["finetune"], tuned, plan)
+    run = Training(
+        settings=settings,
+        plan=plan,
+        folder=folder,
+        trainer=trainer,
+        source=source,
+        splits=splits,
+        task=task,
+        pretraining=decided.pretraining,
+        model=model,
+        loader=decided.parts["loader"],
+        finetune=decided.parts["finetune"],
+        optimizer=decided.parts["optimizer"],
+        schedule=decided.parts["scheduler"],
+        truncations=truncations,
+        warnings=warnings,
+    )
+    # Also of a resumed run: a function of a Python program is not in its configuration.
+    check_metrics(model, task, run.validation_samples(task), trainer.monitor)
+    # Only now, so that a training that is refused leaves no folder.
+    run = replace(run, folder=_write_start(run, stack))
+    print_line(f"run folder: {run.folder}")
+    print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
+    total, trained = count_parameters(model), count_parameters(model, trained=True)
+    note = f"; trained: {trained:,}" if trained < total else ""
+    backbone = count_parameters(model.backbone)
+    print_line(f"model: {total:,} parameters, {backbone:,} of them in the backbone{note}")
+    return run
+
+
+class _Decided(NamedTuple):
+    """What is known before the data is opened.
+
+    Attributes:
+        config: All options, with those that the data and the preset determine.
+        source: The data set.
+        task: The task, not yet fitted.
+        pretraining: The task of pretraining.
+        inputs: The inputs of the model, by name.
+        nodes: Key of the options of each adapter.
+        trainer: The trainer.
+        parts: The parts of PARTS, by name.
+        lines: What the preset chose and advises, to print.
+    """
+
+    config: dict[str, Any]
+    source: Source
+    task: Task
+    pretraining: Task | None
+    inputs: dict[str, Input]
+    nodes: dict[str, str]
+    trainer: Trainer
+    parts: dict[str, Any]
+    lines: list[str]
+
+
+def _decide(
+    config: dict[str, Any],
+    settings: Settings,
+    trainer: Trainer,
+    members: int,
+    *,
+    may_choose: bool,
+) -> _Decided:
+    """Find the options that the data determines: the task, the inputs, and those of the preset.
+
+    Args:
+        config: All options, with those that the weights determine.
+        settings: The settings.
+        trainer: The trainer.
+        members: Number of models that share the time limit.
+        may_choose: Whether the preset may choose options of a new run.
+    """
+    trust = settings.trust
+    is_new = not settings.is_resumed
     # What can be checked before the data is read, which can take minutes.
     first = build(config["head"], key="head", trust=trust)
     check_combinations(config, first, trust, ensemble=members)
     pretraining = read_pretraining(config, trust)
     parts = {name: build(config[name], key=name, trust=trust) for name in PARTS}
 
-    # The options that the data determines: the task, the inputs, and those of the preset.
     readers = readers_of(config, trust)
     if not is_new:
         from dxn.runs.evaluation.data import print_paths
@@ -223,26 +346,21 @@ def prepare(
         check_combinations(config, task, trust, ensemble=members)
     if not task.is_supervised:
         source = without_target(source)
-    inputs = assign_inputs(config, source.inputs, readers, source.column)
+    inputs, nodes = assign_inputs(config, source.inputs, readers, source.column)
     if not source.splits.get("validation") and not config["loader"]["overfit"]:
         check_unvalidated(config)
     lines: list[str] = []
     before = config
-    if is_new and weights is None:
+    if is_new and may_choose:
+        used = {name: nodes[each.adapter] for name, each in inputs.items()}
+        device = trainer.accelerator.device
         config, lines = choose_options(
-            config,
-            settings.chosen,
-            task,
-            source,
-            {name: each.node for name, each in inputs.items()},
-            readers,
-            trainer.accelerator.device,
-            trust,
+            config, settings.chosen, task, source, used, readers, device, trust
         )
     minutes = config["trainer"].get("max_minutes")
     if is_new and members > 1 and minutes is not None:
         config = {**config, "trainer": {**config["trainer"], "max_minutes": minutes / members}}
-    # Only parts whose options the weights or the preset have changed are built again.
+    # Only parts whose options have changed are built again.
     for name in PARTS:
         if config[name] != before[name]:
             parts[name] = build(config[name], key=name, trust=trust)
@@ -251,32 +369,15 @@ def prepare(
     if config["head"] != before["head"]:
         # The notes about the targets are the same.
         task, _, _ = decide_task(build(config["head"], key="head", trust=trust), config, source)
-    settings = replace(settings, values=config)
-    name = str(config["name"] or source.name or source.target or "run")
-    # Each process has another time, and the time of the first one names the folder.
-    (folder,) = broadcast_object_list([run_folder(config, name, main=trainer.main)])
-    plan = Plan(
-        config=config,
-        name=name,
-        inputs=inputs,
-        target=source.target if task.is_supervised else None,
-        layout=None if source.layout is None else dict(source.layout),
-        precision="bf16" if trainer.bf16 else "float32",
-        batch_size=batch_size or trainer.batch_size * num_processes,
-        launch=launch() if old is None else old.launch,
-    )
+    if is_new and may_choose:
+        modalities = [each.modality for each in inputs.values()]
+        advice = recommended_weights(modalities, len(source.splits.get("train", ())))
+        lines += [f"note: {advice}"] if advice else []
+    return _Decided(config, source, task, pretraining, inputs, nodes, trainer, parts, lines)
 
-    # The adapters and the data.
-    adapters = build_adapters(plan.adapters, trust, seed=seed)
-    named = {name: adapters[each.adapter] for name, each in inputs.items()}
-    if weights is not None:
-        weights.prepare(adapters, task)
-    # Training a tokenizer again can give another one: ties of a unigram model are broken by the
-    # order of a hash table.
-    fitted = folder if old is not None else fitted
-    if fitted is not None:
-        read_fitted(fitted, adapters, task, seed)
-    # After the labels have been read, which contain the metric that was monitored before.
+
+def _use_metrics(task: Task, trainer: Trainer, settings: Settings) -> None:
+    """Add the metrics of the user to the task, and choose the one that selects the best epoch."""
     check_own_metrics(settings.metrics)
     task.metric.own = {**trainer.metrics, **settings.metrics}
     if task.metric.own and not task.is_supervised:
@@ -286,96 +387,69 @@ def prepare(
         )
     if trainer.monitor not in (None, task.metric.monitored):
         task.metric.monitored = trainer.monitor
-    for note in find_formats(adapters, inputs, source):
+
+
+def _open_and_fit(
+    plan: Plan, decided: _Decided, adapters: Mapping[str, Adapter], *, is_fitted: bool
+) -> dict[str, Opened]:
+    """Open the splits, and fit the adapters and the task on the training split.
+
+    Args:
+        plan: The plan.
+        decided: The data set and the tasks.
+        adapters: The adapters by their key in the model.
+        is_fitted: Whether vocabularies and labels have been read from another run.
+    """
+    task, source, seed = decided.task, decided.source, plan.config["seed"]
+    for note in find_formats(adapters, plan.inputs, source):
         print_line(f"note: {note}")
+    named = {name: adapters[key] for name, key in plan.model.keys.items()}
     tokenizers = {name: adapter.tokenizer for name, adapter in named.items()}
-    loader = parts["loader"]
-    splits = open_splits(source, tokenizers, task, loader=loader)
-    data = fingerprint(splits)
-    if old is not None:
-        check_data(old, data, settings)
+    splits = open_splits(source, tokenizers, task, loader=decided.parts["loader"])
     train = splits["train"]
     texts = task.target.texts(train.targets or ())
-    fit_adapters(adapters, inputs, train, texts, seed=seed)
+    fit_adapters(adapters, plan.inputs, train, texts, seed=seed)
     task.target.bind(named)
-    if fitted is None:
+    if not is_fitted:
         task.target.fit(train.targets or ())
-    if num_processes > 1 and fitted is None:
+    if decided.trainer.accelerator.num_processes > 1 and not is_fitted:
         own = fitted_files(adapters, task)
         (files,) = broadcast_object_list([own])
-        if files != own:  # another process has trained another tokenizer, see above
+        if files != own:  # another process has trained another tokenizer
             use_files(files, adapters, task, seed)
             task.target.bind(named)
-    if pretraining is not None:
-        pretraining.target.bind(named)
-    truncations = describe(source, splits, task, plan, tokenizers)
-    warnings = [problem.reason for problem in find_problems(source, splits, task)]
-    for line in [*(f"warning: {warning}" for warning in warnings), *lines]:
-        print_line(line)
-    if is_new and weights is None:
-        modalities = [each.modality for each in inputs.values()]
-        advice = recommended_weights(modalities, len(train))
-        if advice is not None:
-            print_line(f"note: {advice}")
+    if decided.pretraining is not None:
+        decided.pretraining.target.bind(named)
+    return splits
 
-    # The model.
-    keys = {name: each.adapter for name, each in inputs.items()}
-    model = build_model(config, task, adapters, keys, trust=trust, seed=seed)
-    loaded = [] if old is None else old.loaded
-    if weights is not None:
-        for notice in weights.fill(model, task):
-            print_line(notice)
-        # A checkpoint can contain other statistics of the inputs than those of the data.
-        task.target.bind(named)
-        loaded = sorted(weights.loaded(model))
-    prints = {name: SplitFingerprint(**each) for name, each in data.items()}
-    plan = plan.model_copy(update={"data": prints, "loaded": loaded})
-    finetune = parts["finetune"]
-    # Pretraining trains all weights. The fine-tuning options are for the training after it, but a
-    # wrong one should be reported before.
-    run_finetune(finetune, model if pretraining is None else copy.deepcopy(model), plan)
-    run = Training(
-        settings=settings,
-        plan=plan,
-        folder=folder,
-        trainer=trainer,
-        source=source,
-        splits=splits,
-        task=task,
-        pretraining=pretraining,
-        model=model,
-        loader=loader,
-        finetune=finetune,
-        optimizer=parts["optimizer"],
-        schedule=parts["scheduler"],
-        truncations=truncations,
-        warnings=warnings,
-    )
-    # Also of a resumed run: a function of a Python program is not in its configuration.
-    check_metrics(model, task, run.validation_samples(task), trainer.monitor)
 
-    # The run folder. Only now, so that a training that is refused leaves none.
-    if is_new and not config["run"]:
-        # Another training can have started in the same moment, so only the creation decides about
-        # the name.
-        if trainer.main:
+def _write_start(run: Training, stack: ExitStack) -> Path:
+    """Create the run folder of a new run, or save the changed options of a resumed one.
+
+    Args:
+        run: The training.
+        stack: Receives the lock of a new folder.
+
+    Returns:
+        The folder, whose name has a number if another training took the name in this moment.
+    """
+    folder, main = run.folder, run.trainer.main
+    if run.settings.is_resumed:
+        if main:
+            write_changes(folder, run.plan, run.settings)
+        return folder
+    if not run.plan.config["run"]:
+        # Only the creation decides about the name.
+        if main:
             folder = new_folder(folder)
         (folder,) = broadcast_object_list([folder])
-        run = replace(run, folder=folder)
-    if is_new and trainer.main:
+    if main:
         stack.enter_context(locked(folder, main=True))
         # Another training may have started in the same folder since the first check.
         refuse_other_run(folder)
-        write_plan(folder, plan, settings, fitted_files(adapters_of(model), task))
-    elif trainer.main:
-        write_changes(folder, plan, settings)
-    print_line(f"run folder: {folder}")
-    print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
-    total, trained = count_parameters(model), count_parameters(model, trained=True)
-    note = f"; trained: {trained:,}" if trained < total else ""
-    backbone = count_parameters(model.backbone)
-    print_line(f"model: {total:,} parameters, {backbone:,} of them in the backbone{note}")
-    return run
+        fitted = fitted_files(adapters_of(run.model), run.task)
+        write_plan(folder, run.plan, run.settings, fitted)
+    return folder
 
 
 def run_finetune(finetune: Finetune, model: MultimodalModel, plan: Plan) -> None:

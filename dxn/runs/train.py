@@ -232,7 +232,7 @@ def save_best(
 
     card = card_of(run, model, task)
     text = card.markdown({"validation": figures}, epochs="the best epoch so far")
-    model_folder.save(folder / "model", model=model, nodes=card.nodes, task=task, card=text)
+    model_folder.save(folder / "model", model=model, plan=card.plan, task=task, card=text)
 
 
 def _how_to_continue(run: Training) -> str:

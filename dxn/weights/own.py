@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.config.instantiate import build
-from dxn.config.model_config import CONFIG_FILE, check_files, read_config
+from dxn.config.model_plan import CONFIG_FILE, ModelPlan, check_files, read_model_plan
 from dxn.core.build_limit import build_limit
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict, validated
@@ -63,17 +62,17 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             f"weights: {folder}: not a complete model folder, because {labels.name} is missing; "
             "copy the whole folder `model` of a run"
         )
-    config = read_config(folder, trust=checkpoint.trust)
-    if config.get("members"):
+    plan = read_model_plan(folder, trust=checkpoint.trust)
+    if plan.members:
         raise UserError(
             f"weights: {folder}: is an ensemble, and a training starts from one model; set weights "
             "to the run folder of one of its members, such as members/0"
         )
     state = validated(Labels, load_json(labels), labels)
     tokenizer = target_tokenizer(checkpoint)
-    _check_size(config, checkpoint, tokenizer)
-    backbone = dict(config["backbone"])
-    adapters = {key: _without(node, "dim") for key, node in config["adapters"].items()}
+    _check_size(plan, checkpoint, tokenizer)
+    backbone = dict(plan.backbone)
+    adapters = {key: _without(node, "dim") for key, node in plan.adapters.items()}
     for key, node in adapters.items():
         positions = checkpoint.tensors.get(f"adapters.{module_key(key)}.pos_embed.weight")
         if "pos_grid" in node.get("resize", {}) and positions is not None:
@@ -84,17 +83,15 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         adapters=adapters,
         backbone=backbone,
         # A new model may have other inputs and another width, so these options are not copied.
-        fusion=_without(config["fusion"], "dim", "inputs"),
-        head=dict(config["head"]),
-        inputs=tuple(config["inputs"]),
+        fusion=_without(plan.fusion, "dim", "inputs"),
+        head=dict(plan.head),
+        inputs=tuple(plan.inputs),
         labels=vocabulary(tokenizer) if tokenizer is not None else state.labels,
         task=state.task,
     )
 
 
-def _check_size(
-    config: Mapping[str, Any], checkpoint: Checkpoint, tokenizer: Tokenizer | None
-) -> None:
+def _check_size(plan: ModelPlan, checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> None:
     """Build the parts that a new training would build from config.yaml, and discard them.
 
     Raises:
@@ -104,12 +101,12 @@ def _check_size(
     path = _folder(checkpoint) / CONFIG_FILE
     # Initial weights are drawn, so the generator is restored.
     with build_limit(checkpoint.tensors, path), torch.random.fork_rng(devices=[]):
-        for key, node in config["adapters"].items():
+        for key, node in plan.adapters.items():
             build(node, key=f"{path}: adapters.{key}", trust=trust)
-        build(config["fusion"], key=f"{path}: fusion", trust=trust, inputs=list(config["inputs"]))
-        build(config["backbone"], key=f"{path}: backbone", trust=trust)
+        build(plan.fusion, key=f"{path}: fusion", trust=trust, inputs=list(plan.inputs))
+        build(plan.backbone, key=f"{path}: backbone", trust=trust)
         # A head creates its decoder later, when the vocabulary is known.
-        decoder = config["head"].get("decoder")
+        decoder = plan.head.get("decoder")
         if tokenizer is not None and isinstance(decoder, Mapping):
             make = build({**decoder, "_partial_": True}, key=f"{path}: head.decoder", trust=trust)
             make(vocab_size=num_embeddings(tokenizer))

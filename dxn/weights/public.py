@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dxn.config.model_plan import Input, ModelPlan
 from dxn.core.errors import UserError
 from dxn.core.tensors import check_after_loading
 from dxn.models.fusion import shared_name
@@ -65,8 +66,8 @@ class PublicModel:
     architecture: Architecture
     tensor_map: TensorMap
 
-    def nodes(self) -> dict[str, Any]:
-        """Return the configuration of the model, as in the config.yaml of a model folder.
+    def plan(self) -> ModelPlan:
+        """Return what determines the model.
 
         Raises:
             UserError: If the model was trained with dxn, so that it already has a config.yaml, or
@@ -88,19 +89,18 @@ class PublicModel:
                     "the class of the adapter with the option _target_"
                 )
             adapters[key] = {"_target_": target, **dim, **options}
-        inputs = {key: {"modality": key, "column": key, "adapter": key} for key in adapters}
         head = EMBED if arch.labels is None else CLASSIFY
-        return {
-            "inputs": inputs,
-            "target": None,  # the training data, and so its target column, is unknown
-            "adapters": adapters,
-            "fusion": {"_target_": FUSION, **dim, "inputs": list(inputs), **arch.fusion},
-            "backbone": {"_target_": BACKBONE, **dim, **arch.backbone},
-            "head": {"_target_": head, **arch.head},
-        }
+        # The training data, and so its target column, is unknown.
+        return ModelPlan(
+            inputs={key: Input(modality=key, column=key, adapter=key) for key in adapters},
+            adapters=adapters,
+            fusion={"_target_": FUSION, **dim, "inputs": list(adapters), **arch.fusion},
+            backbone={"_target_": BACKBONE, **dim, **arch.backbone},
+            head={"_target_": head, **arch.head},
+        )
 
     def task_state(self) -> dict[str, Any]:
-        """Return the state of the task in `nodes()`, for `Target.load`."""
+        """Return the state of the task in `plan()`, for `Target.load`."""
         labels = self.architecture.labels
         return {"labels": list(labels)} if labels is not None else {}
 

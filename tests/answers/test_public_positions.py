@@ -98,10 +98,10 @@ def test_a_sound_that_is_cut_has_the_first_positions(tmp_path):
     p = parity.pair(CASES["AST"], tmp_path, sizes=SIZES)
     models = []
     for options in ({}, {"max_len": 5}):
-        nodes = p.public.nodes()
-        nodes["adapters"]["audio"] |= options
-        nodes["adapters"]["audio"]["spectrogram"]["num_frames"] = 56
-        model = model_of(p.public, nodes).eval()
+        plan = p.public.plan()
+        plan.adapters["audio"] |= options
+        plan.adapters["audio"]["spectrogram"]["num_frames"] = 56
+        model = model_of(p.public, plan).eval()
         read_public(str(tmp_path)).fill(model)
         models.append(model)
     full, cut = models

@@ -57,9 +57,9 @@ def assert_refused(source, message, **options):
     return str(caught.value)
 
 
-def model_of(public, nodes=None):
+def model_of(public, plan=None):
     """The dxn model of a checkpoint, with initial weights."""
-    return parity.build_model(public, nodes)
+    return parity.build_model(public, plan)
 
 
 def adapter_of(folder, modality, *, part=None, **options):
@@ -67,7 +67,7 @@ def adapter_of(folder, modality, *, part=None, **options):
     public = read_public(str(folder), part=part)
     adapters = {
         key: build({**node, **options}, key=f"adapters.{key}")
-        for key, node in public.nodes()["adapters"].items()
+        for key, node in public.plan().adapters.items()
     }
     public.prepare(adapters)
     return adapters[modality]

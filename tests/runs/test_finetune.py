@@ -235,9 +235,9 @@ def test_a_run_changes_its_targets_by_at_most_the_rank(made, tmp_path):
 
 def test_the_merged_folder_predicts_as_the_changed_model(made, tmp_path):
     folder, _ = made
-    predictor, nodes = (
+    predictor, plan = (
         dxn.from_public(str(folder / "vit")),
-        read_public(str(folder / "vit")).nodes(),
+        read_public(str(folder / "vit")).plan(),
     )
     model = predictor.model
     plain = set(model.state_dict())
@@ -248,7 +248,7 @@ def test_the_merged_folder_predicts_as_the_changed_model(made, tmp_path):
             nn.init.normal_(module.up, std=0.3)
     live = predictor.predict(image=folder / "0.png")["probabilities"]
     folder_of_model = tmp_path / "model"
-    model_folder.save(folder_of_model, model=model, nodes=nodes, task=predictor.task, card="")
+    model_folder.save(folder_of_model, model=model, plan=plan, task=predictor.task, card="")
     assert set(load_file(folder_of_model / "model.safetensors")) == plain
     found = dxn.load(tmp_path / "model").predict(image=folder / "0.png")["probabilities"]
     assert found == pytest.approx(live, abs=1e-6)

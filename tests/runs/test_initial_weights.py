@@ -578,5 +578,8 @@ def small_model(c, public):
         adapter.use_vocabulary(Tokenizer(models.WordLevel(vocabulary, unk_token="0")))
     task = Classify()
     task.target.fit(["a", "b", "c"])
-    nodes = {"fusion": c["fusion"], "backbone": {**c["backbone"], "depth": 1}}
-    return build_model(nodes, task, {modality: adapter}, {modality: modality}).to("meta")
+    plan = public.plan()
+    plan = plan.model_copy(
+        update={"fusion": c["fusion"], "backbone": {**c["backbone"], "depth": 1}}
+    )
+    return build_model(plan, task, {modality: adapter}).to("meta")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dxn.config.model_plan import Input, ModelPlan
 from dxn.core.randomness import named_draws
 from dxn.runs.build import build_adapters, build_model
 from dxn.tasks import Classify
@@ -18,11 +19,12 @@ NODES = {
 
 def weights(nodes, *, seed=3, **options):
     """The initial weights of a model whose inputs have these adapters."""
-    names = {name: name for name in nodes}
     adapters = build_adapters(nodes, seed=seed)
     task = Classify()
     task.target.fit(["a", "b", "c"])
-    return build_model({**NODES, **options}, task, adapters, names, seed=seed).state_dict()
+    inputs = {n: Input(modality="number", column=n, adapter=n) for n in nodes}
+    plan = ModelPlan(inputs=inputs, adapters=nodes, head={}, **{**NODES, **options})
+    return build_model(plan, task, adapters, seed=seed).state_dict()
 
 
 def same(one, other):

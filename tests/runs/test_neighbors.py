@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dxn.cli import main
+from dxn.config.model_plan import ModelPlan
 from dxn.core.errors import UserError
 from dxn.runs.build import build_model
 from dxn.runs.predictor.predictor import Predictor
@@ -21,11 +22,19 @@ NODES = {
 }
 
 
+def plan_of(name, adapter):
+    inputs = {name: {"modality": name, "column": name, "adapter": name}}
+    head = {"_target_": "dxn.tasks.Classify"}
+    content = {"inputs": inputs, "adapters": {name: adapter}, "head": head, **NODES}
+    return ModelPlan.model_validate(content)
+
+
 def predictor_of(adapter):
     task = Classify()
     task.target.fit(["a", "b"])
     name = adapter.modality
-    model = build_model(NODES, task, {name: adapter}, {name: name})
+    plan = plan_of(name, {"_target_": f"dxn.tokenize.{type(adapter).__name__}", "dim": 4})
+    model = build_model(plan, task, {name: adapter})
     return Predictor(model.eval(), task)
 
 
@@ -94,12 +103,10 @@ def test_the_command_prints_the_neighbors(tmp_path, capsys):
     predictor = text_predictor()
     place(predictor, king=[1.0, 0, 0, 0], queen=[1.0, 0.1, 0, 0])
     model = predictor.model
-    text = {"modality": "text", "column": "text", "adapter": "text"}
     adapter = {"_target_": "dxn.tokenize.TextAdapter", "dim": 4, "tokenizer": {"kind": "word"}}
-    head = {"_target_": "dxn.tasks.Classify"}
-    nodes = {"inputs": {"text": text}, "adapters": {"text": adapter}, **NODES, "head": head}
+    plan = plan_of("text", adapter)
     folder = tmp_path / "model"
-    model_folder.save(folder, model=model, nodes=nodes, task=predictor.task, card="")
+    model_folder.save(folder, model=model, plan=plan, task=predictor.task, card="")
     assert main(["neighbors", f"run={tmp_path}", "token=king", "count=2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "tokens of the vocabulary" in " ".join(" ".join(lines[:3]).split())

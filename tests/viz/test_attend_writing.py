@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from dxn.cli import main
+from dxn.config.model_plan import ModelPlan
 from dxn.core.errors import UserError
 from dxn.models import (
     Backbone,
@@ -341,7 +342,8 @@ def test_the_command_prints_the_answer_and_the_files(tmp_path, unsaved, capsys):
         "head": head,
     }
     folder = tmp_path / "model"
-    model_folder.save(folder, model=predictor.model, nodes=nodes, task=predictor.task, card="")
+    plan = ModelPlan.model_validate(nodes)
+    model_folder.save(folder, model=predictor.model, plan=plan, task=predictor.task, card="")
     output = tmp_path / "drawn"
     assert main(["attend", f"run={folder}", "input.text=a red bell", f"output={output}"]) == 0
     printed = " ".join(capsys.readouterr().out.split())

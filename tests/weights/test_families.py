@@ -68,15 +68,15 @@ def test_positions_on_a_continuous_axis_are_interpolated_linearly():
 @pytest.mark.parametrize(("name", "longer"), [("Whisper, encoder", True), ("BERT", False)])
 def test_more_positions_are_made_for_sounds_but_not_for_texts(name, longer, tmp_path):
     public = read_public(str(save_peer(name, tmp_path)))
-    nodes = public.nodes()
-    (node,) = nodes["adapters"].values()
+    plan = public.plan()
+    (node,) = plan.adapters.values()
     node["max_len"] += 13
     if not longer:
         with pytest.raises(UserError, match=r"has the shape \(\d+, 12\), but the model's adapters"):
-            public.fill(model_of(public, nodes))
+            public.fill(model_of(public, plan))
         return
     node["spectrogram"]["num_frames"] += 26
-    assert not public.fill(model_of(public, nodes)).missing
+    assert not public.fill(model_of(public, plan)).missing
 
 
 # What families refuse

@@ -136,7 +136,7 @@ def test_a_new_input_starts_at_random_and_known_ones_keep_their_tensors(folder):
 
 def test_an_own_model_is_not_used_as_a_public_one(folder):
     with pytest.raises(UserError, match="this model was trained with dxn; load it with run"):
-        read_public(str(folder)).nodes()
+        read_public(str(folder)).plan()
 
 
 # Damaged folders

@@ -29,10 +29,10 @@ SAVED = [name for name in CASES if "timm" in name or name in HF_SAVED]
 
 def filled(public, *, dtype=FLOAT64, **adapter_options):
     """dxn's model with the checkpoint's weights; adapter_options are changed by the user."""
-    nodes = public.nodes()
-    for node in nodes["adapters"].values():
+    plan = public.plan()
+    for node in plan.adapters.values():
         node |= adapter_options
-    model = model_of(public, nodes).to(dtype).eval()
+    model = model_of(public, plan).to(dtype).eval()
     public.fill(model)
     return model
 

@@ -77,7 +77,7 @@ def test_a_family_of_an_entry_point_is_used(toy_package, toy_checkpoint, monkeyp
     install(monkeypatch, entry("toy_package:TOY"))
     public = read_public(str(toy_checkpoint))
     assert public.family is TOY
-    assert public.nodes()["adapters"]["audio"]["_target_"] == "dxn.tokenize.AudioAdapter"
+    assert public.plan().adapters["audio"]["_target_"] == "dxn.tokenize.AudioAdapter"
 
 
 def test_a_family_that_a_program_appends_is_used_and_fills_a_model(toy_checkpoint, monkeypatch):
@@ -135,8 +135,8 @@ def test_a_family_may_bring_its_own_adapter(toy_checkpoint, monkeypatch):
         return replace(TOY, architecture=lambda checkpoint: architecture)
 
     monkeypatch.setattr(registry, "FAMILIES", [family(_target_="toy_package.DepthAdapter")])
-    nodes = read_public(str(toy_checkpoint)).nodes()
-    assert nodes["adapters"]["depth"] == {"_target_": "toy_package.DepthAdapter", "dim": DIM}
+    plan = read_public(str(toy_checkpoint)).plan()
+    assert plan.adapters["depth"] == {"_target_": "toy_package.DepthAdapter", "dim": DIM}
     monkeypatch.setattr(registry, "FAMILIES", [family()])
     with pytest.raises(UserError, match=r"toy: dxn has no adapter 'depth'; .* option _target_"):
-        read_public(str(toy_checkpoint)).nodes()
+        read_public(str(toy_checkpoint)).plan()

@@ -19,6 +19,7 @@ from dxn.tasks import Task
 from dxn.tasks.metric import defined
 
 if TYPE_CHECKING:
+    from dxn.config.model_plan import Input, ModelPlan
     from dxn.runs.prepare import Training
 
 
@@ -28,7 +29,7 @@ class Card:
 
     Args:
         title: Title of the card.
-        nodes: Content of config.yaml in the model folder.
+        plan: What determines the model.
         task: The fitted task.
         parameters: Number of parameters.
         about_target: Description of the target values. Empty for a task without targets.
@@ -38,7 +39,7 @@ class Card:
     """
 
     title: str
-    nodes: Mapping[str, Any]
+    plan: ModelPlan
     task: Task
     parameters: int
     about_target: str = ""
@@ -70,8 +71,8 @@ class Card:
         lines = [f"# {self.title}", "", f"{trained} with {versions}.", ""]
         lines.append(f"- task: {self.task.name}")
         if self.about_target:
-            lines.append(f"- target: {self.nodes['target']}: {self.about_target}")
-        lines.append(f"- inputs: {_inputs(self.nodes['inputs'])}")
+            lines.append(f"- target: {self.plan.target}: {self.about_target}")
+        lines.append(f"- inputs: {_inputs(self.plan.inputs)}")
         if self.data:
             lines.append(f"- data: {self.data}; rows: {_rows(self.sizes)}")
         lines.append(f"- weights: {self.parameters:,} parameters{saved}")
@@ -90,7 +91,7 @@ class Card:
             "import dxn",
             "",
             'model = dxn.load("model")',
-            f"model.{call}({_example(self.nodes['inputs'])})",
+            f"model.{call}({_example(self.plan.inputs)})",
             "```",
             "",
         ]
@@ -118,10 +119,9 @@ def card_of(run: Training, model: MultimodalModel, task: Task) -> Card:
     is_main = task is run.task
     return Card(
         title=plan.name if is_main else f"{plan.name}, pretraining",
-        nodes=plan.model_nodes(
-            config["head"] if is_main else config["pretrain"]["task"],
-            plan.target if task.is_supervised else None,
-        ),
+        plan=plan.model
+        if is_main
+        else plan.model.model_copy(update={"head": config["pretrain"]["task"], "target": None}),
         task=task,
         about_target=task.target.describe(run.splits["train"].targets or ())
         if task.is_supervised
@@ -148,11 +148,11 @@ def data_name(node: Mapping[str, Any], name: str | None) -> str:
     return name or str(node["_target_"]).rpartition(".")[2]
 
 
-def _inputs(specs: Mapping[str, Mapping[str, str]]) -> str:
+def _inputs(specs: Mapping[str, Input]) -> str:
     parts = []
     for name, spec in specs.items():
-        modality = "" if spec["modality"] == name else f"{spec['modality']}, "
-        parts.append(f"{name} ({modality}column {spec['column']})")
+        modality = "" if spec.modality == name else f"{spec.modality}, "
+        parts.append(f"{name} ({modality}column {spec.column})")
     return ", ".join(parts)
 
 

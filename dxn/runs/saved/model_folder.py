@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from dxn.config.instantiate import build
-from dxn.config.settings import dump_yaml, plain
+from dxn.config.settings import dump_yaml
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write_text
 from dxn.core.tensors import (
@@ -21,33 +21,29 @@ from dxn.core.tensors import (
     write_tensors,
 )
 from dxn.models.model import MultimodalModel, Network, module_key
-from dxn.runs.build import adapters_of, build_model, load_fitted, save_fitted
-from dxn.runs.paths import MEMBERS
+from dxn.runs.build import adapters_of, build_adapters, build_model, load_fitted, save_fitted
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.dtypes import Dtype, set_dtype
 from dxn.tasks import Task
 from dxn.tasks.task import STATE_FILE
 
+if TYPE_CHECKING:
+    from dxn.config.model_plan import ModelPlan
+
 WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
 CARD = "README.md"
 STACK = "stack.json"  # of a model with a baseline
-# Options of adapters and heads that name a file: a tokenizer and pretrained word vectors. Both are
-# saved in the model folder, so the paths are removed from config.yaml.
-FILE_OPTIONS = (("tokenizer", "path"), ("embedding", "path"))
 MAX_REASON = 300  # characters; load_state_dict lists every tensor that does not match
 
 
-def save(
-    folder: Path, *, model: MultimodalModel, nodes: Mapping[str, Any], task: Task, card: str
-) -> None:
+def save(folder: Path, *, model: MultimodalModel, plan: ModelPlan, task: Task, card: str) -> None:
     """Write the model folder: weights, config.yaml, tokenizers, labels.json, card and checksums.
 
     Args:
         folder: Folder to write.
         model: The trained model. LoRA weights are merged into the matrices that they change.
-        nodes: Content of config.yaml, from which `load` builds the model: inputs, target, adapters,
-            fusion, backbone and head.
+        plan: What determines the model, for config.yaml.
         task: The fitted task.
         card: Model card in Markdown, for README.md.
     """
@@ -58,7 +54,7 @@ def save(
     # The old folder stays complete until the new one takes its place.
     with replace_folder(folder) as new:
         write_tensors(new / WEIGHTS, tensors)
-        (new / CONFIG).write_text(dump_yaml(_portable(nodes)), encoding="utf-8")
+        (new / CONFIG).write_text(dump_yaml(plan.content()), encoding="utf-8")
         (new / CARD).write_text(card, encoding="utf-8")
         save_fitted(new, adapters_of(model), task)
         write_sums(new)
@@ -98,23 +94,23 @@ def load(
             belongs neither to dxn nor to a trusted package.
     """
     # A training writes a model folder, and reads none.
-    from dxn.config.model_config import check_files, read_config
+    from dxn.config.model_plan import check_files, read_model_plan
     from dxn.core.build_limit import build_limit
 
     folder = model_folder(Path(folder))
     # Before anything else is read: a damaged file would cause an error that hides the reason.
     check_files(folder)
-    nodes = read_config(folder, trust=tuple(trust))
+    plan = read_model_plan(folder, trust=trust)
     tensors = read_tensors(folder / WEIGHTS)
     check_after_loading(tensors, folder / WEIGHTS)
     try:
         with build_limit(tensors, folder / CONFIG):
-            network, task = _build_any(folder, nodes, tensors, trust)
+            network, task = _build_any(folder, plan, tensors, trust)
         layout = None
-        if nodes.get("layout") is not None:
+        if plan.layout is not None:
             from dxn.data.series.layouts import layout_of
 
-            layout = layout_of(nodes["layout"])
+            layout = layout_of(plan.layout)
     except UserError as error:
         if str(folder) in str(error):
             raise
@@ -131,25 +127,24 @@ def load(
             f"{folder}: its files do not describe a model ({type(error).__name__}: "
             f"{shorten(str(error), MAX_REASON)}); copy the whole folder again"
         ) from error
-    columns = {name: spec.get("column") or name for name, spec in nodes["inputs"].items()}
     network = network.to(device).eval()
     used = [set_dtype(model, dtype) for model in network.models]
     return Predictor(
-        network, task, columns=columns, target=nodes.get("target"), layout=layout, dtype=used[0]
+        network, task, columns=plan.columns, target=plan.target, layout=layout, dtype=used[0]
     )
 
 
 def _build_any(
-    folder: Path, nodes: Mapping[str, Any], tensors: Mapping[str, Tensor], trust: Sequence[str]
+    folder: Path, plan: ModelPlan, tensors: Mapping[str, Tensor], trust: Sequence[str]
 ) -> tuple[Network, Task]:
     """Build the model or the ensemble of a model folder, and its task."""
-    count = nodes.get(MEMBERS)
+    count = plan.members
     parts = [tensors]
     if count:
         from dxn.models.ensemble import split_tensors
 
         parts = split_tensors(tensors, count)
-    built = [_build(folder, nodes, part, trust) for part in parts]
+    built = [_build(folder, plan, part, trust) for part in parts]
     networks: list[Network] = [model for model, _ in built]
     task = built[0][1]
     if (folder / STACK).exists():
@@ -166,14 +161,11 @@ def _build_any(
 
 
 def _build(
-    folder: Path, nodes: Mapping[str, Any], tensors: Mapping[str, Tensor], trust: Sequence[str]
+    folder: Path, plan: ModelPlan, tensors: Mapping[str, Tensor], trust: Sequence[str]
 ) -> tuple[MultimodalModel, Task]:
     """Build the model and the task of a model folder, and load their weights and states."""
-    adapters = {
-        key: build(node, key=f"config.yaml: adapters.{key}", trust=trust)
-        for key, node in nodes["adapters"].items()
-    }
-    task = build(nodes["head"], key="config.yaml: head", trust=trust)
+    adapters = build_adapters(plan.adapters, trust, where=f"{CONFIG}: ")
+    task = build(plan.head, key=f"{CONFIG}: head", trust=trust)
     load_fitted(folder, adapters, task)
     # `Target.bind` may read statistics of the adapters, such as the mean of the pixels, so their
     # weights are loaded before the model exists.
@@ -183,9 +175,8 @@ def _build(
             name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)
         }
         _load_weights(adapter, own, folder)
-    inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
-    task.target.bind({name: adapters[key] for name, key in inputs.items()})
-    model = build_model(nodes, task, adapters, inputs, trust=trust)
+    task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
+    model = build_model(plan, task, adapters, trust=trust)
     _load_weights(model, tensors, folder)
     return model, task
 
@@ -221,22 +212,18 @@ def from_public(
     from dxn.weights import read_public
 
     public = read_public(source, revision=revision, part=part, trust=tuple(trust))
-    nodes = public.nodes()
+    plan = public.plan()
     try:
         with build_limit(public.checkpoint.tensors, Path(source)):
-            adapters = {
-                key: build(node, key=f"weights: adapters.{key}", trust=trust)
-                for key, node in nodes["adapters"].items()
-            }
+            adapters = build_adapters(plan.adapters, trust, where="weights: ")
             # The tokenizer first: its size is the number of rows of the embedding.
             public.prepare(adapters)
-            inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
-            task = build(nodes["head"], key="weights: head", trust=trust)
-            task.target.bind({name: adapters[key] for name, key in inputs.items()})
+            task = build(plan.head, key="weights: head", trust=trust)
+            task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
             state = public.task_state()
             if state:
                 task.target.load(state)
-            model = build_model(nodes, task, adapters, inputs, trust=trust)
+            model = build_model(plan, task, adapters, trust=trust)
     except (UserError, MemoryError):
         raise
     except Exception as error:
@@ -276,17 +263,3 @@ def _load_weights(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise UserError(f"{folder / WEIGHTS}: does not match {CONFIG}: {reason}") from error
-
-
-def _portable(nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nodes without options that have no meaning on another machine.
-
-    These are paths of files, and augmentation, which only the training uses.
-    """
-    result = plain(nodes)
-    for part in [*result["adapters"].values(), result["head"]]:
-        for group, key in FILE_OPTIONS:
-            if isinstance(part.get(group), dict) and key in part[group]:
-                part[group][key] = None
-        part.pop("augment", None)
-    return result
