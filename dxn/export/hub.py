@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dxn.config.model_config import SUFFIXES, check_files
+from dxn.config.model_plan import SUFFIXES, check_files
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS
 from dxn.export.card import hub_card
