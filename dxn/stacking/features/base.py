@@ -39,6 +39,8 @@ class Features:
                 have NaN, and no counted features.
             batch_size: Number of samples of the larger batch.
         """
+        if len(rows) == batch_size:  # all samples have this input
+            return self
         counted = [torch.stack([rows[samples], codes]) for samples, codes in self.counted]
         dense, steps = self.dense, self.steps
         dense = dense.new_full((batch_size, dense.shape[1]), torch.nan).index_copy(0, rows, dense)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from dxn.stacking.features.base import Features
 from dxn.tokenize.text.scripts import is_mark, is_unspaced
@@ -22,7 +20,11 @@ SPACE = ord(" ")
 PRIME = 2_147_483_647
 BASE = 1_000_003
 INVERSE = pow(BASE, -1, PRIME)
-MAX_KINDS = 100_000  # characters whose kind is remembered, more than any script has
+# What is known of each character, by code point. It is computed when a text has the character.
+IS_SPACE, IS_WORD, IS_UNSPACED, IS_MARK, UNKNOWN = 1, 2, 4, 8, 255
+KINDS = np.full(0x110000, UNKNOWN, np.uint8)
+NUM_POWERS = 4096
+POWERS: dict[int, np.ndarray] = {}  # the first NUM_POWERS of `_powers`, computed once
 PAIR = 998_244_353  # multiplier of the first word of a pair
 # What `dxn/export/programs/text_codes.py` needs.
 RECIPE = {"counted": "text_codes", "counted_chars": MAX_KEPT}
@@ -33,77 +35,95 @@ def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
 
     A character of a script without spaces is a word.
     """
+    # NumPy, because starting an operation of torch takes several times longer, which is most of
+    # the time of a short text.
     texts: Sequence[str] = batch["text"]
     # Composed, so that "é" has one form. An exported program reads a NUL as a space, too.
-    shown = [unicodedata.normalize("NFC", text.lower()) for text in texts]
-    shown = [text.replace("\0", " ") for text in shown]
+    shown = [unicodedata.normalize("NFC", text.lower()).replace("\0", " ") for text in texts]
     # A space before each text, and one after the last, so that all texts are one sequence.
-    chars = torch.tensor([ord(char) for char in " ".join(["", *shown, ""])])
+    joined = " ".join(["", *shown, ""]).encode("utf-32-le", "surrogatepass")
+    chars = np.frombuffer(joined, np.uint32).astype(np.int64)
     lengths = [1 + len(text) for text in shown]
     lengths[-1] += 1
-    rows = torch.arange(len(texts)).repeat_interleave(torch.tensor(lengths))
-    # Each distinct character is classified once.
-    distinct, index = chars.unique(return_inverse=True)
-    kinds = torch.tensor([_kind(point) for point in distinct.tolist()])
+    rows = np.arange(len(texts)).repeat(lengths)
+    kinds = _kinds(chars)
     # Only one of several spaces in a row: the last one, which belongs to the word after it. The
     # first one can be the end of the text before.
-    is_space = kinds[index, 0]
-    last = ~(is_space & F.pad(is_space, (0, 1))[1:])
-    rows = rows[last]
-    is_space, is_word, is_unspaced, is_mark = kinds[index[last]].unbind(1)
-    chars = torch.where(is_space, SPACE, chars[last])
+    is_space = kinds & IS_SPACE != 0
+    is_last = np.append(~(is_space[:-1] & is_space[1:]), True)
+    chars, rows, kinds, is_space = (each[is_last] for each in (chars, rows, kinds, is_space))
+    chars = np.where(is_space, SPACE, chars)
     # Sums over prefixes, from which the hashes of all parts of the sequence follow. The terms are
     # below 2**31, so the sum of 2**32 of them fits into int64.
-    sums = F.pad((chars * _powers(BASE, len(chars)) % PRIME).cumsum(0), (1, 0))
-    inverse = _powers(INVERSE, len(chars) + 1)
+    count = len(chars)
+    sums = np.zeros(count + 1, np.int64)
+    np.cumsum(chars * _powers(BASE, count) % PRIME, out=sums[1:])
+    inverse = _powers(INVERSE, count)
 
-    def hashes(start: Tensor, stop: Tensor) -> Tensor:
+    def hashes(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Return the hashes of the characters from `start` to before `stop`."""
         return (sums[stop] - sums[start]) % PRIME * inverse[start] % PRIME
 
-    # A word starts after another character, and at each character of a script without spaces.
-    after_word, after_unspaced = F.pad(is_word, (1, 0))[:-1], F.pad(is_unspaced, (1, 0))[:-1]
-    starts = is_word & (~after_word | ~is_mark & (is_unspaced | after_unspaced))
-    ends = F.pad(~is_word | starts, (0, 1), value=True)[1:]
-    start = starts.nonzero()[:, 0]
-    words = hashes(start, (is_word & ends).nonzero()[:, 0] + 1)
+    # A word starts after another character, and at each character of a script without spaces. The
+    # first character is a space, so none of them starts a word.
+    is_word, is_unspaced, is_mark = (kinds & bit != 0 for bit in (IS_WORD, IS_UNSPACED, IS_MARK))
+    starts = np.zeros(count, bool)
+    splits = ~is_mark[1:] & (is_unspaced[1:] | is_unspaced[:-1])
+    starts[1:] = is_word[1:] & (~is_word[:-1] | splits)
+    # The last character is a space, too.
+    ends = is_word[:-1] & (~is_word[1:] | starts[1:])
+    start = starts.nonzero()[0]
+    words = hashes(start, ends.nonzero()[0] + 1)
     # Pairs of consecutive words of a text, and single characters of punctuation.
     owners = rows[start]
     same = owners[1:] == owners[:-1]
     pairs = (words[:-1] * PAIR + words[1:])[same] % PRIME
-    marks = (~is_word & ~is_space).nonzero()[:, 0]
-    word_rows = torch.cat([owners, owners[1:][same], rows[marks]])
-    word_codes = torch.cat([words, pairs, hashes(marks, marks + 1)])
+    marks = (~is_word & ~is_space).nonzero()[0]
+    word_rows = np.concatenate([owners, owners[1:][same], rows[marks]])
+    word_codes = np.concatenate([words, pairs, hashes(marks, marks + 1)])
     # n-grams have a space at most at their ends. A space between two texts counts to the second
     # one. It ends a word of the first one too, whose n-gram starts in the first text.
-    spaces = F.pad(is_space.long().cumsum(0), (1, 0))
-    gram_rows: list[Tensor] = []
-    gram_codes: list[Tensor] = []
+    spaces = is_space.cumsum()
+    gram_rows: list[np.ndarray] = []
+    gram_codes: list[np.ndarray] = []
     for n in CHAR_LENGTHS:
-        start = torch.arange(max(len(rows) - n + 1, 0))
-        start = start[spaces[start + n - 1] == spaces[start + 1]]
-        gram_rows.append(rows[start])
-        gram_codes.append(hashes(start, start + n))
+        stop = max(count - n + 1, 0)
+        is_gram = spaces[n - 2 : n - 2 + stop] == spaces[:stop]
+        codes = (sums[n : n + stop] - sums[:stop]) % PRIME * inverse[:stop] % PRIME
+        gram_rows.append(rows[:stop][is_gram])
+        gram_codes.append(codes[is_gram])
+    grams = np.stack([np.concatenate(gram_rows), np.concatenate(gram_codes)])
     device = batch["ids"].device
-    counted = (
-        torch.stack([word_rows, word_codes]).to(device),
-        torch.stack([torch.cat(gram_rows), torch.cat(gram_codes)]).to(device),
-    )
-    return Features("TF-IDF", torch.zeros(len(texts), 0, device=device), counted)
+    counted = [torch.from_numpy(each) for each in (np.stack([word_rows, word_codes]), grams)]
+    empty = torch.zeros(len(texts), 0, device=device)
+    return Features("TF-IDF", empty, tuple(each.to(device) for each in counted))
 
 
-@functools.lru_cache(maxsize=MAX_KINDS)
-def _kind(point: int) -> tuple[bool, bool, bool, bool]:
-    """Return whether a character is a space, of a word, of an unspaced script, and a mark."""
-    char = chr(point)
-    # Marks belong to the letter before them.
-    is_word = char.isalnum() or char == "_" or is_mark(char)
-    return char.isspace(), is_word, is_unspaced(char), is_mark(char)
+def _kinds(chars: np.ndarray) -> np.ndarray:
+    """Return the kinds of characters, a sum of IS_SPACE, IS_WORD, IS_UNSPACED and IS_MARK."""
+    kinds = KINDS[chars]
+    unknown = kinds == UNKNOWN
+    if unknown.any():
+        for point in np.unique(chars[unknown]).tolist():
+            char = chr(point)
+            # Marks belong to the letter before them.
+            is_word = char.isalnum() or char == "_" or is_mark(char)
+            KINDS[point] = (
+                IS_SPACE * char.isspace()
+                + IS_WORD * is_word
+                + IS_UNSPACED * is_unspaced(char)
+                + IS_MARK * is_mark(char)
+            )
+        kinds = KINDS[chars]
+    return kinds
 
 
-def _powers(base: int, count: int) -> Tensor:
+def _powers(base: int, count: int) -> np.ndarray:
     """Return the powers 0 to count - 1 of a number, modulo PRIME."""
-    powers = torch.ones(1, dtype=torch.long)
+    powers = POWERS.get(base, np.ones(1, np.int64))
     while len(powers) < count:
-        powers = torch.cat([powers, powers * pow(base, len(powers), PRIME) % PRIME])
+        powers = np.concatenate([powers, powers * pow(base, len(powers), PRIME) % PRIME])
     return powers[:count]
+
+
+POWERS |= {base: _powers(base, NUM_POWERS) for base in (BASE, INVERSE)}
