@@ -44,7 +44,7 @@ def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> Part:
     for block, module in zip(blocks, modules, strict=True):
         matrix: Any = sparse.csr_matrix((size, len(module.codes)))
         for part in _parts(block, size):
-            rows, columns, values = (t.numpy() for t in module.entries(part, size))
+            rows, columns, values = module.entries(part, size)
             matrix += sparse.csr_matrix((values.astype(np.float64), (rows, columns)), matrix.shape)
         matrices.append(matrix)
     x: Any = sparse.hstack(matrices, format="csr")  # Any: its stubs lack the index

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,23 +40,26 @@ class TfIdf(nn.Module):
         self.register_buffer("idf", torch.zeros(num_features))
         self.register_buffer("weight", torch.zeros(num_features, num_outputs))
 
-    def entries(self, counted: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    def entries(self, counted: Tensor, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the row, the column and the value of each entry of the matrix (size, F).
+
+        They are computed on the CPU, with NumPy: starting an operation of torch takes longer than
+        the work for a short text.
 
         Args:
             counted: (2, n). Sample and code of each occurrence.
             size: Number of samples.
         """
-        rows, codes = counted
-        num_features = len(self.codes)
-        columns = torch.searchsorted(self.codes, codes).clamp(max=num_features - 1)
-        is_known = self.codes[columns] == codes
-        cells = rows[is_known] * num_features + columns[is_known]
-        cells, counts = cells.unique(return_counts=True)
-        rows, columns = cells // num_features, cells % num_features
-        values = (1 + counts.float().log()) * self.idf[columns]
-        squares = values.new_zeros(size).index_add_(0, rows, values.square())
-        return rows, columns, values * squares.rsqrt()[rows]
+        rows, codes = counted.cpu().numpy()
+        known = self.codes.cpu().numpy()
+        columns = np.minimum(known.searchsorted(codes), len(known) - 1)
+        cells = (rows * len(known) + columns)[known[columns] == codes]
+        cells, counts = np.unique(cells, return_counts=True)
+        rows, columns = np.divmod(cells, len(known))
+        idf = self.idf.cpu().numpy()[columns]
+        values = (1 + np.log(counts.astype(np.float32))) * idf
+        squares = np.bincount(rows, values * values, size)
+        return rows, columns, values / np.sqrt(squares)[rows].astype(np.float32)
 
     def forward(self, counted: Tensor, size: int) -> Tensor:
         """Return scores (size, K). `counted` is a block of `Features`, in one of its two forms."""
@@ -63,7 +67,10 @@ class TfIdf(nn.Module):
             return self._padded(*counted.unbind(-1))
         rows, columns, values = self.entries(counted, size)
         # The entries are sorted by row, as embedding_bag needs it.
-        offsets = torch.searchsorted(rows, torch.arange(size, device=rows.device))
+        offsets = rows.searchsorted(np.arange(size))
+        columns, values, offsets = (
+            torch.from_numpy(each).to(self.weight.device) for each in (columns, values, offsets)
+        )
         return F.embedding_bag(columns, self.weight, offsets, mode="sum", per_sample_weights=values)
 
     def _padded(self, codes: Tensor, counts: Tensor) -> Tensor:
