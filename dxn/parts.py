@@ -17,7 +17,7 @@ from dxn.data.rows import TARGET, Rows
 from dxn.models import model as models
 from dxn.models.fusion import EarlyFusion
 from dxn.models.late_fusion import SeparateBackbones
-from dxn.runs.predictor.predictor import Predictor, Sample
+from dxn.runs.predictor.predictor import Predictor, Values
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
 from dxn.tasks import Task
@@ -98,7 +98,7 @@ class Model(models.MultimodalModel):
         """Compute the output of the head for a batch of `collate`, on the device of the model."""
         return super().forward(self._on_device(batch), mixing)
 
-    def collate(self, rows: Sequence[Sample]) -> dict[str, Any]:
+    def collate(self, rows: Sequence[Values]) -> dict[str, Any]:
         """Return a batch of rows, as the `collate_fn` of a DataLoader.
 
         Args:
@@ -146,7 +146,7 @@ class Model(models.MultimodalModel):
     def _on_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return to_device(dict(batch), next(self.parameters()).device)
 
-    def _samples(self, rows: Sequence[Sample]) -> Samples:
+    def _samples(self, rows: Sequence[Values]) -> Samples:
         predictor = Predictor(self, self.task, target=TARGET)
         if not (self.task.is_supervised and any(row.get(TARGET) is not None for row in rows)):
             return predictor.samples([_without_target(row) for row in rows])
@@ -157,12 +157,12 @@ class Model(models.MultimodalModel):
                 f"got {', '.join(sorted(unknown))}"
             )
         cells: dict[str, list[Any]] = {
-            name: [predictor.reads.cell(name, row.get(name)) for row in rows]
+            name: [predictor.model_inputs.cell(name, row.get(name)) for row in rows]
             for name in self.inputs
         }
         cells[TARGET] = [row.get(TARGET) for row in rows]
         origins = [f"sample {i + 1}" for i in range(len(rows))]
-        opened = predictor.reads.survey(Rows(cells, origins), with_target=True)
+        opened = predictor.model_inputs.survey(Rows(cells, origins), with_target=True)
         if opened.bad:
             first = min(opened.bad, key=lambda fault: fault.row)
             raise UserError(f"{first.origin}: {first}")
@@ -172,7 +172,7 @@ class Model(models.MultimodalModel):
         return predictor.task_samples(opened)
 
 
-def _without_target(row: Sample) -> dict[str, Any]:
+def _without_target(row: Values) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != TARGET}
 
 

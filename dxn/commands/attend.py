@@ -40,7 +40,7 @@ class Attend(FromWeights):
         from dxn.runs.predictor.option import read_sample
 
         predictor = self.load()
-        sample = read_sample(self.input, predictor.reads.readers, predictor.columns)
+        sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
         folder = Path(self.output)
         name = str(self.run or self.weights.source)
         result = draw_attention(predictor, sample, folder, model_name=name)

@@ -58,11 +58,11 @@ class Embed(FromWeights, TableInput, Compute):
         predictor = self.load(**self.computing())
         if is_single:
             samples = predictor.samples(
-                [read_sample(self.input, predictor.reads.readers, predictor.columns)]
+                [read_sample(self.input, predictor.model_inputs.readers, predictor.columns)]
             )
         else:
             only = check_only(self.only, predictor)
-            opened = predictor.reads.option(self.input, only=only, **self.table_options())
+            opened = predictor.model_inputs.option(self.input, only=only, **self.table_options())
             samples = Samples(opened, predictor.tokenizers, only=only)
         opened = samples.opened
         rows, embeddings = predictor.vectors(samples, batch_size=self.batch_size)

@@ -64,7 +64,7 @@ class Generate(FromWeights, Compute):
         predictor = self.load(**self.computing())
         inputs = None
         if self.input is not None:
-            inputs = read_sample(self.input, predictor.reads.readers, predictor.columns)
+            inputs = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
         texts = predictor.write(
             prompt=prompts,
             inputs=inputs,

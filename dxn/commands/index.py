@@ -52,7 +52,7 @@ class Index(FromWeights, Data, TableInput, Compute):
         only = check_only(self.only, predictor)
         if self.input is not None:
             options = self.table_options()
-            opened = predictor.reads.option(self.input, keep=self.keep, only=only, **options)
+            opened = predictor.model_inputs.option(self.input, keep=self.keep, only=only, **options)
         else:
             opened = open_evaluation_data(
                 predictor,

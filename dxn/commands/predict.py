@@ -51,11 +51,13 @@ class Predict(FromWeights, TableInput, Labels, Compute):
         is_single = not has_many_samples(self.input)
         if is_single:
             samples = predictor.samples(
-                [read_sample(self.input, predictor.reads.readers, predictor.columns)]
+                [read_sample(self.input, predictor.model_inputs.readers, predictor.columns)]
             )
         else:
             # Samples without a task: a target column in a new table has no effect.
-            opened = predictor.reads.option(self.input, keep=self.keep, **self.table_options())
+            opened = predictor.model_inputs.option(
+                self.input, keep=self.keep, **self.table_options()
+            )
             samples = Samples(opened, predictor.tokenizers)
         predictions = predictor.run(samples, batch_size=self.batch_size)
         opened, task = samples.opened, predictor.task

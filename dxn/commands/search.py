@@ -64,10 +64,10 @@ class Search(FromRun, TableInput, Compute):
         )
         is_single = not has_many_samples(self.input)
         if is_single:
-            samples = predictor.samples([read_sample(self.input, predictor.reads.readers)])
+            samples = predictor.samples([read_sample(self.input, predictor.model_inputs.readers)])
         else:
             only = check_only(self.only, predictor)
-            opened = predictor.reads.option(self.input, only=only, **self.table_options())
+            opened = predictor.model_inputs.option(self.input, only=only, **self.table_options())
             samples = Samples(opened, predictor.tokenizers, only=only)
             if not len(samples):
                 raise UserError(f"input: no row has any of the inputs {', '.join(only or ())}")

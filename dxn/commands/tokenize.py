@@ -68,9 +68,9 @@ class Tokenize(FromRun, TableInput):
                 "trained model"
             )
         if has_many_samples(self.input):
-            opened = predictor.reads.option(self.input, **self.table_options())
+            opened = predictor.model_inputs.option(self.input, **self.table_options())
         else:
-            sample = read_sample(self.input, predictor.reads.readers, predictor.columns)
-            opened = predictor.reads.samples([sample])
+            sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
+            opened = predictor.model_inputs.samples([sample])
         print_line(write_matrices(opened, predictor, output))
         return 0

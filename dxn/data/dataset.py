@@ -207,7 +207,7 @@ class Samples(Dataset):
         """
         # An input is prepared for each sample alone if it has files, or if the target reads it,
         # which can also change it.
-        read = () if self.target is None else self.target.reads
+        read = () if self.target is None else self.target.prepared_inputs
         together = {
             name
             for name in self.inputs
@@ -244,7 +244,7 @@ class Samples(Dataset):
             present = [name for name in present if name in kept or name in self.required]
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample
         # is reproducible: `batch` prepares the inputs last that are prepared together.
-        read = () if self.target is None else self.target.reads
+        read = () if self.target is None else self.target.prepared_inputs
         last = [n for n in present if not self.tokenizers[n].reader.files and n not in read]
         sample: dict[str, Any] = {}
         for name in [*(name for name in present if name not in last), *last]:

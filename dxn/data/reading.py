@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,7 +65,8 @@ def open_rows(
     Args:
         rows: The split.
         tokenizers: Tokenizer of each input, by input name. Other inputs are ignored.
-        task: Task that parses the targets. Default: targets stay raw cells.
+        task: Task that parses the targets, and splits texts into words if it needs them. Default:
+            targets stay raw cells.
         on_bad: "error" raises an error for a bad row, "skip" leaves it out, and "missing" uses
             those of its inputs that can be read.
         need_target: Whether a row without a target is bad. Default: whether the task needs targets.
@@ -89,13 +88,14 @@ def open_rows(
             f"{first.origin}: {first}{more}; correct the data, or set {key}=skip or {key}=missing "
             "(dxn check lists all bad rows)"
         )
+    where = key.rpartition(".")[0] or "input"
     if not len(rows):
-        raise UserError("data: there are no rows; check the path and the options of the data set")
+        raise UserError(f"{where}: there are no rows; check the path and its options")
     # on_bad allows bad rows, but at least one row must be left.
     if not len(opened):
         first = _first(opened.bad)
         raise UserError(
-            f"data: all {len(rows)} rows are bad; correct the data; the first problem is "
+            f"{where}: all {len(rows)} rows are bad; correct the data; the first problem is "
             f"{first.origin}: {first}"
         )
     return opened
@@ -109,12 +109,10 @@ def survey_rows(
     on_bad: OnBad = "missing",
     need_target: bool | None = None,
     budget: CacheBudget | None = None,
-    words: str = "",
 ) -> Opened:
     """Open rows like `open_rows`, but collect all problems in `Opened.bad` instead of raising.
 
-    The arguments are those of `open_rows`. on_bad="error" behaves like "missing". `words`
-    is the regular expression of a word, if texts are to be split; default: that of the target.
+    The arguments are those of `open_rows`. on_bad="error" behaves like "missing".
 
     Raises:
         UserError: If targets are needed but there is no target column.
@@ -152,14 +150,11 @@ def survey_rows(
     for row in np.flatnonzero(~has_input).tolist():
         if row not in known:
             bad.append(Issue(f"no input: {missing}", rows.origin[row], row))
-    if task is not None:
-        words = words or task.target.words
     # After the targets are parsed, which can be positions in the text.
-    if words:
-        split_words = partial(_split_words, re.compile(words))
+    if task is not None and task.target.words:
         for name, tokenizer in tokenizers.items():
             if name in raws and tokenizer.reader.words:
-                raws[name] = Column(raws[name], decode=split_words)
+                raws[name] = Column(raws[name], decode=task.target.words_of)
     # A row with a bad input can be used if it has another input. A row that is bad as a whole
     # cannot.
     is_kept = np.ones(len(rows), bool)
@@ -183,10 +178,6 @@ def survey_rows(
         ids=rows.ids,
         cells={name: Column(rows.cells[name], decode=printable) for name in raws},
     )
-
-
-def _split_words(pattern: re.Pattern[str], raw: Any) -> Any:
-    return pattern.findall(raw) if isinstance(raw, str) else raw
 
 
 def _parse_targets(

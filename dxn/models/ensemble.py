@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dxn.models.model import Batch, Network
+from dxn.models.model import Batch, MultimodalModel, Network
 
 
 class Ensemble(Network):
@@ -24,6 +24,11 @@ class Ensemble(Network):
         # Any, because a ModuleList does not know the type of its modules.
         self.members: Any = nn.ModuleList(members)
         self.combine = combine
+
+    @property
+    def models(self) -> list[MultimodalModel]:
+        """The models of all members."""
+        return [model for member in self.members for model in member.models]
 
     def forward(self, batch: Batch) -> Any:
         """Return the combined outputs of the members for a batch."""

@@ -22,7 +22,7 @@ class Network(nn.Module):
     @property
     def models(self) -> list[MultimodalModel]:
         """The models, of which the first one represents all where only one can be shown."""
-        return [module for module in self.modules() if isinstance(module, MultimodalModel)]
+        raise NotImplementedError
 
     def vectors(self, batch: Batch) -> Tensor:
         """Compute the embedding (B, E) of each sample of a batch."""
@@ -87,6 +87,11 @@ class MultimodalModel(Network):
         self.head = head
         # Whether each input is encoded alone, because the head compares inputs with each other.
         self.separates_inputs: bool = getattr(head, "separates_inputs", False)
+
+    @property
+    def models(self) -> list[MultimodalModel]:
+        """The model itself."""
+        return [self]
 
     def adapter(self, name: str) -> Any:
         """Return the adapter of the input `name`."""

@@ -15,7 +15,7 @@ from dxn.core.files import write_text
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
 from dxn.runs.predictor.attention import attention_on
-from dxn.runs.predictor.predictor import Predictor, Sample
+from dxn.runs.predictor.predictor import Predictor, Values
 
 LIST = ".attend.json"  # names of the pictures of the last call; packages can add drawers
 
@@ -37,7 +37,7 @@ class AttentionReport:
 
 @torch.inference_mode()
 def draw_attention(
-    predictor: Predictor, sample: Sample, folder: Path, *, model_name: str = ""
+    predictor: Predictor, sample: Values, folder: Path, *, model_name: str = ""
 ) -> AttentionReport:
     """Draw the attention of one sample, and remove the pictures of an earlier call.
 

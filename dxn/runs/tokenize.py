@@ -107,7 +107,7 @@ def tokenize_sample(
         UserError: If an input is unknown or cannot be read.
     """
     if predictor is not None:
-        sample = read_sample(value, predictor.reads.readers, predictor.columns)
+        sample = read_sample(value, predictor.model_inputs.readers, predictor.columns)
         built = {name: predictor.adapters[name] for name in predictor.inputs if name in sample}
     else:
         config = {"adapters": adapters}

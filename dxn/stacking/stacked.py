@@ -58,6 +58,11 @@ class Stacked(Network):
         self.baseline = baseline
         self.register_buffer("mix", torch.tensor(mix))
 
+    @property
+    def models(self) -> list[MultimodalModel]:
+        """The model without its baseline."""
+        return [self.model]
+
     def forward(self, batch: Batch) -> Tensor:
         """Compute the mixed output (B, ...) for a batch, see `MultimodalModel.forward`."""
         output = self.model(batch)

@@ -168,7 +168,7 @@ class MaskedInputs(Target):
                 f"head.mask_ratio: no input is masked, got the inputs {names}; set a ratio above 0 "
                 "for one of them, or choose another head"
             )
-        self.reads = tuple(self.maskings)
+        self.prepared_inputs = tuple(self.maskings)
 
     def describe(self, values: Sequence[Any]) -> str:
         """Return the names of the masked inputs."""

@@ -173,7 +173,7 @@ class Tags(Names):
             )
         adapters[candidates[0]].check_columns_are_tokens("tag")
         self.input = candidates[0]
-        self.required = self.reads = (self.input,)
+        self.required = self.prepared_inputs = (self.input,)
 
     def encode(
         self, value: Sequence[str], sample: dict[str, Any], rand: Random | None = None

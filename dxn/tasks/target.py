@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar, Literal
@@ -36,7 +37,7 @@ class Target(CheckedMembers):
             in every epoch. If False, `rand` is None except in training.
         needs_inputs: Whether `read` compares a cell with the inputs of its row.
         required: Names of the inputs that every usable row must have; `bind` sets it.
-        reads: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
+        prepared_inputs: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
         separator: Text between the items of a list, such as labels, in one cell of a CSV file.
     """
 
@@ -45,7 +46,7 @@ class Target(CheckedMembers):
     random: ClassVar[bool] = False
     needs_inputs: ClassVar[bool] = False
     required: Sequence[str] = ()
-    reads: Sequence[str] = ()
+    prepared_inputs: Sequence[str] = ()
     separator: str = "|"
 
     @property
@@ -57,6 +58,10 @@ class Target(CheckedMembers):
     def words(self) -> str:
         """Regular expression of a word, if texts are to be split into words. "": they are not."""
         return ""
+
+    def words_of(self, raw: Any) -> Any:
+        """Return the words of a text, if `words` is set. Other values stay as they are."""
+        return re.findall(self.words, raw) if self.words and isinstance(raw, str) else raw
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
         """Find out how target cells are written, before `read` is called.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,7 +74,7 @@ def predict(
     """
 
     def run(batch: dict[str, Any]) -> tuple[list[int], list[Any], tuple[float, float]]:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
             output = as_float(model(batch))
             if finite:
                 check_finite(output, batch, samples.describe_index)
@@ -94,7 +95,8 @@ def predict(
         # Without dropout, and with the running statistics of batch norms. A model that is only used
         # is in this mode already, and to visit all of its modules takes longer than a sample.
         model.eval()
-    display = Display(stderr=True)
+    # A single batch has no progress.
+    display = Display(stderr=True) if on_batch is None and len(samples) > batch_size else None
     rows: list[int] = []
     predicted: list[Any] = []
     total = weight = 0.0
@@ -106,10 +108,11 @@ def predict(
             weight += part[2][1]
             if on_batch is not None:
                 on_batch(len(rows))
-            elif display.is_due():
+            elif display is not None and display.is_due():
                 display.update("predicting", len(rows), len(samples))
     finally:
-        display.close()
+        if display is not None:
+            display.close()
         if was_training:
             model.train()
     return Predictions(rows, predicted, total / weight if weight else math.nan)

@@ -112,11 +112,13 @@ def test_an_unknown_category_and_a_boolean_are_predicted(run):
         {"city": "Paris", "garden": "N/A"},
     ],
 )
-def test_one_sample_is_predicted_directly_with_the_answer_of_a_batch(run, sample):
+def test_one_sample_has_the_answer_of_a_batch(run, sample):
     model = dxn.load(run)
-    direct = model._predict_one(sample)
-    assert direct is not None
-    assert direct == model.predict(**sample) == model.predict_many([sample])[0]
+    answer = model.predict(**sample)
+    assert answer == model.predict_many([sample])[0]
+    (first, second) = model.predict_many([sample, sample])
+    assert first["prediction"] == pytest.approx(answer["prediction"], rel=1e-5)
+    assert second == first
 
 
 def test_a_problem_of_one_sample_is_told_as_that_of_a_batch(run):
@@ -126,7 +128,6 @@ def test_a_problem_of_one_sample_is_told_as_that_of_a_batch(run):
         ({"height": 3}, "this model has the inputs .*, got height"),
         ({"area": None}, "no input: "),
     ):
-        assert model._predict_one(sample) is None
         with pytest.raises(UserError, match=message):
             model.predict(**sample)
 

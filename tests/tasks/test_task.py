@@ -196,7 +196,7 @@ class RawBoxes(Target):
     """Boxes (top, left, bottom, right), whose number differs, in raw pixels."""
 
     def bind(self, adapters):
-        self.required = self.reads = ("photo",)
+        self.required = self.prepared_inputs = ("photo",)
 
     def encode(self, value, sample, rand=None):
         # raw = origin + scale * pixel; a mirrored picture has a negative scale.

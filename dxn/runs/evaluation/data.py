@@ -114,7 +114,7 @@ def rows_of_run(
 ) -> Rows:
     """Return the rows that `dxn evaluate run=RUN` evaluates, before their files are read."""
     source = source_of(data_of_run(predictor, run, confine, trust), predictor, trust)
-    return predictor.reads.of_source(source, default_split(source.splits))
+    return predictor.model_inputs.of_source(source, default_split(source.splits))
 
 
 def default_split(splits: Mapping[str, Sized]) -> str:
@@ -152,18 +152,18 @@ def open_table(path: Any, predictor: Predictor, *, on_bad: OnBad, **options: Any
             f"input: must be a table, got {path}; for one folder per class, set "
             f"data=folder data.path={path}"
         )
-    rows = predictor.reads.table(path, **options)
+    rows = predictor.model_inputs.table(path, **options)
     if TARGET not in rows.cells and predictor.task.is_supervised:
         raise UserError(
             f"input: {path} has no column {predictor.target!r}, which the model "
             f"predicts; set columns.{predictor.target}=COLUMN, or use dxn predict"
         )
-    opened = predictor.reads.open(rows, on_bad, with_target=True)
+    opened = predictor.model_inputs.open(rows, on_bad, with_target=True)
     return EvaluationData("input", str(path), opened)
 
 
 def _open(source: Source, split: str, predictor: Predictor) -> Opened:
-    rows = predictor.reads.of_source(source, split)
+    rows = predictor.model_inputs.of_source(source, split)
     return open_rows(rows, predictor.tokenizers, task=predictor.task, on_bad=source.on_bad)
 
 
@@ -199,7 +199,9 @@ def data_of_run(
 def source_of(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:
     """Open a data source with the splits that a training of the same task has."""
     needs_target = predictor.task.is_supervised
-    return open_source({"data": node}, predictor.reads.readers, trust, needs_target=needs_target)
+    return open_source(
+        {"data": node}, predictor.model_inputs.readers, trust, needs_target=needs_target
+    )
 
 
 def _for_evaluation(

@@ -131,7 +131,7 @@ def evaluate_subsets(
     """
     everything = tuple(name for name in predictor.inputs if name in opened.raws)
     least = 2 if predictor.task.separates_inputs else 1
-    groups = evaluated_groups(predictor.reads.readers, everything)
+    groups = evaluated_groups(predictor.model_inputs.readers, everything)
     chosen = _chosen(only, everything, least) if only else subsets(everything, least, groups)
     if not only and len(groups) < len(everything):
         print_line(

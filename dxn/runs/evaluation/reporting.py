@@ -171,7 +171,7 @@ def write_again(
                 predictor, str(folder), split=split, confine=confine, folder_trust=trust
             ).opened
             inputs = tuple(name for name in predictor.inputs if name in opened.raws)
-            groups = evaluated_groups(predictor.reads.readers, inputs)
+            groups = evaluated_groups(predictor.model_inputs.readers, inputs)
             least = 2 if predictor.task.separates_inputs else 1
             for name, shown in subsets(inputs, least, groups).items():
                 samples = predictor.task_samples(opened, only=shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,27 +61,19 @@ class ModelInputs:
 
     # Rows that are opened
 
-    def survey(self, rows: Rows, *, on_bad: OnBad = "missing", with_target: bool = False) -> Opened:
+    def survey(self, rows: Rows, *, with_target: bool = False) -> Opened:
         """Read the inputs of rows, and collect their problems in `Opened.bad`.
 
         Args:
             rows: The rows. For a task that needs words, a text is split into words.
-            on_bad: What to do with bad rows, see `dxn.data.reading.survey_rows`.
-            with_target: Whether to parse the targets, and whether every row needs one.
+            with_target: Whether every row needs a target.
         """
         from dxn.data.reading import survey_rows
 
-        return survey_rows(
-            rows,
-            self.tokenizers,
-            task=self.task if with_target else None,
-            on_bad=on_bad,
-            need_target=with_target,
-            words=self.task.target.words,
-        )
+        return survey_rows(rows, self.tokenizers, task=self.task, need_target=with_target)
 
     def open(self, rows: Rows, on_bad: OnBad, *, with_target: bool = False) -> Opened:
-        """Read the files of rows for prediction or evaluation.
+        """Read the files of rows for prediction or evaluation, see `dxn.data.reading.open_rows`.
 
         Args:
             rows: The rows.
@@ -92,18 +83,16 @@ class ModelInputs:
         Raises:
             UserError: If a row cannot be read and on_bad is "error", or no row is left.
         """
-        opened = self.survey(rows, on_bad=on_bad, with_target=with_target)
-        first = min(opened.bad, key=lambda fault: fault.row, default=None)
-        if not len(opened):
-            reason = "there are no rows" if first is None else f"{first.origin}: {first}"
-            raise UserError(f"input: no row can be used: {reason}; choose other data")
-        if first is not None and on_bad == "error":
-            more = f" ({len(opened.bad) - 1} more cannot be read)" if len(opened.bad) > 1 else ""
-            raise UserError(
-                f"{first.origin}: {first}{more}; set on_bad=skip to leave out such rows, or "
-                "on_bad=missing to use their other inputs"
-            )
-        return opened
+        from dxn.data.reading import open_rows
+
+        return open_rows(
+            rows,
+            self.tokenizers,
+            task=self.task,
+            on_bad=on_bad,
+            need_target=with_target,
+            key="on_bad",
+        )
 
     # The options of a command
 
@@ -308,18 +297,18 @@ class ModelInputs:
         return opened
 
     def _single(self, cells: Mapping[str, Sequence[Any]]) -> Opened | None:
-        """Open one sample without the parts that tables need; None if it cannot be read."""
+        """Open one sample without the parts that tables need; None if it cannot be read.
+
+        Then `survey` finds out why.
+        """
         raws: dict[str, list[Any]] = {}
-        pattern = self.task.target.words
         for name, (cell,) in cells.items():
             reader = self.tokenizers[name].reader
             try:
                 raw = None if cell is None else reader.read(cell)
             except BadMedia:
                 return None
-            if pattern and reader.words and isinstance(raw, str):
-                raw = re.findall(pattern, raw)
-            raws[name] = [raw]
+            raws[name] = [self.task.target.words_of(raw) if reader.words else raw]
         if all(raw is None for (raw,) in raws.values()):
             return None
         shown = {name: [printable(cell)] for name, (cell,) in cells.items()}

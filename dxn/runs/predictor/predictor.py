@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -21,14 +20,7 @@ from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.tasks import Task
 from dxn.tokenize.base import Tokenizer
-from dxn.training.evaluate import (
-    Predictions,
-    as_float,
-    check_finite,
-    embed,
-    predict,
-    to_device,
-)
+from dxn.training.evaluate import Predictions, embed, predict, to_device
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,8 +31,8 @@ if TYPE_CHECKING:
 MAX_SMALL = 5_000_000  # parameters of a model that predicts short samples on one thread
 MAX_LABELS = 5  # class names in the representation of a model
 
-# One sample: raw values by input name. Missing inputs are left out or None.
-Sample = Mapping[str, Any]
+# One sample, as a program passes it: values by input name. Missing inputs are left out or None.
+Values = Mapping[str, Any]
 
 
 class Answer(dict[str, Any]):
@@ -54,7 +46,7 @@ class Predictor:
     """A trained model in evaluation mode. `dxn.load` and `dxn.from_public` return one.
 
     Args:
-        model: The model, on the device to run it on.
+        network: The model, or the ensemble that combines several, on the device to run it on.
         task: The fitted task, which converts outputs of the model to predictions.
         columns: Column of the training table that each input was read from, by input name. Default:
             unknown, as for a public checkpoint.
@@ -70,7 +62,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: Network,
+        network: Network,
         task: Task,
         *,
         columns: Mapping[str, str] | None = None,
@@ -78,26 +70,25 @@ class Predictor:
         layout: Layout | None = None,
         dtype: str = "float32",
     ):
-        # The model or ensemble that predicts, and the model whose inside can be shown.
-        self.network = model
-        self.models = model.models
-        self.model = self.models[0]
+        self.network = network
+        self.models = network.models
+        self.model = self.models[0]  # whose inside can be shown
         self.task = task
         self.columns = dict(columns or {})
         self.target = target
         self.layout = layout
         self.dtype = dtype
-        self.device = next(model.parameters()).device
+        self.device = next(network.parameters()).device
         # Once, because to look them up takes as long as preparing a text.
         self.inputs = list(self.model.inputs)
         self.adapters: dict[str, Any] = {name: self.model.adapter(name) for name in self.inputs}
         self.tokenizers: dict[str, Tokenizer] = {
             name: adapter.tokenizer for name, adapter in self.adapters.items()
         }
-        self.reads = ModelInputs(self.tokenizers, task, self.columns, target, layout)
+        self.model_inputs = ModelInputs(self.tokenizers, task, self.columns, target, layout)
         # A text or the cells of a row: to wake other threads would take longer than their part of
         # the work of a small model.
-        is_small = self.device.type == "cpu" and count_parameters(model) < MAX_SMALL
+        is_small = self.device.type == "cpu" and count_parameters(network) < MAX_SMALL
         self._is_short = is_small and not any(t.reader.files for t in self.tokenizers.values())
 
     def __repr__(self) -> str:
@@ -163,7 +154,7 @@ class Predictor:
             UserError: If a file cannot be read, an input is unknown, or all inputs are missing.
         """
         if data is not None:
-            data = self.reads.argument(data, inputs)
+            data = self.model_inputs.argument(data, inputs)
             if isinstance(data, list):
                 return self.predict_many(data)
             if not isinstance(data, dict):
@@ -172,9 +163,8 @@ class Predictor:
                 opened, predictions = self._predict_frame(data)
                 return prediction_frame(predictions, opened, self.task, self._index(data))
             inputs = data
-        self.require_answers()
         with threads(1 if self._is_short else torch.get_num_threads()):
-            return self._predict_one(inputs) or self.predict_many([inputs])[0]
+            return self.predict_many([inputs])[0]
 
     def predict_proba(self, frame: DataFrame) -> DataFrame:
         """Return the probability of each class (columns) for each row of a pandas.DataFrame.
@@ -190,7 +180,7 @@ class Predictor:
     def _predict_frame(self, frame: Any) -> tuple[Opened, Predictions]:
         """Return the opened rows of a data frame, and the predictions."""
         self.require_answers()
-        opened = self.reads.frame(frame)
+        opened = self.model_inputs.frame(frame)
         return opened, self.run(Samples(opened, self.tokenizers))
 
     def _index(self, frame: Any) -> Any:
@@ -199,45 +189,8 @@ class Predictor:
 
         return frame.index if is_frame(frame) and self.layout is None else None
 
-    @torch.inference_mode()
-    def _predict_one(self, inputs: Sample) -> Answer | None:
-        """Predict for one sample with few function calls: for a short text they take most time.
-
-        Returns:
-            None if the sample or the output cannot be used. `predict_many` tells why.
-        """
-        batch: dict[str, Any] = {"#size": 1, "#index": [0]}
-        cells: dict[str, Any] = {}
-        for name, value in inputs.items():
-            tokenizer = self.tokenizers.get(name)
-            if tokenizer is None:
-                return None
-            try:
-                cell = self.reads.cell(name, value)
-                raw = None if cell is None else tokenizer.reader.read(cell)
-            except (ValueError, OSError):  # such as BadMedia
-                return None
-            if value is not None:
-                cells[name] = value
-            if raw is None:
-                continue
-            words = self.task.target.words
-            if words and tokenizer.reader.words and isinstance(raw, str):
-                raw = re.findall(words, raw)
-            batch[name] = {**tokenizer.collate([tokenizer(raw)]), "rows": torch.zeros(1).long()}
-        if not batch.keys() & self.adapters.keys():
-            return None
-        try:
-            output = as_float(self.network(to_device(batch, self.device)))
-            check_finite(output, batch, lambda row: "")
-        except (UserError, RuntimeError, MemoryError):  # such as too little memory
-            return None
-        (predicted,) = self.task.predict(self.model.head, output, batch)
-        answer = self.task.answer(predicted, cells)
-        return Answer(answer, prediction=self.task.target.typed(answer["prediction"]))
-
     def predict_many(
-        self, samples: Sequence[Sample], *, batch_size: int = 64
+        self, samples: Sequence[Values], *, batch_size: int = 64
     ) -> list[dict[str, Any]]:
         """Predict for several samples.
 
@@ -346,7 +299,7 @@ class Predictor:
         """
         rows, vectors = self.vectors(self._samples(data, inputs))
         ordered = vectors[torch.tensor(rows).argsort()]
-        is_single = data is None or isinstance(self.reads.argument(data, inputs), dict)
+        is_single = data is None or isinstance(self.model_inputs.argument(data, inputs), dict)
         return ordered[0] if is_single else ordered
 
     @torch.inference_mode()
@@ -369,7 +322,7 @@ class Predictor:
         self,
         *,
         prompt: str | Sequence[str] = "",
-        inputs: Sample | Sequence[Sample] | None = None,
+        inputs: Values | Sequence[Values] | None = None,
         count: int = 1,
         max_new: int = 200,
         temperature: float = 0.0,
@@ -459,22 +412,22 @@ class Predictor:
 
     # Samples
 
-    def samples(self, samples: Sequence[Sample]) -> Samples:
+    def samples(self, samples: Sequence[Values]) -> Samples:
         """Read the inputs of samples, for `run`, `vectors` and `tokens_of`.
 
         Raises:
             UserError: If a file cannot be read or an input is unknown.
         """
-        return Samples(self.reads.samples(samples), self.tokenizers)
+        return Samples(self.model_inputs.samples(samples), self.tokenizers)
 
     def _samples(self, data: Any, inputs: dict[str, Any]) -> Samples:
         """Read the samples of `data`, see `predict`, or the only sample `inputs`."""
         if data is None:
             return self.samples([inputs])
-        data = self.reads.argument(data, inputs)
+        data = self.model_inputs.argument(data, inputs)
         if isinstance(data, dict | list):
             return self.samples(data if isinstance(data, list) else [data])
-        return Samples(self.reads.frame(data), self.tokenizers)
+        return Samples(self.model_inputs.frame(data), self.tokenizers)
 
     def task_samples(self, opened: Opened, *, only: Sequence[str] | None = None) -> Samples:
         """Return the samples of opened rows with their targets, without augmentation."""

@@ -145,7 +145,7 @@ class FutureValues(Target):
                 "head=forecast: needs exactly one series as an input, whose next values are "
                 f"predicted, got {found}; other inputs, such as texts, can be added to it"
             )
-        (self.input,) = self.required = self.reads = tuple(candidates)
+        (self.input,) = self.required = self.prepared_inputs = tuple(candidates)
 
     def fit(self, values: Sequence[Future]) -> None:
         """Store the sizes of the training targets and their histories, and the season."""
