@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 
 from dxn.config.instantiate import build
@@ -22,7 +22,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import new_folder
 from dxn.core.randomness import named_draws
 from dxn.data.dataset import Opened, Samples, make_samples
-from dxn.data.inspect.fingerprint import fingerprint
+from dxn.data.inspect.fingerprint import differences, fingerprint
 from dxn.data.inspect.quality import Truncation, find_problems
 from dxn.data.loader import LoaderOptions
 from dxn.data.rows import Source
@@ -67,6 +67,7 @@ from dxn.runs.plan import (
 from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
 from dxn.tokenize.base import Adapter, Tokenizer
+from dxn.training.distributed import from_first
 from dxn.training.finetune import Finetune
 from dxn.training.trainer import Schedule, Trainer
 
@@ -231,6 +232,7 @@ def prepare(
     _use_metrics(task, trainer, settings)
     splits = _open_and_fit(plan, decided, adapters, is_fitted=fitted is not None)
     prints = fingerprint(splits)
+    _check_same(prints, trainer)
     if old is not None:
         check_data(old, prints, settings)
     tokenizers = {name: adapters[key].tokenizer for name, key in plan.model.keys.items()}
@@ -354,8 +356,12 @@ def _decide(
     if is_new and may_choose:
         used = {name: nodes[each.adapter] for name, each in inputs.items()}
         device = trainer.accelerator.device
-        config, lines = choose_options(
-            config, settings.chosen, task, source, used, readers, device, trust
+        # The preset measures the speed of this machine, and the processes can be on several.
+        config, lines = from_first(
+            trainer.accelerator,
+            lambda: choose_options(
+                config, settings.chosen, task, source, used, readers, device, trust
+            ),
         )
     minutes = config["trainer"].get("max_minutes")
     if is_new and members > 1 and minutes is not None:
@@ -407,20 +413,41 @@ def _open_and_fit(
     tokenizers = {name: adapter.tokenizer for name, adapter in named.items()}
     splits = open_splits(source, tokenizers, task, loader=decided.parts["loader"])
     train = splits["train"]
-    texts = task.target.texts(train.targets or ())
-    fit_adapters(adapters, plan.inputs, train, texts, seed=seed)
-    task.target.bind(named)
-    if not is_fitted:
+    accelerator = decided.trainer.accelerator
+
+    def fit() -> dict[str, bytes]:
+        texts = task.target.texts(train.targets or ())
+        fit_adapters(adapters, plan.inputs, train, texts, seed=seed)
+        task.target.bind(named)
+        if is_fitted:
+            return {}
         task.target.fit(train.targets or ())
-    if decided.trainer.accelerator.num_processes > 1 and not is_fitted:
-        own = fitted_files(adapters, task)
-        (files,) = broadcast_object_list([own])
-        if files != own:  # another process has trained another tokenizer
+        return fitted_files(adapters, task) if accelerator.num_processes > 1 else {}
+
+    if is_fitted:
+        fit()
+    else:
+        # Two trainings of a tokenizer can give two tokenizers.
+        files = from_first(accelerator, fit)
+        if not accelerator.is_main_process:
             use_files(files, adapters, task, seed)
             task.target.bind(named)
     if decided.pretraining is not None:
         decided.pretraining.target.bind(named)
     return splits
+
+
+def _check_same(prints: Mapping[str, Any], trainer: Trainer) -> None:
+    """Refuse data that differs between the processes, such as an old copy of a table."""
+    if trainer.accelerator.num_processes == 1:
+        return
+    first, *others = gather_object([prints])
+    for number, own in enumerate(others, 1):
+        if changes := differences(first, own):
+            raise UserError(
+                f"process {number}: reads other data than process 0: {'; '.join(changes)}; copy "
+                "the same files to all machines"
+            )
 
 
 def _write_start(run: Training, stack: ExitStack) -> Path:

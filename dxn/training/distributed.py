@@ -6,10 +6,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -20,9 +20,11 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from dxn.core.errors import UserError
 from dxn.core.runtime import LAUNCH, RESTARTS, choose_bf16
 
 Precision = Literal["auto", "float32", "bf16"]
+T = TypeVar("T")
 
 # Further environment variables that torchrun sets.
 HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -97,6 +99,30 @@ def wait_for_all(accelerator: Accelerator) -> None:
         torch.distributed.barrier()
     else:
         accelerator.wait_for_everyone()
+
+
+def from_first(accelerator: Accelerator, compute: Callable[[], T]) -> T:
+    """Return in all processes what a function returns in the first one.
+
+    Args:
+        accelerator: The processes.
+        compute: The function. Only the first process calls it. Its result is sent with pickle.
+
+    Raises:
+        UserError: In all processes, if the function raises one.
+    """
+    if accelerator.num_processes == 1:
+        return compute()
+    outcome: Any = None
+    if accelerator.is_main_process:
+        try:
+            outcome = (compute(), None)
+        except UserError as error:
+            outcome = (None, str(error))
+    ((result, problem),) = broadcast_object_list([outcome])
+    if problem is not None:
+        raise UserError(problem)
+    return result
 
 
 def is_lost_connection(error: BaseException) -> bool:

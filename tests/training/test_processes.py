@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.newcomer import write_csv
 from helpers.runs import TINY_DIGITS, checkpoint_of, log_of, same_tensors
 from helpers.training import fit, without_randomness
 
@@ -64,6 +65,21 @@ Trainer.train_step = step
 fit(folder / "twice", r_drop=0.7, epochs=1, batch_size=6, optimizer=sgd)
 # Last, because it ends the process group.
 assert main([*json.loads(sys.argv[2]), f"output={folder}", "name=digits"]) == 0
+"""
+# Only the first process may fit a tokenizer. Then each process gets a table of its own.
+APART = """
+import os, sys
+from pathlib import Path
+from dxn.cli import main
+from dxn.tokenize import TextAdapter
+
+folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+options = ["target=label", "dim=8", "backbone.depth=1", "backbone.num_heads=2", "trainer.epochs=1"]
+options += ["trainer.device=cpu", "baseline=none", "preset=plain", "report=false"]
+if rank != "0":
+    TextAdapter.fit = None
+assert main(["train", f"{folder}/0.csv", *options, f"run={folder}/same"]) == 0
+assert main(["train", f"{folder}/{rank}.csv", *options, f"run={folder}/apart"]) == 2
 """
 # A long training of slow steps, which writes the process id of each rank.
 ORPHAN = """
@@ -123,6 +139,20 @@ def test_each_process_takes_its_share_and_one_of_them_prints(trained):
     assert output.count("epoch 1/2") == 4
     assert output.count("epoch 2/2") == 3
     assert output.count("interrupted") == 2  # this print is the test's own, in each process
+
+
+def test_the_first_process_fits_the_tokenizer_and_different_tables_are_refused(tmp_path):
+    rows = [[f"{'good' if i % 2 else 'bad'} film {i}", "yes" if i % 2 else "no"] for i in range(24)]
+    for number in range(2):
+        write_csv(tmp_path / f"{number}.csv", ["text", "label"], rows)
+        rows[0][0] = "another text"
+    (tmp_path / "script.py").write_text(APART)
+    command = [*LAUNCH, str(tmp_path / "script.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "same" / "model").is_dir() and not (tmp_path / "apart").exists()
+    expected = "process 1: reads other data than process 0: the "
+    assert expected in done.stderr + done.stdout
 
 
 def test_an_interrupted_training_resumes_bit_for_bit(trained):
