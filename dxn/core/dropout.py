@@ -10,10 +10,13 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 
+Rate = Annotated[float, Interval(ge=0, lt=1)]  # probability of a dropout in a configuration
 # Random numbers of a step: ROWS rows of WIDTH numbers. Each token and each WIDTH of its features
 # use one of the rows, so a step needs few random numbers, however many features are dropped.
 ROWS = 1024  # a power of two

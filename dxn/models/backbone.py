@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dxn.core.arguments import Recorded
-from dxn.core.dropout import Keys
+from dxn.core.dropout import Keys, Rate
 from dxn.core.tokens import Tokens, has_no_padding
 from dxn.models.attention import Attention, Group
 from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, make_norm
@@ -55,11 +56,11 @@ class Backbone(Recorded, nn.Module):
         self,
         dim: int = 128,
         *,
-        depth: int = 4,
-        num_heads: int = 4,
-        mlp_ratio: float = 4.0,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
+        depth: Annotated[int, Ge(0)] = 4,
+        num_heads: Annotated[int, Ge(1)] = 4,
+        mlp_ratio: Annotated[float, Gt(0)] = 4.0,
+        dropout: Rate = 0.0,
+        drop_path: Rate = 0.0,
         causal: bool = False,
         cross: bool = False,
         block: BlockOptions = BlockOptions(),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from annotated_types import Gt
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout, DropPath, Keys
+from dxn.core.dropout import Dropout, DropPath, Keys, Rate
 from dxn.core.schema import options
 from dxn.models import compiling
 from dxn.models.attention import Attention, Group, ScoreKind
@@ -46,8 +46,8 @@ class BlockOptions:
     qk_norm: bool = False
     score: ScoreKind = "scaled_dot"
     layer_scale: float | None = None
-    attn_dropout: float = 0.0
-    mlp_dropout: float | None = None
+    attn_dropout: Rate = 0.0
+    mlp_dropout: Rate | None = None
 
 
 @options

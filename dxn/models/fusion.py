@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded
@@ -38,7 +39,7 @@ class EarlyFusion(Recorded, nn.Module):
         *,
         inputs: Sequence[str] = (),
         pool: Pool = "mean",
-        registers: int = 0,
+        registers: Annotated[int, Ge(0)] = 0,
     ):
         super().__init__()
         self.input_embedding = InputEmbedding(dim, inputs) if len(inputs) > 1 else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
+from annotated_types import Ge
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
@@ -55,7 +56,7 @@ class LateFusion(Recorded, nn.Module):
         *,
         inputs: Sequence[str] = (),
         pool: Pool = "mean",
-        registers: int = 0,
+        registers: Annotated[int, Ge(0)] = 0,
     ):
         super().__init__()
         self.inputs = tuple(inputs)
@@ -112,9 +113,9 @@ class BottleneckFusion(Recorded, nn.Module):
         *,
         inputs: Sequence[str] = (),
         pool: Pool = "mean",
-        registers: int = 0,
-        num_tokens: int = 4,
-        start: int = 0,
+        registers: Annotated[int, Ge(0)] = 0,
+        num_tokens: Annotated[int, Ge(1)] = 4,
+        start: Annotated[int, Ge(0)] = 0,
     ):
         super().__init__()
         if num_tokens < 1:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dxn.core.arguments import Recorded
-from dxn.core.dropout import Dropout, Keys
+from dxn.core.dropout import Dropout, Keys, Rate
 from dxn.core.tokens import Tokens
 from dxn.models.positions import token_index
 
@@ -47,7 +47,7 @@ class Recurrent(Recorded, nn.Module):
         cell: CellKind = "gru",
         depth: int = 1,
         bidirectional: bool = True,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ):
         super().__init__()
         check_cell(cell, depth)

@@ -232,8 +232,9 @@ def check_combinations(
 
     Raises:
         UserError: If the task cannot use the settings, class tokens or bottleneck tokens are in
-            front of the inputs of a causal backbone, parts have different widths, or inputs with
-            separate backbones would be encoded together.
+            front of the inputs of a causal backbone, the first block with bottleneck tokens does
+            not exist, parts have different widths, or inputs with separate backbones would be
+            encoded together.
     """
     # With head=auto, the task is checked after it has been inferred from the targets.
     if not isinstance(task, Auto):
@@ -245,6 +246,12 @@ def check_combinations(
             "backbone.causal: class tokens and bottleneck tokens are in front of the inputs, so "
             "with a causal backbone they cannot attend to them; set backbone.causal=false, or "
             "fusion=early fusion.pool=mean"
+        )
+    start, depth = fusion.get("start"), config["backbone"].get("depth")
+    if start is not None and depth is not None and start >= depth:
+        raise UserError(
+            f"fusion.start: must be below the number of blocks (backbone.depth={depth}), got "
+            f"{start}; lower it, or set backbone.depth={start + 1} or more"
         )
     _check_widths(config)
     _check_backbones(config, task, trust)

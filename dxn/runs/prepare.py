@@ -344,8 +344,6 @@ def _decide(
         print_paths(config["data"])
     source = open_source(config, readers, trust, needs_target=first.is_supervised)
     task, config["head"], source = decide_task(first, config, source)
-    if task is not first:
-        check_combinations(config, task, trust, ensemble=members)
     if not task.is_supervised:
         source = without_target(source)
     inputs, nodes = assign_inputs(config, source.inputs, readers, source.column)
@@ -363,6 +361,8 @@ def _decide(
                 config, settings.chosen, task, source, used, readers, device, trust
             ),
         )
+    # Again, because the targets can choose the task, and the preset other options.
+    check_combinations(config, task, trust, ensemble=members)
     minutes = config["trainer"].get("max_minutes")
     if is_new and members > 1 and minutes is not None:
         config = {**config, "trainer": {**config["trainer"], "max_minutes": minutes / members}}

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from dxn.core.errors import UserError
+from dxn.core.randomness import Probability
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.infer import infer
 from dxn.tasks.task import TASKS, Task
@@ -32,7 +33,7 @@ class Auto(HeadOptions):
 
     is_supervised: ClassVar[bool] = True
 
-    label_smoothing: float | None = None
+    label_smoothing: Probability | None = None
     balance: bool = False
     decoder: Callable[..., nn.Module] | None = None
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.display import significant
+from dxn.core.randomness import Probability
 from dxn.tasks.class_metrics import hidden_metrics, per_class, with_unknown
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.metric import ClassScores, Metric, one_hot
@@ -148,7 +149,7 @@ class Classify(HeadOptions, Task[Class]):
 
     name = "classify"
 
-    label_smoothing: float = 0.0
+    label_smoothing: Probability = 0.0
     balance: bool = False
 
     def __post_init__(self):

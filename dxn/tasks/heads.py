@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Gt
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout
+from dxn.core.dropout import Dropout, Rate
 from dxn.core.tokens import Tokens
 from dxn.tasks.space import Batch
 
@@ -34,8 +35,8 @@ class HeadOptions:
 
     hidden: Hidden = "none"
     norm: bool = False
-    norm_eps: float = 1e-5
-    dropout: float = 0.1
+    norm_eps: Annotated[float, Gt(0)] = 1e-5
+    dropout: Rate = 0.1
 
     def linear_head(self, pooled_dim: int, num_outputs: int) -> LinearHead:
         """Build a head with these options and `num_outputs` outputs."""

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
+from dxn.core.randomness import Probability
 from dxn.core.tokens import Tokens
 from dxn.models.losses import linear_cross_entropy
 from dxn.tasks.metric import Metric
@@ -166,7 +167,7 @@ class Language(Task[NextToken]):
 
     name = "language"
 
-    def __init__(self, *, label_smoothing: float = 0.0):
+    def __init__(self, *, label_smoothing: Probability = 0.0):
         self.label_smoothing = label_smoothing
         self.target = NextToken()
         self.metric = PerplexityMetric()

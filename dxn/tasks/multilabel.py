@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dxn.core.display import list_names
 from dxn.core.errors import UserError
+from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.tasks.class_metrics import hidden_metrics, per_class, with_unknown
 from dxn.tasks.heads import HeadOptions
@@ -271,9 +272,9 @@ class Multilabel(HeadOptions, Task[Labels]):
 
     name = "multilabel"
 
-    label_smoothing: float = 0.0
+    label_smoothing: Probability = 0.0
     balance: bool = False
-    threshold: float = 0.5
+    threshold: Probability = 0.5
     separator: str = SEPARATOR
 
     def __post_init__(self):

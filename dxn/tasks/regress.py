@@ -71,11 +71,16 @@ class Numbers(Target):
         """Return the number.
 
         Raises:
-            UserError: If the cell is not a finite number.
+            UserError: If the cell is not a number, or too large for float32.
         """
         number = NumberFormat(self.decimal, self.unit).parse(cell)
         if number is None:
             raise UserError(f"{origin}: the target must be a number{self.counts}, got {cell!r}")
+        if abs(number) > MAX_TARGET:
+            raise UserError(
+                f"{origin}: the target must be from -{MAX_TARGET:g} to {MAX_TARGET:g}, got "
+                f"{cell!r}; use a larger unit"
+            )
         return number
 
     def fit(self, values: Sequence[float]) -> None:

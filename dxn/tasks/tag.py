@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
+from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.tasks.entities import (
     PARTS,
@@ -296,9 +298,9 @@ class Tag(Task[Tags]):
 
     name = "tag"
 
-    label_smoothing: float = 0.0
+    label_smoothing: Probability = 0.0
     balance: bool = False
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     names: Sequence[str] = ()
 
     def __post_init__(self):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -38,8 +39,8 @@ class Finetune:
         self,
         *,
         freeze: int | Literal["all"] | None = None,
-        lora_rank: int = 0,
-        lora_alpha: float | None = None,
+        lora_rank: Annotated[int, Ge(0)] = 0,
+        lora_alpha: Annotated[float, Gt(0)] | None = None,
         lora_targets: Sequence[str] = ("attn.qkv",),
     ):
         if isinstance(freeze, int) and freeze < 0:

@@ -39,6 +39,18 @@ def folder(tmp_path, monkeypatch):
         ("check t.csv output=folder.csv", "output: folder.csv is a folder; choose the name"),
         ("check t.csv output=t.csv/bad.csv", "t.csv is a file, so t.csv/bad.csv cannot be written"),
         (f"check t.csv output={'x' * 5000}", "cannot be written (File name too long)"),
+        ("train t.csv head.label_smoothing=2", "head.label_smoothing: must be at most 1, got 2"),
+        ("train t.csv head=classify head.label_smoothing=-1", "must be at least 0, got -1"),
+        (
+            "train t.csv head=multilabel head.threshold=3",
+            "head.threshold: must be at most 1, got 3",
+        ),
+        ("train t.csv head.dropout=1.5", "head.dropout: must be less than 1, got 1.5"),
+        ("train t.csv head.norm_eps=0", "head.norm_eps: must be greater than 0, got 0"),
+        ("train t.csv backbone.mlp_ratio=0", "backbone.mlp_ratio: must be greater than 0, got 0"),
+        ("train t.csv backbone.block.attn_dropout=1", "must be less than 1, got 1"),
+        ("train t.csv fusion=bottleneck fusion.start=4", "(backbone.depth=4), got 4; lower it, or"),
+        ("train t.csv finetune.lora_alpha=0", "finetune.lora_alpha: must be greater than 0, got 0"),
         ("show t.csv data.confine=maybe", "data.confine: must be true or false, got 'maybe'"),
     ],
 )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import soundfile
 import yaml
+from helpers.data import write_table
 from helpers.runs import SMALL, table_of
 from PIL import Image
 
@@ -283,3 +284,11 @@ def _wine(folder, rows=60):
     lines += [f"{i % 7}.5,{i % 5}.25,{'xy'[i % 2]}" for i in range(rows)]
     (folder / "wine.csv").write_text("\n".join(lines))
     return str(folder / "wine.csv")
+
+
+def test_a_block_that_the_preset_removes_cannot_have_bottleneck_tokens(tmp_path, capsys):
+    rows = [{"a": i % 7 * 1.5, "b": i * 0.37 % 5, "y": "pq"[i % 2]} for i in range(90)]
+    write_table(tmp_path / "t.csv", rows)
+    command = ["train", str(tmp_path / "t.csv"), "target=y", f"run={tmp_path / 'run'}"]
+    assert main([*command, "fusion=bottleneck", "fusion.start=2"]) == 2
+    assert "(backbone.depth=1), got 2; lower it, or set backbone.depth=3" in capsys.readouterr().err

@@ -7,10 +7,12 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 import torch
+from helpers.data import write_table
 from helpers.tasks import D, assert_same, build_model, make_batch, overfit, predict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.tasks import Regress
 from dxn.tokenize import TextAdapter, TokenizerOptions
@@ -166,3 +168,12 @@ def test_eight_samples_are_overfitted():
     losses = overfit(task, model, batch, goal=1e-3)
     assert losses[0] > 0.4 and losses[-1] < 1e-3
     assert_same(torch.stack(predict(task, model, batch)), values, atol=1.0)
+
+
+def test_a_target_that_a_model_folder_cannot_hold_is_refused_before_the_training(tmp_path, capsys):
+    rows = [{"text": f"word{i % 5}", "y": f"{i}e38"} for i in range(40)]
+    write_table(tmp_path / "t.csv", rows)
+    assert main(["train", str(tmp_path / "t.csv"), "target=y", f"run={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert "the target must be from -1e+37 to 1e+37, got '1e38'; use a larger unit" in error
+    assert not (tmp_path / "run" / "model").exists()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout, Keys, check_rate, uniform
+from dxn.core.dropout import Dropout, Keys, Rate, check_rate, uniform
 from dxn.core.tokens import Tokens, has_no_padding, sinusoidal
 from dxn.models.backbone import Backbone
 from dxn.models.inference import PackedLinear
@@ -228,8 +228,8 @@ class Decoder(StepDecoder):
         vocab_size: int,
         max_len: int = 256,
         pos_embed: DecoderPosition = "sinusoidal",
-        dropout: float = 0.0,
-        token_dropout: float = 0.0,
+        dropout: Rate = 0.0,
+        token_dropout: Rate = 0.0,
     ):
         super().__init__(make_token_embedding(vocab_size, backbone.dim), max_len)
         check_rate("token_dropout", token_dropout)

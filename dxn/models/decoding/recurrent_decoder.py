@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout
+from dxn.core.dropout import Dropout, Rate
 from dxn.models.attention import ScoreKind
 from dxn.models.decoding.decoder import Memory, StepDecoder, make_token_embedding
 from dxn.models.recurrent import CELLS, CellKind, State, check_cell, run_layer, step
@@ -71,7 +71,7 @@ class RecurrentDecoder(StepDecoder):
         score: ScoreKind = "additive",
         gate: bool = False,
         max_len: int = 256,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
     ):
         super().__init__(make_token_embedding(vocab_size, dim), max_len)
         check_cell(cell, depth)

@@ -9,10 +9,12 @@ from random import Random
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
+from annotated_types import Ge
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from dxn.core.display import significant
+from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.core.untrusted import shortened
@@ -246,9 +248,9 @@ class Forecast(Task[FutureValues]):
         residual: Residual | None = None,
         read: Read = "tokens",
         hidden: Hidden = "none",
-        hidden_dim: int | None = None,
+        hidden_dim: Annotated[int, Ge(1)] | None = None,
         norm: bool = False,
-        dropout: float = 0.1,
+        dropout: Rate = 0.1,
     ):
         self.quantiles = tuple(float(q) for q in quantiles)
         ascending = all(a < b for a, b in itertools.pairwise(self.quantiles))

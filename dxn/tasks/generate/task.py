@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
+from dxn.core.randomness import Probability
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.search import Hypothesis, Sampler
@@ -196,8 +197,8 @@ class Generate(Task[Texts]):
         tokenizer: TokenizerOptions = TokenizerOptions(),
         max_len: int = 128,
         share_tokenizer: bool = False,
-        subword_dropout: float = 0.0,
-        label_smoothing: float = 0.1,
+        subword_dropout: Probability = 0.0,
+        label_smoothing: Probability = 0.1,
         beams: int = 4,
         length_penalty: float = 0.6,
     ):

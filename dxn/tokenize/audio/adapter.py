@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout
+from dxn.core.dropout import Dropout, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.audio.augment import AudioAugment
@@ -79,7 +79,7 @@ class AudioAdapter(Adapter):
         normalize: AudioNormalization = AudioNormalization(),
         pos_embed: PosEmbedKind = "sinusoidal",
         max_len: int = 1024,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
         augment: AudioAugment = AudioAugment(),
     ):
         super().__init__()

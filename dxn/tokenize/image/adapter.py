@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.dropout import MAX_BRANCHES, Dropout, Keys, uniform
+from dxn.core.dropout import MAX_BRANCHES, Dropout, Keys, Rate, uniform
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import MASKED, Adapter, raws_of
@@ -76,7 +76,7 @@ class ImageAdapter(Adapter):
         normalize: ImageNormalization = ImageNormalization(),
         pos_embed: PosEmbedKind = "learned",
         norm: EmbeddingNormOptions | None = None,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
         augment: ImageAugment = ImageAugment(),
     ):
         super().__init__()

@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout
+from dxn.core.dropout import Dropout, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import MASKED, Adapter, raws_of
@@ -72,7 +72,7 @@ class SeriesAdapter(Adapter):
         stem: SeriesStem = "patch",
         pos_embed: PosEmbedKind = "sinusoidal",
         max_len: int = 1024,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
         augment: SeriesAugment = SeriesAugment(),
     ):
         super().__init__()

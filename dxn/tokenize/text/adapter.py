@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer as Vocabulary
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout
+from dxn.core.dropout import Dropout, Rate
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import Adapter, file_of_adapter
@@ -82,7 +82,7 @@ class TextAdapter(Adapter):
         ngrams: NgramOptions = NgramOptions(),
         conv_kernel: int = 0,
         norm: EmbeddingNormOptions | None = None,
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
         augment: TextAugment = TextAugment(),
     ):
         super().__init__()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout
+from dxn.core.dropout import Dropout, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import MASKED, Adapter, raws_of
@@ -76,7 +76,7 @@ class VideoAdapter(Adapter):
         resize: ResizeOptions = ResizeOptions(),
         normalize: ImageNormalization = ImageNormalization(),
         pos_embed: PosEmbedKind = "learned",
-        dropout: float = 0.0,
+        dropout: Rate = 0.0,
         augment: VideoAugment = VideoAugment(),
     ):
         super().__init__()
