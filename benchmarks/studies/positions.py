@@ -32,7 +32,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from dxn.core.tokens import Tokens  # noqa: E402
 from dxn.models import Backbone, PositionOptions  # noqa: E402
-from dxn.models.positions import BackbonePosition  # noqa: E402
+from dxn.models.blocks import BackbonePosition  # noqa: E402
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind  # noqa: E402
 from dxn.training.optim import adamw, cosine  # noqa: E402
 from dxn.viz.figure import new_figure, save  # noqa: E402

@@ -29,7 +29,7 @@ _MODULES = {
     "MultimodalModel": "model",
     "Network": "model",
     "NormOptions": "blocks",
-    "PositionOptions": "positions",
+    "PositionOptions": "blocks",
     "Recurrent": "recurrent",
     "RecurrentDecoder": "decoding.recurrent_decoder",
     "SeparateBackbones": "late_fusion",

@@ -17,9 +17,8 @@ from dxn.core.arguments import Recorded
 from dxn.core.dropout import Keys, Rate
 from dxn.core.tokens import Tokens, has_no_padding
 from dxn.models.attention import Attention, Group
-from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, make_norm
+from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, PositionOptions, make_norm
 from dxn.models.positions import (
-    PositionOptions,
     alibi_slopes,
     make_attn_mask,
     rope_factors,
@@ -190,8 +189,8 @@ class Backbone(Recorded, nn.Module):
             if self.head_dim is not None and not is_whole:
                 positions = token_index(mask)[:, -shape[1] :]
             every = slice(None)
-            hidden = None if is_whole else mask
-            groups = [Group(every, every, shape, positions, hidden)]
+            real = None if is_whole else mask
+            groups = [Group(every, every, shape, positions, mask=real)]
         else:
             x = packing.pack(x)
             keys = keys and keys.select(packing.index)

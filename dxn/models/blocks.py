@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, DropPath, Keys, Rate
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NormKind = Literal["layer", "rms"]
 MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu"]
+BackbonePosition = Literal["none", "rotary", "alibi"]
 GATED = ("swiglu", "geglu")
 
 
@@ -69,6 +70,28 @@ class NormOptions:
     pre_norm: bool = True
     input_norm: bool = True
     final_norm: bool = True
+
+
+@options
+class PositionOptions:
+    """Options of the positions in the attention, and of attention windows.
+
+    Args:
+        kind: Kind of the positions: rotary (arXiv:2104.09864), alibi (arXiv:2108.12409) or none
+            (only the adapters add position embeddings).
+        rope_theta: Base of the rotary frequencies. The longest wavelength is about
+            2 pi * rope_theta tokens.
+        window: Maximum distance in tokens between a query and a key. Default: no limit.
+        global_every: Use full attention in every n-th block, starting with the first one, and the
+            window in all others. Default: use the window in all blocks.
+        window_rope_theta: Value of rope_theta in blocks with a window. Default: rope_theta.
+    """
+
+    kind: BackbonePosition = "none"
+    rope_theta: Annotated[float, Gt(0)] = 10000.0
+    window: Annotated[int, Ge(1)] | None = None
+    global_every: Annotated[int, Ge(1)] | None = None
+    window_rope_theta: Annotated[float, Gt(0)] | None = None
 
 
 def quick_gelu(x: Tensor) -> Tensor:

@@ -2,39 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import torch
-from annotated_types import Ge, Gt
 from einops import rearrange
 from torch import Tensor
 
-from dxn.core.schema import options
 from dxn.core.tokens import has_no_padding
-
-BackbonePosition = Literal["none", "rotary", "alibi"]
-
-
-@options
-class PositionOptions:
-    """Options of the positions in the attention, and of attention windows.
-
-    Args:
-        kind: Kind of the positions: rotary (arXiv:2104.09864), alibi (arXiv:2108.12409) or none
-            (only the adapters add position embeddings).
-        rope_theta: Base of the rotary frequencies. The longest wavelength is about
-            2 pi * rope_theta tokens.
-        window: Maximum distance in tokens between a query and a key. Default: no limit.
-        global_every: Use full attention in every n-th block, starting with the first one, and the
-            window in all others. Default: use the window in all blocks.
-        window_rope_theta: Value of rope_theta in blocks with a window. Default: rope_theta.
-    """
-
-    kind: BackbonePosition = "none"
-    rope_theta: Annotated[float, Gt(0)] = 10000.0
-    window: Annotated[int, Ge(1)] | None = None
-    global_every: Annotated[int, Ge(1)] | None = None
-    window_rope_theta: Annotated[float, Gt(0)] | None = None
 
 
 def make_attn_mask(

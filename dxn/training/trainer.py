@@ -376,7 +376,7 @@ class Trainer:
         num_parts = num_batches * state.parts
         # Several batches, or parts of one, make the step of one large batch: each counts by the
         # weight of its targets. So the gradients are first those of sums.
-        self.adds_up = num_parts * self.accelerator.num_processes > 1
+        as_sum = num_parts * self.accelerator.num_processes > 1
         losses: list[LossSum] = []
         rows: list[int] = []
         for i in range(num_parts):
@@ -384,7 +384,7 @@ class Trainer:
             # The processes exchange the gradients of all parts together.
             is_last = i == num_parts - 1
             with nullcontext() if is_last else not_synchronized(self.wrapped):
-                losses.append(self.backward(part))
+                losses.append(self.add_gradients(part, as_sum=as_sum))
             if not part.get("#filler"):
                 rows += part["#index"]
         loss, size = sum(losses[1:], start=losses[0]), len(rows)
@@ -407,7 +407,7 @@ class Trainer:
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
         state.step += 1
-        self._update(loss, rows)
+        self._update(loss, rows, as_sum=as_sum)
         # The learning rate of the first group is logged.
         lr = self.optimizer.param_groups[0]["lr"]
         self.log.step(loss.mean, int(size), num_batches, lr, state)
@@ -417,8 +417,13 @@ class Trainer:
         if must_stop:
             raise Interrupted.by(self.signals[-1] if self.signals else None)
 
-    def backward(self, batch: dict[str, Any]) -> LossSum:
-        """Add the gradients of one batch, or of a part of one, and return its loss."""
+    def add_gradients(self, batch: dict[str, Any], *, as_sum: bool) -> LossSum:
+        """Compute one batch, or a part of one, add up its gradients, and return its loss.
+
+        Args:
+            batch: The batch, on the device.
+            as_sum: Whether the gradients are those of the sum of the losses, instead of their mean.
+        """
         state, device = self.state, self.accelerator.device
         mixing = None
         if self.mixup and state.is_past_chance(self.mixup_below):
@@ -458,20 +463,21 @@ class Trainer:
             if batch.get("#filler"):
                 # It only keeps this process in step with the others, which have one more sample.
                 loss = LossSum(0 * loss.total, 0 * loss.weight)
-            (loss.total if self.adds_up else loss.mean).backward()
+            (loss.total if as_sum else loss.mean).backward()
         return LossSum(loss.total.detach(), loss.weight.detach())
 
-    def _update(self, loss: LossSum, rows: Sequence[int]) -> None:
+    def _update(self, loss: LossSum, rows: Sequence[int], *, as_sum: bool) -> None:
         """Change the weights and their average, unless the loss or the gradient is not finite.
 
         Args:
             loss: Loss of all batches of the step, over all processes.
             rows: Rows of these batches, of this process only.
+            as_sum: Whether the gradients are those of the sum of the losses.
         """
         state = self.state
         parameters = [p for p in self.parameters if p.grad is not None]
         gradients = [cast("Tensor", p.grad) for p in parameters]
-        if self.adds_up:
+        if as_sum:
             # DDP has already divided the sum over the processes by their number.
             weight = torch.where(loss.weight > 0, loss.weight, 1.0) / self.accelerator.num_processes
             for gradient in gradients:

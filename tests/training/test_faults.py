@@ -26,15 +26,15 @@ def backward(monkeypatch):
     """Replaces the backward pass by a function of (the original one, the batch, its number)."""
 
     def patch(function):
-        original = Trainer.backward
+        original = Trainer.add_gradients
         count = 0
 
-        def counted(trainer, batch):
+        def counted(trainer, batch, *, as_sum):
             nonlocal count
             count += 1
-            return function(lambda changed: original(trainer, changed), batch, count)
+            return function(lambda changed: original(trainer, changed, as_sum=as_sum), batch, count)
 
-        monkeypatch.setattr(Trainer, "backward", counted)
+        monkeypatch.setattr(Trainer, "add_gradients", counted)
 
     return patch
 
@@ -266,15 +266,15 @@ def test_the_rows_with_values_that_are_not_finite_are_named(tmp_path, capsys, mo
 
 
 def test_an_infinite_gradient_makes_no_step(tmp_path, capsys, monkeypatch):
-    original = Trainer.backward
+    original = Trainer.add_gradients
 
-    def backward(trainer, batch):
-        loss = original(trainer, batch)
+    def add_gradients(trainer, batch, *, as_sum):
+        loss = original(trainer, batch, as_sum=as_sum)
         if trainer.state.step == 3:
             next(p for p in trainer.model.parameters() if p.grad is not None).grad[0] = math.inf
         return loss
 
-    monkeypatch.setattr(Trainer, "backward", backward)
+    monkeypatch.setattr(Trainer, "add_gradients", add_gradients)
     _, state, _ = fit(tmp_path, epochs=1, ema_decay=0.9, max_grad_norm=0.0)
     assert state.skipped == 1
     assert "where the gradient is not finite" in capsys.readouterr().out
@@ -293,8 +293,8 @@ def test_a_training_stops_after_too_many_steps_without_a_finite_loss(tmp_path, b
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
     original = Trainer._update
 
-    def update(trainer, *arguments):
-        original(trainer, *arguments)
+    def update(trainer, *arguments, **options):
+        original(trainer, *arguments, **options)
         if trainer.state.step == 7:
             with torch.no_grad():
                 next(trainer.model.parameters()).fill_(BAD)

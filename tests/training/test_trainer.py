@@ -217,14 +217,14 @@ def test_mixup_begins_when_the_validation_loss_has_fallen_or_risen(
     losses, mixed = iter([*early, 1.5]), set()
     task = make_task()
     mix_targets = task.space.mix
-    backward = Trainer.backward
+    add_gradients = Trainer.add_gradients
 
-    def record(trainer, batch):
+    def record(trainer, batch, **options):
         epoch = trainer.state.epoch
         task.space.mix = lambda *arguments: mixed.add(epoch) or mix_targets(*arguments)
-        return backward(trainer, batch)
+        return add_gradients(trainer, batch, **options)
 
-    monkeypatch.setattr(Trainer, "backward", record)
+    monkeypatch.setattr(Trainer, "add_gradients", record)
     monkeypatch.setattr(
         "dxn.training.trainer.score",
         lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},

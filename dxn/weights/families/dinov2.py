@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from dxn.weights.checkpoint import Checkpoint
@@ -17,10 +16,6 @@ from dxn.weights.conversions import (
     blocks,
     copied,
     halves_swapped,
-    leading_tokens,
-    linears,
-    patch_matrix,
-    patch_positions,
 )
 from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
@@ -47,7 +42,7 @@ def matches_registers(checkpoint: Checkpoint) -> bool:
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.config
-    p = base_prefix(checkpoint)
+    p = hf.vit_prefix(checkpoint)
     labels = hf.class_names(checkpoint, "classifier")
     registers = checkpoint.tensors.get(f"{p}embeddings.register_tokens")
     # The library rounds the hidden width of a gated MLP, so read it from the weight.
@@ -79,7 +74,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def image_options(checkpoint: Checkpoint) -> Options:
-    p = base_prefix(checkpoint)
+    p = hf.vit_prefix(checkpoint)
     kernel = checkpoint.tensors[f"{p}embeddings.patch_embeddings.projection.weight"]
     _, channels, patch_size, _ = kernel.shape
     # Use the image size of the preprocessor, as the library does. config.json has the size of the
@@ -103,25 +98,14 @@ def image_options(checkpoint: Checkpoint) -> Options:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = base_prefix(checkpoint)
+    p = hf.vit_prefix(checkpoint)
     image = architecture.adapters["image"]
     depth = architecture.backbone["depth"]
-    positions = f"{p}embeddings.position_embeddings"
-    side = grid_side(checkpoint)
     registers = f"{p}embeddings.register_tokens"
     leading = [f"{p}embeddings.cls_token", *([registers] if registers in checkpoint else [])]
     result = {
-        "adapters.image.proj.weight": patch_matrix(
-            f"{p}embeddings.patch_embeddings.projection.weight",
-            channels=image["in_channels"],
-            height=image["patch_size"],
-            width=image["patch_size"],
-        ),
-        "adapters.image.proj.bias": copied(f"{p}embeddings.patch_embeddings.projection.bias"),
-        "adapters.image.pos_embed.weight": patch_positions(positions, (side, side)),
-        "fusion.pool.tokens": leading_tokens(leading, positions, num_patches=side**2),
+        **hf.vit_tensors(checkpoint, image, leading, grid_side(checkpoint)),
         **blocks(BLOCK, prefix=p + "encoder.layer.{i}", depth=depth),
-        **linears({"backbone.norm": f"{p}layernorm", "head.out": "classifier"}),
     }
     for i in range(depth):
         block = f"backbone.blocks.{i}"
@@ -138,7 +122,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
 
 def grid_side(checkpoint: Checkpoint) -> int:
     """Return the number of patches along each side of an image."""
-    positions = checkpoint.tensors[f"{base_prefix(checkpoint)}embeddings.position_embeddings"]
+    positions = checkpoint.tensors[f"{hf.vit_prefix(checkpoint)}embeddings.position_embeddings"]
     # The first position embedding belongs to the class token. Registers have none.
     return hf.grid_side(checkpoint, positions.shape[1] - 1)
 
@@ -153,26 +137,17 @@ def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
 def to_checkpoint(
     state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
 ) -> dict[str, Tensor]:
-    """Return the leading tokens and the position embeddings.
-
-    dxn stores the sum of the class token and its position embedding. The sum becomes the token, and
-    the position embedding becomes zero.
-    """
-    p = f"{base_prefix(checkpoint)}embeddings."
+    """Return the leading tokens and the position embeddings."""
+    p = f"{hf.vit_prefix(checkpoint)}embeddings."
     tokens = state["fusion.pool.tokens"]
-    patches = state["adapters.image.pos_embed.weight"].flatten(0, 1)
-    positions = torch.cat([torch.zeros_like(tokens[:1]), patches])
-    result = {f"{p}cls_token": tokens[None, :1], f"{p}position_embeddings": positions[None]}
+    # Registers have no position embeddings.
+    positions = hf.vit_positions(state, 1)
+    result = {f"{p}cls_token": tokens[None, :1], f"{p}position_embeddings": positions}
     if f"{p}register_tokens" in checkpoint:
         result[f"{p}register_tokens"] = tokens[None, 1:]
     # The classifier does not use the mask token, but its class has one.
     mask_token = checkpoint.tensors.get(f"{p}mask_token")
     return result if mask_token is None else {**result, f"{p}mask_token": mask_token}
-
-
-def base_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the bare model, or "" if there is no head."""
-    return hf.prefix(checkpoint, hf.model_type(checkpoint), "embeddings.cls_token")
 
 
 DINOV2 = Family(

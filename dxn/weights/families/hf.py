@@ -6,10 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+import torch
+from torch import Tensor
+
 from dxn.core.errors import UserError
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.conversions import LayerNames
-from dxn.weights.family import Classifier, Options
+from dxn.weights.conversions import (
+    LayerNames,
+    copied,
+    leading_tokens,
+    linears,
+    patch_matrix,
+    patch_positions,
+)
+from dxn.weights.family import Classifier, Options, TensorMap
 
 # Names of the query, key and value layers in CLIP and in Whisper's encoder.
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -119,6 +129,49 @@ def classifier(
         for kind in ("weight", "bias")
     }
     return Classifier(config, tensors, prefix)
+
+
+def vit_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the bare model, such as "vit.", or "" if there is no head."""
+    return prefix(checkpoint, model_type(checkpoint), "embeddings.cls_token")
+
+
+def vit_tensors(
+    checkpoint: Checkpoint, image: Options, leading: Sequence[str], side: int
+) -> TensorMap:
+    """Return the tensors of a ViT outside of its blocks.
+
+    Args:
+        checkpoint: The checkpoint.
+        image: Options of the adapter.
+        leading: Names of the leading tokens.
+        side: Number of patches along each side of an image.
+    """
+    p = vit_prefix(checkpoint)
+    positions = f"{p}embeddings.position_embeddings"
+    projection = f"{p}embeddings.patch_embeddings.projection"
+    return {
+        "adapters.image.proj.weight": patch_matrix(
+            f"{projection}.weight",
+            channels=image["in_channels"],
+            height=image["patch_size"],
+            width=image["patch_size"],
+        ),
+        "adapters.image.proj.bias": copied(f"{projection}.bias"),
+        "adapters.image.pos_embed.weight": patch_positions(positions, (side, side)),
+        "fusion.pool.tokens": leading_tokens(leading, positions, num_patches=side**2),
+        **linears({"backbone.norm": f"{p}layernorm", "head.out": "classifier"}),
+    }
+
+
+def vit_positions(state: Mapping[str, Tensor], num_leading: int) -> Tensor:
+    """Return the position embeddings (1, K + P, D) of K leading tokens and P patches.
+
+    dxn stores the sum of a leading token and its position embedding. The sum becomes the token, and
+    the position embedding becomes zero.
+    """
+    patches = state["adapters.image.pos_embed.weight"].flatten(0, 1)
+    return torch.cat([patches.new_zeros(num_leading, patches.shape[1]), patches])[None]
 
 
 def image_options(

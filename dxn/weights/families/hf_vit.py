@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     blocks,
-    copied,
-    leading_tokens,
-    linears,
     mean_of_classifiers,
-    patch_matrix,
-    patch_positions,
 )
 from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
@@ -32,7 +26,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.config
-    p = base_prefix(checkpoint)
+    p = hf.vit_prefix(checkpoint)
     has_two_classifiers = f"{CLASSIFIERS[1]}.weight" in checkpoint
     classifier = CLASSIFIERS[0] if has_two_classifiers else "classifier"
     return Architecture(
@@ -50,7 +44,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def image_options(checkpoint: Checkpoint) -> Options:
-    p = base_prefix(checkpoint)
+    p = hf.vit_prefix(checkpoint)
     kernel = checkpoint.tensors[f"{p}embeddings.patch_embeddings.projection.weight"]
     _, channels, patch_size, _ = kernel.shape
     default = HALF[:channels]
@@ -68,26 +62,12 @@ def image_options(checkpoint: Checkpoint) -> Options:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = base_prefix(checkpoint)
     image = architecture.adapters["image"]
-    side = grid_side(checkpoint)
-    positions = f"{p}embeddings.position_embeddings"
+    depth = architecture.backbone["depth"]
+    layers = hf.vit_prefix(checkpoint) + "encoder.layer.{i}"
     result = {
-        "adapters.image.proj.weight": patch_matrix(
-            f"{p}embeddings.patch_embeddings.projection.weight",
-            channels=image["in_channels"],
-            height=image["patch_size"],
-            width=image["patch_size"],
-        ),
-        "adapters.image.proj.bias": copied(f"{p}embeddings.patch_embeddings.projection.bias"),
-        "adapters.image.pos_embed.weight": patch_positions(positions, (side, side)),
-        "fusion.pool.tokens": leading_tokens(
-            leading_names(checkpoint), positions, num_patches=side**2
-        ),
-        **blocks(
-            hf.VIT_BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]
-        ),
-        **linears({"backbone.norm": f"{p}layernorm", "head.out": "classifier"}),
+        **hf.vit_tensors(checkpoint, image, leading_names(checkpoint), grid_side(checkpoint)),
+        **blocks(hf.VIT_BLOCK, prefix=layers, depth=depth),
     }
     if f"{CLASSIFIERS[1]}.weight" in checkpoint:
         result |= mean_of_classifiers(*CLASSIFIERS)
@@ -107,15 +87,10 @@ def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
 def to_checkpoint(
     state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
 ) -> dict[str, Tensor]:
-    """Return the leading tokens and the position embeddings.
-
-    dxn stores the sum of a leading token and its position embedding. The sum becomes the token, and
-    the position embedding becomes zero.
-    """
+    """Return the leading tokens and the position embeddings."""
     tokens = state["fusion.pool.tokens"]
-    patches = state["adapters.image.pos_embed.weight"].flatten(0, 1)
-    positions = torch.cat([torch.zeros_like(tokens), patches])[None]
-    result = {f"{base_prefix(checkpoint)}embeddings.position_embeddings": positions}
+    positions = hf.vit_positions(state, len(tokens))
+    result = {f"{hf.vit_prefix(checkpoint)}embeddings.position_embeddings": positions}
     for i, name in enumerate(leading_names(checkpoint)):
         result[name] = tokens[None, i : i + 1]
     return result
@@ -123,21 +98,16 @@ def to_checkpoint(
 
 def leading_names(checkpoint: Checkpoint) -> list[str]:
     """Return the tensor names of the leading tokens, in the order of the tokens."""
-    p = base_prefix(checkpoint)
+    p = hf.vit_prefix(checkpoint)
     names = [f"{p}embeddings.cls_token", f"{p}embeddings.distillation_token"]
     return [names[0], *(name for name in names[1:] if name in checkpoint)]
 
 
 def grid_side(checkpoint: Checkpoint) -> int:
     """Return the number of patches along each side of an image."""
-    p = base_prefix(checkpoint)
+    p = hf.vit_prefix(checkpoint)
     positions = checkpoint.tensors[f"{p}embeddings.position_embeddings"].shape[1]
     return hf.grid_side(checkpoint, positions - len(leading_names(checkpoint)))
-
-
-def base_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the bare model: "vit." or "deit.", or "" if there is no head."""
-    return hf.prefix(checkpoint, hf.model_type(checkpoint), "embeddings.cls_token")
 
 
 HF_VIT = Family(

@@ -67,19 +67,19 @@ def fail_backward(*calls: int, after: int | None = None) -> None:
         after: All calls after this number fail too.
     """
     trainer = importlib.import_module("dxn.training.trainer").Trainer
-    original = trainer.backward
+    original = trainer.add_gradients
     count = 0
 
-    def backward(self: Any, batch: dict[str, Any]) -> Any:
+    def add_gradients(self: Any, batch: dict[str, Any], **options: Any) -> Any:
         nonlocal count
         count += 1
         if count in calls or (after is not None and count > after):
             # After the gradients have been added: they must be removed again.
-            original(self, batch)
+            original(self, batch, **options)
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
-        return original(self, batch)
+        return original(self, batch, **options)
 
-    trainer.backward = backward
+    trainer.add_gradients = add_gradients
 
 
 def _halved(folder: Path) -> Seen:

@@ -85,28 +85,28 @@ def infinite_gradient() -> None:
 
 def _spoil_gradient(value: float) -> None:
     trainer = importlib.import_module("dxn.training.trainer").Trainer
-    original = trainer.backward
+    original = trainer.add_gradients
 
-    def backward(self: Any, batch: dict[str, Any]) -> Any:
-        loss = original(self, batch)
+    def add_gradients(self: Any, batch: dict[str, Any], **options: Any) -> Any:
+        loss = original(self, batch, **options)
         if self.state.step == BAD_STEP - 1:
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             gradients[0].view(-1)[0] = value
         return loss
 
-    trainer.backward = backward
+    trainer.add_gradients = add_gradients
 
 
 def _before_backward(change: Callable[[Any, dict[str, Any]], None], step: int | None) -> None:
     trainer = importlib.import_module("dxn.training.trainer").Trainer
-    original = trainer.backward
+    original = trainer.add_gradients
 
-    def backward(self: Any, batch: dict[str, Any]) -> Any:
+    def add_gradients(self: Any, batch: dict[str, Any], **options: Any) -> Any:
         if step is None or self.state.step == step - 1:
             change(self, batch)
-        return original(self, batch)
+        return original(self, batch, **options)
 
-    trainer.backward = backward
+    trainer.add_gradients = add_gradients
 
 
 def _one(hook: Callable[[], None], more: list[str]) -> Callable[[Path], Seen]:
