@@ -7,14 +7,15 @@ import multiprocessing
 import os
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from dxn.core.randomness import Probability
+from dxn.core.schema import options
 from dxn.data.dataset import TIMEOUT, Samples
 from dxn.data.raws import CACHE_GB
 
@@ -30,8 +31,11 @@ BatchKey = tuple[int, Sequence[int], bool, bool]
 POOL = 50
 MAX_TIMEOUT = 2_000_000  # seconds; the operating system counts milliseconds with 32 bits
 
+DropRate = Annotated[float, Ge(0), Lt(1)]
+Below = Annotated[float, Gt(0), Le(1)]
 
-@dataclass(frozen=True)
+
+@options
 class InputDropout:
     """Drops inputs of training samples, so that the model learns to work without them.
 
@@ -43,17 +47,9 @@ class InputDropout:
             epoch.
     """
 
-    probability: float = 0.0
-    until: float = 1.0
-    below: float | None = None
-
-    def __post_init__(self):
-        if not 0 <= self.probability < 1:
-            raise ValueError(f"input_dropout must be in [0, 1), got {self.probability}")
-        if not 0 <= self.until <= 1:
-            raise ValueError(f"input_dropout_until must be in [0, 1], got {self.until}")
-        if self.below is not None and not 0 < self.below <= 1:
-            raise ValueError(f"input_dropout_below must be in (0, 1], got {self.below}")
+    probability: DropRate = 0.0
+    until: Probability = 1.0
+    below: Below | None = None
 
     def is_active(self, progress: float, loss_ratio: float, *, memorizes: bool) -> bool:
         """Return whether inputs are dropped in an epoch.
@@ -72,7 +68,7 @@ class InputDropout:
         return kept or [rand.choice(list(present))]
 
 
-@dataclass(frozen=True)
+@options
 class LoaderOptions:
     """Options for loading training samples.
 
@@ -99,26 +95,14 @@ class LoaderOptions:
             can learn. 0: train on all samples.
     """
 
-    input_dropout: float = 0.0
-    input_dropout_until: float = 1.0
-    input_dropout_below: float | None = None
-    repeats: int = 1
+    input_dropout: DropRate = 0.0
+    input_dropout_until: Probability = 1.0
+    input_dropout_below: Below | None = None
+    repeats: Annotated[int, Ge(1)] = 1
     num_workers: Annotated[int, Ge(0)] | None = None
-    timeout: float | None = TIMEOUT
-    cache_gb: float = CACHE_GB
-    overfit: int = 0
-
-    def __post_init__(self):
-        self.dropped_inputs()  # checks its options
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        for name in ("num_workers", "cache_gb", "overfit"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.timeout is not None and not 0 < self.timeout <= MAX_TIMEOUT:
-            raise ValueError(
-                f"timeout must be null or in (0, {MAX_TIMEOUT:,}] seconds, got {self.timeout}"
-            )
+    timeout: Annotated[float, Gt(0), Le(MAX_TIMEOUT)] | None = TIMEOUT
+    cache_gb: Annotated[float, Ge(0)] = CACHE_GB
+    overfit: Annotated[int, Ge(0)] = 0
 
     def dropped_inputs(self) -> InputDropout:
         """Return the options of dropping inputs."""

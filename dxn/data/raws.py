@@ -119,6 +119,11 @@ class FileColumn(Sequence[Any]):
             f"{self.name}: {path} {problem} after it had been checked; run the command again"
         )
 
+    def fact(self, row: int) -> Any:
+        """Return the `FACTS` of a value that is not in memory; None for others."""
+        file = self.file_of[row]
+        return self.facts[file] if file >= 0 and self.values[file] is None else None
+
     def take(self, rows: np.ndarray) -> FileColumn:
         """Return the column of these rows, int64, without reading any of them."""
         cells, file_of = self.cells.take(rows), self.file_of[rows]
@@ -225,14 +230,22 @@ def _read_files(
     return column, file_of >= 0, reasons
 
 
-class PresentValues(Sequence[Any]):
-    """The raw values of several inputs of an adapter, without those that are missing.
+def present_values(columns: Sequence[tuple[Sequence[Any], np.ndarray]]) -> Sequence[Any]:
+    """Return the raw values of several inputs, without those that are missing.
 
     A file that is not in memory is read when an item is used.
 
     Args:
         columns: The raw values of each input, and whether each row has one.
     """
+    column, present = columns[0]
+    if len(columns) == 1 and isinstance(column, Column | FileColumn):
+        return column.take(np.flatnonzero(present))
+    return PresentValues(columns)
+
+
+class PresentValues(Sequence[Any]):
+    """The raw values of several inputs of an adapter, see `present_values`."""
 
     def __init__(self, columns: Sequence[tuple[Sequence[Any], np.ndarray]]):
         self.columns = [column for column, _ in columns]
@@ -255,22 +268,14 @@ class PresentValues(Sequence[Any]):
 
 def num_tokens_of(column: Sequence[Any], row: int, tokenizer: Tokenizer) -> float:
     """Return the approximate number of tokens of a row, without reading its file again."""
-    fact = _fact(column, row)
+    fact = column.fact(row) if isinstance(column, FileColumn) else None
     return tokenizer.length(column[row]) if fact is None else float(fact["num_tokens"])
 
 
 def digest_of(column: Sequence[Any], row: int) -> bytes:
     """Return a hash of the raw value of a row, without reading its file again."""
-    fact = _fact(column, row)
+    fact = column.fact(row) if isinstance(column, FileColumn) else None
     return digest(column[row]) if fact is None else fact["digest"].tobytes()
-
-
-def _fact(column: Sequence[Any], row: int) -> Any:
-    """Return what is known about a value that is not in memory, see `FACTS`; None for others."""
-    if not isinstance(column, FileColumn):
-        return None
-    file = column.file_of[row]
-    return column.facts[file] if file >= 0 and column.values[file] is None else None
 
 
 def digest(raw: Any) -> bytes:

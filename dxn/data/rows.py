@@ -67,7 +67,7 @@ class Column(Sequence[Any]):
             if self.rows is None:
                 values = values[part]
             elif self.is_arrow:
-                values = values.take(_arrow_rows(self.rows[part]))
+                values = values.take(self.rows[part])
             else:
                 values = [values[row] for row in self.rows[part].tolist()]
             values = values.to_pylist() if self.is_arrow else values
@@ -100,7 +100,7 @@ class Column(Sequence[Any]):
         values: Any = self.values
         if not self.is_arrow or self.rows is None:
             return values if self.is_arrow else None
-        return values.take(_arrow_rows(self.rows))
+        return values.take(self.rows)
 
 
 def as_column(cells: Sequence[Any], *, is_json: bool = False) -> Column:
@@ -150,12 +150,6 @@ def join_columns(columns: Sequence[Column]) -> Column:
         return Column(pyarrow.concat_arrays(typed), decode=decode)
     is_json = any(column.decode is json.loads for column in columns)
     return as_column(list(chain.from_iterable(columns)), is_json=is_json)
-
-
-def _arrow_rows(rows: np.ndarray) -> Any:
-    import pyarrow
-
-    return pyarrow.array(rows)
 
 
 def _arrow_type(cells: Iterable[Any]) -> pyarrow.DataType | None:

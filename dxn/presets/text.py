@@ -48,9 +48,9 @@ def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         "conv_kernel": 3,
         "dropout": WORD_DROPOUT if has_several_words else CHARACTER_DROPOUT,
     }
-    pool = _pool(counts, facts) if has_several_words else 1
-    if pool > 1:
-        options["embedding.pool"] = pool
+    # The speed is measured, so only where it can matter.
+    if words > LONG:
+        options["embedding.pool"] = _pool(counts, facts)
     # Next to other inputs, a question without one of its words has no answer.
     if is_alone:
         options["augment.token_mask"] = 0.1
@@ -64,9 +64,6 @@ def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
 
 def _pool(counts: Sequence[int], facts: Facts) -> int:
     """Return the number of words per column with which enough epochs fit into the time limit."""
-    # The speed is measured, so only where it can matter.
-    if statistics.median(counts) <= LONG:
-        return 1
     mean = statistics.mean(min(count, MAX_LEN) for count in counts)
     fitting = facts.epochs_within_limit(mean)
     enough = (pool for pool in POOLS if pool * fitting >= MIN_EPOCHS)

@@ -17,7 +17,7 @@ from dxn.data.inspect.quality import (
     check_learnable,
     count_truncated,
 )
-from dxn.data.raws import CacheBudget, PresentValues, memory_lines
+from dxn.data.raws import CacheBudget, memory_lines, present_values
 from dxn.data.reading import open_rows
 from dxn.runs.build import load_fitted, save_fitted
 from dxn.runs.plan import FOLDER
@@ -118,7 +118,7 @@ def fit_adapters(
     """
     for key, adapter in adapters.items():
         names = [name for name, each in inputs.items() if each.adapter == key]
-        raws = PresentValues([(train.raws[name], train.present[name]) for name in names])
+        raws = present_values([(train.raws[name], train.present[name]) for name in names])
         if not raws:
             raise UserError(
                 f"adapters.{key}: no row of the training split has a value of "
@@ -198,8 +198,9 @@ def describe(
         print_unknown(task, split.targets or (), name)
     if task.is_supervised:
         print_line(f"target values: {task.target.describe(splits['train'].targets or ())}")
-    for line in memory_lines([split.raws for split in splits.values()]):
-        print_line(line)
+    if any(tokenizer.reader.files for tokenizer in tokenizers.values()):
+        for line in memory_lines([split.raws for split in splits.values()]):
+            print_line(line)
     train = splits["train"]
     rows = spaced_rows(len(train), MAX_COUNTED_ROWS)
     truncations = count_truncated(train, tokenizers, rows)

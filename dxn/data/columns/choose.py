@@ -73,7 +73,8 @@ def choose_columns(
         UserError: If a column or modality does not exist, or if there is no input column.
     """
     by_modality = _named_columns(table, named, readers)
-    _check_excluded(table, exclude, by_modality)
+    if exclude:
+        _check_excluded(table, exclude, by_modality)
     targets = target_columns(table, target, notes)
     for column in targets:
         if any(column in columns for columns in by_modality.values()):
@@ -141,8 +142,11 @@ def to_rows(
     cells: dict[str, Column] = {}
     for name, spec in columns.inputs.items():
         cells[name] = _input_cells(table, spec.column, readers[spec.modality], confine)
-    if columns.target:
-        cells[TARGET] = target_cells(table, columns.target, labels or columns.target)
+    if len(columns.target) == 1:
+        # The cells of one column stay raw, because the task parses them.
+        cells[TARGET] = table.columns[columns.target[0]]
+    elif columns.target:
+        cells[TARGET] = joined_targets(table, columns.target, labels or columns.target)
     return Rows(cells, table.origins)
 
 
@@ -241,7 +245,8 @@ def target_columns(table: Table, target: str | Sequence[str] | None, notes: list
         columns = [str(column) for column in as_list(target)]
         for column in columns:
             table.column(column, "data.target")
-        _check_labels(table, columns)
+        if len(columns) > 1:
+            _check_labels(table, columns)
         return columns
     columns = [column for column in USUAL_TARGETS if column in table.columns][:1]
     if columns:
@@ -265,17 +270,14 @@ def candidate_targets(table: Table, inputs: Mapping[str, InputSpec]) -> list[str
     return sorted(from_last, key=order)
 
 
-def target_cells(table: Table, columns: Sequence[str], names: Sequence[str]) -> Column:
-    """Return the cells of one column, or the values by name for several columns.
+def joined_targets(table: Table, columns: Sequence[str], names: Sequence[str]) -> Column:
+    """Return the values of several target columns in each row, by name.
 
     Args:
         table: The table.
         columns: The target columns.
         names: Name of each column in the training table.
     """
-    # The cells of one column stay raw, because the task parses them.
-    if len(columns) == 1:
-        return table.columns[columns[0]]
     cells: list[Any] = []
     for values in zip(*(table.columns[column] for column in columns), strict=True):
         row = dict(zip(names, values, strict=True))
@@ -289,7 +291,7 @@ def _check_labels(table: Table, targets: Sequence[str]) -> None:
     Raises:
         UserError: If a column contains quantities, dates or texts.
     """
-    for column in targets if len(targets) > 1 else ():
+    for column in targets:
         values = [value for value in table.columns[column] if value is not None]
         distinct = len(set(map(str, values)))
         if are_amounts(values) or distinct > max(MAX_LABELS, len(values) / 2):

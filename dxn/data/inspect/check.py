@@ -22,7 +22,7 @@ from dxn.data.inspect.quality import (
     count_truncated,
     find_problems,
 )
-from dxn.data.raws import CacheBudget, PresentValues, digest_of
+from dxn.data.raws import CacheBudget, digest_of, present_values
 from dxn.data.reading import Issue, survey_rows
 from dxn.data.rows import Source
 from dxn.data.splits.duplicates import row_keys
@@ -220,7 +220,7 @@ def _summaries(
         num_empty = sum(int(opened.kept[i]) not in bad for i in missing)
         counts = f"{len(present):,}" + (f", {num_empty:,} empty" if num_empty else "")
         sources = [cells[int(opened.kept[i])] for i in present]
-        values = PresentValues([(column, opened.present[name])])
+        values = present_values([(column, opened.present[name])])
         summary = tokenizers[name].reader.describe(values, sources)
         summaries[name] = "; ".join(filter(None, [counts, summary]))
     return summaries

@@ -25,7 +25,26 @@ Fingerprint = dict[str, Any]
 
 def fingerprint(splits: Mapping[str, Opened]) -> dict[str, Fingerprint]:
     """Return a fingerprint of each split: the number of rows, and digests of their content."""
-    return {name: _of_split(opened) for name, opened in splits.items()}
+    prints: dict[str, Fingerprint] = {}
+    for split, opened in splits.items():
+        columns: dict[str, npt.NDArray[np.uint8]] = {}
+        for name, raws in sorted(opened.raws.items()):
+            columns[name] = _cells(raws, opened.present[name])
+        if opened.targets is not None:
+            present = np.array([target is not None for target in opened.targets], bool)
+            columns[TARGET] = _cells(opened.targets, present)
+        # One digest per row, of all its cells. The widths tell apart rows whose joined cells are
+        # equal.
+        widths = repr([cells.shape[1] for cells in columns.values()]).encode()
+        matrix = np.hstack([np.zeros((len(opened), 0), np.uint8), *columns.values()])
+        rows = [hashlib.blake2b(row, digest_size=NUM_BYTES).digest() for row in matrix]
+        prints[split] = {
+            "rows": len(opened),
+            "columns": {name: _digest(cells.tobytes()) for name, cells in columns.items()},
+            ORDER: _digest(widths + b"".join(rows)),
+            SET: _digest(widths + b"".join(sorted(rows))),
+        }
+    return prints
 
 
 def differences(old: Mapping[str, Fingerprint], new: Mapping[str, Fingerprint]) -> list[str]:
@@ -47,25 +66,6 @@ def _difference(old: Fingerprint, new: Fingerprint) -> str:
     columns = {name: new["columns"].get(name) for name in old["columns"]}
     changed = [name for name, value in old["columns"].items() if columns[name] != value]
     return f"other values of {', '.join(changed)}" if changed else "other columns"
-
-
-def _of_split(opened: Opened) -> Fingerprint:
-    columns: dict[str, npt.NDArray[np.uint8]] = {}
-    for name, raws in sorted(opened.raws.items()):
-        columns[name] = _cells(raws, opened.present[name])
-    if opened.targets is not None:
-        present = np.array([target is not None for target in opened.targets], bool)
-        columns[TARGET] = _cells(opened.targets, present)
-    # One digest per row, of all its cells. The widths tell apart rows whose joined cells are equal.
-    widths = repr([cells.shape[1] for cells in columns.values()]).encode()
-    matrix = np.hstack([np.zeros((len(opened), 0), np.uint8), *columns.values()])
-    rows = [hashlib.blake2b(row, digest_size=NUM_BYTES).digest() for row in matrix]
-    return {
-        "rows": len(opened),
-        "columns": {name: _digest(cells.tobytes()) for name, cells in columns.items()},
-        ORDER: _digest(widths + b"".join(rows)),
-        SET: _digest(widths + b"".join(sorted(rows))),
-    }
 
 
 def _cells(column: Sequence[Any], present: np.ndarray) -> npt.NDArray[np.uint8]:

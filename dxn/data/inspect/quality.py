@@ -70,12 +70,13 @@ def find_problems(
     used = {name: source.splits[name].take(opened.kept) for name, opened in splits.items()}
     if keys is None:
         keys = dict(zip(used, keys_by_input(used.values(), source.files), strict=True))
-    problems = [
-        *_repeated_rows(used, keys),
-        *_shared_files(source, used, keys),
-        *_shared_groups(used),
-        *_small_splits(splits),
-    ]
+    problems = list(_repeated_rows(used, keys))
+    # A file can be shared by rows whose other inputs differ.
+    if source.files and len(source.inputs) > 1:
+        problems += _shared_files(source, used, keys)
+    if any(rows.groups is not None for rows in used.values()):
+        problems += _shared_groups(used)
+    problems += _small_splits(splits)
     # A text can have several translations, and a photo several captions.
     if task is not None and task.is_supervised and not task.writes:
         problems += _contradictions(used, keys)
@@ -149,7 +150,7 @@ def _repeated_rows(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Issue]:
 
 def _shared_files(source: Source, splits: Mapping[str, Rows], keys: Keys) -> Iterator[Issue]:
     """Yield the files that rows of two splits share, if the rows have further inputs."""
-    for name in source.files if len(source.inputs) > 1 else ():
+    for name in source.files:
         for first, second in combinations(splits, 2):
             present = [key for key in keys[second].get(name, ()) if key is not None]
             known = set(keys[first].get(name, ()))

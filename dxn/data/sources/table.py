@@ -184,7 +184,7 @@ def from_tables(
     target, exclude, split, group = map(_usual, (target, exclude, split, group))
     holdout = None if holdout is None else {_usual(name): holdout[name] for name in holdout}
     targets = USUAL_TARGETS if target is None else [str(name) for name in as_list(target)]
-    if layout is None:
+    if layout is None and len(tables) > 1:
         tables = add_missing_targets(tables, targets)
     whole = concatenate(list(tables.values()))
     if not len(whole):
@@ -225,7 +225,7 @@ def from_tables(
         target=target,
         excluded=(split, group, *(holdout or ()), *layout_ids),
         exclude=[str(column) for column in as_list(exclude)],
-        new_groups=_new_groups(whole, rows_of),
+        new_groups=_new_groups(whole, rows_of) if {"train", "test"} <= rows_of.keys() else (),
         notes=notes,
     )
     used = [*(spec.column for spec in chosen.inputs.values()), *chosen.target, split]
@@ -336,8 +336,6 @@ def rows_of_table(
 
 def _new_groups(table: Table, rows_of: Mapping[str, np.ndarray]) -> list[str]:
     """Return the columns that name groups of rows, of which the test split has only new ones."""
-    if "train" not in rows_of or "test" not in rows_of:
-        return []
     found: list[str] = []
     for name, column in table.columns.items():
         if names_new_groups(column.take(rows_of["train"]), column.take(rows_of["test"])):

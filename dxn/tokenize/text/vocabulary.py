@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -77,7 +77,9 @@ def train_tokenizer(
         texts = list(texts)
         trainer.min_frequency = 2
         tokenizer.train_from_iterator(texts, trainer)
-        if _unknown_share(tokenizer, texts) <= MAX_UNKNOWN:
+        shown = evenly_spaced(texts, MAX_TEXTS)
+        ids = [i for text in shown for i in tokenizer.encode(text).ids]
+        if ids.count(tokenizer.token_to_id("[UNK]")) <= MAX_UNKNOWN * len(ids):
             return Tokenizer.from_str(tokenizer.to_str())
         trainer.min_frequency = 1
     tokenizer.train_from_iterator(texts, trainer)
@@ -86,14 +88,6 @@ def train_tokenizer(
     # Serialization rounds the scores of unigram tokens. A round trip here makes the tokenizer in
     # memory equal to the one that is loaded from a file later.
     return Tokenizer.from_str(tokenizer.to_str())
-
-
-def _unknown_share(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
-    """Return the share of unknown tokens in texts."""
-    unknown = tokenizer.token_to_id("[UNK]")
-    assert unknown is not None  # it is one of SPECIALS
-    ids = [i for text in evenly_spaced(texts, MAX_TEXTS) for i in tokenizer.encode(text).ids]
-    return ids.count(unknown) / max(len(ids), 1)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
