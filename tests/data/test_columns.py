@@ -334,7 +334,7 @@ SMALL = table_of(text=REVIEWS, label=list("abaab"))
             table_of(size=["1", "2"], label=["a", "b"]),
             {},
             "data: no adapter in use (text, image, audio) accepts any of the columns size, label; "
-            "choose a column, for example data.text=size",
+            "not used: size (numbers); choose a column, for example data.text=size",
         ),
     ],
 )

@@ -87,9 +87,11 @@ def choose_columns(
     infer_columns(table, columns, readers, by_modality, targets, new_groups, notes)
     inputs = name_inputs({m: by_modality.get(m, []) for m in readers})
     if not inputs:
+        # Such as "not used: id (row numbers)".
+        reasons = "".join(f"; {note}" for note in notes if note.startswith("not used: "))
         raise UserError(
             f"data: no adapter in use ({', '.join(readers)}) accepts any of the columns "
-            f"{', '.join(table.columns)}; choose a column, for example "
+            f"{', '.join(table.columns)}{reasons}; choose a column, for example "
             f"data.{next(iter(readers), 'MODALITY')}={next(iter(columns), 'COLUMN')}"
         )
     return Columns(inputs, targets)
