@@ -18,8 +18,10 @@ from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.data.rows import TARGET, Rows
 from dxn.data.sources.confine import OutsidePath
+from dxn.report.examples import target_text
 from dxn.runs.evaluation.data import rows_of_run
 from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.writing import Writer
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 from dxn.serve.prepare import takes_text
 from dxn.tokenize.base import BadMedia, Tokenizer
@@ -31,6 +33,7 @@ BACKLOG = 512  # connections that the operating system accepts before the server
 # Of the examples of the page.
 MAX_BYTES = 5_000_000  # of a file; all examples are in memory
 MAX_TEXT = 20_000  # characters
+MAX_PROMPT = 60  # characters of a text that a language model continues
 MAX_NAME = 60  # characters of a target
 DIGITS = 6  # of the numbers of a series
 
@@ -147,6 +150,12 @@ def read_examples(
     rows = rows_of_run(predictor, run, confine=True, trust=trust)
     chosen = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)
     examples = [_example(rows, int(row), predictor) for row in chosen]
+    if Writer(predictor.model, predictor.task).takes_prompt:
+        # The start of a text, without a part of a word.
+        for example in examples:
+            for name, text in example["texts"].items():
+                start = text.strip()[:MAX_PROMPT]
+                example["texts"][name] = start.rsplit(maxsplit=1)[0] if " " in start else start
     return [example for example in examples if example["texts"] or example["files"]]
 
 
@@ -163,7 +172,7 @@ def _example(rows: Rows, row: int, predictor: Predictor) -> dict[str, Any]:
         elif (content := _file_of(name, cell, prepare)) is not None:
             files[name] = content
     target = rows.cells[TARGET][row] if TARGET in rows.cells else None
-    shown = "" if target is None else str(target)[:MAX_NAME]
+    shown = "" if target is None else target_text(target)[:MAX_NAME]
     return {"texts": texts, "files": files, "target": shown}
 
 

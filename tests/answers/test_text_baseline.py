@@ -66,12 +66,11 @@ def test_the_answer_for_a_text_does_not_depend_on_spaces_at_the_end_of_the_row_b
     assert list(together["p(b)"]) == pytest.approx(alone, abs=1e-4)
 
 
-@pytest.mark.parametrize("format", ["torch", "onnx"])
-def test_the_exported_program_reads_the_whole_text(format, tmp_path):
+def test_the_exported_program_reads_the_whole_text(tmp_path):
     rows = [(ends_of_texts(i), "ab"[i % 2]) for i in range(100)]
     accuracy(tmp_path / "run", rows)
     out = tmp_path / "out"
-    assert main(["export", f"run={tmp_path / 'run'}", f"format={format}", f"output={out}"]) == 0
+    assert main(["export", f"run={tmp_path / 'run'}", f"output={out}"]) == 0
     expected = dxn.load(tmp_path / "run").predict(text=ends_of_texts(3))
     assert expected["prediction"] == "b"
     answer = run_program(out, ends_of_texts(3))

@@ -38,7 +38,7 @@ def lines() -> Iterator[tuple[str, str]]:
     """Every dxn command of the README and of the pages for whoever has files of their own."""
     for page in [*TEXTS, *PAGES]:
         if page.name == "extend.md" or page in GUIDES:
-            continue  # test_docs_extend.py runs the commands of extend.md
+            continue  # test_extend.py runs the commands of extend.md
         for block in blocks(page):
             for command in commands(block):
                 # The others need a folder that the reader has.
@@ -57,7 +57,7 @@ def reference():
     return module
 
 
-# The blocks of extend.md are files, and test_docs_extend.py uses them.
+# The blocks of extend.md are files, and test_extend.py uses them.
 PRINTING = [page for page in PAGES if page not in GUIDES and page.name != "extend.md"]
 
 
@@ -111,6 +111,14 @@ def test_the_links_of_a_page_lead_somewhere(page):
         target = page.parent / path if path else page
         assert target.exists(), f"{path} does not exist"
         assert not anchor or anchor in anchors(target), f"{path} has no heading #{anchor}"
+
+
+@pytest.mark.parametrize("page", [*TEXTS, *PAGES], ids=name_of)
+def test_a_file_that_a_page_names_exists(page):
+    names = re.findall(
+        r"`((?:benchmarks|dxn|tests)/[a-z_./0-9]+\.[a-z]+)`", page.read_text(encoding="utf-8")
+    )
+    assert [name for name in names if not (ROOT / name).exists()] == []
 
 
 def test_the_index_lists_every_page():

@@ -256,7 +256,7 @@ def test_a_file_that_differs_from_the_model_is_refused(tmp_path):
         compare(replace(part, reference=unknown.__getitem__), path)
 
 
-@pytest.mark.parametrize(("image_size", "patch_size"), [(16, 8), (24, 16), (16, 16)])
+@pytest.mark.parametrize(("image_size", "patch_size"), [(24, 16), (16, 16)])
 def test_a_graph_reads_pictures_of_one_patch_and_of_several(image_size, patch_size, tmp_path):
     task = Classify()
     task.target.fit(["a", "b"])

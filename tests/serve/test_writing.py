@@ -11,6 +11,7 @@ from helpers.serving import client_of, error_of
 import dxn
 from dxn.models import make_sampler
 from dxn.runs.predictor.writing import BatchSampler, Cancelled, Text, Writer, decoder_after
+from dxn.serve.command import read_examples
 from dxn.serve.engine import Job
 from dxn.serve.operations import WRITE, Operations
 from dxn.serve.refusal import Refusal
@@ -76,6 +77,13 @@ def test_a_continued_prompt_is_that_of_the_model_in_python(language):
         facts = client.get("/model").json()
         assert [each["name"] for each in facts["inputs"]] == ["prompt"]
         error_of(client.post("/predict", json=body), 404)
+
+
+def test_an_example_of_a_language_model_is_the_start_of_a_text(folder, language):
+    (example, *_) = read_examples(str(folder / "lines"), language, 1, ())
+    (text,) = example["texts"].values()
+    assert len(text) <= 60
+    assert f"{text} " in (folder / "lines.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("temperature", [0, 1.3])

@@ -51,7 +51,7 @@ def faults(options: argparse.Namespace) -> list[Fault]:
             ("seed=9", "seed: cannot be changed in a saved run"),
             ("trainer.grad_accum_steps=2", "resume:", "trainer.grad_accum_steps was 1"),
             ("trainer.precision=bf16", "resume:", "trainer.precision was 'float32'"),
-            ("trainer.mixup=0.2", "resume:", "trainer.mixup was 0.0"),
+            ("trainer.mixup=0.2", "resume:", "trainer.mixup was 1.0"),
             ("loader.input_dropout=0.1", "resume:", "loader.input_dropout was 0.0"),
             ("scheduler=linear", "the parts of a saved run cannot be changed"),
             ("data.on_bad=skip", "resume:", "data.on_bad was 'error'"),
