@@ -81,14 +81,16 @@ def open_rows(
     opened = survey_rows(
         rows, tokenizers, task=task, on_bad=on_bad, need_target=need_target, budget=budget
     )
+    where = key.rpartition(".")[0] or "input"
     if opened.bad and on_bad == "error":
         first = _first(opened.bad)
         more = f" (and {len(opened.bad) - 1} more problems)" if len(opened.bad) > 1 else ""
+        # `dxn check` knows nothing of the columns that a trained model reads.
+        hint = " (dxn check lists all bad rows)" if where == "data" else ""
         raise UserError(
-            f"{first.origin}: {first}{more}; correct the data, or set {key}=skip or {key}=missing "
-            "(dxn check lists all bad rows)"
+            f"{first.origin}: {first}{more}; correct the data, or set {key}=skip or {key}=missing"
+            f"{hint}"
         )
-    where = key.rpartition(".")[0] or "input"
     if not len(rows):
         raise UserError(f"{where}: there are no rows; check the path and its options")
     # on_bad allows bad rows, but at least one row must be left.
