@@ -22,7 +22,7 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
 from dxn.tasks import Task
 from dxn.tokenize.base import Adapter
-from dxn.training.evaluate import to_device
+from dxn.training.predict import to_device
 
 
 class Model(models.MultimodalModel):

@@ -21,7 +21,7 @@ from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.model_folder import from_public
 from dxn.stacking.stacked import stacks_of
 from dxn.tasks import Classify
-from dxn.training.evaluate import to_device
+from dxn.training.predict import to_device
 from dxn.weights import Architecture, Checkpoint, Classifier, PublicModel
 
 # Files of a checkpoint that its library reads besides the weights and config.json.

@@ -13,7 +13,7 @@ from dxn.core.tokens import Tokens
 from dxn.data.dataset import Samples
 from dxn.report.saved import Facts
 from dxn.tasks import Task
-from dxn.training.evaluate import Predictions
+from dxn.training.predict import Predictions
 from dxn.viz.drawers import Shown
 
 

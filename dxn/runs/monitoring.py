@@ -18,7 +18,7 @@ from dxn.models.model import MultimodalModel
 from dxn.runs.paths import is_run
 from dxn.tasks import Task
 from dxn.tasks.metric import NOT_MONITORED, OwnMetric
-from dxn.training.evaluate import predict, score
+from dxn.training.predict import predict, score
 
 MAX_SAMPLES = 64  # of the validation split, whose metrics tell the names
 

@@ -15,7 +15,7 @@ from dxn.serve.engine import Job
 from dxn.serve.prepare import Prepared
 from dxn.serve.refusal import Refusal
 from dxn.serve.schema import GENERATED
-from dxn.training.evaluate import as_float, check_finite, to_device
+from dxn.training.predict import as_float, check_finite, to_device
 from dxn.viz.page import shares_data
 from dxn.viz.sample import SampleView
 

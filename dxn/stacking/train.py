@@ -20,7 +20,7 @@ from dxn.stacking.past import fit_past_regression
 from dxn.stacking.stacked import Stacked
 from dxn.stacking.targets import score_targets
 from dxn.tasks import Number, Quantiles, Task
-from dxn.training.evaluate import run_batches
+from dxn.training.predict import run_batches
 
 # A transformer that is trained on more rows needs no baseline, and the baseline would take minutes.
 MAX_ROWS = 50_000

@@ -39,9 +39,9 @@ from dxn.training.distributed import (
     stop_signals,
     synchronized,
 )
-from dxn.training.evaluate import as_float, name_rows, predict, score, to_device
 from dxn.training.log import Log, Tracker
 from dxn.training.optim import make_ema, use_ema
+from dxn.training.predict import as_float, name_rows, predict, score, to_device
 from dxn.training.state import State
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.

@@ -14,7 +14,7 @@ from dxn.data.dataset import Samples, make_samples
 from dxn.data.loader import BatchOrder
 from dxn.tasks import Language
 from dxn.tokenize import TextAdapter, TokenizerOptions
-from dxn.training.evaluate import name_rows
+from dxn.training.predict import name_rows
 
 
 def samples_of(count=7, **options):

@@ -19,7 +19,7 @@ from dxn.runs.predictor.output import (
 )
 from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
 from dxn.tasks import Classify, Regress
-from dxn.training.evaluate import Predictions
+from dxn.training.predict import Predictions
 
 WRITES_REPORTS = True  # see conftest.py
 RECORDS = [

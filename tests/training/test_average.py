@@ -11,8 +11,8 @@ from helpers.training import fit, make_model, make_samples, make_task
 
 from dxn.core.tensors import write_tensors
 from dxn.training import checkpoint as checkpoints
-from dxn.training.evaluate import Predictions, predict, score, to_device
 from dxn.training.optim import adamw, make_ema, use_ema
+from dxn.training.predict import Predictions, predict, score, to_device
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ from helpers.training import fit, make_model, make_samples, make_task
 from torch import nn
 
 from dxn.core.errors import UserError
-from dxn.training.evaluate import predict
 from dxn.training.finetune import Finetune, LowRank, merged
+from dxn.training.predict import predict
 
 DEPTH = 3
 CPU = torch.device("cpu")

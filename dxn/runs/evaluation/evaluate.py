@@ -25,7 +25,7 @@ from dxn.stacking.metrics import about_stack, answering, metrics_of_parts
 from dxn.tasks import Task
 from dxn.tasks.metric import defined
 from dxn.tokenize.base import Reader
-from dxn.training.evaluate import Predictions, score
+from dxn.training.predict import Predictions, score
 
 # With more inputs than this, "a+b+c" is harder to read than "all but d".
 MAX_LISTED_INPUTS = 3

@@ -13,7 +13,7 @@ from dxn.models.model import MultimodalModel, count_parameters
 from dxn.runs.evaluation.results import Figures
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Task
-from dxn.training.evaluate import Predictions
+from dxn.training.predict import Predictions
 from dxn.training.state import State
 
 

@@ -23,8 +23,8 @@ from dxn.runs.saved.card import card_of
 from dxn.stacking.metrics import about_stack, warn_about
 from dxn.stacking.stacked import formula_of, write_stack
 from dxn.tasks import Task
-from dxn.training.evaluate import score
 from dxn.training.log import read_log
+from dxn.training.predict import score
 
 if TYPE_CHECKING:
     from dxn.runs.prepare import Training

@@ -25,8 +25,8 @@ from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.prepare import Training
 from dxn.runs.saved.card import data_name
 from dxn.stacking.stacked import formula_of
-from dxn.training.evaluate import Predictions
 from dxn.training.log import read_log
+from dxn.training.predict import Predictions
 
 LOG = "metrics.jsonl"
 METRICS = "metrics.json"

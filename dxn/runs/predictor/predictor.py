@@ -20,7 +20,7 @@ from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.tasks import Task
 from dxn.tokenize.base import Tokenizer
-from dxn.training.evaluate import Predictions, embed, predict, to_device
+from dxn.training.predict import Predictions, embed, predict, to_device
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -10,7 +10,7 @@ from dxn.core.display import format_number
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened
 from dxn.tasks import Task
-from dxn.training.evaluate import Predictions
+from dxn.training.predict import Predictions
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -23,7 +23,7 @@ from dxn.models.model import MultimodalModel
 from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.tasks import Task
 from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
-from dxn.training.evaluate import to_device
+from dxn.training.predict import to_device
 
 MAX_SEED = 2**63 - 1  # of torch.manual_seed
 TAIL = 16  # tokens of a prompt that are decoded together with the new ones

@@ -1,4 +1,4 @@
-"""Predict all samples of a split, and compute the metrics."""
+"""Run a model over all samples of a split: predictions with their metrics, or embeddings."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from helpers.training import make_model, make_samples, make_task
 
 from dxn.core.errors import UserError
 from dxn.runs.predictor.predictor import Predictor
-from dxn.training.evaluate import predict
+from dxn.training.predict import predict
 
 CPU = torch.device("cpu")
 COUNT = 13
