@@ -66,7 +66,7 @@ fit(folder / "twice", r_drop=0.7, epochs=1, batch_size=6, optimizer=sgd)
 # Last, because it ends the process group.
 assert main([*json.loads(sys.argv[2]), f"output={folder}", "name=digits"]) == 0
 """
-# Only the first process may fit a tokenizer. Then each process gets a table of its own.
+# Only the first process may fit a tokenizer. At first, each process gets a table of its own.
 APART = """
 import os, sys
 from pathlib import Path
@@ -78,8 +78,9 @@ options = ["target=label", "dim=8", "backbone.depth=1", "backbone.num_heads=2", 
 options += ["trainer.device=cpu", "baseline=none", "preset=plain", "report=false"]
 if rank != "0":
     TextAdapter.fit = None
-assert main(["train", f"{folder}/0.csv", *options, f"run={folder}/same"]) == 0
 assert main(["train", f"{folder}/{rank}.csv", *options, f"run={folder}/apart"]) == 2
+# Last, because it ends the process group.
+assert main(["train", f"{folder}/0.csv", *options, f"run={folder}/same"]) == 0
 """
 # A long training of slow steps, which writes the process id of each rank.
 ORPHAN = """
