@@ -165,6 +165,14 @@ def test_a_column_called_split_with_other_values_is_not_a_split(tmp_path, table)
     assert sizes(source.splits) == {"train": 8, "validation": 1, "test": 1}
 
 
+def test_a_split_column_with_an_empty_cell_is_not_silently_ignored(tmp_path, table):
+    rows = [{**row, "split": ["train", "test"][i % 2]} for i, row in enumerate(ROWS)]
+    rows[2]["split"] = ""
+    source = table(write_table(tmp_path / "my.csv", rows), fractions=(0.5, 0.5, 0))
+    note = "splits: not from column split, which names no split in 1 row, such as my.csv row 4"
+    assert note in source.notes
+
+
 def test_another_column_can_hold_the_splits_and_is_no_input(tmp_path, table):
     rows = [{**ROWS[i], "part": ("training", "val", "testing")[i % 3]} for i in range(11)]
     source = table(write_table(tmp_path / "my.csv", rows), split="part")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.rows import TARGET, Rows
 from dxn.data.sources.detect import SPLIT_NAMES, SPLITS
@@ -170,27 +171,36 @@ def divide_table(
                 f"got {split}; remove data.split"
             )
         return dict(rows_of)
-    column = split or usual_split_column(table, used)
+    column = split or usual_split_column(table, used, notes)
     # A single fraction means that all rows are used in one split, for example for prediction.
     if column is None or (fractions is not None and len(fractions) == 1):
         return dict(rows_of)
     return _divide_by_column(table, column, notes)
 
 
-def usual_split_column(table: Table, used: Collection[str] = ()) -> str | None:
+def usual_split_column(
+    table: Table, used: Collection[str] = (), notes: list[str] | None = None
+) -> str | None:
     """Return a column with a name such as "Split" or "fold" that contains only names of splits.
 
     Args:
         table: The table.
         used: Columns that the user chose as inputs or as the target.
+        notes: A sentence about a column with names of several splits in only some rows is appended
+            to this list.
     """
     columns = [column for column in reversed(list(table.columns)) if column not in used]
     by_name = {column.strip().lower(): column for column in columns}
     for name in SPLIT_COLUMNS:
         if name in by_name:
-            splits = set(map(_split_name, table.columns[by_name[name]]))
-            if "train" in splits and None not in splits:
+            names = list(map(_split_name, table.columns[by_name[name]]))
+            if "train" in names and None not in names:
                 return by_name[name]
+            if notes is not None and "train" in names and len(set(names)) > 2:
+                notes.append(
+                    f"splits: not from column {by_name[name]}, which names no split in "
+                    f"{count(names.count(None), 'row')}, such as {table.origin(names.index(None))}"
+                )
     return None
 
 
