@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +24,12 @@ from dxn.config.compose import compose
 from dxn.config.groups import options as options_of
 from dxn.core.display import format_number, notebook_html, now, print_line
 from dxn.core.errors import UserError
-from dxn.core.files import new_folder
+from dxn.core.files import METRICS, MODEL, REPORT, new_folder
 from dxn.core.printable import quoted
+from dxn.core.results import read_results
 from dxn.core.runtime import configure
 from dxn.data.sources.memory import is_in_memory, tables_of, write_tables
 from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
-from dxn.runs.evaluation.results import ALL, name_answers
 from dxn.runs.folder import refuse_other_run
 from dxn.runs.paths import HUB, is_run
 from dxn.runs.predictor.predictor import Predictor
@@ -43,11 +41,6 @@ from dxn.runs.train import run_training
 Data: TypeAlias = Any
 Metric: TypeAlias = Callable[..., float]
 
-METRICS = "metrics.json"
-REPORT = "report.html"
-# Such as "test/accuracy[text+image]": the split, the metric, and the inputs or the simple rule.
-FIGURE = re.compile(r"(?P<split>test|validation)/(?P<name>[^\[]+)(\[(?P<rows>.*)\])?", re.DOTALL)
-SELECTED = "validation/best"  # the figure that selected the best epoch
 SEPARATOR = "__"  # stands for a dot in the name of a Python argument
 PATH = "data.path"
 DATA = "data"  # folder in the run folder with the data that was in memory
@@ -73,21 +66,23 @@ class Run:
     def __init__(self, folder: str | PathLike[str], *, trust: Sequence[str] = ()):
         self.folder = Path(folder)
         self.trust = tuple(trust)
-        if not (self.folder / METRICS).is_file():
+        results = read_results(self.folder)
+        if results is None:
             raise UserError(
                 f"{self.folder}: not the folder of a finished training, it has no {METRICS}; "
                 "choose another folder, or continue the training with dxn train resume="
             )
+        self.results = results
 
     @cached_property
     def model(self) -> Predictor:
         """The model with the weights of the best epoch, on the CPU. It is loaded on first use."""
-        return model_folder.load(self.folder / "model", trust=self.trust)
+        return model_folder.load(self.folder / MODEL, trust=self.trust)
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """The content of metrics.json, such as {"test/accuracy": 0.9, ...}."""
-        return json.loads((self.folder / METRICS).read_text(encoding="utf-8"))
+        return self.results.content()
 
     @property
     def report(self) -> Path | None:
@@ -98,13 +93,10 @@ class Run:
     def __repr__(self) -> str:
         split, table = self.table
         shown = [str(self.folder)]
-        rows = list(table)
-        answers = self.metrics.get("answers")
-        everything = ALL if answers is None else f"{answers} (answers)"
         # Without the rows of single inputs, which come before that of all inputs.
-        for row in rows[rows.index(everything) :] if everything in table else ():
-            values = [f"{name} {value}" for name, value in table[row].items()]
-            shown.append(f"{split}, {row}: {', '.join(values)}")
+        for heading in list(table)[max(len(self.results.subsets) - 1, 0) :]:
+            values = [f"{name} {value}" for name, value in table[heading].items()]
+            shown.append(f"{split}, {heading}: {', '.join(values)}")
         return f"Run({'; '.join(shown)})"
 
     def _repr_html_(self) -> str:
@@ -114,22 +106,13 @@ class Run:
     @property
     def table(self) -> tuple[str, dict[str, dict[str, str]]]:
         """The split of the evaluation, and its metrics as texts by row of the final table."""
-        split = ""
-        table: dict[str, dict[str, float]] = {}
-        for key, value in self.metrics.items():
-            match = FIGURE.fullmatch(key)
-            if match is None or key == SELECTED or not isinstance(value, int | float):
-                continue
-            if match["name"] not in self.metrics["shown"]:
-                continue
-            split = match["split"]
-            table.setdefault(match["rows"] or ALL, {})[match["name"]] = value
-        named = name_answers(table, self.metrics.get("answers"))
-        texts = {
-            row: {name: format_number(value) for name, value in metrics.items()}
-            for row, metrics in named.items()
-        }
-        return split, texts
+        figures = self.results.figures()
+        shown = self.results.shown
+        texts: dict[str, dict[str, str]] = {}
+        for row, heading in self.results.headings().items():
+            own = figures[row]
+            texts[heading] = {name: format_number(own[name]) for name in shown if name in own}
+        return self.results.split, texts
 
 
 def train(

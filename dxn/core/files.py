@@ -19,6 +19,17 @@ from typing import TextIO
 
 from dxn.core.errors import UserError
 
+# The files and folders of a run.
+MODEL = "model"
+CHECKPOINTS = "checkpoints"
+PRETRAINING = "pretrain"  # a run folder of its own
+LOG = "metrics.jsonl"
+METRICS = "metrics.json"
+PREDICTIONS = "predictions.csv"
+PLOTS = "plots"
+REPORT = "report.html"
+SCORES = "scores.json"
+
 SUMS = "SHA256SUMS"
 # Start of the names of unfinished files and folders. `remove_unfinished` deletes what a killed
 # process left behind.

@@ -12,10 +12,10 @@ from dxn.config.model_plan import ModelPlan, read_model_plan
 from dxn.config.settings import dump_yaml
 from dxn.core.errors import UserError
 from dxn.core.printable import without_secrets
+from dxn.core.results import ALL, read_results
 from dxn.core.untrusted import load_json, read_text
 from dxn.runs.saved.model_folder import CARD
 
-METRICS = "metrics.json"
 LABELS = "labels.json"
 # The section about use, up to the next section, which an author may have added.
 USE = re.compile(r"^## Use\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
@@ -49,7 +49,9 @@ def hub_card(
         raise UserError(f"license: must be an identifier such as apache-2.0, got {license}")
     plan = read_model_plan(folder, trust=trust)
     task = str(load_json(folder / LABELS).get("task", "unknown"))
-    figures = _figures(run / METRICS)
+    results = read_results(run)
+    # With all inputs.
+    figures = {} if results is None else results.figures("test").get(ALL, {})
     text = dump_yaml(metadata(plan, task, figures, repo, license))
     body = read_text(folder / CARD)
     body = _without_home(body)
@@ -80,8 +82,9 @@ def metadata(
     """Return the metadata of a card in the format of the hub."""
     modalities = sorted({each.modality for each in plan.inputs.values()})
     metrics = [
-        {"type": name, "value": value, "name": f"{name} on the test split"}
+        {"type": name, "value": round(value, 6), "name": f"{name} on the test split"}
         for name, value in figures.items()
+        if math.isfinite(value)
     ]
     data = {"name": "test split", "type": "custom"}
     results = [{"task": {"type": "other", "name": task}, "dataset": data, "metrics": metrics}]
@@ -92,21 +95,6 @@ def metadata(
         # The hub accepts results only with metrics.
         **({"model-index": [{"name": repo, "results": results}]} if metrics else {}),
     }
-
-
-def _figures(path: Path) -> dict[str, float]:
-    """Return the metrics of the test split with all inputs, by name."""
-    if not path.is_file():
-        return {}
-    content: Mapping[str, Any] = load_json(path, allow_nan=True)
-    figures: dict[str, float] = {}
-    for key, value in content.items():
-        split, _, name = key.partition("/")
-        # "test/accuracy[text]" is the accuracy without the other inputs.
-        is_plain = split == "test" and name and "[" not in name
-        if is_plain and isinstance(value, int | float) and math.isfinite(value):
-            figures[name] = round(float(value), 6)
-    return figures
 
 
 def _use(repo: str, body: str) -> str:

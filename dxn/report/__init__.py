@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dxn.report import compare, intervals, run, saved, tables
+    from dxn.report import compare, run, scores, tables
 
-__all__ = ["compare", "intervals", "run", "saved", "tables"]
+__all__ = ["compare", "run", "scores", "tables"]
 
 
 def __getattr__(name: str) -> ModuleType:

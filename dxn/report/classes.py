@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from dxn.core.display import count, percent
+from dxn.core.results import Interval
 from dxn.report import tables
-from dxn.report.evidence import Subset
+from dxn.report.evidence import Answers
 from dxn.report.intervals import (
     MAX_ROWS,
     MIN_ROWS,
-    Interval,
     draw_counts,
     draw_rows,
     interval_of,
@@ -208,7 +208,7 @@ def _best(values: Sequence[float]) -> float | None:
     return max(finite, key=lambda pair: (pair[0], -abs(pair[1] - 0.5)))[1]
 
 
-def classes_and_probabilities(task: Task, last: Subset | None) -> dict[str, Any]:
+def classes_and_probabilities(task: Task, last: Answers | None) -> dict[str, Any]:
     """Return the parts of the report about classes and probabilities."""
     empty: dict[str, Any] = {
         "per_class": [],

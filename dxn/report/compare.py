@@ -10,9 +10,10 @@ from typing import Any
 from markupsafe import Markup
 
 from dxn.core.display import number
-from dxn.report import saved, tables
+from dxn.core.results import ALL, Results
+from dxn.report import tables
 from dxn.report.intervals import paired
-from dxn.report.saved import Saved
+from dxn.report.scores import Scores, common_scores
 from dxn.viz.charts import line_chart
 from dxn.viz.html import write_page
 
@@ -29,17 +30,17 @@ class Compared:
         name: Short name of the run, different from that of the others.
         folder: The run folder.
         options: Values of its configuration, by dotted key.
-        metrics: Content of metrics.json.
+        results: Content of metrics.json.
         log: Rows of metrics.jsonl.
-        saved: Content of report.json.
+        scores: Content of scores.json. None: there is none.
     """
 
     name: str
     folder: str
     options: Mapping[str, Any]
-    metrics: Mapping[str, Any]
+    results: Results
     log: Sequence[Mapping[str, Any]]
-    saved: Saved
+    scores: Scores | None
 
 
 def differing(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
@@ -55,11 +56,11 @@ def differing(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
 
 def figures_table(runs: Sequence[Compared]) -> list[tuple[str, list[tables.Cell | None]]]:
     """Return the metrics with all inputs, one row per metric and one cell per run."""
-    figures = [tables.figures_of(run.metrics, run.saved.split).get(tables.ALL, {}) for run in runs]
+    figures = [run.results.figures().get(ALL, {}) for run in runs]
     names = list(dict.fromkeys(name for each in figures for name in each))
     rows: list[tuple[str, list[tables.Cell | None]]] = []
     for name in names:
-        ends = [run.saved.interval(tables.ALL, name) for run in runs]
+        ends = [run.results.interval(ALL, name) for run in runs]
         rows.append((name, tables.cells([each.get(name) for each in figures], ends)))
     return rows
 
@@ -73,16 +74,16 @@ def tests(runs: Sequence[Compared]) -> list[str]:
 def notes(runs: Sequence[Compared]) -> list[str]:
     """Return why metrics of the runs cannot be compared with each other."""
     found: list[str] = []
-    if len({run.saved.task for run in runs}) > 1:
+    if len({run.results.task for run in runs}) > 1:
         found.append("The runs have different tasks, so most of their metrics differ in meaning.")
-    if len({run.saved.split for run in runs}) > 1:
+    if len({run.results.split for run in runs}) > 1:
         found.append("The runs were evaluated on different splits.")
     return found
 
 
 def write_comparison(runs: Sequence[Compared], path: Path) -> None:
     """Write the comparison as an HTML page."""
-    first = runs[0].saved
+    first = runs[0].results
     lines = {}
     for run in runs:
         points = [
@@ -100,11 +101,10 @@ def write_comparison(runs: Sequence[Compared], path: Path) -> None:
     differences = differing(runs)
     content = {
         "title": f"Comparison of {len(runs)} runs",
-        "runs": [(run.name, run.folder, run.saved.rows) for run in runs],
+        "runs": [(run.name, run.folder, run.results.evaluated) for run in runs],
         "monitored": first.monitored,
         "figures": figures_table(runs),
         "tests": tests(runs),
-        "score": first.score,
         "curves": overlay,
         "options": differences,
         "notes": notes(runs),
@@ -114,11 +114,13 @@ def write_comparison(runs: Sequence[Compared], path: Path) -> None:
 
 
 def _test(first: Compared, other: Compared) -> str:
-    a, b = first.saved, other.saved
-    if a.score is None or a.score != b.score:
-        reason = "the runs have no common score of single rows"
-        return f"{other.name}: no paired test, because {reason}."
-    pairs = saved.common_scores(a, b)
+    a, b = first.scores, other.scores
+    if a is None or b is None or a.name != b.name:
+        return (
+            f"{other.name}: no paired test, because the runs have no common scores of single rows; "
+            "dxn report writes those of a run, if its task has any."
+        )
+    pairs = common_scores(a, b)
     result = paired([x for x, _ in pairs], [y for _, y in pairs])
     if result is None:
         return (
@@ -126,10 +128,10 @@ def _test(first: Compared, other: Compared) -> str:
             "equal rows; use the same data and data.seed."
         )
     rows, difference, (low, high), p = result
-    better = (difference > 0) == a.score_is_better_if_higher
+    better = (difference > 0) == a.higher_is_better
     shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
     detail = (
-        f'the mean of "{a.score}" differs by {difference:+.3g} (95% interval '
+        f'the mean of "{a.name}" differs by {difference:+.3g} (95% interval '
         f"{low:+.3g} to {high:+.3g}, {shown}) on {rows:,} common rows"
     )
     if p >= SIGNIFICANT:

@@ -9,29 +9,25 @@ from typing import Any
 
 import numpy as np
 
+from dxn.core.results import Results
 from dxn.core.tokens import Tokens
 from dxn.data.dataset import Samples
-from dxn.report.saved import Facts
 from dxn.tasks import Task
 from dxn.training.predict import Predictions
 from dxn.viz.drawers import Shown
 
 
 @dataclass(frozen=True)
-class Subset:
-    """The predictions of a model from a set of inputs.
+class Answers:
+    """The predictions of a model.
 
     Args:
-        name: Name of the set, "all" for all inputs.
         samples: The samples.
-        predictions: The predictions, or those of a random part of the rows.
-        num_rows: Number of all rows.
+        predictions: The predictions.
     """
 
-    name: str
     samples: Samples
     predictions: Predictions
-    num_rows: int
 
     @property
     def truths(self) -> list[Any]:
@@ -55,10 +51,8 @@ class RunInfo:
         command: Command line of the training.
         config: The configuration as YAML.
         about: Names and values that describe the training.
-        metrics: Content of metrics.json.
+        results: Content of metrics.json.
         log: Rows of metrics.jsonl.
-        facts: What only the training knows.
-        target: Name of the target. None: the task has none.
         columns: Column that each input was read from, by input name.
         notes: Sentences about parts of the report that are missing.
     """
@@ -68,10 +62,8 @@ class RunInfo:
     command: str
     config: str
     about: Sequence[tuple[str, str]]
-    metrics: Mapping[str, Any]
+    results: Results
     log: Sequence[Mapping[str, Any]]
-    facts: Facts
-    target: str | None
     columns: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = field(default_factory=list)
 
@@ -81,22 +73,17 @@ class Evidence:
     """The model and its predictions.
 
     Args:
-        inputs: Names of the inputs of the model.
         task: The task.
-        subsets: Predictions from each set of inputs, those from all inputs last. Empty: the data
-            cannot be read.
+        last: Predictions from all inputs. None: the data cannot be read.
         shown: Function that returns the inputs of a row of the split.
         attended: Function that returns one encoded sample (1, N, D) and the share (N,) of each of
             its columns in the answer, from the position of the sample and the names of its inputs.
             None: the model has no attention that can be drawn.
-        formula: How the output is computed from the model and the baseline. "": without one.
         limits: What also decides about the answers, and has no attention. "": nothing.
     """
 
-    inputs: Sequence[str]
     task: Task
-    subsets: Sequence[Subset]
+    last: Answers | None
     shown: Callable[[int], dict[str, Shown]]
     attended: Callable[[int, Sequence[str]], tuple[Tokens, np.ndarray] | None]
-    formula: str = ""
     limits: str = ""

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from dxn.core.display import number, percent
-from dxn.report.evidence import Evidence, Subset
+from dxn.report.evidence import Answers, Evidence
 from dxn.tasks import Task
 from dxn.tasks.metric import ClassScores, Metric
 from dxn.viz.drawers import Shown, get_drawer
@@ -77,7 +77,7 @@ class Budget:
         return Markup(html)
 
 
-def single_rows(evidence: Evidence, last: Subset | None, scores: Any) -> dict[str, Any]:
+def single_rows(evidence: Evidence, last: Answers | None, scores: Any) -> dict[str, Any]:
     """Return the parts of the report that show single rows."""
     empty: dict[str, Any] = {"groups": [], "texts": [], "attention": [], "limits": evidence.limits}
     if last is None or scores is None or not all(map(is_readable, last.truths)):
@@ -112,7 +112,7 @@ def single_rows(evidence: Evidence, last: Subset | None, scores: Any) -> dict[st
 
 def _attention(
     evidence: Evidence,
-    last: Subset,
+    last: Answers,
     scores: Any,
     shown: Callable[[int], dict[str, Shown]],
     budget: Budget,

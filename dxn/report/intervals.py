@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dxn.core.results import Interval
 from dxn.tasks import Task
 
 RESAMPLES = 400
@@ -23,17 +24,12 @@ FLIPS = 10_000  # permutations of the paired test
 SHARES = ("accuracy", "accuracy_top5", "exact_match")  # of right rows
 CHUNK = 500  # permutations at a time, which limits the memory
 
-# Lower and upper end of the 95% interval.
-Interval = tuple[float, float]
-
 
 def metric_intervals(
     task: Task,
     predictions: Sequence[Any],
     truths: Sequence[Any],
     figures: Mapping[str, float],
-    *,
-    num_rows: int | None = None,
 ) -> dict[str, Interval]:
     """Return the bootstrap interval of each metric (Efron and Tibshirani 1993, chapter 13).
 
@@ -41,8 +37,7 @@ def metric_intervals(
         task: The task.
         predictions: Predictions of n rows, in the format of `Task.predict`.
         truths: Parsed targets of the same rows.
-        metrics: Metrics of all rows. Only these get an interval.
-        num_rows: Number of rows that the metrics were computed from. Default: n.
+        figures: Metrics of all rows. Only these get an interval.
 
     Returns:
         Intervals by metric. Metrics whose resamples are not finite or all equal are left out,
@@ -58,7 +53,7 @@ def metric_intervals(
         draw_counts(draws, len(rows)),
     )
     # The share of the spread that is left when all rows count, and not only those of a resample.
-    scale = math.sqrt(draws.shape[1] / (num_rows or len(truths)))
+    scale = math.sqrt(draws.shape[1] / len(truths))
     found: dict[str, Interval] = {}
     for name, column in values.items():
         finite = column.double().numpy()
@@ -68,7 +63,7 @@ def metric_intervals(
             if low < high:
                 found[name] = low, high
             elif name in SHARES and figures[name] in (0, 1):
-                found[name] = _exact_interval(figures[name], num_rows or len(truths))
+                found[name] = _exact_interval(figures[name], len(truths))
     return found
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dxn.core.display import number, percent
-from dxn.report.intervals import Interval
+from dxn.core.results import ALL, Figures, Interval, Results
 
-ALL = "all"
-KEY = re.compile(r"(?P<metric>[^\[\]]+)(?:\[(?P<row>.*)\])?", re.DOTALL)
 MAX_CLASSES = 40  # rows of a table of classes
 MAX_MATRIX = 30  # classes; a larger table is too wide to read
 # What the names of metrics mean, for readers who do not know them.
@@ -57,7 +54,6 @@ INTERVAL = (
     "resampled values are equal, only shares of right rows have an interval, the exact one of "
     "Clopper and Pearson."
 )
-Figures = Mapping[str, Mapping[str, float]]
 FindInterval = Callable[[str, str], Interval | None]
 # A figure in a table, for the template: "value", "interval" ("": none), and on the scale of its
 # column, in percent, the "position" of the figure (None: the column has no scale) and of the ends
@@ -65,42 +61,11 @@ FindInterval = Callable[[str, str], Interval | None]
 Cell = dict[str, Any]
 
 
-def figures_of(metrics: Mapping[str, Any], split: str) -> dict[str, dict[str, float]]:
-    """Return the metrics of a split in metrics.json, by row of the table and metric."""
-    prefix = f"{split}/"
-    figures: dict[str, dict[str, float]] = {}
-    for key, value in metrics.items():
-        match = KEY.fullmatch(key.removeprefix(prefix))
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if key.startswith(prefix) and match is not None and is_number:
-            figures.setdefault(match["row"] or ALL, {})[match["metric"]] = float(value)
-    return figures
-
-
-def split_of(metrics: Mapping[str, Any]) -> str:
-    """Return the split that was evaluated: the last one of which metrics.json has metrics."""
-    found = [key.partition("/")[0] for key in metrics if "/" in key and "[" not in key]
-    # The validation split has metrics of the training, too.
-    others = [name for name in found if name != "validation"]
-    return (others or found or ["test"])[-1]
-
-
-def references_of(figures: Figures) -> list[str]:
-    """Return the rows after "all": simple rules and parts of the model."""
-    names = list(figures)
-    return names[names.index(ALL) + 1 :] if ALL in names else []
-
-
-def metrics_table(
-    figures: Figures, monitored: str, interval: FindInterval, single: str, about: str
-) -> dict[str, Any]:
+def metrics_table(results: Results, about: str) -> dict[str, Any]:
     """Return the table of metrics: one row per set of inputs, then those of simple rules.
 
     Args:
-        metrics: Metrics by row and metric.
-        monitored: The metric that selected the epoch.
-        interval: Function that returns the interval of a metric in a row.
-        single: Name of the only input. "": there are several.
+        results: The results.
         about: What the rows are.
 
     Returns:
@@ -108,20 +73,21 @@ def metrics_table(
         "name", "cells" (None where there is no figure), and a "kind": "all", "reference" (not this
         model with other inputs) or "".
     """
-    names: dict[str, None] = {}
-    for row in figures.values():
-        names |= dict.fromkeys(row)
-    metrics = [name for name in names if name != "rows"]
-    scale = _scale(figures, monitored, interval)
-    references = references_of(figures)
+    figures, monitored = results.figures(), results.monitored
+    headings = results.headings()
+    metrics = [name for name in results.shown if any(name in figures[row] for row in headings)]
+    scale = _scale({row: figures[row] for row in headings}, monitored, results.interval)
     rows: list[dict[str, Any]] = []
-    for name, values in figures.items():
+    for row, heading in headings.items():
         cells = [
-            _cell(values.get(each), interval(name, each), scale if each == monitored else None)
-            for each in metrics
+            _cell(
+                figures[row].get(name),
+                results.interval(row, name),
+                scale if name == monitored else None,
+            )
+            for name in metrics
         ]
-        kind = "all" if name == ALL else "reference" if name in references else ""
-        heading = single if name == ALL and single else name
+        kind = "all" if row == ALL else "reference" if row in results.references else ""
         rows.append({"name": heading, "cells": cells, "kind": kind})
     return {"metrics": metrics, "monitored": monitored, "rows": rows, "about": about}
 

@@ -10,8 +10,9 @@ from dxn import report as pages
 from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup
 from dxn.core.errors import UserError
-from dxn.runs.evaluation.next_commands import report_again
-from dxn.runs.evaluation.reporting import read_log_of, read_metrics
+from dxn.core.files import METRICS
+from dxn.core.results import ALL, read_results
+from dxn.runs.evaluation.reporting import read_log_of
 from dxn.runs.paths import is_run
 
 # Options that only name where a run is written or continued.
@@ -32,7 +33,7 @@ def compare_runs(
         The runs, and a sentence about each run except for the first one.
 
     Raises:
-        UserError: If there are fewer than two runs, or one of them has no report.
+        UserError: If there are fewer than two runs, or one of them has not finished.
     """
     if len(folders) < 2:
         raise UserError(f"run: must be at least two run folders, got {len(folders)}; set run=[A,B]")
@@ -48,13 +49,12 @@ def comparison_lines(runs: list[Any], tests: list[str]) -> list[str]:
     """Return the metrics of each run with their intervals, and the results of the paired tests."""
     lines: list[str] = []
     for run in runs:
-        saved = run.saved
-        figures = pages.tables.figures_of(run.metrics, saved.split).get(pages.tables.ALL, {})
-        value = figures.get(saved.monitored)
+        results = run.results
+        value = results.figures().get(ALL, {}).get(results.monitored)
         shown = "no figure" if value is None else f"{value:.4f}"
-        ends = pages.tables.interval_text(saved.interval(pages.tables.ALL, saved.monitored))
+        ends = pages.tables.interval_text(results.interval(ALL, results.monitored))
         interval = f" (95% interval {ends})" if ends else ""
-        lines.append(f"{run.name}: {saved.split} {saved.monitored} {shown}{interval}")
+        lines.append(f"{run.name}: {results.split} {results.monitored} {shown}{interval}")
     lines += [f"note: {note}" for note in pages.compare.notes(runs)]
     return [*lines, *tests]
 
@@ -63,12 +63,9 @@ def _run(folder: Path, name: str, settings: Settings) -> Any:
     if not is_run(folder):
         raise UserError(f"run: {folder}: not a run folder, it has no .hydra/config.yaml")
     values = Settings.load(folder, settings.folder_trust).values
-    saved = pages.saved.read(folder)
-    if saved is None:
-        raise UserError(
-            f"run: {folder}: has no {pages.saved.FILE}; write it first: "
-            f"{report_again(folder, settings)}"
-        )
+    results = read_results(folder)
+    if results is None:
+        raise UserError(f"run: {folder}: has no {METRICS}, because its training has not finished")
     options = {
         key: lookup(values, key)[1]
         for key in leaves(values)
@@ -78,9 +75,9 @@ def _run(folder: Path, name: str, settings: Settings) -> Any:
         name=name,
         folder=str(folder),
         options=options,
-        metrics=read_metrics(folder),
+        results=results,
         log=read_log_of(folder),
-        saved=saved,
+        scores=pages.scores.read(folder),
     )
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import platform
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from dxn.core.display import count, list_names, named, print_line
 from dxn.core.errors import UserError
 from dxn.core.randomness import named_draws, spaced_rows
+from dxn.core.results import Truncation
 from dxn.data.inspect.quality import (
-    Truncation,
     check_known_targets,
     check_learnable,
     count_truncated,
@@ -38,6 +44,8 @@ MAX_COUNTED_ROWS = 2000
 MAX_LINES = 4
 MIN_CHECKED = 10  # rows of a split, below which all of its classes may be unknown
 MAX_UNKNOWN = 5  # names of classes in a note
+MAX_CLASSES = 200  # classes whose rows are counted
+PACKAGES = ("dxn", "torch", "torchvision", "torchaudio", "accelerate", "tokenizers", "numpy")
 
 
 def find_formats(
@@ -231,6 +239,63 @@ def input_lines(specs: Mapping[str, Input]) -> list[str]:
         else:
             lines.append(f"{name}: {spec.column} ({spec.modality})")
     return lines
+
+
+def data_name(node: Mapping[str, Any], name: str | None) -> str:
+    """Return what a card calls the data set: its path, its name, or the class that generates it.
+
+    Args:
+        node: Configuration node `data`.
+        name: Name of the data source.
+    """
+    path = node.get("path") or node.get("train")
+    if isinstance(path, str):
+        # The home folder is nobody else's concern, and `~` may have been expanded.
+        home = str(Path.home())
+        return path.replace(home, "~", 1) if path.startswith(home) else path
+    return name or str(node["_target_"]).rpartition(".")[2]
+
+
+def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, int]]:
+    """Return the number of rows of each class, by split. Empty if targets are not class names.
+
+    Args:
+        task: The task.
+        targets: Parsed targets of each split.
+    """
+    labels = set(task.target.labels or ())
+    if not labels or len(labels) > MAX_CLASSES:
+        return {}
+    counts: dict[str, dict[str, int]] = {}
+    for split, values in targets.items():
+        names: Counter[str] = Counter()
+        for value in values:
+            items = value if isinstance(value, list) else [value]
+            names.update(item for item in items if isinstance(item, str))
+        # A vocabulary is not a list of classes: its texts are not among its tokens.
+        if not names or not labels & set(names):
+            return {}
+        counts[split] = {name: names[name] for name in task.target.labels or () if names[name]}
+    return counts
+
+
+def environment(device: str) -> dict[str, str]:
+    """Return versions and hardware, without anything that identifies the machine or the user."""
+    found = {
+        "time": datetime.now().strftime("%Y-%m-%d %H:%M"),
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": device,
+        "threads": str(torch.get_num_threads()),
+    }
+    if device.startswith("cuda"):
+        found["GPU"] = torch.cuda.get_device_name()
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def print_unknown(task: Task, targets: Sequence[Any], where: str) -> None:

@@ -14,36 +14,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dxn.config.instantiate import build
 from dxn.config.model_plan import read_model_plan
 from dxn.config.settings import Settings, dump_yaml
 from dxn.config.values import assign, leaves, lookup
 from dxn.core.display import is_main_process, print_line, print_rule
 from dxn.core.errors import Interrupted
-from dxn.core.files import SUMS, link, replace_folder, write_sums, write_text
+from dxn.core.files import (
+    METRICS,
+    MODEL,
+    PRETRAINING,
+    SUMS,
+    link,
+    replace_folder,
+    write_sums,
+    write_text,
+)
+from dxn.core.results import ALL, BEST, Results, read_results
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import read_tensors, write_tensors
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import count_parameters
 from dxn.runs.evaluation.data import open_data_of_run
-from dxn.runs.evaluation.evaluate import ALL, after_all, by_split, evaluate_subsets
-from dxn.runs.evaluation.finish import about_split
+from dxn.runs.evaluation.evaluate import evaluate_subsets
+from dxn.runs.evaluation.finish import about_split, complete
 from dxn.runs.evaluation.next_commands import resume
-from dxn.runs.evaluation.reporting import Recorder, report_of_ensemble
-from dxn.runs.evaluation.results import write_metrics
 from dxn.runs.folder import ensemble_folder, has_checkpoint, locked
 from dxn.runs.monitoring import build_metrics
 from dxn.runs.paths import MEMBERS, member_folder
-from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
-from dxn.runs.saved.card import Card, data_name
+from dxn.runs.saved.card import Card
 from dxn.runs.train import Trained, train_one
 from dxn.stacking import stacked as stack_files
-from dxn.stacking.metrics import about_stack
-from dxn.tasks import Task
 
 FILE = "ensemble.json"  # what the members that have not started yet need, besides the configuration
-METRICS = "metrics.json"
 # Files of a model folder that those of an ensemble replace.
 REPLACED = (
     *(model_folder.WEIGHTS, model_folder.CONFIG, model_folder.CARD, SUMS),
@@ -88,21 +91,15 @@ def train_ensemble(settings: Settings) -> Trained:
                     error.code,
                 ) from None
         print_rule(f"ensemble of {size}")
-        metrics: dict[str, Any] = {}
+        results = None
         if is_main_process():
             stack.enter_context(locked(folder, main=True))
-            metrics = _write_ensemble(settings, folder, size)
-    task = load_task(member_folder(folder, 0) / "model", settings.trust)
+            results = _write_ensemble(settings, folder, size)
     commands = trained[-1].next_commands if trained else []
     # The commands after the last member are those after the ensemble, with another folder.
     own, other = f"run={member_folder(folder, size - 1)}", f"run={folder}"
-    return Trained(
-        folder=folder,
-        metrics=metrics,
-        monitored=task.metric.monitored,
-        higher_is_better=task.metric.higher_is_better,
-        next_commands=[[other if word == own else word for word in words] for words in commands],
-    )
+    renamed = [[other if word == own else word for word in words] for words in commands]
+    return Trained(folder, results, renamed)
 
 
 def _members(settings: Settings, folder: Path, size: int) -> list[Settings | None]:
@@ -143,7 +140,7 @@ def _member(
     own = member_folder(folder, number)
     if (own / METRICS).exists() and not changed:
         return None
-    started = has_checkpoint(own) or has_checkpoint(own / "pretrain")
+    started = has_checkpoint(own) or has_checkpoint(own / PRETRAINING)
     values = copy.deepcopy(settings.values)
     seed = values["seed"] + number
     if started and settings.is_resumed:
@@ -174,94 +171,53 @@ def _overrides(settings: Settings, seed: int) -> tuple[str, ...]:
     return (*kept, f"seed={seed}", *data)
 
 
-def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, Any]:
-    """Write model/, metrics.json and the predictions of the ensemble; return its metrics."""
+def _write_ensemble(settings: Settings, folder: Path, size: int) -> Results:
+    """Write model/, and what `complete` writes."""
     members = [member_folder(folder, number) for number in range(size)]
-    save_ensemble(folder / "model", [each / "model" for each in members])
+    save_ensemble(folder / MODEL, [each / MODEL for each in members])
     device = settings.values["trainer"].get("device", "cpu")
-    best = model_folder.load(
-        folder / "model",
-        device=_device(device),
-        trust=settings.trust,
-    )
+    best = model_folder.load(folder / MODEL, device=_device(device), trust=settings.trust)
     built = build_metrics(settings.values, settings.trust)
     best.task.metric.own = {**built, **settings.metrics}
     data = open_data_of_run(settings.values["data"], best, settings.trust)
-    metrics = [json.loads((each / METRICS).read_text(encoding="utf-8")) for each in members]
-    means = mean_figures(metrics, data.split)
-    recorder = Recorder()
-    results = evaluate_subsets(
+    trained = [results for each in members if (results := read_results(each)) is not None]
+    results, last = evaluate_subsets(
         best,
-        data.opened,
-        data.split,
+        data,
         folder,
         batch_size=2 * settings.values["batch_size"],
-        extra=means,
-        record=recorder,
+        further={MEAN: _mean([each.figures()[ALL] for each in trained])},
     )
-    for line in about_split(data.split):
-        print_line(line)
-    extra = {
-        "ensemble": size,
-        "shown": best.task.metric.shown(results[ALL]),
-        **about_stack(best.network),
-        "seeds": [settings.values["seed"] + number for number in range(size)],
-        # For a sweep, which ranks its settings by the validation metric.
-        **_shared_figures(metrics),
-    }
-    write_metrics(folder / METRICS, by_split(data.split, results), extra)
-    card = _card(settings, folder, best, metrics[0], size)
-    figures = {data.split: results[ALL]}
-    epochs = f"the best epoch of each of {size} members"
-    text = card.markdown(figures, epochs=epochs, others=after_all(results))
-    model_folder.write_card(folder / "model", text)
-    written = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-    report_of_ensemble(settings, folder, best, recorder, written, members[0])
-    names = [*(["report.html"] if (folder / "report.html").is_file() else []), "model/", METRICS]
-    print_line(f"written: {folder} ({', '.join(names)}, members/)")
-    return written
-
-
-def mean_figures(metrics: Sequence[Mapping[str, Any]], split: str) -> dict[str, dict[str, float]]:
-    """Return the mean of the members' metrics with all inputs, as a row of the final table.
-
-    Args:
-        metrics: Content of metrics.json of each member.
-        split: Name of the split.
-    """
-    prefix = f"{split}/"
-    row: dict[str, float] = {}
-    for name in metrics[0]:
-        values = [each.get(name) for each in metrics]
-        if not name.startswith(prefix) or "[" in name or None in values:
-            continue
-        row[name.removeprefix(prefix)] = statistics.fmean(map(float, values))  # pyright: ignore[reportArgumentType]
-    return {MEAN: row}
-
-
-def _shared_figures(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean of each validation metric, the time of all members, and the rows."""
-    result: dict[str, Any] = mean_figures(metrics, "validation")[MEAN]
-    result = {f"validation/{name}": value for name, value in result.items()}
-    return {**result, "rows": metrics[0].get("rows", {})}
-
-
-def _card(
-    settings: Settings, folder: Path, best: Predictor, metrics: Mapping[str, Any], size: int
-) -> Card:
-    plan = read_model_plan(folder / "model", trust=settings.trust)
-    data = settings.values["data"]
+    # A sweep ranks its settings by the validation metric.
+    selected = _mean([each.metrics for each in trained]).get(BEST)
+    training = trained[0].model_copy(
+        update={
+            "metrics": {} if selected is None else {BEST: selected},
+            "best_epoch": None,
+            "epochs": None,
+            "train_seconds": sum(each.train_seconds or 0.0 for each in trained),
+            "parameters": count_parameters(best.network),
+            "seeds": [settings.values["seed"] + number for number in range(size)],
+        }
+    )
+    plan = read_model_plan(folder / MODEL, trust=settings.trust)
     name = settings.values["name"] or plan.target or folder.name
-    return Card(
-        title=f"{name}: ensemble of {size} models",
-        plan=plan,
-        task=best.task,
-        about_target="",
-        data=data_name(data, None),
-        sizes=metrics.get("rows", {}),
-        overrides=tuple(o for o in settings.overrides if not o.startswith("resume")),
-        parameters=count_parameters(best.network),
+    overrides = tuple(line for line in settings.overrides if not line.startswith("resume"))
+    return complete(
+        results.of_training(training),
+        best,
+        last,
+        folder=folder,
+        settings=settings,
+        card=Card(f"{name}: ensemble of {size} models", plan, best.task, overrides),
+        remarks=about_split(data.split),
     )
+
+
+def _mean(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric that all members have."""
+    shared = [name for name in metrics[0] if all(name in each for each in metrics)]
+    return {name: statistics.fmean(each[name] for each in metrics) for name in shared}
 
 
 def _device(name: str) -> str:
@@ -294,9 +250,3 @@ def save_ensemble(folder: Path, members: Sequence[Path]) -> None:
         # `write_card` replaces it when the metrics are known.
         (new / model_folder.CARD).write_text("", encoding="utf-8")
         write_sums(new)
-
-
-def load_task(folder: Path, trust: Sequence[str]) -> Task:
-    """Return the task of a model folder, without its weights."""
-    plan = read_model_plan(folder, trust=trust)
-    return build(plan.head, key="config.yaml: head", trust=trust).load(folder)

@@ -16,7 +16,7 @@ from dxn.config.environment import fill
 from dxn.config.settings import Settings
 from dxn.core.display import is_main_process, now
 from dxn.core.errors import UserError
-from dxn.core.files import new_folder, open_own
+from dxn.core.files import CHECKPOINTS, LOG, new_folder, open_own
 from dxn.runs.paths import MEMBERS, member_folders
 from dxn.runs.plan import is_restart, launch, started_by
 from dxn.training.checkpoint import all_checkpoints
@@ -54,7 +54,7 @@ def run_folder(config: Mapping[str, Any], name: str, *, main: bool) -> Path:
 
 def refuse_other_run(folder: Path) -> None:
     """Raise a UserError if a folder contains a run that a new one would overwrite."""
-    if has_checkpoint(folder) or (folder / "metrics.jsonl").exists():
+    if has_checkpoint(folder) or (folder / LOG).exists():
         raise UserError(
             f"run: {folder} already contains a run; set resume={folder} to continue it, or choose "
             "another folder"
@@ -63,7 +63,7 @@ def refuse_other_run(folder: Path) -> None:
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a folder contains a checkpoint, so that its training can be resumed."""
-    return bool(all_checkpoints(folder / "checkpoints"))
+    return bool(all_checkpoints(folder / CHECKPOINTS))
 
 
 def after_restart(settings: Settings) -> Settings:

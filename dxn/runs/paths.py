@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dxn.config.settings import FOLDER
 from dxn.core.errors import UserError, similar
+from dxn.core.files import MODEL
 
 MEMBERS = "members"
 LATEST = "latest"
@@ -93,7 +94,7 @@ def is_run(folder: Path) -> bool:
 
 def has_model(folder: Path) -> bool:
     """Whether a folder is a model folder, or the run folder of a finished training."""
-    return any((path / "config.yaml").is_file() for path in (folder, folder / "model"))
+    return any((path / "config.yaml").is_file() for path in (folder, folder / MODEL))
 
 
 def _find(text: str, key: str, is_complete: Callable[[Path], bool]) -> tuple[Path, str | None]:

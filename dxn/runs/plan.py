@@ -20,12 +20,12 @@ from dxn.config.model_plan import Input, ModelPlan
 from dxn.config.settings import Settings, merge_overrides
 from dxn.config.values import leaves, lookup
 from dxn.core.errors import UserError
-from dxn.core.files import SUMS, check_sums, link, replace_folder, write_sums
+from dxn.core.files import CHECKPOINTS, SUMS, check_sums, link, replace_folder, write_sums
 from dxn.core.runtime import LAUNCH, RESTARTS
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 
-FOLDER = Path("checkpoints") / "start"
+FOLDER = Path(CHECKPOINTS) / "start"
 PLAN = "plan.json"
 # Keys that have no effect on the weights, or only on the end of the training.
 MAY_CHANGE = (

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +22,10 @@ from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
 from dxn.core.randomness import named_draws
+from dxn.core.results import DataFacts, Truncation
 from dxn.data.dataset import Opened, Samples, make_samples
 from dxn.data.inspect.fingerprint import differences, fingerprint
-from dxn.data.inspect.quality import Truncation, find_problems
+from dxn.data.inspect.quality import find_problems
 from dxn.data.loader import LoaderOptions
 from dxn.data.rows import Source
 from dxn.models.model import MultimodalModel, count_parameters
@@ -34,10 +36,13 @@ from dxn.runs.build import (
     build_model,
 )
 from dxn.runs.data import (
+    count_classes,
+    data_name,
     describe,
     find_formats,
     fit_adapters,
     fitted_files,
+    input_lines,
     open_splits,
     read_fitted,
     use_files,
@@ -127,10 +132,23 @@ class Training:
         saved = Settings.load(self.folder, self.settings.trust)
         return merge_overrides(saved.overrides, self.settings.overrides)
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Number of rows of each split."""
-        return {name: len(split) for name, split in self.splits.items()}
+    @cached_property
+    def facts(self) -> DataFacts:
+        """What the record of the training says about the data."""
+        targets = {}
+        if self.task.is_supervised:
+            targets = {name: split.targets or () for name, split in self.splits.items()}
+        return DataFacts(
+            name=data_name(self.plan.config["data"], self.source.name),
+            rows={name: len(split) for name, split in self.splits.items()},
+            skipped={name: split.skipped for name, split in self.splits.items()},
+            missing={name: dict(split.missing) for name, split in self.splits.items()},
+            truncated=dict(self.truncations),
+            inputs=input_lines(self.plan.inputs),
+            targets={name: self.task.target.describe(values) for name, values in targets.items()},
+            classes=count_classes(self.task, targets),
+            warnings=list(self.warnings),
+        )
 
     def training_samples(self, task: Task) -> Samples:
         """Return the augmented samples of the training split for a task.

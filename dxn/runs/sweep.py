@@ -17,6 +17,7 @@ from dxn.config.settings import Settings
 from dxn.core.display import count, format_number, now, print_line, print_rule, print_table
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
+from dxn.core.results import BEST, Results
 from dxn.runs.predictor.output import write_records
 from dxn.runs.train import Trained, run_training
 from dxn.stacking.metrics import BASELINE, TRANSFORMER
@@ -24,7 +25,6 @@ from dxn.stacking.metrics import BASELINE, TRANSFORMER
 FOLDER = "sweeps"
 FILE = "sweep.csv"
 SEED = "seed"
-BEST = "validation/best"
 FAILED = 2  # the exit code of a problem that the user can fix
 
 
@@ -43,6 +43,11 @@ class Outcome:
     error: str = ""
 
     @property
+    def results(self) -> Results | None:
+        """The content of metrics.json. None if the run failed."""
+        return None if self.trained is None else self.trained.results
+
+    @property
     def setting(self) -> str:
         """The options without the seed, such as "optimizer.lr=0.001"."""
         return " ".join(f"{key}={value}" for key, value in self.options.items() if key != SEED)
@@ -50,7 +55,7 @@ class Outcome:
     @property
     def answers(self) -> str:
         """The part of the model that answers. Empty without a baseline."""
-        return "" if self.trained is None else self.trained.metrics.get("answers", "")
+        return (self.results and self.results.answers) or ""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -58,20 +63,14 @@ class Outcome:
 
         If the model has a baseline, the monitored metric of both of its parts is included.
         """
-        if self.trained is None:
+        results = self.results
+        if results is None:
             return {}
         # The metrics of single inputs, such as test/accuracy[text], would make the table too wide.
-        monitored = self.trained.monitored
-        parts = [f"{monitored}[{part}]" for part in (TRANSFORMER, BASELINE)]
-        shown = [*self.trained.metrics["shown"], *parts, BEST.partition("/")[2]]
-        figures: dict[str, float] = {}
-        for name, value in self.trained.metrics.items():
-            split, _, metric = name.partition("/")
-            if split in ("test", "validation") and metric in shown and value is not None:
-                figures[name] = value
+        parts = [f"{results.monitored}[{part}]" for part in (TRANSFORMER, BASELINE)]
         # The metric that ranks the settings comes first.
-        ranking = {BEST: figures.pop(BEST)} if BEST in figures else {}
-        return {**ranking, **figures}
+        names = [BEST, *(f"{results.split}/{name}" for name in (*results.shown, *parts))]
+        return {name: results.metrics[name] for name in names if name in results.metrics}
 
 
 @dataclass
@@ -109,16 +108,18 @@ class Sweep:
     def best(self) -> str | None:
         """Return the setting with the best mean validation metric, if they can be compared."""
         settings = self.settings()
-        first = [runs[0].trained for runs in settings.values()]
         # Runs of different tasks have different metrics.
-        if len({trained.monitored for trained in first if trained}) != 1 or first[0] is None:
+        results = [run.results for run in self.outcomes if run.results]
+        kinds = {(each.monitored, each.higher_is_better) for each in results}
+        if len(kinds) != 1:
             return None
         means = {}
         for setting, runs in settings.items():
             values = [run.figures[BEST] for run in runs if BEST in run.figures]
             if values:
                 means[setting] = statistics.mean(values)
-        choose = max if first[0].higher_is_better else min
+        ((_, higher_is_better),) = kinds
+        choose = max if higher_is_better else min
         return choose(means, key=means.__getitem__) if len(means) > 1 else None
 
     def table(self) -> Table:
@@ -126,7 +127,7 @@ class Sweep:
         settings = self.settings()
         best = self.best()
         names = _union(run.figures for runs in settings.values() for run in runs)
-        monitored = {run.trained.monitored for run in self.outcomes if run.trained}
+        monitored = {run.results.monitored for run in self.outcomes if run.results}
         table = Table()
         table.add_column("setting")
         table.add_column("runs", justify="right")
@@ -165,7 +166,7 @@ def sweep(runs: Sequence[Settings]) -> int:
         if outcome.error:
             print_line(f"failed: {outcome.error}")
         # Only the main process has metrics. The others write and print nothing.
-        if outcome.error or (outcome.trained and outcome.trained.metrics):
+        if outcome.error or outcome.results:
             result.add(outcome)
     if result.settings():
         print_line("sweep: mean ± sd over the runs of a setting, best by validation: *")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,19 +14,23 @@ from safetensors.torch import load_file
 from dxn.config.instantiate import build
 from dxn.config.settings import Settings
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import refuse_links_out, write_text
+from dxn.core.files import LOG, MODEL, PRETRAINING, refuse_links_out
 from dxn.core.randomness import named_draws, seed_of
-from dxn.models.model import MultimodalModel
+from dxn.core.results import ALL, BEST, Results
+from dxn.models.model import MultimodalModel, count_parameters
 from dxn.runs.build import adapters_of, make_head
+from dxn.runs.data import environment
 from dxn.runs.folder import after_restart, has_checkpoint
 from dxn.runs.plan import read_plan
 from dxn.runs.prepare import Training, prepare, run_finetune
 from dxn.tasks import Task
 from dxn.training.distributed import is_lost_connection, wait_for_all
+from dxn.training.log import read_log
 from dxn.training.optim import adamw, cosine
+from dxn.training.predict import record
+from dxn.training.state import State
 from dxn.training.trainer import Trainer
 
-PRETRAINING = "pretrain"  # folder of the pretraining in the run folder
 # Options of the trainer that are for the main task only, because they are tuned to its targets and
 # its metric. Pretraining runs all of its epochs and does not average weights, and a masked sample
 # has no target that mixup could mix.
@@ -46,16 +49,12 @@ class Trained:
 
     Args:
         folder: The run folder.
-        metrics: Content of metrics.json. Empty in all processes except the main one.
-        monitored: Name of the metric that selected the best epoch.
-        higher_is_better: Whether higher values of this metric are better.
+        results: Content of metrics.json. None in all processes except the main one.
         next_commands: Words of the commands that a user may want next, the most important one last.
     """
 
     folder: Path
-    metrics: Mapping[str, Any]
-    monitored: str
-    higher_is_better: bool
+    results: Results | None
     next_commands: Sequence[Sequence[str]]
 
 
@@ -133,7 +132,7 @@ def train_one(settings: Settings, *, members: int = 1, fitted: Path | None = Non
 
             # Only the main process evaluates: metrics such as F1 need all predictions in one
             # process.
-            metrics = evaluate(run, state) if trainer.main else {}
+            results = evaluate(run, state) if trainer.main else None
         except KeyboardInterrupt as error:
             if run is None:
                 raise
@@ -147,13 +146,7 @@ def train_one(settings: Settings, *, members: int = 1, fitted: Path | None = Non
                 "process of this training, whose own message says why; continue from the last "
                 "checkpoint with resume="
             ) from error
-    return Trained(
-        folder=run.folder,
-        metrics=metrics,
-        monitored=task.metric.monitored,
-        higher_is_better=task.metric.higher_is_better,
-        next_commands=next_commands(run),
-    )
+    return Trained(run.folder, results, next_commands(run))
 
 
 def pretrain(run: Training, task: Task) -> None:
@@ -201,16 +194,13 @@ def pretrain(run: Training, task: Task) -> None:
     )
     wait_for_all(trainer.accelerator)  # until the main process has written the weights
     # The weights of the best epoch, which need not be the last one.
-    best = load_file(folder / "model" / "model.safetensors")
+    best = load_file(folder / MODEL / "model.safetensors")
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if name in best and not name.startswith("head."):
                 tensor.copy_(best[name])
     if trainer.main:
-        from dxn.runs.evaluation.figures import training_figures
-
-        metrics = training_figures(state, student)
-        write_text(folder / "metrics.json", json.dumps(metrics, indent=1))
+        results_of(run, student, task, best_figures(folder, state), state).write(folder)
 
 
 def save_best(
@@ -230,9 +220,60 @@ def save_best(
     from dxn.runs.saved import model_folder
     from dxn.runs.saved.card import card_of
 
-    card = card_of(run, model, task)
-    text = card.markdown({"validation": figures}, epochs="the best epoch so far")
-    model_folder.save(folder / "model", model=model, plan=card.plan, task=task, card=text)
+    card = card_of(run, task)
+    text = card.markdown(results_of(run, model, task, figures))
+    model_folder.save(folder / MODEL, model=model, plan=card.plan, task=task, card=text)
+
+
+def results_of(
+    run: Training,
+    model: MultimodalModel,
+    task: Task,
+    figures: Mapping[str, float],
+    state: State | None = None,
+) -> Results:
+    """Return the results of a training on the validation split.
+
+    Args:
+        run: The training.
+        model: The model: that of the run, or that of its pretraining.
+        task: Its task.
+        figures: Validation metrics of the best epoch.
+        state: State of the finished training. None: it goes on.
+    """
+    fields: dict[str, Any] = {}
+    if state is not None:
+        fields = {
+            "best_epoch": state.best_epoch,
+            "epochs": state.epoch,
+            "train_seconds": round(state.seconds, 1),
+        }
+    results = record(
+        task,
+        "validation",
+        {ALL: figures} if figures else {},
+        inputs=list(model.inputs),
+        subsets=[ALL],
+        parameters=count_parameters(model),
+        precision=run.plan.precision,
+        data=run.facts,
+        environment=environment(str(run.trainer.accelerator.device)),
+        **fields,
+    )
+    best = results.metrics.get(f"validation/{results.monitored}")
+    metrics = results.metrics if best is None else {BEST: best, **results.metrics}
+    return results.model_copy(update={"metrics": metrics})
+
+
+def best_figures(folder: Path, state: State) -> dict[str, float]:
+    """Return the validation metrics of the best epoch from the log, which a resumed run has too."""
+    prefix = "validation/"
+    figures: dict[str, float] = {}
+    for row in read_log(folder / LOG):
+        if row["epoch"] == state.best_epoch:
+            names = [name for name in row if name.startswith(prefix)]
+            figures |= {name.removeprefix(prefix): row[name] for name in names}
+    return figures
 
 
 def _how_to_continue(run: Training) -> str:

@@ -16,19 +16,25 @@ from torch import Tensor
 from dxn.config.settings import Settings
 from dxn.core.display import count
 from dxn.core.errors import UserError
-from dxn.core.files import UNFINISHED, check_sums
+from dxn.core.files import (
+    CHECKPOINTS,
+    LOG,
+    METRICS,
+    MODEL,
+    PRETRAINING,
+    UNFINISHED,
+    check_sums,
+)
+from dxn.core.results import read_results
 from dxn.core.schema import validated
-from dxn.core.untrusted import check_file, load_json
+from dxn.core.untrusted import check_file
 from dxn.runs import plan as start
 from dxn.runs.paths import is_run, member_folders
 from dxn.runs.saved import model_folder
-from dxn.runs.train import PRETRAINING
 from dxn.training import checkpoint
 from dxn.training.log import read_log
 from dxn.training.state import State
 
-LOG = "metrics.jsonl"
-METRICS = "metrics.json"
 LOSSES = "log/"  # losses in a checkpoint, where NaN is a step that was skipped
 # Parametrizations of LoRA: the model folder has the merged weights under other names.
 LORA = ".parametrizations."
@@ -133,7 +139,7 @@ def _check_training(folder: Path, result: Verified, trust: Sequence[str]) -> Non
     """Check the model, the checkpoints and the metrics of a training or of its pretraining."""
     finished = (folder / METRICS).exists()
     weights = _check_model(folder, result, trust, finished=finished)
-    checkpoints = folder / "checkpoints"
+    checkpoints = folder / CHECKPOINTS
     paths = checkpoint.all_checkpoints(checkpoints)
     intact: list[str] = []
     for path in paths:
@@ -157,7 +163,7 @@ def _check_model(
     folder: Path, result: Verified, trust: Sequence[str], *, finished: bool
 ) -> dict[str, Tensor]:
     """Load the model folder, and return its weights; none if it cannot be loaded."""
-    path = folder / "model"
+    path = folder / MODEL
     if not path.is_dir():
         if finished:
             result.problems.append(f"{path}: not found, although the training has finished")
@@ -231,7 +237,8 @@ def _check_figures(folder: Path, result: Verified, *, finished: bool) -> None:
     else:
         result.notes.append(f"{log}: not there yet, no batch has been logged")
     if finished:
-        metrics = result.attempt(lambda: load_json(folder / METRICS, allow_nan=True))
+        results = result.attempt(lambda: read_results(folder))
+        metrics = {} if results is None else results.metrics
         result.problems += [f"{folder / METRICS}: {name}" for name in _not_finite(metrics)]
         names = f"{LOG} and {METRICS}"
     else:
@@ -246,20 +253,13 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
     return read_log(path)
 
 
-def _not_finite(value: Any, name: str = "") -> list[str]:
-    """Return a sentence for each number in parsed JSON that is NaN or infinite."""
-    if isinstance(value, Mapping):
-        lines: list[str] = []
-        for key, inner in value.items():
-            lines += _not_finite(inner, f"{name}.{key}" if name else str(key))
-        return lines
-    if isinstance(value, list):
-        return [
-            line for i, inner in enumerate(value) for line in _not_finite(inner, f"{name}[{i}]")
-        ]
-    if isinstance(value, float) and not math.isfinite(value):
-        return [f"{name} must be finite, got {value}"]
-    return []
+def _not_finite(metrics: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each number that is NaN or infinite."""
+    return [
+        f"{name} must be finite, got {value}"
+        for name, value in metrics.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -60,18 +60,17 @@ def metrics_of_parts(
     return results
 
 
-def about_stack(network: Network) -> dict[str, object]:
-    """Return the keys of metrics.json that describe the baseline of a network.
+def about_stack(network: Network) -> dict[str, Any]:
+    """Return the fields of `Results` that describe the baseline of a network.
 
     An ensemble has only "answers", because each member has its own baseline and factors.
     """
     answers = answering(network)
-    if answers is None:
-        return {}
-    if not isinstance(network, Stacked) or network.baseline is None:
+    if answers is None or not isinstance(network, Stacked) or network.baseline is None:
         return {"answers": answers}
     mix = [round(x, 4) for x in network.mix.tolist()]
-    return {"answers": answers, "baseline": network.baseline.about, "mix": mix}
+    baseline, formula = network.baseline.about, network.formula()
+    return {"answers": answers, "baseline": baseline, "mix": mix, "formula": formula}
 
 
 def answering(network: Network) -> str | None:

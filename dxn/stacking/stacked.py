@@ -120,11 +120,6 @@ def stacks_of(network: Network) -> list[Stacked]:
     return [module for module in network.modules() if isinstance(module, Stacked)]
 
 
-def formula_of(network: Network) -> str:
-    """Return `Stacked.formula` of a network. Empty for an ensemble and for a plain model."""
-    return network.formula() if isinstance(network, Stacked) else ""
-
-
 def without_baseline(network: Network) -> None:
     """Leave out the baselines of a network. The outputs of its models stay scaled."""
     for stack in stacks_of(network):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dxn.core.display import Display, duration
 from dxn.core.errors import UserError
-from dxn.core.files import append_line, write_text
+from dxn.core.files import LOG, append_line, write_text
 from dxn.tasks.metric import defined
 from dxn.training.state import State
 
@@ -55,7 +55,7 @@ class Log:
         main: bool = True,
         name: str = "",
     ):
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / LOG
         self.batches = batches
         self.epochs = epochs
         self.log_every = log_every

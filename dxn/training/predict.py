@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from dxn.core.display import Display
 from dxn.core.errors import UserError
+from dxn.core.results import Figures, Results, flat
 from dxn.core.runtime import free_memory, is_out_of_memory, release_memory
 from dxn.data.dataset import Samples
 from dxn.models.model import Network
+from dxn.tasks.metric import defined
 from dxn.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -295,6 +298,26 @@ def score(predictions: Predictions, samples: Samples, task: Task) -> dict[str, f
     targets = samples.opened.targets if task.is_supervised else None
     truths = [] if targets is None else [targets[row] for row in predictions.rows]
     return task.score(predictions.predicted, truths, predictions.loss)
+
+
+def record(task: Task, split: str, figures: Figures, **others: Any) -> Results:
+    """Return the results of a model.
+
+    Args:
+        task: Its task.
+        split: Name of the evaluated split.
+        figures: Metrics by row of the table.
+        **others: Further fields of `Results`.
+    """
+    return Results(
+        split=split,
+        task=task.name,
+        monitored=task.metric.monitored,
+        higher_is_better=task.metric.higher_is_better,
+        metrics=flat(split, {row: defined(values) for row, values in figures.items()}),
+        shown=task.metric.shown(dict.fromkeys(chain.from_iterable(figures.values()))),
+        **others,
+    )
 
 
 def as_float(output: Any) -> Any:

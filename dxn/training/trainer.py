@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from dxn.core.display import duration
 from dxn.core.dropout import MAX_SEED, Noise, keyed, number_layers, selected
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import remove_unfinished
+from dxn.core.files import CHECKPOINTS, remove_unfinished
 from dxn.core.randomness import spaced_rows
 from dxn.core.runtime import free_memory, is_out_of_memory
 from dxn.data.dataset import Samples
@@ -218,7 +218,7 @@ class Trainer:
         """
         folder.mkdir(parents=True, exist_ok=True)
         if self.main:
-            for each in (folder, folder / "checkpoints"):
+            for each in (folder, folder / CHECKPOINTS):
                 remove_unfinished(each)
         self.task, self.schedule, self.keep = task, schedule, keep
         self.train, self.validation, self.folder = train, validation, folder
@@ -599,7 +599,7 @@ class Trainer:
             generators[name] = cast("Tensor", rows).cpu()
         if self.main:
             checkpoint.save(
-                self.folder / "checkpoints",
+                self.folder / CHECKPOINTS,
                 model=self.model,
                 optimizer=self.optimizer,
                 ema=self.ema,
@@ -613,7 +613,7 @@ class Trainer:
         """Continue from the last checkpoint."""
         batch_size = self.state.batch_size
         self.state, pending = checkpoint.load(
-            self.folder / "checkpoints",
+            self.folder / CHECKPOINTS,
             model=self.model,
             optimizer=self.optimizer,
             ema=self.ema,

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from dxn.core.errors import UserError
+from dxn.core.files import MODEL
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import read_tensors
 from dxn.core.untrusted import load_json, shortened
@@ -155,8 +156,8 @@ def read_checkpoint(
             )
         path = _download(source, revision)
     # A run folder of dxn contains its model in a subfolder.
-    if (path / "model" / "config.yaml").exists():
-        path = path / "model"
+    if (path / MODEL / "config.yaml").exists():
+        path = path / MODEL
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "config.json")
     # Before the weights are read, because this is fast.

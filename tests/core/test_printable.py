@@ -15,7 +15,6 @@ from dxn.core.printable import UNSAFE, csv_cell, json_text, valid_text
 from dxn.data import Issue
 from dxn.data.inspect.check import Report, write_bad
 from dxn.data.rows import Source
-from dxn.runs.evaluation.results import write_metrics
 from dxn.runs.predictor.output import write_records
 
 HOSTILE = "=cmd|'/C calc'!A0\x1b]0;title\x07\udcff\u202e"
@@ -124,6 +123,7 @@ def test_figures_and_the_syntax_of_json_are_left_as_they_are(secrets, capsys, tm
     print_line("loss 0.2500")
     assert capsys.readouterr().out == "loss 0.2500\n"
     path = tmp_path / "metrics.json"
-    write_metrics(path, {"test": {"loss": 0.12345678912}}, {"command": ['a=quo"ted\\']})
+    content = {"test/loss": 0.12345678912, "command": ['a=quo"ted\\']}
+    path.write_text(json_text(content))
     content = json.loads(path.read_text())
     assert content == {"test/loss": 0.12345678912, "command": ["a=${oc.env:QUOTED}"]}

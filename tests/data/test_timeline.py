@@ -323,7 +323,7 @@ def test_a_table_of_new_rows_is_evaluated_with_rolling_origins(run, capsys):
     options = [f"run={run / 'run'}", path, f"output={output}"]
     assert main(["evaluate", *options]) == 0
     assert "seasonal naive (7)" in capsys.readouterr().out
-    assert metrics_of(output)["rows"] == 40 - 21 - 7 + 1
+    assert metrics_of(output)["evaluated"] == 40 - 21 - 7 + 1
     short = write_table(run / "short.csv", [{"shop": "c", **row} for row in rows_of(5)])
     lines = refused(capsys, ["evaluate", f"run={run / 'run'}", short])
     assert "has 5 time steps, but an evaluation needs a history and 7 later values" in lines[-1]
@@ -337,7 +337,7 @@ def test_a_new_data_set_has_the_horizon_and_the_season_of_the_training(run):
     assert main(["evaluate", f"run={run / 'run'}", *options]) == 0
     metrics = metrics_of(output)
     assert "all/mase[seasonal naive (7)]" in metrics
-    assert metrics["rows"] == 30 - 21 - 7 + 1
+    assert metrics["evaluated"] == 30 - 21 - 7 + 1
 
 
 def test_a_new_table_is_read_in_the_number_format_of_the_training(tmp_path):

@@ -104,9 +104,8 @@ def test_truncated_texts_are_counted(here, capsys):
     write_csv("long.csv", ["text", "label"], rows)
     options = [*TINY, *TEXT, "adapters.text.max_len=16", "debug=fast", "run=model"]
     assert "truncated" in printed(capsys, "train", "long.csv", "target=label", *options)
-    assert (
-        json.loads(Path("model/metrics.json").read_text())["truncated"]["text"]["median_read"] < 0.1
-    )
+    data = json.loads(Path("model/metrics.json").read_text())["data"]
+    assert data["truncated"]["text"]["median_read"] < 0.1
 
 
 def test_equal_inputs_stay_in_one_split(here):

@@ -12,7 +12,7 @@ from helpers.runs import SMALL, TEXT, TINY_DIGITS, interrupt, refused, table_of,
 
 import dxn
 from dxn.cli import main
-from dxn.runs.saved.card import data_name
+from dxn.runs.data import data_name
 from dxn.tasks.classify import ClassMetric
 
 

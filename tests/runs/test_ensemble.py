@@ -126,7 +126,6 @@ def test_metrics_contain_the_mean_of_the_members(run):
     own = [json.loads((path / "metrics.json").read_text()) for path in members_of(run)]
     mean = (own[0]["test/accuracy"] + own[1]["test/accuracy"]) / 2
     assert metrics[f"test/accuracy[{MEAN}]"] == pytest.approx(mean)
-    assert metrics["ensemble"] == 2
     assert metrics["seeds"] == [0, 1]
     assert "validation/best" in metrics
 

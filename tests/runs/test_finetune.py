@@ -411,7 +411,7 @@ def test_a_checkpoint_is_evaluated_on_classes_it_knows(made, tmp_path):
     assert main(["evaluate", f"weights={folder / 'vit'}", *table(folder), f"output={out}"]) == 0
     found = json.loads((out / "metrics.json").read_text())
     assert found["test/accuracy"] == pytest.approx(float(right))
-    assert found["rows"] == 7
+    assert found["evaluated"] == 7
     rows = list(csv.DictReader((out / "predictions.csv").read_text().splitlines()))
     assert [row["prediction"] for row in rows] == [NAMES[i] for i in logits.argmax(-1)]
 

@@ -13,7 +13,7 @@ from PIL import Image
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.runs.evaluation.evaluate import by_split, subset_name, subsets
+from dxn.runs.evaluation.evaluate import subset_name, subsets
 from dxn.runs.predictor.table import answer_lines
 
 PHOTOS = ("front", "back", "left", "right")
@@ -194,7 +194,7 @@ def test_texts_that_are_cut_are_counted_and_printed(place, tmp_path, capsys):
     asked = options(place, "adapters=[text]", "adapters.text.max_len=2")
     other = ("adapters.image.", "adapters.audio.")
     metrics = train(tmp_path / "run", *[o for o in asked if not o.startswith(other)])
-    cut = metrics["truncated"]["title"]
+    cut = metrics["data"]["truncated"]["title"]
     assert 0 < cut["count"] <= cut["total"]
     assert "note: title: " in capsys.readouterr().out
 
@@ -206,5 +206,3 @@ def test_sets_of_inputs_are_bounded_and_listed_once():
     many = subsets([str(i) for i in range(11)])
     assert len(many) == 23 and many["all but 7"] == tuple(str(i) for i in range(11) if i != 7)
     assert subset_name(["a", "b"], ["a", "b", "c", "d", "e"]) == "a+b"
-    figures = {"a": {"loss": 1.0}, "all": {"loss": 2.0}}
-    assert list(by_split("test", figures)) == ["test/a", "test"]

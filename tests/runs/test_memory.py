@@ -129,11 +129,11 @@ def test_long_texts_are_counted_as_truncated(tmp_path, capsys):
         *("adapters=[text]", "adapters.text.tokenizer.kind=word", "trainer.epochs=1"),
         *("adapters.text.max_len=13", "adapters.text.max_chars=130"),
     )
-    counted = metrics["truncated"]["text"]
+    counted = metrics["data"]["truncated"]["text"]
     assert (counted["count"], counted["total"], counted["max_len"]) == (32, 32, 13)
     # 130 of 258 characters are 26 of 52 tokens, of which 13 are kept.
     assert counted["median_read"] == pytest.approx(0.25, abs=0.01)
     printed = capsys.readouterr().out
     assert "text: 32 of 32 samples are truncated to 13 tokens (median: 25% of a" in printed
     assert "sample is kept); set adapters.text.max_len\n" in printed
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["truncated"]
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["data"]["truncated"]

@@ -166,9 +166,8 @@ def test_report_writes_the_same_page_again(digits, tmp_path, capsys):
         for folder in (digits, run)
     )
     assert visible(new) == visible(old)
-    figures = [json.loads((folder / "report.json").read_text()) for folder in (digits, run)]
-    assert figures[0]["intervals"] == figures[1]["intervals"]
-    assert figures[0]["scores"] == figures[1]["scores"]
+    old, new = (json.loads((folder / "scores.json").read_text()) for folder in (digits, run))
+    assert old == new
 
 
 def visible(html):
@@ -187,30 +186,57 @@ def test_a_report_without_its_data_keeps_the_figures(reviews, tmp_path, capsys):
     page = Page(run / "report.html")
     assert "examples" not in page.sections
     assert "Single rows are missing, because the data cannot be read" in page.words
-    old = json.loads((reviews / "b" / "report.json").read_text())
-    assert json.loads((run / "report.json").read_text()) == old
+    old = json.loads((reviews / "b" / "scores.json").read_text())
+    assert json.loads((run / "scores.json").read_text()) == old
 
 
-def test_a_run_without_report_json_gets_one(reviews, tmp_path):
+def test_a_report_that_is_written_later_has_all_facts_of_the_training(reviews, tmp_path):
     run = shutil.copytree(reviews / "b", tmp_path / "run")
-    (run / "report.json").unlink()
+    for name in ("report.html", "scores.json"):
+        (run / name).unlink()
     assert main(["report", f"run={run}"]) == 0
-    assert "it wrote no report" in Page(run / "report.html").words
-    assert json.loads((run / "report.json").read_text())["scores"]
+    old, new = (
+        visible((folder / "report.html").read_text(encoding="utf-8"))
+        for folder in (reviews / "b", run)
+    )
+    assert new == old
+    assert json.loads((run / "scores.json").read_text())["values"]
 
 
-def test_strange_values_in_the_files_of_a_run_are_left_out(reviews, tmp_path):
+def test_a_report_of_an_unfinished_run_says_so(reviews, tmp_path):
     run = shutil.copytree(reviews / "b", tmp_path / "run")
-    metrics = json.loads((run / "metrics.json").read_text())
-    strange = {"rows": {"train": "x"}, "missing": {"train": {"text": []}}, "epochs": "<b>9</b>"}
-    strange |= {"train_seconds": math.inf, "parameters": {}, "truncated": {"text": {"count": "1"}}}
-    (run / "metrics.json").write_text(json.dumps(metrics | strange | {"test/accuracy": "good"}))
+    (run / "metrics.json").unlink()
+    assert main(["report", f"run={run}"]) == 0
+    page = Page(run / "report.html")
+    assert "The training has not finished" in page.words
+    assert "training" in page.sections
+
+
+def test_strange_values_in_the_log_of_a_run_are_left_out(reviews, tmp_path):
+    run = shutil.copytree(reviews / "b", tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 99, "epoch": 9, "validation/accuracy": "<b>1</b>"}\n')
     assert main(["report", f"run={run}"]) == 0
     assert not Page(run / "report.html").all("b")
-    (run / "metrics.json").write_text("[]")
-    assert main(["report", f"run={run}"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"test/accuracy": "good"}, "metrics.test/accuracy must be a number, got 'good'"),
+        ({"data": {"rows": {"train": "x"}}}, "data.rows.train must be an integer, got 'x'"),
+        ({"train_seconds": math.inf}, "train_seconds must be a finite number, got inf"),
+        ({"references": "all"}, "references must be a list, got 'all'"),
+        ([], "the content must be a mapping, got []"),
+    ],
+)
+def test_a_damaged_record_is_refused(content, message, reviews, tmp_path, capsys):
+    run = shutil.copytree(reviews / "b", tmp_path / "run")
+    path = run / "metrics.json"
+    changed = json.loads(path.read_text()) | content if content else content
+    path.write_text(json.dumps(changed))
+    for command in (["report", f"run={run}"], ["compare", f"run=[{run},{reviews / 'a'}]"]):
+        assert refused(capsys, command) == [f"dxn: {path}: not valid: {message}"]
 
 
 def test_an_ensemble_has_a_report_of_its_own(tmp_path):
@@ -255,9 +281,10 @@ def test_every_kind_of_target_has_a_report(kind, head, expected, tmp_path):
     train(tmp_path / "run", *options, f"head={head}", *PLAIN)
     page = Page(tmp_path / "run" / "report.html")
     assert expected <= set(page.sections)
-    saved = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert saved["intervals"]["all"]
-    assert len(saved["scores"]) == saved["rows"]
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    assert metrics["intervals"]["all"]
+    assert len(scores["values"]) == metrics["evaluated"]
 
 
 def test_clips_and_series_are_shown(tmp_path):
@@ -294,8 +321,8 @@ def test_compare_says_that_tasks_and_splits_differ(reviews, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     shutil.copytree(reviews / "a", "a")
     shutil.copytree(reviews / "b", "b")
-    saved = json.loads(Path("b/report.json").read_text())
-    Path("b/report.json").write_text(json.dumps({**saved, "task": "regress", "split": "train"}))
+    results = json.loads(Path("b/metrics.json").read_text())
+    Path("b/metrics.json").write_text(json.dumps({**results, "task": "regress", "split": "train"}))
     assert main(["compare", "run=[a,b]"]) == 0
     printed = capsys.readouterr().out
     assert "note: The runs have different tasks" in printed
@@ -309,8 +336,8 @@ def test_compare_says_that_tasks_and_splits_differ(reviews, tmp_path, monkeypatc
         ("[a,a]", "run: the run folders must be different; remove the repeated one"),
         ("[a,missing]", "run: folder not found: missing"),
         ("[a,a/model]", "run: a/model: not a run folder, it has no .hydra/config.yaml"),
-        ("[a,old]", "run: old: has no report.json; write it first: dxn report run=old"),
-        ("[a,bad]", "bad/report.json: not valid: split is missing"),
+        ("[a,old]", "run: old: has no metrics.json, because its training has not finished"),
+        ("[a,bad]", "bad/metrics.json: not valid: split is missing"),
     ],
 )
 def test_runs_that_cannot_be_compared_are_refused(runs, message, reviews, monkeypatch, capsys):
@@ -318,8 +345,8 @@ def test_runs_that_cannot_be_compared_are_refused(runs, message, reviews, monkey
     for name in ("old", "bad"):
         if not (reviews / name).exists():
             shutil.copytree(reviews / "b", reviews / name)
-    (reviews / "old" / "report.json").unlink(missing_ok=True)
-    (reviews / "bad" / "report.json").write_text("{}")
+    (reviews / "old" / "metrics.json").unlink(missing_ok=True)
+    (reviews / "bad" / "metrics.json").write_text("{}")
     assert refused(capsys, ["compare", f"run={runs}"])[0].startswith(f"dxn: {message}")
 
 

@@ -48,7 +48,7 @@ def test_a_run_writes_the_documented_files(trained):
             "metrics.jsonl",
             "predictions.csv",
         ),
-        *("report.html", "report.json"),
+        *("report.html", "scores.json"),
         *("plots/curves.png", "plots/confusion.png", "plots/inputs.png", "plots/tokens.png"),
     }
     figures = json.loads((trained / "metrics.json").read_text())

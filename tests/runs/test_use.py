@@ -131,14 +131,14 @@ def test_all_rows_of_a_new_table_are_evaluated(place, run, predict, tmp_path):
     lines = predict(f"input={table}", f"output={tmp_path / 'a'}", verb="evaluate")
     assert any(line.strip() == f"{table}: 60 rows" for line in lines)
     first = metrics_of(tmp_path / "a")
-    assert first["rows"] == 60 and "input/accuracy[title]" in first
+    assert first["evaluated"] == 60 and "input/accuracy[title]" in first
     data = ["data=table", f"data.path={table}"]
     predict(*data, f"output={tmp_path / 'b'}", verb="evaluate")
     second = metrics_of(tmp_path / "b")
-    assert second["rows"] == 60
+    assert second["evaluated"] == 60
     assert second["all/accuracy"] == first["input/accuracy"]
     predict(*data, "data.fractions=[0.5,0.25,0.25]", f"output={tmp_path / 'c'}", verb="evaluate")
-    assert 10 < metrics_of(tmp_path / "c")["rows"] < 20
+    assert 10 < metrics_of(tmp_path / "c")["evaluated"] < 20
     assert [row["sku"] for row in read_csv(tmp_path / "a" / "predictions.csv")] == [
         f"s{i}" for i in range(60)
     ]

@@ -14,10 +14,10 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell
+from dxn.core.results import Truncation
 from dxn.data.dataset import Opened
 from dxn.data.inspect.quality import (
     Keys,
-    Truncation,
     check_learnable,
     count_truncated,
     find_problems,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
+from dxn.core.results import Truncation
 from dxn.data.dataset import Opened
 from dxn.data.reading import Issue
 from dxn.data.rows import TARGET, Rows, Source
@@ -29,29 +29,6 @@ MAX_TEXT = 40  # characters of a value in a sentence
 
 # Key of each row, by split and input.
 Keys = Mapping[str, Mapping[str, Sequence[Hashable]]]
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """Statistics of the samples of an input that are truncated to max_len tokens.
-
-    Args:
-        count: Number of truncated samples.
-        total: Number of all samples.
-        max_len: Maximum number of tokens of a sample.
-        median_read: Median, over the truncated samples, of the fraction of tokens that is kept.
-    """
-
-    count: int
-    total: int
-    max_len: int
-    median_read: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.count:,} of {self.total:,} samples are truncated to {self.max_len:,} tokens "
-            f"(median: {100 * self.median_read:.0f}% of a truncated sample is kept)"
-        )
 
 
 def find_problems(
@@ -334,5 +311,7 @@ def count_truncated(
         if counts:
             max_len = max(kept for kept, _ in counts)
             median = statistics.median(kept / total for kept, total in counts)
-            truncations[name] = Truncation(len(counts), num_values, max_len, median)
+            truncations[name] = Truncation(
+                count=len(counts), total=num_values, max_len=max_len, median_read=median
+            )
     return truncations

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
 from dxn.core.display import count, now, print_line
 from dxn.core.errors import UserError
-from dxn.core.files import new_folder, refuse_links_out
-from dxn.data.dataset import Opened, Samples
+from dxn.core.files import PLOTS, PREDICTIONS, new_folder, refuse_links_out
+from dxn.core.results import ALL, DataFacts, Figures, Interval, Results
 from dxn.data.inspect.quality import check_known_targets
-from dxn.report.intervals import Interval, metric_intervals
+from dxn.report.evidence import Answers
+from dxn.report.intervals import metric_intervals
 from dxn.runs.data import print_unknown
 from dxn.runs.evaluation.data import EvaluationData
-from dxn.runs.evaluation.figures import draw, draw_tokens
-from dxn.runs.evaluation.results import ALL, figures_table, name_answers, write_metrics
+from dxn.runs.evaluation.figures import draw, draw_tokens, print_results
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import prediction_records
-from dxn.stacking.metrics import about_stack, answering, metrics_of_parts
+from dxn.stacking.metrics import about_stack, metrics_of_parts
 from dxn.tasks import Task
 from dxn.tasks.metric import defined
 from dxn.tokenize.base import Reader
-from dxn.training.predict import Predictions, score
+from dxn.training.predict import record, score
 
 # With more inputs than this, "a+b+c" is harder to read than "all but d".
 MAX_LISTED_INPUTS = 3
@@ -33,7 +33,6 @@ MAX_LISTED_INPUTS = 3
 # With more inputs than this, a table with one row per input would fill the screen.
 MAX_SEPARATE = 8
 
-Figures = dict[str, dict[str, float]]
 Groups = Mapping[str, tuple[str, ...]]
 
 
@@ -54,19 +53,11 @@ def evaluate_data(
         batch_size: Number of samples per batch.
         only: Inputs to use. Default: all subsets.
     """
-    split, about, opened = data.split, data.about, data.opened
-    check_known_targets(predictor.task, opened.targets or (), about)
-    print_unknown(predictor.task, opened.targets or (), about)
-    results = evaluate_subsets(
-        predictor, opened, split, folder, batch_size=batch_size, only=only, about=about
-    )
-    extra = {
-        **about_stack(predictor.network),
-        "data": about,
-        "rows": len(opened),
-        "dtype": predictor.dtype,
-    }
-    write_metrics(folder / "metrics.json", by_split(split, results), extra)
+    check_known_targets(predictor.task, data.opened.targets or (), data.about)
+    print_unknown(predictor.task, data.opened.targets or (), data.about)
+    results, _ = evaluate_subsets(predictor, data, folder, batch_size=batch_size, only=only)
+    facts = DataFacts(name=data.about, rows={data.split: len(data.opened)})
+    results.model_copy(update={"data": facts, "dtype": predictor.dtype}).write(folder)
 
 
 @contextmanager
@@ -98,39 +89,33 @@ def new_evaluation(run: str | None) -> Iterator[Path]:
 
 def evaluate_subsets(
     predictor: Predictor,
-    opened: Opened,
-    split: str,
+    data: EvaluationData,
     folder: Path,
     *,
     batch_size: int,
     only: Sequence[str] | None = None,
-    about: str | None = None,
-    extra: Figures | None = None,
-    record: Callable[[str, Samples, Predictions], None] | None = None,
-) -> Figures:
+    further: Figures | None = None,
+) -> tuple[Results, Answers]:
     """Print the metrics for every subset of the inputs, and write predictions.csv and plots/.
 
     Args:
         predictor: The trained model.
-        opened: The opened split.
-        split: Name of the split.
+        data: The opened split.
         folder: Folder to write to. It is created if necessary, after the subsets are evaluated.
         batch_size: Number of samples per batch.
         only: The inputs of the only subset to evaluate. Default: all of `subsets`.
-        about: Description of the rows for the title of the table. Default: the name of the split.
-        extra: Metrics of further rows of the table, by the name of the row.
-        record: Function that is called with the predictions of each subset, for the report.
+        further: Metrics of further rows of the table, by the name of the row.
 
     Returns:
-        Metrics by name of the subset, "all" after the others, then those of the transformer
-        without its baseline and of the baseline, and then those of the trivial answer.
+        The results, and the predictions from the largest subset.
 
     Raises:
         UserError: If `only` names an input that the data or the model does not have, or no row has
             any of the inputs.
     """
+    task, opened = predictor.task, data.opened
     everything = tuple(name for name in predictor.inputs if name in opened.raws)
-    least = 2 if predictor.task.separates_inputs else 1
+    least = 2 if task.separates_inputs else 1
     groups = evaluated_groups(predictor.model_inputs.readers, everything)
     chosen = _chosen(only, everything, least) if only else subsets(everything, least, groups)
     if not only and len(groups) < len(everything):
@@ -138,82 +123,77 @@ def evaluate_subsets(
             f"note: {len(everything)} inputs are evaluated by kind; dxn evaluate only=[NAME,...] "
             "evaluates any of them"
         )
-    results: Figures = {}
-    last: tuple[str, Samples, Predictions] | None = None
+    figures: dict[str, Mapping[str, float]] = {}
+    intervals: dict[str, dict[str, Interval]] = {}
+    last: Answers | None = None
     for name, shown in chosen.items():
         samples = predictor.task_samples(opened, only=shown)
         # A subset is left out of the table if every row has only other inputs.
         if len(samples):
-            predictions = predictor.run(samples, batch_size=batch_size)
-            results[name] = score(predictions, samples, predictor.task)
-            last = name, samples, predictions
-            if record is not None:
-                record(name, samples, predictions)
+            last = Answers(samples, predictor.run(samples, batch_size=batch_size))
+            figures[name] = score(last.predictions, samples, task)
+            if ends := metric_intervals(
+                task, last.predictions.predicted, last.truths, figures[name]
+            ):
+                intervals[name] = ends
     if last is None:
-        raise UserError(f"only: no row of {split} has any {' or '.join(only or everything)}")
-    # The last subset is the most complete one: its predictions are those that are written.
-    best, samples, predictions = last
-    further = predictor.task.metric.further_rows(predictions.predicted)
-    trivial = trivial_figures(predictor.task, opened, predictions)
-    title = f"{about or split}: {count(len(samples), 'row')}"
-    alone = {
-        **metrics_of_parts(predictor.network, predictor.task, samples, batch_size=batch_size),
-        **(extra or {}),
-    }
-    every = {**results, **alone, **trivial, **further}
-    # With a single input, "all" would not tell which one.
-    name = everything[0] if len(everything) == 1 else ALL
-    answers = answering(predictor.network)
-    shown = name_answers(every, answers, all_inputs=name)
-    intervals = {best: _intervals(predictor.task, opened, predictions, results[best])}
-    ends = name_answers(intervals, answers, all_inputs=name)
-    figures_table(shown, predictor.task, title, ends)
-    _explain_undefined(predictor.task, opened, predictions, results[best])
+        raise UserError(f"only: no row of {data.split} has any {' or '.join(only or everything)}")
+    sets = list(figures)
+    best = figures[sets[-1]]
+    figures |= metrics_of_parts(predictor.network, task, last.samples, batch_size=batch_size)
+    figures |= further or {}
+    figures |= trivial_figures(task, last)
+    figures |= task.metric.further_rows(last.predictions.predicted)
+    results = record(
+        task,
+        data.split,
+        figures,
+        target=predictor.target if task.is_supervised else None,
+        inputs=list(everything),
+        subsets=sets,
+        references=[name for name in figures if name not in sets],
+        intervals=intervals,
+        evaluated=len(last.samples),
+        **about_stack(predictor.network),
+    )
+    print_line(f"{data.about}: {count(len(last.samples), 'row')}")
+    print_results(results)
+    _explain_undefined(task, last, best)
     # Only now, so that a wrong `only` leaves no empty folder.
-    folder.mkdir(parents=True, exist_ok=True)
-    draw(folder / "plots", predictions, samples, predictor.task, results, about or split)
-    if predictor.task.is_supervised:
-        _write_predictions(predictor, samples, predictions, folder)
-    return every
+    (folder / PLOTS).mkdir(parents=True, exist_ok=True)
+    draw(folder / PLOTS, last, task, results, data.about)
+    if task.is_supervised:
+        records = prediction_records(last.predictions, last.samples.opened, task)
+        write_records(folder / PREDICTIONS, records, separator=task.target.separator)
+        draw_tokens(predictor, last.samples, folder / PLOTS / "tokens.png")
+    return results, last
 
 
-def trivial_figures(task: Task, opened: Opened, predictions: Predictions) -> Figures:
+def trivial_figures(task: Task, last: Answers) -> Figures:
     """Return the metrics of the answers of a simple rule for the same rows, by its description.
 
     Empty if the task has no such rule, or there are no targets.
     """
-    if opened.targets is None:
+    if last.samples.opened.targets is None:
         return {}
-    used = {name: opened.raws[name] for name in task.target.required}
-    naive = task.naive([{n: raws[row] for n, raws in used.items()} for row in predictions.rows])
+    raws, rows = last.samples.opened.raws, last.predictions.rows
+    used = {name: raws[name] for name in task.target.required}
+    naive = task.naive([{name: column[row] for name, column in used.items()} for row in rows])
     if naive is None:
         return {}
     description, answers = naive
-    truths = [opened.targets[row] for row in predictions.rows]
-    figures = task.score(answers, truths, math.nan)
+    figures = task.score(answers, last.truths, math.nan)
     # Such an answer has no loss.
     return {description: {name: figures[name] for name in figures if name != "loss"}}
 
 
-def _intervals(
-    task: Task, opened: Opened, predictions: Predictions, figures: Mapping[str, float]
-) -> Mapping[str, Interval]:
-    """Return the 95% intervals of the metrics that have one and do not take long."""
-    if opened.targets is None:
-        return {}
-    truths = [opened.targets[row] for row in predictions.rows]
-    return metric_intervals(task, predictions.predicted, truths, figures)
-
-
-def _explain_undefined(
-    task: Task, opened: Opened, predictions: Predictions, figures: Mapping[str, float]
-) -> None:
+def _explain_undefined(task: Task, last: Answers, figures: Mapping[str, float]) -> None:
     """Print why metrics of the table have no figure."""
     known = defined(figures)
     names = [name for name in task.metric.shown(figures) if name not in known]
-    if not names or opened.targets is None:
+    if not names or not last.truths:
         return
-    values = {repr(opened.targets[row]) for row in predictions.rows}
+    values = set(map(repr, last.truths))
     reason = f"all targets are {values.pop()}" if len(values) == 1 else "no row has the class"
     are = "is" if len(names) == 1 else "are"
     print_line(f"note: {', '.join(names)} {are} not defined for these rows: {reason}")
@@ -279,19 +259,6 @@ def subset_name(shown: Sequence[str], everything: Sequence[str]) -> str:
     return "+".join(shown)
 
 
-def after_all(results: Figures) -> Figures:
-    """Return the rows after "all": parts of the model, and simple rules, for comparison."""
-    names = list(results)
-    return {name: results[name] for name in names[names.index(ALL) + 1 :]}
-
-
-def by_split(split: str, results: Figures) -> Figures:
-    """Return results by "test" and "test/front", the keys that `write_metrics` expects."""
-    return {
-        split if name == ALL else f"{split}/{name}": figures for name, figures in results.items()
-    }
-
-
 def _chosen(
     only: Sequence[str], everything: Sequence[str], least: int
 ) -> dict[str, tuple[str, ...]]:
@@ -308,12 +275,3 @@ def _chosen(
     # In the order of the model, so that the name of the subset does not depend on the command.
     shown = tuple(name for name in everything if name in only)
     return {subset_name(shown, everything): shown}
-
-
-def _write_predictions(
-    predictor: Predictor, samples: Samples, predictions: Predictions, folder: Path
-) -> None:
-    """Write predictions.csv, and draw the tokens of the first sample as an example."""
-    records = prediction_records(predictions, samples.opened, predictor.task)
-    write_records(folder / "predictions.csv", records, separator=predictor.task.target.separator)
-    draw_tokens(predictor, samples, folder / "plots" / "tokens.png")

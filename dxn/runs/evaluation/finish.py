@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dxn.config.settings import Settings
 from dxn.core.display import duration, print_line
-from dxn.runs.evaluation.data import default_split
-from dxn.runs.evaluation.evaluate import ALL, after_all, by_split, evaluate_subsets
-from dxn.runs.evaluation.figures import training_figures
-from dxn.runs.evaluation.reporting import Recorder, report_of_training
-from dxn.runs.evaluation.results import write_metrics
+from dxn.core.files import METRICS, MODEL, PLOTS, PREDICTIONS, REPORT
+from dxn.core.results import BEST, Results
+from dxn.report.evidence import Answers
+from dxn.runs.evaluation.data import EvaluationData, default_split
+from dxn.runs.evaluation.evaluate import evaluate_subsets
+from dxn.runs.evaluation.reporting import try_report
+from dxn.runs.paths import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
-from dxn.runs.saved.card import card_of
-from dxn.stacking.metrics import about_stack, warn_about
-from dxn.stacking.stacked import formula_of, write_stack
+from dxn.runs.saved.card import Card, card_of
+from dxn.runs.train import best_figures, results_of
+from dxn.stacking.metrics import warn_about
+from dxn.stacking.stacked import write_stack
 from dxn.tasks import Task
-from dxn.training.log import read_log
 from dxn.training.predict import score
 
 if TYPE_CHECKING:
     from dxn.runs.prepare import Training
     from dxn.training.state import State
 
-LOG = "metrics.jsonl"
 
-
-def evaluate(run: Training, state: State) -> dict[str, Any]:
-    """Evaluate the saved model, and write metrics.json and the final model card.
+def evaluate(run: Training, state: State) -> Results:
+    """Evaluate the saved model, and write what `complete` writes.
 
     The model folder is loaded in the same way as by `dxn.load`, so that the metrics are those of
     the files that the user gets.
@@ -43,53 +42,79 @@ def evaluate(run: Training, state: State) -> dict[str, Any]:
     for line in about_epochs(state, run):
         print_line(line)
     best = model_folder.load(
-        run.folder / "model", device=str(trainer.accelerator.device), trust=run.settings.trust
+        run.folder / MODEL, device=str(trainer.accelerator.device), trust=run.settings.trust
     )
     best.task.metric.own = run.task.metric.own
     split = default_split(run.splits)
     # Without gradients and optimizer state, twice the batch size fits in memory.
     batch_size = 2 * trainer.batch_size
     _stack(run, best, batch_size=batch_size)
-    recorder = Recorder()
-    results = evaluate_subsets(
-        best, run.splits[split], split, run.folder, batch_size=batch_size, record=recorder
-    )
+    data = EvaluationData(split, split, run.splits[split])
+    results, last = evaluate_subsets(best, data, run.folder, batch_size=batch_size)
+    figures = best_figures(run.folder, state)
     remarks = [
-        *warn_about(results, best.task, state, max_minutes=trainer.max_minutes),
+        *warn_about(results.figures(), best.task, state, max_minutes=trainer.max_minutes),
         *about_split(split),
         *about_overfitting(run, best, batch_size),
     ]
-    for line in remarks:
-        print_line(line)
-    extra = {
-        **training_figures(state, run.model),
-        **about_stack(best.network),
-        "shown": run.task.metric.shown(results[ALL]),
-        "precision": run.plan.precision,
-        "rows": run.sizes,
-        "skipped": {name: opened.skipped for name, opened in run.splits.items()},
-        "missing": {name: dict(opened.missing) for name, opened in run.splits.items()},
-        "truncated": {name: asdict(truncation) for name, truncation in run.truncations.items()},
-    }
-    path: Path = run.folder / "metrics.json"
-    write_metrics(path, by_split(split, results), extra)
-    text = card_of(run, run.model, run.task).markdown(
-        {"validation": _validation_figures(run.folder, state), split: results[ALL]},
-        epochs=f"epoch {state.best_epoch} of {state.epoch}",
-        others=after_all(results),
-        answers=formula_of(best.network),
+    results = complete(
+        results.of_training(results_of(run, run.model, run.task, figures, state)),
+        best,
+        last,
+        folder=run.folder,
+        settings=run.settings,
+        card=card_of(run, run.task),
+        remarks=remarks,
     )
-    model_folder.write_card(run.folder / "model", text)
-    # Read back, so that `metrics` is exactly what the file contains, such as lists for tuples.
-    metrics = json.loads(path.read_text(encoding="utf-8"))
-    if trainer.trackers and trainer.main:
+    if trainer.trackers:
         from dxn.training.trackers import send_final
 
-        final = {name: value for name, value in metrics.items() if "/" in name}
+        # The validation metrics of the best epoch were sent when it ended.
+        sent = (BEST, *(name for name in results.metrics if name.startswith(f"{split}/")))
+        final = {name: results.metrics[name] for name in sent if name in results.metrics}
         send_final(trainer.trackers, run.folder, final, state.step)
-    report_of_training(run, best, recorder, metrics, remarks=remarks)
-    print_line(about_files(run))
-    return metrics
+    return results
+
+
+def complete(
+    results: Results,
+    best: Predictor,
+    last: Answers,
+    *,
+    folder: Path,
+    settings: Settings,
+    card: Card,
+    remarks: Sequence[str],
+) -> Results:
+    """Write metrics.json, the final model card and the report of a training or of an ensemble.
+
+    Args:
+        results: The results.
+        best: The saved model.
+        last: Its predictions from all inputs.
+        folder: The run folder.
+        settings: Settings of the run.
+        card: The model card.
+        remarks: Lines about the metrics.
+
+    Returns:
+        The results with the remarks.
+    """
+    for line in remarks:
+        print_line(line)
+    sentences = [line.removeprefix("warning: ").removeprefix("note: ") for line in remarks]
+    results = results.model_copy(update={"remarks": sentences})
+    results.write(folder)
+    model_folder.write_card(folder / MODEL, card.markdown(results))
+    wants_report = settings.values.get("report", True)
+    if wants_report:
+        try_report(folder, settings, card.overrides, results, best, last)
+    # A resumed run can have the report of an earlier end.
+    names = [REPORT] if wants_report else []
+    names += [f"{MODEL}/", f"{PLOTS}/", METRICS, PREDICTIONS, f"{MEMBERS}/"]
+    written = ", ".join(name for name in names if (folder / name).exists())
+    print_line(f"written: {folder} ({written})")
+    return results
 
 
 def _stack(run: Training, best: Predictor, *, batch_size: int) -> None:
@@ -119,7 +144,7 @@ def _stack(run: Training, best: Predictor, *, batch_size: int) -> None:
             )
     # A run that is resumed after its end already has a stacked model, which is replaced.
     if stack is not None or best.network is not best.model:
-        write_stack(run.folder / "model", stack)
+        write_stack(run.folder / MODEL, stack)
     best.network = stack or best.model
 
 
@@ -134,17 +159,6 @@ def _starts_trained(run: Training) -> bool:
         or finetune.freeze is not None
         or finetune.rank
     )
-
-
-def _validation_figures(folder: Path, state: State) -> dict[str, float]:
-    """Return the validation metrics of the best epoch from the log, which a resumed run has too."""
-    prefix = "validation/"
-    figures: dict[str, float] = {}
-    for row in read_log(folder / LOG):
-        if row["epoch"] == state.best_epoch:
-            names = [name for name in row if name.startswith(prefix)]
-            figures |= {name.removeprefix(prefix): row[name] for name in names}
-    return figures
 
 
 def about_epochs(state: State, run: Training) -> list[str]:
@@ -201,17 +215,6 @@ def about_overfitting(run: Training, best: Predictor, batch_size: int) -> list[s
         f"loader.overfit={run.loader.overfit}: {result}; the model has seen no other samples, so "
         "the table above says nothing about the data"
     ]
-
-
-def about_files(run: Training) -> str:
-    """Return where the results are."""
-    names = ["model/", "plots/", "metrics.json"]
-    # A resumed run can have the report of an earlier end.
-    if run.settings.values.get("report", True) and (run.folder / "report.html").is_file():
-        names.insert(0, "report.html")
-    if run.task.is_supervised:
-        names.append("predictions.csv")
-    return f"written: {run.folder} ({', '.join(names)})"
 
 
 def _is_exact(target: Any) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dxn.config.instantiate import build
 from dxn.config.settings import dump_yaml
 from dxn.core.errors import UserError
-from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write_text
+from dxn.core.files import MODEL, SUMS, link, replace_folder, sha256, write_sums, write_text
 from dxn.core.tensors import (
     check_after_loading,
     check_before_saving,
@@ -242,8 +242,8 @@ def model_folder(folder: Path) -> Path:
     Raises:
         UserError: If a file of the model folder is missing.
     """
-    if (folder / "model" / CONFIG).exists():
-        folder = folder / "model"
+    if (folder / MODEL / CONFIG).exists():
+        folder = folder / MODEL
     if not folder.is_dir():
         raise UserError(f"{folder}: folder not found (current directory: {Path.cwd()})")
     for name in (WEIGHTS, CONFIG, STATE_FILE):
