@@ -195,7 +195,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> Results:
             "metrics": {} if selected is None else {BEST: selected},
             "best_epoch": None,
             "epochs": None,
-            "train_seconds": sum(each.train_seconds or 0.0 for each in trained),
+            "train_seconds": round(sum(each.train_seconds or 0.0 for each in trained), 1),
             "parameters": count_parameters(best.network),
             "seeds": [settings.values["seed"] + number for number in range(size)],
         }
