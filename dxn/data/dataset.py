@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.data.rows import TARGET
 from dxn.tokenize.base import Tokenizer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dxn.data.reading import Issue
     from dxn.tasks.task import Task
 
+BAD = "#bad"  # key of the reasons why files of a batch are bad, by origin of their row
 TIMEOUT = 300.0  # default number of seconds to wait for a batch of the data workers
 
 
@@ -45,6 +47,8 @@ class Opened:
         num_workers: Number of processes that read files again for an evaluation of these rows.
             None: see `dxn.data.loader.default_workers`.
         timeout: Number of seconds to wait for a batch of these processes. None: no limit.
+        bad_later: Why files that were not decoded at first turned out to be bad, by origin of their
+            row. `dxn.data.loader.Loader` fills it.
     """
 
     raws: Mapping[str, Sequence[Any]]
@@ -58,6 +62,7 @@ class Opened:
     cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     num_workers: int | None = None
     timeout: float | None = TIMEOUT
+    bad_later: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
         if self.present.keys() != self.raws.keys():
@@ -214,6 +219,16 @@ class Samples(Dataset):
             if not self.tokenizers[name].reader.files and name not in read
         }
         prepared = [self._inputs(epoch, i, together, drop_inputs=drop_inputs) for i in indices]
+        bad = self._bad_files(indices)
+        if bad:
+            is_left = [s.keys() >= set(self.required) and len(s) > 0 for _, s in prepared]
+            if not any(is_left):
+                raise UserError(
+                    "data: all rows of a batch are bad; correct the data; the first problem is "
+                    f"{next(iter(bad.values()))}"
+                )
+            indices = [i for i, left in zip(indices, is_left, strict=True) if left]
+            prepared = [each for each, left in zip(prepared, is_left, strict=True) if left]
         encoded: dict[str, dict[str, Tensor]] = {}
         for name in self.inputs:
             having = [(rand, sample[name]) for rand, sample in prepared if name in sample]
@@ -222,7 +237,25 @@ class Samples(Dataset):
                 encoded[name] = self.tokenizers[name].batch(raws, rands)
         pairs = zip(indices, prepared, strict=True)
         samples = [self._with_target(epoch, i, rand, sample) for i, (rand, sample) in pairs]
-        return self.collate(samples, encoded)
+        batch = self.collate(samples, encoded)
+        return {**batch, BAD: bad} if bad else batch
+
+    def _bad_files(self, indices: Sequence[int]) -> dict[str, str]:
+        """Return why files of samples, which were not decoded before, are bad, by origin."""
+        columns = [self.opened.raws[name] for name in self.inputs]
+        if all(isinstance(column, list) for column in columns):
+            return {}
+        from dxn.data.raws import FileColumn
+
+        found: dict[str, str] = {}
+        for column in columns:
+            if isinstance(column, FileColumn) and column.bad:
+                for i in indices:
+                    row = int(self.rows[i]) % len(self.opened)
+                    reason = column.problem(row)
+                    if reason is not None:
+                        found[self.opened.origin[row]] = reason
+        return found
 
     def _inputs(
         self, epoch: int, i: int, together: Container[str] = (), *, drop_inputs: bool = True
@@ -249,6 +282,8 @@ class Samples(Dataset):
         sample: dict[str, Any] = {}
         for name in [*(name for name in present if name not in last), *last]:
             raw = self.opened.raws[name][row]
+            if raw is None:  # its file was not decoded before, and is bad
+                continue
             sample[name] = raw if name in together else self.tokenizers[name](raw, rand)
         return rand, sample
 

@@ -14,9 +14,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from dxn.core.display import print_line
 from dxn.core.randomness import Probability
 from dxn.core.schema import options
-from dxn.data.dataset import TIMEOUT, Samples
+from dxn.data.dataset import BAD, TIMEOUT, Samples
 from dxn.data.raws import CACHE_GB
 
 if TYPE_CHECKING:
@@ -233,11 +234,22 @@ class Loader:
                 from dxn.data.workers import Workers  # most data sets need no processes
 
                 self.workers = Workers(self.order, self.num_workers, self.pin_memory)
-            yield from self.workers
+            for batch in self.workers:
+                self._count_bad(batch)
+                yield batch
             return
         for key in self.order:
             batch = batch_of(self.order.samples, key)
+            self._count_bad(batch)
             yield tree_map_only(Tensor, Tensor.pin_memory, batch) if self.pin_memory else batch
+
+    def _count_bad(self, batch: dict[str, Any]) -> None:
+        """Remove the bad files from a batch, and print those that are new."""
+        known = self.order.samples.opened.bad_later
+        for origin, reason in batch.pop(BAD, {}).items():
+            if origin not in known:
+                known[origin] = reason
+                print_line(f"warning: {origin}: {reason}; left out ({len(known):,} so far)")
 
     def stop(self) -> None:
         """End the processes. The next iteration would start new ones."""

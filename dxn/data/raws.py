@@ -16,7 +16,9 @@ from torch import Tensor
 from dxn.core.display import track
 from dxn.core.errors import UserError
 from dxn.core.runtime import release_memory
-from dxn.data.rows import Column, as_column
+from dxn.data.rows import Column, OnBad, Validate, as_column
+from dxn.data.sources.confine import OutsidePath
+from dxn.data.splits.duplicates import digest_ends
 from dxn.tokenize.base import BadMedia, Tokenizer
 
 GB = 1e9
@@ -32,6 +34,7 @@ MAX_AHEAD = 16
 MANY_FILES = 100
 # Less than this needs no line in the description of a run.
 MIN_PRINTED_GB = 0.5
+UNREAD = object()  # stands for the value of a file that was not decoded
 
 
 class CacheBudget:
@@ -74,7 +77,14 @@ class FileColumn(Sequence[Any]):
         file_of: Number of the file of each row. -1: the row has no value.
         values: Raw value of each file. None: it is not in memory.
         facts: For each file, its size and time of modification, and the number of tokens and the
-            digest of its value, see `FACTS`. They are only set for values that are not in memory.
+            digest of its value, see `FACTS`. If all files were decoded, they are only set for
+            values that are not in memory.
+        validate: How files were checked whose values are not in memory.
+        on_bad: What to do with a file that was not decoded, and turns out to be bad: "error", or
+            any other value to treat it as missing.
+
+    Attributes:
+        bad: Why such files are bad, by number.
     """
 
     def __init__(
@@ -85,6 +95,8 @@ class FileColumn(Sequence[Any]):
         file_of: np.ndarray,
         values: Sequence[Any],
         facts: np.ndarray,
+        validate: Validate = "full",
+        on_bad: OnBad = "error",
     ):
         self.name = name
         self.tokenizer = tokenizer
@@ -92,6 +104,9 @@ class FileColumn(Sequence[Any]):
         self.file_of = file_of
         self.values = values
         self.facts = facts
+        self.validate: Validate = validate
+        self.on_bad: OnBad = on_bad
+        self.bad: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self.file_of)
@@ -107,27 +122,52 @@ class FileColumn(Sequence[Any]):
         if file < 0 or self.values[file] is not None:
             return None if file < 0 else self.values[file]
         source = self.cells[index]
+        path = source if isinstance(source, str | Path) else "a file"
+        version = (self.facts["size"][file], self.facts["time"][file])
         problem = "was changed or deleted"
-        if _version(source) == (self.facts["size"][file], self.facts["time"][file]):
+        if self.validate == "none" or _version(source) == version:
             try:
-                return self.tokenizer.reader.read(source)
+                return _read(self.tokenizer, source)
             except BadMedia as error:
                 problem = f"cannot be read any more ({error})"
+                if self.validate != "full":
+                    if self.on_bad != "error":
+                        self.bad[int(file)] = f"{self.name}: {path} {error}"
+                        return None
+                    raise UserError(
+                        f"{self.name}: {path} {error}; correct the data, or set data.on_bad=skip "
+                        "or data.on_bad=missing (dxn check lists all bad rows)"
+                    ) from error
         # The first reading has checked the file, so the problem is new.
-        path = source if isinstance(source, str | Path) else "a file"
         raise UserError(
             f"{self.name}: {path} {problem} after it had been checked; run the command again"
         )
 
     def fact(self, row: int) -> Any:
-        """Return the `FACTS` of a value that is not in memory; None for others."""
+        """Return the `FACTS` of the file of a row; None if they are not known."""
         file = self.file_of[row]
-        return self.facts[file] if file >= 0 and self.values[file] is None else None
+        fact = self.facts[file]
+        return fact if file >= 0 and fact["time"] else None
+
+    def problem(self, row: int) -> str | None:
+        """Return why the file of a row turned out to be bad when it was used, see `bad`."""
+        return self.bad.get(int(self.file_of[row]))
 
     def take(self, rows: np.ndarray) -> FileColumn:
         """Return the column of these rows, int64, without reading any of them."""
         cells, file_of = self.cells.take(rows), self.file_of[rows]
-        return FileColumn(self.name, self.tokenizer, cells, file_of, self.values, self.facts)
+        column = FileColumn(
+            self.name,
+            self.tokenizer,
+            cells,
+            file_of,
+            self.values,
+            self.facts,
+            self.validate,
+            self.on_bad,
+        )
+        column.bad = self.bad
+        return column
 
     @property
     def is_complete(self) -> bool:
@@ -135,12 +175,18 @@ class FileColumn(Sequence[Any]):
         return all(self.values[file] is not None for file in np.unique(self.file_of) if file >= 0)
 
 
-# Of a value that is not in memory: version of its file, number of tokens, and digest.
+# Version of a file, and number of tokens and digest of its value.
 FACTS = np.dtype([("size", "i8"), ("time", "i8"), ("num_tokens", "f8"), ("digest", "V16")])
 
 
 def read_column(
-    name: str, cells: Column, tokenizer: Tokenizer, budget: CacheBudget
+    name: str,
+    cells: Column,
+    tokenizer: Tokenizer,
+    budget: CacheBudget,
+    *,
+    validate: Validate = "full",
+    on_bad: OnBad = "error",
 ) -> tuple[Column | FileColumn, np.ndarray, dict[int, str]]:
     """Read one input of all rows.
 
@@ -149,6 +195,8 @@ def read_column(
         cells: What the values are read from, one per row. None where it is missing.
         tokenizer: Tokenizer of the input.
         budget: Memory for decoded files.
+        validate: How files are checked that do not fit.
+        on_bad: What to do with such a file that turns out to be bad when it is used.
 
     Returns:
         The raw values, None where they are missing or bad; whether each row has one, bool; and why
@@ -156,7 +204,7 @@ def read_column(
         because that takes less time than preparing them.
     """
     if tokenizer.reader.files:
-        return _read_files(name, cells, tokenizer, budget)
+        return _read_files(name, cells, tokenizer, budget, validate, on_bad)
     read = tokenizer.reader.read
     reasons: dict[int, str] = {}
     present = np.zeros(len(cells), bool)
@@ -171,11 +219,14 @@ def read_column(
 
 
 def _read_files(
-    name: str, cells: Column, tokenizer: Tokenizer, budget: CacheBudget
+    name: str,
+    cells: Column,
+    tokenizer: Tokenizer,
+    budget: CacheBudget,
+    validate: Validate,
+    on_bad: OnBad,
 ) -> tuple[FileColumn, np.ndarray, dict[int, str]]:
     """Read each file of an input once, see `read_column`."""
-    from dxn.data.sources.confine import OutsidePath
-
     # Equal strings and bytes are the same file. Arrays and lists are not hashable, so each of them
     # has its row index as the key.
     numbers: dict[Any, int] = {}
@@ -195,39 +246,66 @@ def _read_files(
     else:
         budget.take_anyway(contents)
 
-    def read(source: Any) -> tuple[Any, tuple[int, int]]:
-        # The version before reading: a change during the reading is detected later.
-        version = _version(source)
-        try:
-            if isinstance(source, OutsidePath):
-                raise BadMedia(source.reason)
-            return tokenizer.reader.read(source), version
-        except BadMedia as error:
-            # Return an error as a value: each row that shares this source gets an issue. A new one,
-            # because the traceback of the old one keeps the decoded part of the file in memory.
-            return BadMedia(str(error)), version
-
     values: list[Any] = [None] * len(sources)
     facts = np.zeros(len(sources), FACTS)
     errors: dict[int, str] = {}
     is_empty = np.zeros(len(sources), bool)  # such as a video without a sound track
+    is_full = budget.num_bytes <= 0  # whether a value did not fit into the memory
+
+    def read(source: Any) -> tuple[Any, tuple[int, int], tuple[float, bytes] | None]:
+        """Return the raw value of a file or UNREAD, its version, and what its header says."""
+        if validate == "none":
+            return UNREAD, (-1, -1), (1.0, digest(source))
+        # The version before reading: a change during the reading is detected later.
+        version = _version(source)
+        try:
+            # Bytes and arrays are in memory, so they are decoded.
+            if validate == "full" or isinstance(source, OutsidePath) or version == (-1, -1):
+                return _read(tokenizer, source), version, None
+            raw: Any = UNREAD
+            if is_full:
+                length = tokenizer.header(source)
+            else:
+                raw = _read(tokenizer, source)
+                length = None if raw is None else tokenizer.length(raw)
+            if length is None:
+                return None, version, None
+            # The same digest whether or not the value stays in memory.
+            return raw, version, (length, digest_ends(source))
+        except BadMedia as error:
+            # Return an error as a value: each row that shares this source gets an issue. A new one,
+            # because the traceback of the old one keeps the decoded part of the file in memory.
+            return BadMedia(str(error)), version, None
+
     # Results are handled one by one, so that values that do not fit are freed immediately.
     results = track(_read_ahead(read, sources), len(sources), "reading files")
-    for file, (raw, version) in enumerate(results):
+    for file, (raw, version, found) in enumerate(results):
         is_empty[file] = raw is None or isinstance(raw, BadMedia)
         if isinstance(raw, BadMedia):
             errors[file] = str(raw)
-        elif raw is not None and budget.take(size_of(raw)):
+        if is_empty[file]:
+            continue
+        if raw is not UNREAD and budget.take(size_of(raw)):
             values[file] = raw
-        elif raw is not None:
-            facts[file] = (*version, tokenizer.length(raw), digest(raw))
+        else:
+            is_full = True
+            found = found or (tokenizer.length(raw), digest(raw))
+        if found is not None:
+            facts[file] = (*version, *found)
     if len(sources) >= MANY_FILES:
         release_memory()
     reasons = {i: errors[file] for i, file in enumerate(file_of.tolist()) if file in errors}
     if is_empty.any():
         file_of[(file_of >= 0) & is_empty[file_of]] = -1
-    column = FileColumn(name, tokenizer, cells, file_of, values, facts)
+    column = FileColumn(name, tokenizer, cells, file_of, values, facts, validate, on_bad)
     return column, file_of >= 0, reasons
+
+
+def _read(tokenizer: Tokenizer, source: Any) -> Any:
+    """Read a file. Raise BadMedia if it is bad, or outside the data folder."""
+    if isinstance(source, OutsidePath):
+        raise BadMedia(source.reason)
+    return tokenizer.reader.read(source)
 
 
 def present_values(columns: Sequence[tuple[Sequence[Any], np.ndarray]]) -> Sequence[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, printable
 from dxn.data.raws import CacheBudget, FileColumn, read_column
-from dxn.data.rows import TARGET, Column, OnBad, Rows, as_column
+from dxn.data.rows import TARGET, Column, OnBad, Rows, Validate, as_column
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 
@@ -56,6 +56,7 @@ def open_rows(
     need_target: bool | None = None,
     key: str = "data.on_bad",
     budget: CacheBudget | None = None,
+    validate: Validate = "full",
 ) -> Opened:
     """Read all files of a split, and parse its targets.
 
@@ -73,13 +74,22 @@ def open_rows(
         key: Name of the on_bad option in error messages.
         budget: Memory for decoded files. A file that does not fit is checked, and read again when a
             sample needs it. Default: a new budget of the default size.
+        validate: How a file that does not fit is checked: it is decoded ("full"), its header is
+            read ("headers"), or it is not read at all ("none"). If it is bad nevertheless, on_bad
+            decides when a sample needs it.
 
     Raises:
         UserError: If there is a bad row and on_bad is "error", or if no row is left.
     """
     # Read all rows before raising an error, so that the message can contain the number of problems.
     opened = survey_rows(
-        rows, tokenizers, task=task, on_bad=on_bad, need_target=need_target, budget=budget
+        rows,
+        tokenizers,
+        task=task,
+        on_bad=on_bad,
+        need_target=need_target,
+        budget=budget,
+        validate=validate,
     )
     where = key.rpartition(".")[0] or "input"
     if opened.bad and on_bad == "error":
@@ -111,6 +121,7 @@ def survey_rows(
     on_bad: OnBad = "missing",
     need_target: bool | None = None,
     budget: CacheBudget | None = None,
+    validate: Validate = "full",
 ) -> Opened:
     """Open rows like `open_rows`, but collect all problems in `Opened.bad` instead of raising.
 
@@ -130,7 +141,9 @@ def survey_rows(
         if name in rows.cells:
             cells = rows.cells[name]
             cells = cells if isinstance(cells, Column) else Column(cells)
-            raws[name], present[name], reasons = read_column(name, cells, tokenizer, budget)
+            raws[name], present[name], reasons = read_column(
+                name, cells, tokenizer, budget, validate=validate, on_bad=on_bad
+            )
             for row, reason in reasons.items():
                 is_path = tokenizer.reader.is_path(cells[row]) and len(cells[row]) < MAX_PATH
                 path = cells[row] if is_path else ""

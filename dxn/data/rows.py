@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 VALUES = "values"  # column with the series that a layout or a file format of series adds
 TARGET = "target"  # key of the targets in Rows.cells and in batches
+# Batches contain these keys next to one key per input, so an input cannot have such a name.
+RESERVED = ("#size", "#index", "#filler", "#bad", TARGET)
 CHUNK_ROWS = 10_000  # cells that exist as Python objects at the same time while a column is read
 
 # What to do with a bad row: raise an error, leave the row out, or use the inputs that can be read.
 OnBad = Literal["error", "skip", "missing"]
+# What is read of the files that do not fit into the memory for decoded files before they are used.
+Validate = Literal["full", "headers", "none"]
 
 
 class Column(Sequence[Any]):
@@ -292,6 +296,7 @@ class Source:
         task: Name of the task for which the data set was designed. None: infer it from the targets.
         notes: Sentences to print about inferred columns, random splits and unused data.
         on_bad: What to do with a bad row.
+        validate: What is read of each file before a training.
         layout: How tables were rearranged, which new tables need too, as plain data, see
             `dxn.data.series.layouts`. None: not at all.
     """
@@ -302,6 +307,7 @@ class Source:
     task: str | None = None
     notes: Sequence[str] = ()
     on_bad: OnBad = "error"
+    validate: Validate = "headers"
     name: str | None = None
     files: Sequence[str] = ()
     candidates: Sequence[str] = ()

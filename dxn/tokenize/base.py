@@ -203,6 +203,17 @@ class Tokenizer(CheckedMembers):
         # Only comparisons matter, so a constant means that all samples have the same length.
         return 1.0
 
+    def header(self, cell: Any) -> float | None:
+        """Check a file without decoding it, and return its `length`. Default: decode it.
+
+        None: the file has no value, see `Reader.read`.
+
+        Raises:
+            BadMedia: If the header is invalid, or announces more than a limit.
+        """
+        raw = self.reader.read(cell)
+        return None if raw is None else self.length(raw)
+
     def cut(self, raw: Any) -> tuple[int, int] | None:
         """Return (kept, total) numbers of tokens of a value that is truncated, otherwise None."""
         return None
@@ -392,8 +403,9 @@ def raws_of(reader: Reader, values: Iterable[Any], kind: type) -> Iterator[Any]:
         BadMedia: If a cell cannot be read.
     """
     for value in values:
-        raw = value if isinstance(value, kind) else reader.read(value)
-        if raw is not None:  # a missing value, such as the sound of a silent video
+        # None: a missing value, such as the sound of a silent video, or a file that is bad.
+        raw = value if value is None or isinstance(value, kind) else reader.read(value)
+        if raw is not None:
             yield raw
 
 

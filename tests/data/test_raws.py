@@ -14,6 +14,7 @@ from PIL import Image
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.data.inspect.check import check
+from dxn.data.inspect.fingerprint import fingerprint
 from dxn.data.loader import BatchOrder, Loader, LoaderOptions, default_workers
 from dxn.data.raws import (
     FACTS,
@@ -299,6 +300,81 @@ def test_a_changed_file_that_is_in_memory_is_not_read(folder):
     replace(folder / "3.png")
     samples = Samples(opened, {"image": prepare})
     assert len(list(Loader(BatchOrder(samples, 2)))) == 4
+
+
+# Files of which only the header is read
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def opened_partly(folder, on_bad="error", validate="headers", names="0123456", tokenizer=None):
+    tokenizers = {"image": tokenizer or images()}
+    options = {"budget": CacheBudget(0), "on_bad": on_bad, "validate": validate}
+    return open_rows(rows_of(folder, names), tokenizers, **options), tokenizers
+
+
+def batches_of(opened, tokenizers, num_workers=0):
+    return list(Loader(BatchOrder(Samples(opened, tokenizers), 3), num_workers=num_workers))
+
+
+@pytest.mark.parametrize(("validate", "decoded"), [("full", 7), ("headers", 0), ("none", 0)])
+def test_files_that_do_not_fit_are_decoded_only_if_the_option_says_so(folder, validate, decoded):
+    tokenizer = images()
+    reads = Counter()
+    read = tokenizer.reader.read
+    tokenizer.reader.read = lambda cell: reads.update([cell]) or read(cell)
+    opened, tokenizers = opened_partly(folder, validate=validate, tokenizer=tokenizer)
+    assert len(reads) == decoded
+    expected = batches_of(*opened_partly(folder, validate="full"))
+    pairs = zip(batches_of(opened, tokenizers), expected, strict=True)
+    assert all(are_same(one, other) for one, other in pairs)
+
+
+def test_a_header_tells_the_length_of_a_value(folder):
+    for name, tokenizer in tokenizers_of_all().items():
+        if tokenizer.reader.files:
+            for file in folder.glob("*.png" if name == "image" else "*.wav"):
+                cell = str(file)
+                assert tokenizer.header(cell) == tokenizer.length(tokenizer.reader.read(cell))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("validate", ["headers", "none"])
+def test_a_file_that_turns_out_to_be_bad_is_left_out_and_counted(
+    folder, capsys, validate, num_workers
+):
+    truncate(folder / "3.png")
+    opened, tokenizers = opened_partly(folder, "skip", validate)
+    for _ in range(2):  # the second epoch does not count it again
+        batches = batches_of(opened, tokenizers, num_workers)
+        assert [batch["#index"] for batch in batches] == [[0, 1, 2], [4, 5], [6]]
+        assert all("#bad" not in batch for batch in batches)
+    assert list(opened.bad_later) == ["my.csv row 5"]
+    assert capsys.readouterr().out.count("3.png damaged or truncated image") == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_file_that_turns_out_to_be_bad_stops_with_one_sentence(folder, num_workers):
+    truncate(folder / "3.png")
+    with pytest.raises(UserError, match=r"3\.png damaged.*; correct the data, or set data.on_bad"):
+        batches_of(*opened_partly(folder), num_workers)
+
+
+def test_a_batch_without_any_good_file_stops_with_one_sentence(folder):
+    for name in "345":
+        truncate(folder / f"{name}.png")
+    with pytest.raises(UserError, match="all rows of a batch are bad"):
+        batches_of(*opened_partly(folder, "missing"))
+
+
+def test_the_fingerprint_does_not_depend_on_the_memory(folder):
+    def of(gigabytes):
+        options = {"budget": CacheBudget(gigabytes), "validate": "headers"}
+        return fingerprint({"train": open_rows(rows_of(folder), {"image": images()}, **options)})
+
+    assert of(0) == of(3 * PICTURE_BYTES / 1e9) == of(1)
 
 
 # Workers and options

@@ -11,7 +11,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
-from dxn.data.rows import Column, OnBad, Origins, Source, as_column, blank_to_none
+from dxn.data.rows import Column, OnBad, Origins, Source, Validate, as_column, blank_to_none
 from dxn.data.sources.table import from_tables
 from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
 from dxn.data.tables.read import Table
@@ -30,6 +30,7 @@ def hub(
     target: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     on_bad: OnBad = "error",
+    validate: Validate = "headers",
     seed: int = 0,
     **columns: str | Sequence[str] | None,
 ) -> Source:
@@ -51,6 +52,8 @@ def hub(
         exclude: Column or list of columns that are not inputs. Default: inferred inputs are used.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
+        validate: What is read of each file before the training: headers (of the files that fit into
+            loader.cache_gb everything), full (everything) or none.
         seed: Random seed of the split.
         columns: Column or list of columns of a modality, such as text=title. An empty list: no
             column of this modality is used. Default: columns are inferred from their values.
@@ -76,6 +79,7 @@ def hub(
         fractions=fractions,
         group=group,
         on_bad=on_bad,
+        validate=validate,
         seed=seed,
     )
     others = [split for split in splits if split not in known]

@@ -22,7 +22,7 @@ from dxn.data.columns.choose import (
 from dxn.data.columns.infer import Readers
 from dxn.data.columns.mapping import map_columns
 from dxn.data.columns.useless import names_new_groups
-from dxn.data.rows import InputSpec, OnBad, Rows, Source
+from dxn.data.rows import InputSpec, OnBad, Rows, Source, Validate
 from dxn.data.series.long import Long, WideColumns
 from dxn.data.sources.detect import CONFINE, TABLES, table_format, tables_in, tables_of_splits
 from dxn.data.splits.split import (
@@ -65,6 +65,7 @@ def table(
     long: Long = Long(),
     sentence: str | None = None,
     on_bad: OnBad = "error",
+    validate: Validate = "headers",
     confine: bool = True,
     seed: int = 0,
     **columns: str | Sequence[str] | None,
@@ -104,6 +105,8 @@ def table(
             sentence become one row. Default: a column such as sentence_id next to one called word.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
+        validate: What is read of each file before the training: headers (of the files that fit into
+            loader.cache_gb everything), full (everything) or none.
         confine: Refuse paths in cells that lead out of the folder of the table, also through
             symbolic links.
         seed: Random seed of the split.
@@ -140,6 +143,7 @@ def table(
         fractions=fractions,
         group=group,
         on_bad=on_bad,
+        validate=validate,
         confine=confine,
         seed=seed,
         layout=layout,
@@ -166,6 +170,7 @@ def from_tables(
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     group: str | None = None,
     on_bad: OnBad = "error",
+    validate: Validate = "headers",
     confine: bool = True,
     seed: int = 0,
     layout: Layout | None = None,
@@ -252,6 +257,7 @@ def from_tables(
         target=JOINED.join(chosen.target) or None,
         notes=notes,
         on_bad=on_bad,
+        validate=validate,
         files=files,
         candidates=() if chosen.target else candidate_targets(whole, chosen.inputs),
         layout=None if layout is None else layout.node(),

@@ -128,7 +128,7 @@ def _equal_files(paths: Sequence[str], size: int) -> Iterator[list[str]]:
     if len(paths) == 1:
         return
     # Only files with the same ends can be equal, so few files are read completely.
-    for group in _grouped(paths, _ends):
+    for group in _grouped(paths, digest_ends):
         if size <= 2 * NUM_BYTES:  # the ends are the whole file
             yield group
         else:
@@ -144,10 +144,11 @@ def _grouped(paths: Sequence[str], property_of: Callable[[str], bytes]) -> Itera
     yield from (group for group in groups.values() if len(group) > 1)
 
 
-def _ends(path: str) -> bytes:
+def digest_ends(path: str) -> bytes:
+    """Return a digest (16 bytes) of the first and the last bytes of a file."""
     # A digest, because the ends of a million files would not fit into memory.
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        content = hashlib.blake2b(file.read(NUM_BYTES))
+        content = hashlib.blake2b(file.read(NUM_BYTES), digest_size=16)
         file.seek(max(file.seek(0, os.SEEK_END) - NUM_BYTES, 0))
         content.update(file.read())
     return content.digest()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 3  # files in a message
 MAX_PRINTED_COLUMNS = 12
+PREDICTED_GB = 0.1  # gigabytes of decoded files that are in memory before a prediction
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class ModelInputs:
         Raises:
             UserError: If a row cannot be read and on_bad is "error", or no row is left.
         """
+        from dxn.data.raws import CacheBudget
         from dxn.data.reading import open_rows
 
         return open_rows(
@@ -92,6 +94,9 @@ class ModelInputs:
             on_bad=on_bad,
             need_target=with_target,
             key="on_bad",
+            # Each file is used once, so that there is no reason to keep many of them.
+            budget=CacheBudget(PREDICTED_GB),
+            validate="headers",
         )
 
     # The options of a command

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from einops import rearrange
@@ -17,9 +18,10 @@ from dxn.tokenize.audio.augment import (
     augment_waveform,
     draw_gains,
 )
-from dxn.tokenize.audio.reader import AudioReader
+from dxn.tokenize.audio.reader import AudioReader, audio_seconds
 from dxn.tokenize.audio.spectrogram import Spectrogram, SpectrogramOptions, hop_samples
 from dxn.tokenize.base import Sample, Tokenizer
+from dxn.tokenize.container import check_seconds
 from dxn.tokenize.patches import as_pair
 
 AudioTokens = Literal["frames", "patches", "waveform"]
@@ -189,3 +191,11 @@ class AudioTokenizer(Tokenizer):
     def length(self, raw: Tensor) -> float:
         """Return the approximate number of tokens of a clip raw (T,)."""
         return len(raw) / self.hop_length / USUAL_FRAMES
+
+    def header(self, cell: Any) -> float | None:
+        """Check the format and the duration of a clip, and return its `length`."""
+        seconds = audio_seconds(cell)
+        if not seconds:  # unknown, or an empty clip, which the reader refuses
+            return super().header(cell)
+        check_seconds(seconds, self.reader.max_seconds)
+        return math.ceil(seconds * self.sample_rate) / self.hop_length / USUAL_FRAMES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Interval, Len
@@ -14,7 +14,13 @@ from torch import Tensor
 from dxn.core.schema import options
 from dxn.tokenize.base import Sample, Tokenizer
 from dxn.tokenize.image.augment import Frame, ImageAugment, ImageAugmenter
-from dxn.tokenize.image.reader import ImageReader, Interpolation, resize
+from dxn.tokenize.image.reader import (
+    ImageReader,
+    Interpolation,
+    check_pixels,
+    image_size,
+    resize,
+)
 from dxn.tokenize.patches import as_pair
 
 ResizeMode = Literal["within", "stretch", "crop"]
@@ -144,6 +150,12 @@ class ImageTokenizer(Tokenizer):
         """Return the approximate number of tokens of an image raw (C, H, W)."""
         # Resized images have about the same size, so they need no comparison.
         return raw[0].numel() / USUAL_PATCH if self.image_size is None else 1
+
+    def header(self, cell: Any) -> float:
+        """Check the format and the number of pixels of an image, and return its `length`."""
+        height, width = image_size(cell)
+        check_pixels(width, height, self.resize.max_pixels)
+        return height * width / USUAL_PATCH if self.image_size is None else 1
 
     def _resized(self, raw: Tensor) -> tuple[Tensor, Frame]:
         """Resize and crop raw (C, H, W); return the pixels and their frame in raw."""
