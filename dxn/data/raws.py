@@ -135,8 +135,8 @@ class FileColumn(Sequence[Any]):
                         self.bad[int(file)] = f"{self.name}: {path} {error}"
                         return None
                     raise UserError(
-                        f"{self.name}: {path} {error}; correct the data, or set data.on_bad=skip "
-                        "or data.on_bad=missing (dxn check lists all bad rows)"
+                        f"{self.name}: {path} {error}; correct the data, or set on_bad to skip or "
+                        "missing (dxn check lists all bad rows)"
                     ) from error
         # The first reading has checked the file, so the problem is new.
         raise UserError(

@@ -358,7 +358,7 @@ def test_a_file_that_turns_out_to_be_bad_is_left_out_and_counted(
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_file_that_turns_out_to_be_bad_stops_with_one_sentence(folder, num_workers):
     truncate(folder / "3.png")
-    with pytest.raises(UserError, match=r"3\.png damaged.*; correct the data, or set data.on_bad"):
+    with pytest.raises(UserError, match=r"3\.png damaged.*; correct the data, or set on_bad"):
         batches_of(*opened_partly(folder), num_workers)
 
 
