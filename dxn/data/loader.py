@@ -245,8 +245,11 @@ class Loader:
 
     def _count_bad(self, batch: dict[str, Any]) -> None:
         """Remove the bad files from a batch, and print those that are new."""
+        found = batch.pop(BAD, None)
+        if found is None:
+            return
         known = self.order.samples.opened.bad_later
-        for origin, reason in batch.pop(BAD, {}).items():
+        for origin, reason in found.items():
             if origin not in known:
                 known[origin] = reason
                 print_line(f"warning: {origin}: {reason}; left out ({len(known):,} so far)")
