@@ -41,11 +41,14 @@ class Predict(FromWeights, TableInput, Labels, Compute):
         from dxn.core.display import count, next_step, print_line
         from dxn.data.dataset import Samples
         from dxn.runs.predictor.option import has_many_samples, read_sample
-        from dxn.runs.predictor.output import check_suffix, rows_text, write_records
         from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
 
-        # Before the model is loaded, so that a mistake is reported at once.
-        output = check_suffix(self.output)
+        output = None
+        if self.output is not None:  # its writers take time to import
+            from dxn.runs.predictor.output import check_suffix
+
+            # Before the model is loaded, so that a mistake is reported at once.
+            output = check_suffix(self.output)
         predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
         predictor.require_answers()  # before a large table is read
         is_single = not has_many_samples(self.input)
@@ -70,19 +73,23 @@ class Predict(FromWeights, TableInput, Labels, Compute):
             inputs = {name: cells[0] for name, cells in opened.cells.items()}
             for line in answer_lines(task.answer(predictions.predicted[0], inputs)):
                 print_line(line)
+            if output is None:
+                return 0
         records = prediction_records(predictions, opened, task)
         if is_single:
             for record in records:  # a forecast has one per step
                 record.pop("file", None)  # there is no file that contains the sample as a row
         if output is not None:
+            from dxn.runs.predictor.output import rows_text, write_records
+
             write_records(output, records, separator=task.target.separator)
             print_line(f"written: {output} ({rows_text(len(records), opened)})")
-        elif not is_single:
-            for record in records[:MAX_PRINTED]:
-                print_line(record_line(record))
-            if len(records) > MAX_PRINTED:
-                print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
-            if opened.skipped:
-                print_line(f"{count(opened.skipped, 'row')} skipped")
-            next_step("dxn", *self.with_output("answers.csv"))
+            return 0
+        for record in records[:MAX_PRINTED]:
+            print_line(record_line(record))
+        if len(records) > MAX_PRINTED:
+            print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
+        if opened.skipped:
+            print_line(f"{count(opened.skipped, 'row')} skipped")
+        next_step("dxn", *self.with_output("answers.csv"))
         return 0
