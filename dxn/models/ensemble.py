@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dxn.models.model import Batch, MultimodalModel, Network
+from dxn.models.model import Batch, MultimodalModel, Network, as_float
 
 
 class Ensemble(Network):
@@ -34,7 +34,7 @@ class Ensemble(Network):
         """Return the combined outputs of the members for a batch."""
         # In float32, because members in bf16 would be averaged with three decimal places.
         outputs = [member(batch) for member in self.members]
-        return self.combine([_as_float(output) for output in outputs])
+        return self.combine([as_float(output) for output in outputs])
 
     def vectors(self, batch: Batch) -> Tensor:
         """Return the embeddings (B, E) of the members side by side.
@@ -43,10 +43,6 @@ class Ensemble(Network):
         """
         parts = [member.vectors(batch).float() for member in self.members]
         return torch.cat(parts, -1)
-
-
-def _as_float(output: Any) -> Any:
-    return output.float() if isinstance(output, Tensor) else output
 
 
 def split_tensors(tensors: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:

@@ -177,6 +177,11 @@ def mix(tokens: Tokens, order: Tensor, share: float) -> Tokens:
     return Tokens(mixed, tokens.mask | tokens.mask[order], tokens.spans)
 
 
+def as_float(output: Any) -> Any:
+    """Convert a tensor to float32. Any other type of output is returned unchanged."""
+    return output.float() if isinstance(output, Tensor) else output
+
+
 def count_parameters(module: nn.Module, *, trained: bool = False) -> int:
     """Return the number of parameters. With `trained`, only of those that require gradients."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)

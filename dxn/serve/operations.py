@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dxn.models.model import as_float
 from dxn.runs.predictor.attention import MAX_WEIGHTS, Attention, attention_on
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Text, Writer
@@ -15,7 +16,7 @@ from dxn.serve.engine import Job
 from dxn.serve.prepare import Prepared
 from dxn.serve.refusal import Refusal
 from dxn.serve.schema import GENERATED
-from dxn.training.predict import as_float, check_finite, to_device
+from dxn.training.predict import check_finite, to_device
 from dxn.viz.page import shares_data
 from dxn.viz.sample import SampleView
 

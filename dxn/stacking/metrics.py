@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dxn.data.dataset import Samples
-from dxn.models.model import Batch, Network
+from dxn.models.model import Batch, Network, as_float
 from dxn.stacking.stacked import Stacked, stacks_of
 from dxn.tasks import LossSum, Task
-from dxn.training.predict import Predictions, as_float, run_batches, score
+from dxn.training.predict import Predictions, run_batches, score
 from dxn.training.state import State
 
 # Names of the parts of an evaluated model, and of their weighted sum.

@@ -17,7 +17,7 @@ from dxn.core.errors import UserError
 from dxn.core.results import Figures, Results, flat
 from dxn.core.runtime import free_memory, is_out_of_memory, release_memory
 from dxn.data.dataset import Samples
-from dxn.models.model import Network
+from dxn.models.model import Network, as_float
 from dxn.tasks.metric import defined
 from dxn.tasks.task import Task
 
@@ -318,11 +318,6 @@ def record(task: Task, split: str, figures: Figures, **others: Any) -> Results:
         shown=task.metric.shown(dict.fromkeys(chain.from_iterable(figures.values()))),
         **others,
     )
-
-
-def as_float(output: Any) -> Any:
-    """Convert a tensor to float32. Any other type of output is returned unchanged."""
-    return output.float() if isinstance(output, Tensor) else output
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

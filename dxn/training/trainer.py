@@ -27,7 +27,7 @@ from dxn.data.dataset import Samples
 from dxn.data.loader import BatchOrder, Loader
 from dxn.models import compiling
 from dxn.models.blocks import set_compiled
-from dxn.models.model import MultimodalModel
+from dxn.models.model import MultimodalModel, as_float
 from dxn.tasks import LossSum
 from dxn.tasks.metric import check_own_metrics
 from dxn.tasks.task import Task
@@ -41,7 +41,7 @@ from dxn.training.distributed import (
 )
 from dxn.training.log import Log, Tracker
 from dxn.training.optim import make_ema, use_ema
-from dxn.training.predict import as_float, name_rows, predict, score, to_device
+from dxn.training.predict import name_rows, predict, score, to_device
 from dxn.training.state import State
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
