@@ -127,7 +127,7 @@ def test_predictions_of_the_task_are_levels(place):
 
 def test_a_record_without_a_note_is_used(place):
     metrics = json.loads((place / "outputs/logbook/metrics.json").read_text())
-    assert metrics["missing"]["train"]["note"] > 0
+    assert metrics["data"]["missing"]["train"]["note"] > 0
     assert {"test/mae[wind]", "test/mae[note]"} <= metrics.keys()
 
 
