@@ -19,9 +19,9 @@ from torch import Tensor
 
 from dxn.core.randomness import evenly_spaced
 from dxn.tokenize.base import READERS, Reader
+from dxn.tokenize.cells.cell_values import MAX_CHARS, find_separator, has_no_value
 from dxn.tokenize.cells.dates import are_dates
 from dxn.tokenize.cells.numbers import are_codes, are_numbers
-from dxn.tokenize.cells.values import MAX_CHARS, find_separator, has_no_value
 from dxn.tokenize.media import SOUND_TRACK, kinds_of
 from dxn.tokenize.series.values import NPY, SEPARATORS, SUFFIXES, is_number
 

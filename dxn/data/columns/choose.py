@@ -18,7 +18,7 @@ from dxn.data.sources.detect import CONFINE
 from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, kind_of
 from dxn.tokenize.base import Reader
-from dxn.tokenize.cells.values import has_no_value
+from dxn.tokenize.cells.cell_values import has_no_value
 
 # Names of target columns, in the order of preference, if the user does not choose one.
 USUAL_TARGETS = ("label", "target", "class", "category", "tags")

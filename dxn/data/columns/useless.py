@@ -8,9 +8,9 @@ from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from dxn.tokenize.cells.cell_values import has_no_value
 from dxn.tokenize.cells.dates import are_dates
 from dxn.tokenize.cells.numbers import read_numbers
-from dxn.tokenize.cells.values import has_no_value
 
 # Below this number of rows, distinct numbers are not surprising.
 MIN_NUMBERED = 20

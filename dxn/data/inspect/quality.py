@@ -18,7 +18,7 @@ from dxn.data.splits.duplicates import keys_by_input, row_keys
 from dxn.data.splits.split import SPLITS
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
-from dxn.tokenize.cells.values import has_no_value
+from dxn.tokenize.cells.cell_values import has_no_value
 
 MIN_ROWS = 30  # below this number, one row changes a metric by more than three percentage points
 MIN_PER_CLASS = 5  # rows to learn from

@@ -9,7 +9,7 @@ from typing import Any
 from dxn.data.rows import TARGET, Source, as_column
 from dxn.data.splits.split import complete_splits, is_categorical
 from dxn.data.tables.read import Table
-from dxn.tokenize.cells.values import has_no_value
+from dxn.tokenize.cells.cell_values import has_no_value
 
 HIDDEN = ("-1", "-1.0")  # what many data sets have instead of labels that are not published
 

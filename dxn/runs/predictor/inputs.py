@@ -15,7 +15,7 @@ from dxn.data.dataset import Opened, printable
 from dxn.data.rows import TARGET
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia, Reader, Tokenizer
-from dxn.tokenize.cells.values import is_null
+from dxn.tokenize.cells.cell_values import is_null
 
 if TYPE_CHECKING:
     from dxn.data.rows import InputSpec, OnBad, Rows, Source

@@ -16,7 +16,7 @@ from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens
-from dxn.tokenize.cells.values import cell_values, find_separator, has_no_value
+from dxn.tokenize.cells.cell_values import cell_values, find_separator, has_no_value
 from dxn.tokenize.masking import TokenMasking, check_ratio
 
 # A short code, such as that of a country. "NA" is Namibia in a column of these.

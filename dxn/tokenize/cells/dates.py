@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dxn.tokenize.cells.cell_values import has_no_number
 from dxn.tokenize.cells.numbers import sample
-from dxn.tokenize.cells.values import has_no_number
 
 # Fraction of the cells of a column that must match.
 MOST = 0.95

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dxn.tokenize.cells.values import has_no_number
+from dxn.tokenize.cells.cell_values import has_no_number
 
 # A column is numeric if at most this share of its cells, besides those such as "N/A", is not a
 # number.
