@@ -15,7 +15,6 @@ from dxn.core.printable import printable
 from dxn.core.runtime import check_address_space, configure, is_out_of_memory
 
 HELP = ("-h", "--help")
-SWEEP = ("-m", "--multirun")  # the flags of Hydra's own command line
 HEAVY = "dxn.runs.train"  # imports torch and all other large packages
 # Messages of an import for which too little memory is left, of CPython if there is none for an
 # exception, and of a thread whose stack does not fit.
@@ -129,26 +128,17 @@ def _run(arguments: list[str]) -> int:
     if set(HELP) & set(rest):
         print(_topic_page(arguments))
         return 0
-    is_sweep = bool(set(SWEEP) & set(rest))
-    words = [argument for argument in rest if argument not in SWEEP]
-    if flags := [argument for argument in words if argument.startswith("-")]:
+    if flags := [argument for argument in rest if argument.startswith("-")]:
         raise UserError(
             f"{flags[0]}: no such flag; options are written key=value, dxn {verb} --help lists them"
         )
-    if is_sweep and verb != "train":
-        raise UserError(f"-m: only dxn train can run a sweep, got dxn {verb}; remove -m")
     cls = command(verb)
     if verb == "show":  # the files that it names need not exist
-        return cls.compose(words).execute()
+        return cls.compose(rest).execute()
     check_address_space(HEAVY)
     # Imported here, because Hydra takes a tenth of a second: --help must be fast.
     check_paths = importlib.import_module("dxn.config.command").check_paths
-    if is_sweep:
-        # All runs are composed before the first one starts: a wrong option fails immediately.
-        expanded = importlib.import_module("dxn.config.words").expand(words)
-        runs = [check_paths(cls.compose(each)).settings for each in expanded]
-        return importlib.import_module("dxn.runs.sweep").sweep(runs)
-    prepared = check_paths(cls.compose(words))
+    prepared = check_paths(cls.compose(rest))
     for note in prepared.settings.notes:
         print(printable(note))
     return prepared.execute()

@@ -101,7 +101,7 @@ def strings(node: ast.AST) -> Iterator[ast.Constant]:
 # Modules of `dxn train` and `dxn predict`, and the packages that they need only later, or never.
 NOT_IMPORTED = {
     "dxn.runs.train": (
-        "dxn.runs.evaluation dxn.runs.predictor dxn.runs.ensemble dxn.runs.sweep dxn.runs.index "
+        "dxn.runs.evaluation dxn.runs.predictor dxn.runs.ensemble dxn.runs.tune dxn.runs.index "
         "dxn.runs.saved dxn.runs.weights dxn.report dxn.stacking dxn.viz dxn.weights dxn.serve"
     ),
     "dxn.runs.saved.loading": (

@@ -12,6 +12,7 @@ from dxn.config.command import Command
 # In the order of `dxn --help`.
 VERBS = (
     "train",
+    "tune",
     "evaluate",
     "predict",
     "generate",

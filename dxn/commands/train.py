@@ -101,7 +101,6 @@ class Train(Data):
         "dxn train reviews.csv target=label data.text=[title,body] data.image=photo",
         "dxn train photos/ weights=google/vit-base-patch16-224",
         "dxn train resume=outputs/label",
-        "dxn train -m seed=1,2,3",
     )
 
     preset: Literal["auto", "plain"] = "auto"

@@ -21,9 +21,10 @@ from dxn.core.errors import UserError, similar
 
 NULL = "null"
 REQUIRED = "required"
-# The keys of a training that most users need, by the section of the help page. The pages of the
-# groups and of single keys describe all others.
+# The keys of a training or a search that most users need, by the section of the help page. The
+# pages of the groups and of single keys describe all others.
 COMMON = {
+    "search": ("trials", "minutes", "sampler", "prune", "space", "storage"),
     "data": (
         "data.path",
         "data.target",
@@ -340,7 +341,8 @@ def _common_rows(command: type[Command]) -> Iterator[tuple[str, list[Row]]]:
     known["weights.source"] = replace(known["weights.source"], key="weights")
     known["resume.run"] = replace(known["resume.run"], key="resume")
     for section, keys in COMMON.items():
-        yield section, [known[key] for key in keys]
+        if any(key in known for key in keys):  # only dxn tune searches
+            yield section, [known[key] for key in keys]
 
 
 def _group_row(command: type[Command], group: str) -> Row:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,36 +95,25 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
     return request
 
 
-def expand(words: Sequence[str]) -> list[list[str]]:
-    """Expand overrides such as `key=a,b` (Hydra's sweep grammar) to all combinations.
-
-    Args:
-        words: Words of the command line.
-
-    Returns:
-        The words of each run. The values of the last key change fastest.
+def alternatives(word: str) -> list[str]:
+    """Return the values of a word such as `key=a,b` (Hydra's sweep grammar); none of other words.
 
     Raises:
-        UserError: If an override cannot be parsed, or is a range instead of a list.
+        UserError: If it cannot be parsed, or is a function such as interval(0, 1).
     """
     problems: list[str] = []
-    alternatives = []
-    for word in words:
-        # A comma in a path is not a list of values.
-        overrides = [] if is_path(word) else _parse([word], problems, sweep=True)
-        if not overrides or not overrides[0].is_sweep_override():
-            alternatives.append([word])
-            continue
-        override = overrides[0]
-        if not override.is_discrete_sweep():
-            raise UserError(
-                f"{word}: only lists of values can be swept, such as {override.key_or_group}=1,2,3"
-            )
-        key = override.get_key_element()
-        alternatives.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+    # A comma in a path is not a list of values.
+    overrides = [] if is_path(word) else _parse([word], problems, sweep=True)
     if problems:
         raise UserError("\n".join(problems))
-    return [list(combination) for combination in itertools.product(*alternatives)]
+    if not overrides or not overrides[0].is_sweep_override():
+        return []
+    if not overrides[0].is_discrete_sweep():
+        raise UserError(
+            f"{word}: must be a list of values such as 1,2,3 or a range such as 1..3; "
+            "dxn tune --help shows both"
+        )
+    return list(dict.fromkeys(map(str, overrides[0].sweep_string_iterator())))
 
 
 def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:

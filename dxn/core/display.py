@@ -140,7 +140,7 @@ def plain_text(text: str) -> Text:
 
 def now() -> str:
     """Return the name of a folder for the current time, such as 2026-01-31_12-00-00.00."""
-    # Hundredths of a second, because short runs of a sweep can start within the same second.
+    # Hundredths of a second, because short runs can start within the same second.
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-4]
 
 

@@ -26,6 +26,7 @@ EXTRAS = {
     "serve": ("fastapi",),
     "export": ("onnxruntime",),
     "trackers": ("mlflow-skinny", "tensorboard"),
+    "tune": ("optuna",),
 }
 # Decoders that the libraries may be built without, as PyAV and Pillow name them.
 VIDEO = ("h264", "hevc", "vp9", "av1", "mpeg4", "gif")

@@ -188,7 +188,6 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> Results:
         batch_size=2 * settings.values["batch_size"],
         further={MEAN: _mean([each.figures()[ALL] for each in trained])},
     )
-    # A sweep ranks its settings by the validation metric.
     selected = _mean([each.metrics for each in trained]).get(BEST)
     training = trained[0].model_copy(
         update={

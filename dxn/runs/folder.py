@@ -75,11 +75,19 @@ def after_restart(settings: Settings) -> Settings:
     # The processes can also have failed before the training began.
     if folder is None or not started_by(folder, launch()):
         return settings
+    return continued(folder, settings)
+
+
+def continued(folder: Path, settings: Settings) -> Settings:
+    """Return the settings that continue a run, whose command and environment are the same.
+
+    Args:
+        folder: The run folder.
+        settings: The settings of the command.
+    """
     saved = Settings.load(folder, settings.trust)
-    resume = {"run": str(folder), "force": False}
-    # The command and its environment are the same as before the restart.
-    values, hidden = fill(saved.values, values)
-    values |= {"resume": resume, "run": str(folder)}
+    values, hidden = fill(saved.values, settings.values)
+    values |= {"resume": {"run": str(folder), "force": False}, "run": str(folder)}
     return replace(saved, values=values, hidden=hidden)
 
 

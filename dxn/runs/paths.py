@@ -13,10 +13,12 @@ from dxn.core.errors import UserError, similar
 from dxn.core.files import MODEL
 
 MEMBERS = "members"
+TRIALS = "trials"  # folder of the runs of a search
+BEST_RUN = "best"  # folder of the best of them
 LATEST = "latest"
 HUB = "hf://"  # start of the name of a model on the hub
 RUNS = Path("outputs")  # default of the key `output` of dxn train
-MAX_DEPTH = 3  # a sweep has a folder of runs below that of its name
+MAX_DEPTH = 3  # a search has the folder of its best run below that of its name
 
 
 def member_folder(folder: Path, number: int) -> Path:
@@ -30,9 +32,9 @@ def member_folders(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: int(path.name))
 
 
-def is_member(folder: Path) -> bool:
-    """Whether a run folder is that of a member of an ensemble."""
-    return folder.parent.name == MEMBERS
+def is_part(folder: Path) -> bool:
+    """Whether a run folder is that of a member of an ensemble or of a trial of a search."""
+    return folder.parent.name in (MEMBERS, TRIALS)
 
 
 def trained_run(text: str) -> tuple[Path, str | None]:
@@ -121,8 +123,7 @@ def _runs_below(folder: Path) -> list[Path]:
     runs = []
     for depth in range(1, MAX_DEPTH + 1):
         pattern = "/".join(["*"] * depth)
-        # A member of an ensemble is a part of another run.
-        runs += [path for path in folder.glob(pattern) if is_run(path) and not is_member(path)]
+        runs += [path for path in folder.glob(pattern) if is_run(path) and not is_part(path)]
     return runs
 
 

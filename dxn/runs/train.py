@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,13 +70,21 @@ def run_training(settings: Settings) -> Trained:
     return train_ensemble(settings)
 
 
-def train_one(settings: Settings, *, members: int = 1, fitted: Path | None = None) -> Trained:
+def train_one(
+    settings: Settings,
+    *,
+    members: int = 1,
+    fitted: Path | None = None,
+    on_epoch: Callable[[int, float], None] | None = None,
+) -> Trained:
     """Train and evaluate a model, and write the run folder.
 
     Args:
         settings: The settings.
         members: Number of models of the ensemble that the model is a member of.
         fitted: Run folder whose tokenizers and labels the model uses. Default: it has its own.
+        on_epoch: Callback with the number of each epoch but the last one and its monitored metric.
+            The model of such a trial is not evaluated: resuming the run does that.
 
     Raises:
         UserError: If the settings, the data or the weights cannot be used, or another process of
@@ -104,6 +112,7 @@ def train_one(settings: Settings, *, members: int = 1, fitted: Path | None = Non
                 if not is_resumed:
                     pretrain(run, run.pretraining)
                 run_finetune(run.finetune, run.model, run.plan)
+            monitored = task.metric.monitored
             torch.manual_seed(seed_of(config["seed"], "training"))
             state = trainer.fit(
                 run.model,
@@ -118,10 +127,11 @@ def train_one(settings: Settings, *, members: int = 1, fitted: Path | None = Non
                 resume=is_resumed,
                 batch_size=run.plan.batch_size,
                 options=run.settings.plain(),
+                on_epoch=on_epoch and (lambda epoch, figures: on_epoch(epoch, figures[monitored])),
             )
             if not state.best_epoch:
                 raise UserError(
-                    f"the validation {task.metric.monitored} and loss were NaN in all "
+                    f"the validation {monitored} and loss were NaN in all "
                     f"{state.epoch} epochs, so there is no best epoch; lower optimizer.lr, and "
                     "look for extreme values with dxn check"
                 )
@@ -130,9 +140,13 @@ def train_one(settings: Settings, *, members: int = 1, fitted: Path | None = Non
             from dxn.runs.evaluation.finish import evaluate
             from dxn.runs.evaluation.next_commands import next_commands
 
-            # Only the main process evaluates: metrics such as F1 need all predictions in one
-            # process.
-            results = evaluate(run, state) if trainer.main else None
+            if on_epoch is not None:
+                figures = best_figures(run.folder, state)
+                results = results_of(run, run.model, task, figures, state)
+            else:
+                # Only the main process evaluates: metrics such as F1 need all predictions in one
+                # process.
+                results = evaluate(run, state) if trainer.main else None
         except KeyboardInterrupt as error:
             if run is None:
                 raise

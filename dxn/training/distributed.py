@@ -55,7 +55,7 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, bo
         # Before anything waits for the other processes.
         end_with_launcher()
     # Accelerate keeps its settings in a singleton. Without the reset, the second training of a
-    # process (in a sweep, for example) would silently use the device and precision of the first.
+    # process (in a search, for example) would silently use the device and precision of the first.
     AcceleratorState._reset_state(reset_partial_state=True)
     # Accelerate runs several processes on CPUs only with cpu=True, so this is also set on a machine
     # without a GPU.

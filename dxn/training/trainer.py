@@ -188,6 +188,7 @@ class Trainer:
         batch_size: int | None = None,
         name: str = "",
         options: Mapping[str, Any] | None = None,
+        on_epoch: Callable[[int, dict[str, float]], None] | None = None,
     ) -> State:
         """Train `model` in place, and write metrics.jsonl and checkpoints/ in `folder`.
 
@@ -207,6 +208,8 @@ class Trainer:
                 takes from its start. Default: the option batch_size times the number of processes.
             name: Word that is printed before each epoch, such as "pretraining".
             options: Options of the run, which trackers show beside the metrics.
+            on_epoch: Callback with the number of each epoch but the last one and its validation
+                metrics. It can end the training by an exception.
 
         Returns:
             The state at the end of the training.
@@ -279,7 +282,9 @@ class Trainer:
                         for each in self.trackers
                     ]
                 while not self.is_finished:
-                    self.train_epoch()
+                    metrics = self.train_epoch()
+                    if on_epoch is not None and not self.is_finished:
+                        on_epoch(self.state.epoch, metrics)
                 # It arrived after the last batch. Everything is in the checkpoint of the epoch.
                 if self.signals:
                     raise Interrupted.by(self.signals[-1])
@@ -293,8 +298,12 @@ class Trainer:
                 del self.optimizer, self.ema, self.wrapped, self.parameters, self.loader
         return self.state
 
-    def train_epoch(self) -> None:
-        """Train for the rest of this epoch, validate, and save a checkpoint."""
+    def train_epoch(self) -> dict[str, float]:
+        """Train for the rest of this epoch, validate, and save a checkpoint.
+
+        Returns:
+            The validation metrics by name. Empty without a validation split.
+        """
         state = self.state
         self.ticked = time.perf_counter()
         if self.accelerator.num_processes > 1 and not state.batch:
@@ -355,6 +364,7 @@ class Trainer:
         self.log.epochs = self.num_epochs
         self.log.epoch(metrics, state, shown=self.task.metric.shown(metrics), last=self.is_finished)
         self.save()
+        return metrics
 
     def train_step(self, parts: Iterator[dict[str, Any]]) -> None:
         """Take one optimizer step with the gradients of the next batches, if they are finite.

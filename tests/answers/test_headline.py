@@ -107,19 +107,6 @@ def test_the_report_shows_both_parts(mixed):
     assert "for comparison: transformer alone" in page
 
 
-def test_a_sweep_shows_both_parts(mixed, tmp_path, capsys):
-    options = [mixed[1], "target=label", *OPTIONS, f"output={tmp_path}", "-m", "dim=16,18"]
-    assert main(["train", *options]) == 0
-    (file,) = tmp_path.glob("sweeps/*/sweep.csv")
-    header, first, _ = file.read_text().splitlines()
-    names = header.split(",")
-    row = dict(zip(names, first.split(","), strict=True))
-    assert row["answers"] == "mixture"
-    assert float(row["test/accuracy[baseline alone]"]) == 1
-    assert float(row["test/accuracy[transformer alone]"]) < 1
-    assert "answers" in capsys.readouterr().out.rpartition("sweep:")[2]
-
-
 def test_an_ensemble_shows_both_parts(mixed, tmp_path):
     metrics = train(tmp_path / "run", mixed[1], "target=label", *OPTIONS, "ensemble=2")
     assert metrics["answers"] == "mixture"

@@ -108,7 +108,7 @@ def test_the_help_of_training_has_the_keys_that_everybody_needs(capsys):
         ("head.decoder.depth", "Number of layers"),
         ("head.decoder.backbone", "dxn.models.Backbone"),
         ("target", "Column to predict."),
-        ("weights", "Used by: dxn train, dxn show."),
+        ("weights", "Used by: dxn train, dxn tune, dxn show."),
         ("split", "Used by: dxn evaluate."),
         ("pretrain.epochs", "pretrain.epochs=10 number of passes over the training split"),
     ],
@@ -168,7 +168,7 @@ def test_an_unknown_command_is_named_with_the_known_ones(capsys):
     ("arguments", "expected"),
     [
         (["train", "--lr=3"], "--lr=3: no such flag; options are written key=value"),
-        (["check", "-m", "seed=1,2"], "-m: only dxn train can run a sweep, got dxn check"),
+        (["tune", "optimizer.lrr=1..2"], "optimizer.lrr: no such key; did you mean optimizer.lr?"),
         (["train", "optimizer.lrr=1"], "optimizer.lrr: no such key; did you mean optimizer.lr?"),
         (["train", "backbone.num_heads=3"], "backbone: dim must be a multiple of num_heads"),
         (["train", "resume=nowhere"], "resume: folder not found: nowhere (current directory: "),

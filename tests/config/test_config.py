@@ -18,7 +18,6 @@ from dxn.commands.train import Train, settings_of_run
 from dxn.config.compose import compose
 from dxn.config.groups import options
 from dxn.config.settings import Settings, dump_yaml
-from dxn.config.words import expand
 from dxn.core.errors import UserError
 
 BACKBONES = ", ".join(options("backbone"))
@@ -309,16 +308,6 @@ def test_the_decoder_is_shaped_like_the_encoder_if_that_is_a_transformer():
     for backbone, heads in (("tiny", 6), ("gru", 4)):
         values = compose(Train, [f"backbone={backbone}", "head=generate"]).values
         assert values["head"]["decoder"]["backbone"]["num_heads"] == heads
-
-
-def test_a_sweep_is_every_combination_in_order():
-    assert expand(["seed=1,2", "dim=64", "backbone=nano,tiny"]) == [
-        [f"seed={seed}", "dim=64", f"backbone={size}"]
-        for seed in (1, 2)
-        for size in ("nano", "tiny")
-    ]
-    assert expand(["a,b.csv", "seed=1"]) == [["a,b.csv", "seed=1"]]
-    assert messages(expand, ["lr=interval(0,1)"])[0].startswith("lr=interval(0,1): only lists")
 
 
 # The user's own files

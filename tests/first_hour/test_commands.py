@@ -51,17 +51,6 @@ def test_the_source_is_inferred_from_the_path(here, capsys):
     assert "(classify)" in printed(capsys, "train", "data.path=reviews.csv", "name=b", *small)
 
 
-def test_a_sweep_has_one_row_per_setting_and_a_file(here, capsys):
-    rows = [(text, ["good", "bad"][i % 2]) for i, text in enumerate(texts(60))]
-    write_csv("reviews.csv", ["text", "label"], rows)
-    command = ["train", "-m", "reviews.csv", "target=label", "seed=1,2", "optimizer.lr=1e-3,3e-4"]
-    output = printed(capsys, *command, *TINY, *TEXT)
-    table = output[output.rindex("sweep") - 2000 :]
-    assert "optimizer.lr=0.001" in table or "optimizer.lr=1e-3" in table
-    (path,) = here.rglob("sweep.csv")
-    assert len(read_csv(path)) == 4
-
-
 def test_training_stops_early_by_default(here, capsys):
     rows = [("good" if i % 2 else "bad", i % 2) for i in range(60)]
     write_csv(

@@ -23,7 +23,6 @@ from dxn.commands import all_commands
 from dxn.config.command import Command, check_paths
 from dxn.config.help import topic_page
 from dxn.config.settings import Settings
-from dxn.config.words import expand
 from dxn.runs.paths import has_model
 
 ROOT = Path(__file__).parents[2]
@@ -86,15 +85,12 @@ def run_python(block: Block, names: dict[str, Any], page: str) -> str:
 
 
 def check_command(command: str) -> list[Command]:
-    """Compose a command: more than one for a sweep, none for a page of help."""
+    """Compose a command; none for a page of help."""
     _, verb, *words = shlex.split(command)
     if verb == "help" or "--help" in words:
         topic_page([verb, *words], all_commands())
         return []
-    sweep = "-m" in words
-    overrides = [word for word in words if word != "-m"]
-    lines = expand(overrides) if sweep else [overrides]
-    return [all_commands()[verb].compose(line) for line in lines]
+    return [all_commands()[verb].compose(words)]
 
 
 def check_and_write(command: str) -> None:

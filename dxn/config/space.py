@@ -1,0 +1,180 @@
+"""The options that `dxn tune` searches: ranges and lists of values, also from a YAML file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dxn.config.command import SHORT, Command
+from dxn.config.compose import type_of
+from dxn.config.settings import Settings
+from dxn.config.values import leaves, lookup, problem
+from dxn.config.words import alternatives
+from dxn.core.errors import UserError
+from dxn.core.untrusted import load_yaml
+
+NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+# Such as 2..6, 1e-4..1e-2:log and 64..512:64.
+RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::(log|{NUMBER}))?")
+MAX_GRID = 10_000  # steps of a range in a grid
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """An option that a search chooses.
+
+    Args:
+        key: The option, as the user typed it.
+        values: The texts of its values; the two ends of a range.
+        is_range: Whether the numbers between both ends are values too.
+        is_log: Whether the range is searched on a logarithmic scale.
+        step: Distance of the numbers of a range. None: 1 for whole numbers, otherwise any distance.
+        is_whole: Whether the option is a whole number.
+    """
+
+    key: str
+    values: tuple[str, ...]
+    is_range: bool = False
+    is_log: bool = False
+    step: str | None = None
+    is_whole: bool = False
+
+    @property
+    def word(self) -> str:
+        """The dimension as a word of a command line."""
+        if not self.is_range:
+            return f"{self.key}={','.join(self.values)}"
+        scale = ":log" if self.is_log else "" if self.step is None else f":{self.step}"
+        return f"{self.key}={'..'.join(self.values)}{scale}"
+
+    def grid(self) -> list[str]:
+        """Return all values.
+
+        Raises:
+            UserError: If a range has no step.
+        """
+        if not self.is_range:
+            return list(self.values)
+        if self.is_log or (self.step is None and not self.is_whole):
+            raise UserError(
+                f"{self.key}: a grid needs a list of values or a range with a step, such as "
+                f"{self.key}={'..'.join(self.values)}:0.1, got {self.word}"
+            )
+        low, high = map(float, self.values)
+        step = float(self.step or 1)
+        # The small number, because 0.3 / 0.1 is less than 3.
+        count = int((high - low) / step + 1e-9) + 1
+        if count > MAX_GRID:
+            raise UserError(
+                f"{self.key}: {self.word} has {count:,} values; use a larger step, or sampler=tpe"
+            )
+        return [number_text(low + i * step) for i in range(count)]
+
+
+def covering(space: Sequence[Dimension]) -> list[list[str]]:
+    """Return words for a few trials in which each value of each option occurs once or more."""
+    longest = max(len(each.values) for each in space)
+    return [
+        [f"{each.key}={each.values[min(i, len(each.values) - 1)]}" for each in space]
+        for i in range(longest)
+    ]
+
+
+def with_types(
+    space: Sequence[Dimension], command: type[Command], settings: Settings
+) -> list[Dimension]:
+    """Return the options with `is_whole`, which the types of the command tell.
+
+    Raises:
+        UserError: If all combinations are wanted, and a range has no step.
+    """
+    parameters = command.options().parameters
+    typed: list[Dimension] = []
+    for each in space:
+        key = SHORT.get(each.key, each.key)
+        annotation = type_of(key, settings.values, parameters, settings.trust)
+        is_whole = each.is_range and problem(0.5, annotation) is not None
+        typed.append(replace(each, is_whole=is_whole))
+    if settings.values["sampler"] == "grid":
+        for each in typed:
+            each.grid()
+    return typed
+
+
+def number_text(value: float) -> str:
+    """Return a number with four significant digits, as a readable value of an option."""
+    return str(int(value)) if value == int(value) else f"{value:.4g}"
+
+
+def words_of(path: Path) -> list[str]:
+    """Return the search space in a YAML file as words of a command line.
+
+    The keys are dotted or nested. A value is a list, a range such as 2..6, or a single value.
+
+    Raises:
+        UserError: If the file cannot be read, or is not a mapping.
+    """
+    if not path.is_file():
+        raise UserError(f"space: file not found: {path} (current directory: {Path.cwd()})")
+    content = load_yaml(path)
+    # A dotted key is a single name for `lookup`.
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        below = leaves(value) if isinstance(value, Mapping) else []
+        values |= {f"{name}.{key}": lookup(value, key)[1] for key in below} or {name: value}
+    return [f"{key}={_text(value)}" for key, value in values.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_text, value))
+    return (
+        str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+    )
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[Dimension]]:
+    """Return the words of a command line that have one value, and the options to search.
+
+    Raises:
+        UserError: One line per wrong range, or if no option has several values.
+    """
+    fixed: list[str] = []
+    space: dict[str, Dimension] = {}
+    problems: list[str] = []
+    for word in words:
+        key, _, value = word.partition("=")
+        try:
+            if match := RANGE.fullmatch(value):
+                space[key] = _range(word, *match.groups())
+            elif values := alternatives(word):
+                space[key] = Dimension(key, tuple(values))
+            else:
+                fixed.append(word)
+                space.pop(key, None)  # the last word of a key counts
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
+    if not space:
+        raise UserError(
+            "tune: no option has several values; give at least one of them a range or a list, such "
+            "as optimizer.lr=1e-4..1e-2:log or backbone.depth=2,4,6"
+        )
+    return fixed, list(space.values())
+
+
+def _range(word: str, low: str, high: str, scale: str | None) -> Dimension:
+    key = word.partition("=")[0]
+    is_log = scale == "log"
+    if float(low) >= float(high):
+        raise UserError(f"{key}: a range must begin with its lower end, got {word}")
+    if is_log and float(low) <= 0:
+        raise UserError(f"{key}: a range with :log must begin above 0, got {word}")
+    step = None if is_log else scale
+    if step is not None and not 0 < float(step) <= float(high) - float(low):
+        raise UserError(f"{key}: the step must be above 0 and fit into the range, got {word}")
+    return Dimension(key, (low, high), is_range=True, is_log=is_log, step=step)

@@ -1,0 +1,511 @@
+"""A search over options with Optuna: trials in one study, and the best one as a run folder."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import socket
+import statistics
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import optuna
+from optuna.exceptions import ExperimentalWarning, TrialPruned
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import FrozenTrial, TrialState
+from optuna.visualization.matplotlib import plot_slice
+from rich.table import Table
+from rich.text import Text
+
+from dxn.config.instantiate import build
+from dxn.config.settings import Settings
+from dxn.config.space import Dimension, covering, number_text
+from dxn.config.values import refuse_without_effect
+from dxn.core.display import count, format_number, now, print_line, print_rule, print_table
+from dxn.core.errors import Interrupted, UserError
+from dxn.core.files import link, new_folder, replace_folder
+from dxn.core.results import BEST
+from dxn.runs.decide import (
+    check_combinations,
+    decide_task,
+    open_source,
+    read_pretraining,
+    readers_of,
+)
+from dxn.runs.folder import continued, has_checkpoint, refuse_other_run
+from dxn.runs.monitoring import build_metrics
+from dxn.runs.paths import BEST_RUN, TRIALS
+from dxn.runs.predictor.output import write_records
+from dxn.runs.prepare import PARTS
+from dxn.runs.train import train_one
+from dxn.tasks.metric import Metric
+
+STUDY = "study.db"
+TABLE = "trials.csv"
+CHART = "trials.png"
+SEED = "seed"  # trials that differ only in this option are runs of one setting
+DEFAULT_TRIALS = 20
+MAX_FAILURES = 3  # trials that may fail before the first one succeeds
+MAX_REPEATS = 20  # in a row, after which a search has tried all values that it finds good
+MAX_ROWS = 20  # of the printed table
+# A killed process is noticed after the second number of seconds, and its trial runs again.
+HEARTBEAT, GRACE = 20, 60
+# What Optuna stores about a trial, besides its values.
+FOLDER, HOST, ERROR, REPEATS = "folder", "host", "error", "repeats"
+SPACE = "space"  # what it stores about the study
+GRID = "grid"
+
+SettingsOf = Callable[[Sequence[str]], Settings]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the messages of Optuna: heartbeats and charts are new in it, and dxn prints trials."""
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
+
+
+@_quiet()
+def tune(
+    settings: Settings, fixed: Sequence[str], space: Sequence[Dimension], settings_of: SettingsOf
+) -> Sequence[Sequence[str]]:
+    """Run trials until the budget is used, and evaluate the best one on the test split.
+
+    Args:
+        settings: The settings of the command, with the first value of each searched option.
+        fixed: The words of the command line that all trials have.
+        space: The searched options.
+        settings_of: Function that returns the settings of a training from its words.
+
+    Returns:
+        The words of the commands that a user may want next.
+
+    Raises:
+        UserError: If an option, the data or the storage cannot be used, or no trial succeeds.
+        Interrupted: If the user interrupts the search. The message says how to continue it.
+    """
+    values = settings.values
+    # Problems of the options and of the data stop the search here, instead of each trial.
+    for words in covering(space):
+        _check_options(settings_of([*fixed, *words]))
+    name, metric = _read_target(settings)
+    folder = Path(values["run"] or Path(values["output"]) / name.replace("/", "_") / now())
+    if values["run"]:
+        refuse_other_run(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        folder = new_folder(folder)
+    study = open_study(settings, space, folder, higher_is_better=metric.higher_is_better)
+    print_line(f"search folder: {folder}")
+    search = Search(study, settings, fixed, space, settings_of, folder, metric.monitored)
+    if earlier := len(search.finished()):
+        print_line(f"the study already has {count(earlier, 'trial')}")
+    trials = values["trials"]
+    if trials is None and values["sampler"] == GRID:
+        trials = math.prod(len(each.grid()) for each in space)
+    elif trials is None and values["minutes"] is None:
+        trials = DEFAULT_TRIALS
+    try:
+        search.run(trials=trials, minutes=values["minutes"])
+        return search.finish()
+    except KeyboardInterrupt as error:
+        stopped = error if isinstance(error, Interrupted) else Interrupted()
+        words = [*settings.overrides, *([] if values["run"] else [f"run={folder}"])]
+        command = shlex.join(["dxn", "tune", *words])
+        # Without the command that would continue the trial alone.
+        reason = str(stopped).partition(";")[0]
+        raise Interrupted(f"{reason}; continue with: {command}", stopped.code) from None
+
+
+def open_study(
+    settings: Settings, space: Sequence[Dimension], folder: Path, *, higher_is_better: bool
+) -> optuna.Study:
+    """Create the study of a search, or open it if it exists.
+
+    Args:
+        settings: The settings of the command.
+        space: The searched options.
+        folder: The folder of the search, with the database unless the user named another one.
+        higher_is_better: Whether higher values of the monitored metric are better.
+
+    Raises:
+        UserError: If the storage cannot be opened, or the study searches other options.
+    """
+    values = settings.values
+    is_grid = values["sampler"] == GRID
+    prunes = not is_grid if values["prune"] is None else values["prune"]
+    url = values["storage"] or f"sqlite:///{folder.absolute() / STUDY}"
+    try:
+        storage = RDBStorage(
+            url,
+            heartbeat_interval=HEARTBEAT,
+            grace_period=GRACE,
+            heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+        )
+        study = optuna.create_study(
+            storage=storage,
+            study_name=values["name"] or "dxn",
+            direction="maximize" if higher_is_better else "minimize",
+            pruner=optuna.pruners.HyperbandPruner() if prunes else optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )
+    except Exception as error:
+        # Of SQLAlchemy, of the driver of the database, or of the import of a missing driver.
+        shown = str(error).partition("\n")[0]
+        raise UserError(f"storage: {url} cannot be opened ({shown}); check the URL") from error
+    words = sorted(each.word for each in space)
+    saved = study.user_attrs.get(SPACE, words)
+    if saved != words:
+        raise UserError(
+            f"name: the study {study.study_name!r} in {values['storage'] or folder} searches "
+            f"{' '.join(saved)}, got {' '.join(words)}; choose another "
+            f"{'name' if values['storage'] else 'folder with run'}="
+        )
+    study.set_user_attr(SPACE, words)
+    if is_grid:
+        grid = {each.key: each.grid() for each in space}
+        study.sampler = optuna.samplers.GridSampler(grid, seed=values["seed"] % 2**32)
+    else:
+        # A search that continues, or another process, must not repeat the same draws.
+        number = len(study.get_trials(deepcopy=False))
+        seed = None if values["storage"] else (values["seed"] + number) % 2**32
+        study.sampler = optuna.samplers.TPESampler(seed=seed)
+    return study
+
+
+def _check_options(settings: Settings) -> None:
+    """Build the parts of a training that need no data, so that wrong options are found."""
+    config, trust = settings.values, settings.trust
+    refuse_without_effect(config, settings.overrides)
+    check_combinations(config, build(config["head"], key="head", trust=trust), trust)
+    read_pretraining(config, trust)
+    for name in (*PARTS, "backbone", "trainer"):
+        build(config[name], key=name, trust=trust)
+
+
+def _read_target(settings: Settings) -> tuple[str, Metric]:
+    """Return the name of the data set or its target, and the metric that ranks the trials."""
+    config, trust = settings.values, settings.trust
+    head = build(config["head"], key="head", trust=trust)
+    readers = readers_of(config, trust)
+    source = open_source(config, readers, trust, needs_target=head.is_supervised)
+    task, _, source = decide_task(head, config, source)
+    if not source.splits.get("validation"):
+        raise UserError(
+            "tune: the data has no validation split, which ranks the trials; set data.fractions or "
+            "data.validation"
+        )
+    metric = task.metric
+    metric.own = build_metrics(config, trust)
+    metric.monitored = config["trainer"]["monitor"] or metric.monitored
+    return str(config["name"] or source.name or source.target or "run"), metric
+
+
+@dataclass
+class Search:
+    """The trials of a study that this process runs.
+
+    Args:
+        study: The study, which other processes may share.
+        settings: The settings of the command.
+        fixed: The words of the command line that all trials have.
+        space: The searched options.
+        settings_of: Function that returns the settings of a training from its words.
+        folder: The folder of the search.
+        monitored: Name of the metric that ranks the trials.
+    """
+
+    study: optuna.Study
+    settings: Settings
+    fixed: Sequence[str]
+    space: Sequence[Dimension]
+    settings_of: SettingsOf
+    folder: Path
+    monitored: str
+
+    def run(self, *, trials: int | None, minutes: float | None) -> None:
+        """Run trials until the study has enough of them, or the time is over.
+
+        Raises:
+            UserError: If no trial succeeds.
+        """
+        seconds = None if minutes is None else 60 * minutes
+        self.deadline = math.inf if seconds is None else time.monotonic() + seconds
+
+        def after_trial(study: optuna.Study, trial: FrozenTrial) -> None:
+            self._write()
+            finished = self.finished()
+            failed = [each for each in finished if ERROR in each.user_attrs]
+            has_enough = trials is not None and len(finished) >= trials
+            only_fails = len(failed) == len(finished) >= MAX_FAILURES
+            last = study.get_trials(deepcopy=False)[-MAX_REPEATS:]
+            repeats = [each for each in last if REPEATS in each.user_attrs]
+            if has_enough or only_fails or len(repeats) == MAX_REPEATS:
+                study.stop()
+
+        if trials is None or len(self.finished()) < trials:
+            caught = () if os.environ.get("DXN_DEBUG") else (Exception,)
+            self.study.optimize(
+                self._train,
+                timeout=seconds,
+                catch=caught,
+                callbacks=[after_trial],
+                gc_after_trial=True,
+            )
+        if not self._complete():
+            errors = [
+                each.user_attrs[ERROR] for each in self.finished() if ERROR in each.user_attrs
+            ]
+            raise UserError("\n".join(dict.fromkeys(errors)) or "tune: no trial was completed")
+
+    def finish(self) -> list[list[str]]:
+        """Print the trials, and evaluate the best setting on the test split, for the first time.
+
+        Returns:
+            The words of the commands that a user may want next.
+        """
+        self._write()
+        self._draw()
+        self._print()
+        best = self._settings()[0]
+        figures: dict[str, list[float]] = {}
+        commands: list[list[str]] = []
+        for trial in best:
+            run = Path(trial.user_attrs[FOLDER])
+            if not has_checkpoint(run):
+                print_line(f"trial {trial.number} is on {trial.user_attrs[HOST]}: {run}")
+                continue
+            print_rule(f"trial {trial.number}: {self._title(trial.params)}")
+            trained = train_one(continued(run, self.settings))
+            results = trained.results
+            assert results is not None  # as in the only process
+            for name in (f"{results.split}/{metric}" for metric in results.shown):
+                if name in results.metrics:
+                    figures.setdefault(name, []).append(results.metrics[name])
+            if trial is best[0]:
+                with replace_folder(self.folder / BEST_RUN) as new:
+                    shutil.copytree(run, new, copy_function=_link, dirs_exist_ok=True)
+                old, own = f"run={run}", f"run={self.folder / BEST_RUN}"
+                commands = [
+                    [own if w == old else w for w in each] for each in trained.next_commands
+                ]
+        if len(best) > 1 and figures:
+            means = [f"{name} {_mean_and_deviation(each)}" for name, each in figures.items()]
+            print_line(f"{count(len(best), 'run')} of the best setting: {', '.join(means)}")
+        print_line(f"best options: {self._title(best[0].params)}")
+        names = [*([f"{BEST_RUN}/"] if commands else []), TABLE, CHART]
+        print_line(f"written: {self.folder} ({', '.join(names)}, {TRIALS}/)")
+        return commands
+
+    def finished(self) -> list[FrozenTrial]:
+        """Return the trials that count: neither interrupted ones nor repeats of others."""
+        ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        trials = self.study.get_trials(deepcopy=False, states=ended)
+        return [
+            each
+            for each in trials
+            if (each.state is not TrialState.FAIL or ERROR in each.user_attrs)
+            and REPEATS not in each.user_attrs
+        ]
+
+    def _train(self, trial: optuna.Trial) -> float:
+        """Run one trial, and return the best value of the monitored metric."""
+        options = {each.key: self._suggest(trial, each) for each in self.space}
+        for earlier in self._same(options):
+            trial.set_user_attr(REPEATS, earlier.number)
+            if earlier.state is TrialState.PRUNED:
+                raise TrialPruned
+            return _value(earlier)
+        print_rule(f"trial {trial.number}: {self._title(options)}")
+
+        def on_epoch(epoch: int, value: float) -> None:
+            trial.report(value, epoch)
+            is_late = time.monotonic() > self.deadline and self._complete()
+            if is_late or trial.should_prune():
+                reason = "the time is over" if is_late else "worse than other trials"
+                print_line(f"pruned after epoch {epoch}: {reason}")
+                raise TrialPruned
+
+        try:
+            trained = train_one(self._start(trial, options), on_epoch=on_epoch)
+            results = trained.results
+            assert results is not None  # as in the only process
+            value = results.metrics.get(BEST)
+            if results.monitored != self.monitored:
+                raise UserError(
+                    f"trainer.monitor: the trials must have the same metric, got "
+                    f"{results.monitored} and {self.monitored}; set trainer.monitor"
+                )
+            if value is None:
+                raise UserError(f"the validation {self.monitored} was NaN in all epochs")
+        except KeyboardInterrupt:
+            # As that of a killed process, the trial runs again when the search continues.
+            interrupted = self.study.get_trials()[trial.number]
+            RetryHeartbeatStaleTrialCallback()(self.study, interrupted)
+            raise
+        except TrialPruned:
+            raise
+        except Exception as error:
+            shown = str(error)
+            if not isinstance(error, UserError):
+                traceback.print_exc()
+                shown = f"{type(error).__name__}: {error}"
+            trial.set_user_attr(ERROR, shown)
+            print_line(f"failed: {shown}")
+            raise
+        trial.report(value, results.epochs or 0)
+        return value
+
+    def _same(self, options: Mapping[str, str]) -> list[FrozenTrial]:
+        """Return the trials with these options, whose result would be the same."""
+        title = self._title(options)
+        return [
+            each
+            for each in self.finished()
+            if self._title(each.params) == title and ERROR not in each.user_attrs
+        ]
+
+    def _start(self, trial: optuna.Trial, options: Mapping[str, str]) -> Settings:
+        """Return the settings of a trial, which continues the run of a killed process."""
+        trial.set_user_attr(HOST, socket.gethostname())
+        killed = trial.user_attrs.get(FOLDER)
+        if killed is not None and has_checkpoint(Path(killed)):
+            return continued(Path(killed), self.settings)
+        run = str(self.folder.absolute() / TRIALS / str(trial.number))
+        trial.set_user_attr(FOLDER, run)
+        words = [f"{key}={text}" for key, text in options.items()]
+        settings = self.settings_of([*self.fixed, *words])
+        return replace(settings, values={**settings.values, "run": run})
+
+    def _suggest(self, trial: optuna.Trial, option: Dimension) -> str:
+        """Return the text of the value that the sampler chooses for an option."""
+        key = option.key
+        if not option.is_range or self.settings.values["sampler"] == GRID:
+            return trial.suggest_categorical(key, option.grid())
+        low, high = map(float, option.values)
+        step = None if option.step is None else float(option.step)
+        if option.is_whole:
+            whole = trial.suggest_int(
+                key, int(low), int(high), step=int(step or 1), log=option.is_log
+            )
+            return str(whole)
+        return number_text(trial.suggest_float(key, low, high, step=step, log=option.is_log))
+
+    def _complete(self) -> list[FrozenTrial]:
+        return [each for each in self.finished() if each.state is TrialState.COMPLETE]
+
+    def _settings(self) -> list[list[FrozenTrial]]:
+        """Return the complete trials by setting, the best one first.
+
+        Trials of a setting differ in the seed only, and their mean counts. The best is the first.
+        """
+        groups: dict[str, list[FrozenTrial]] = {}
+        for trial in self._complete():
+            groups.setdefault(self._title(trial.params, without=SEED), []).append(trial)
+        sign = -1 if self.study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
+        for trials in groups.values():
+            trials.sort(key=lambda trial: sign * _value(trial))
+        return sorted(groups.values(), key=lambda each: sign * statistics.fmean(map(_value, each)))
+
+    def _title(self, params: Mapping[str, Any], without: str = "") -> str:
+        """Return the options of a trial as words of a command line."""
+        words = []
+        for key in (each.key for each in self.space):
+            if key in params and key != without:
+                value = params[key]
+                text = number_text(value) if isinstance(value, int | float) else value
+                words.append(f"{key}={text}")
+        return " ".join(words)
+
+    def _write(self) -> None:
+        """Write trials.csv, and remove checkpoints that are of no use any more."""
+        records = []
+        for trial in self.study.get_trials(deepcopy=False):
+            seconds = trial.duration.total_seconds() if trial.duration else None
+            records.append(
+                {
+                    "trial": trial.number,
+                    **{each.key: trial.params.get(each.key) for each in self.space},
+                    f"validation/{self.monitored}": trial.value,
+                    "state": trial.state.name.lower(),
+                    "epochs": trial.last_step,
+                    "seconds": None if seconds is None else round(seconds, 1),
+                    **{key: trial.user_attrs.get(key) for key in (FOLDER, HOST, REPEATS, ERROR)},
+                }
+            )
+        write_records(self.folder / TABLE, records)
+        # The mean of further seeds can make any complete trial that of the best setting.
+        has_seeds = any(each.key == SEED for each in self.space)
+        useful = (
+            self._complete() if has_seeds else [t for each in self._settings()[:1] for t in each]
+        )
+        numbers = {trial.number for trial in useful}
+        for trial in self.finished():
+            is_here = trial.user_attrs.get(HOST) == socket.gethostname()
+            if is_here and trial.number not in numbers:
+                shutil.rmtree(Path(trial.user_attrs[FOLDER]) / "checkpoints", ignore_errors=True)
+
+    def _print(self) -> None:
+        """Print one row per setting, the best ones first, and the number of trials by state."""
+        settings = self._settings()
+        table = Table()
+        table.add_column("trial")
+        for each in self.space:
+            if each.key != SEED:
+                table.add_column(Text(each.key))
+        table.add_column(Text(f"validation {self.monitored}"), justify="right")
+        for i, trials in enumerate(settings[:MAX_ROWS]):
+            numbers = ", ".join(str(trial.number) for trial in trials)
+            row = [numbers + (" *" if i == 0 else "")]
+            row += [
+                self._title({each.key: trials[0].params[each.key]}).partition("=")[2]
+                for each in self.space
+                if each.key != SEED
+            ]
+            row.append(_mean_and_deviation([_value(trial) for trial in trials]))
+            table.add_row(*map(Text, row), style="bold" if i == 0 else "")
+        print_table(table)
+        if len(settings) > MAX_ROWS:
+            print_line(f"and {count(len(settings) - MAX_ROWS, 'more setting')}, see {TABLE}")
+        states = [trial.state.name.lower() for trial in self.finished()]
+        numbers = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        print_line(f"{count(len(states), 'trial')} ({numbers}); best by validation: *")
+
+    def _draw(self) -> None:
+        """Draw the trials with Optuna: the value of each one by each searched option."""
+        with mpl.rc_context({"backend": "Agg"}), warnings.catch_warnings():
+            # A single value is no range of an axis.
+            warnings.filterwarnings("ignore", "Attempting to set identical", UserWarning)
+            plot_slice(self.study, target_name=f"validation {self.monitored}")
+            figure = plt.gcf()
+            figure.savefig(self.folder / CHART, bbox_inches="tight")
+            plt.close(figure)
+
+
+def _value(trial: FrozenTrial) -> float:
+    assert trial.value is not None  # of a complete trial
+    return trial.value
+
+
+def _link(path: str, new: str) -> None:
+    link(Path(path), Path(new))
+
+
+def _mean_and_deviation(values: Sequence[float]) -> str:
+    mean = statistics.fmean(values)
+    text = format_number(mean)
+    # The sample standard deviation (n - 1), as papers report it.
+    more = f" ± {format_number(statistics.stdev(values), mean)}" if len(values) > 1 else ""
+    return text + more

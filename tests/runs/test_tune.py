@@ -1,0 +1,195 @@
+"""A search: its space, its trials, how it continues, and the best run."""
+
+import csv
+import json
+import re
+import statistics
+import time
+
+import optuna
+import pytest
+from helpers.runs import PLAIN, SMALL, TEXT, interrupt, refused, table_of
+
+from dxn.cli import main
+from dxn.config.space import Dimension, split, words_of
+from dxn.core.errors import UserError
+from dxn.runs import tune as module
+
+FAST = [*TEXT, *SMALL, *PLAIN, "data.fractions=[0.6,0.2,0.2]"]
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(table_of(60))
+    return path
+
+
+def command(table, *words):
+    folder = f"run={table.parent / 'search'}"
+    return ["tune", str(table), "target=label", "trainer.epochs=2", *FAST, folder, *words]
+
+
+def search(table, *words, code=0):
+    """Run `dxn tune` in the folder `search` beside the table; return the rows of trials.csv."""
+    assert main(command(table, *words)) == code
+    with (table.parent / "search" / "trials.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def evaluated(table):
+    """The trials that saw the test split."""
+    return sorted(p.parent.name for p in table.parent.glob("search/trials/*/metrics.json"))
+
+
+def test_a_search_ends_with_the_best_run_and_no_other_one_saw_the_test_split(table, capsys):
+    space = ["backbone.depth=1..2", "optimizer.lr=1e-4..1e-1:log", "head.dropout=0,0.1"]
+    rows = search(table, *space, "trials=5", "trainer.epochs=3")
+    folder = table.parent / "search"
+    for row in rows:
+        assert row["backbone.depth"] in ("1", "2")
+        assert 1e-4 <= float(row["optimizer.lr"]) <= 1e-1
+        assert row["head.dropout"] in ("0", "0.1")
+    complete = [row for row in rows if row["state"] == "complete"]
+    pruned = [row for row in rows if row["state"] == "pruned"]
+    assert len(rows) == 5 and pruned and int(pruned[0]["epochs"]) < 3
+    best = max(complete, key=lambda row: float(row["validation/accuracy"]))
+    assert evaluated(table) == [best["trial"]]
+    metrics = json.loads((folder / "best" / "metrics.json").read_text())
+    assert metrics["validation/best"] == float(best["validation/accuracy"])
+    assert "test/accuracy" in metrics
+    assert (folder / "trials.png").read_bytes().startswith(b"\x89PNG")
+    output = capsys.readouterr().out
+    assert f"best options: backbone.depth={best['backbone.depth']} optimizer.lr=" in output
+    assert re.search(rf"next: dxn predict run={folder}/best ", output)
+    # The folder of the search stands for its best run.
+    assert main(["predict", f"run={folder}", "input.text=apple"]) == 0
+    assert f"run: {folder}/best (newest of 1)" in capsys.readouterr().out
+
+
+def test_a_grid_ranks_settings_by_the_mean_over_their_seeds(table, capsys):
+    space = ["seed=1,2", "optimizer.lr=0.0001,0.1", "data.seed=0", "trainer.epochs=3"]
+    rows = search(table, *space, "sampler=grid")
+    combinations = {(row["seed"], row["optimizer.lr"]) for row in rows}
+    assert len(rows) == len(combinations) == 4
+    means = {}
+    for lr in ("0.0001", "0.1"):
+        values = [float(r["validation/accuracy"]) for r in rows if r["optimizer.lr"] == lr]
+        means[lr] = f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+    best = [row["trial"] for row in rows if row["optimizer.lr"] == "0.1"]
+    assert evaluated(table) == sorted(best)
+    output = capsys.readouterr().out
+    for lr, mean in means.items():
+        assert re.search(rf"│ \d, \d( \*)? +│ {lr} +│ +{mean} │", output)
+    assert re.search(r"2 runs of the best setting: test/\w+ [\d.]+ ± [\d.]+, ", output)
+
+
+def test_an_interrupted_trial_continues_with_the_same_command(table, monkeypatch, capsys):
+    words = ["optimizer.lr=0.001,0.1", "sampler=grid"]
+    with interrupt(monkeypatch, step=13):  # 4 steps per epoch, so in the second trial
+        assert main(command(table, *words)) == 130
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"dxn: interrupted; continue with: dxn tune .*run=\S+search.*\n", error)
+    rows = search(table, *words)
+    output = capsys.readouterr().out
+    assert "the study already has 1 trial" in output
+    assert [row["state"] for row in rows] == ["complete", "fail", "complete"]
+    assert {row["optimizer.lr"] for row in rows[::2]} == {"0.001", "0.1"}
+    assert rows[1]["folder"] == rows[2]["folder"]
+    # Other options would make the trials of the folder incomparable.
+    (line,) = refused(capsys, command(table, "optimizer.lr=0.001,0.2", "sampler=grid"))
+    assert "searches optimizer.lr=0.001,0.1, got optimizer.lr=0.001,0.2; choose another" in line
+
+
+def test_the_trial_of_a_killed_process_runs_again(table, monkeypatch):
+    monkeypatch.setattr(module, "HEARTBEAT", 1)
+    monkeypatch.setattr(module, "GRACE", 1)
+    # What a killed process leaves behind: a running trial without a heartbeat.
+    (table.parent / "search").mkdir()
+    storage = optuna.storages.RDBStorage(f"sqlite:///{table.parent / 'search' / 'study.db'}")
+    study = optuna.create_study(storage=storage, study_name="dxn", direction="maximize")
+    choices = optuna.distributions.CategoricalDistribution(["[text]", "[nothing]"])
+    study.enqueue_trial({"data.text": "[text]"})
+    killed = study.ask({"data.text": choices})
+    storage.record_heartbeat(killed._trial_id)
+    time.sleep(2.1)
+    rows = search(table, "data.text=[text],[nothing]", "trials=2", "trainer.epochs=1")
+    assert rows[0]["state"] == "fail" and not rows[0]["error"]
+    assert rows[1]["state"] == "complete" and rows[1]["data.text"] == "[text]"
+    # A setting that was trained is not trained again, and a failure does not end the search.
+    assert all(row["repeats"] == "1" for row in rows[2:-1])
+    assert rows[-1]["state"] == "fail" and "nothing" in rows[-1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("backbone.depth=2..6", Dimension("backbone.depth", ("2", "6"), is_range=True)),
+        ("lr=1e-4..1.:log", Dimension("lr", ("1e-4", "1."), is_range=True, is_log=True)),
+        ("x=-.5..+1:0.5", Dimension("x", ("-.5", "+1"), is_range=True, step="0.5")),
+        ("head.dropout=0,0.1", Dimension("head.dropout", ("0", "0.1"))),
+        ("data.text=[a,b],[c]", Dimension("data.text", ("[a,b]", "[c]"))),
+    ],
+)
+def test_a_word_with_several_values_is_searched(word, expected):
+    fixed, space = split(["a,b.csv", "data.path=../x", "target=a", word])
+    assert fixed == ["a,b.csv", "data.path=../x", "target=a"]
+    assert space == [expected]
+    assert space[0].word == word
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("lr=1..1", "lr: a range must begin with its lower end, got lr=1..1"),
+        ("lr=0..1:log", "lr: a range with :log must begin above 0, got lr=0..1:log"),
+        ("lr=0..1:2", "lr: the step must be above 0 and fit into the range, got lr=0..1:2"),
+        ("lr=interval(0,1)", "lr=interval(0,1): must be a list of values such as 1,2,3 or a range"),
+        ("lr=1", "tune: no option has several values; give at least one of them a range"),
+    ],
+)
+def test_a_wrong_space_is_one_sentence(word, message):
+    with pytest.raises(UserError) as error:
+        split([word])
+    assert str(error.value).startswith(message)
+
+
+def test_a_grid_has_all_values_of_a_range():
+    _, (steps, whole, free) = split(["x=0..0.3:0.1", "depth=2..4", "lr=0..1"])
+    assert steps.grid() == ["0", "0.1", "0.2", "0.3"]
+    assert Dimension(whole.key, whole.values, is_range=True, is_whole=True).grid() == [
+        "2",
+        "3",
+        "4",
+    ]
+    with pytest.raises(UserError, match="a grid needs a list of values or a range with a step"):
+        free.grid()
+
+
+def test_a_space_in_yaml_has_dotted_or_nested_keys(tmp_path):
+    path = tmp_path / "space.yaml"
+    path.write_text("backbone: {depth: 2..6}\noptimizer.lr: [1e-3, 0.1]\nreport: false\n")
+    assert words_of(path) == ["backbone.depth=2..6", "optimizer.lr=1e-3,0.1", "report=false"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["optimizer.lrr=1..2"], "optimizer.lrr: no such key; did you mean optimizer.lr?"),
+        (["backbone.depth=2.5..6"], "backbone.depth: must be a whole number, got 2.5"),
+        (["head.dropout=0,x"], "head.dropout: must be a number, got 'x'"),
+        (["seed=1,2", "trails=3"], "trails: no such key; did you mean trials?"),
+        (["trials=1,2"], "trials: must be one value"),
+        (["seed=1,2", "ensemble=3"], "ensemble: must be 1 in a search, got 3"),
+        (["seed=1,2", "resume=x"], "resume: to continue a search, run the same command again"),
+        (["lr=1..2:log", "sampler=grid"], "lr: no such key; did you mean optimizer.lr?"),
+        (["space=no.yaml"], "space: file not found: no.yaml"),
+        (["optimizer.lr=0.1,-1"], "optimizer: lr must be at least 0, got -1"),
+        (["seed=1,2", "storage=foo://x"], "storage: foo://x cannot be opened (Can't load plugin"),
+        (["seed=1,2", "data.fractions=[0.8,0,0.2]"], "tune: the data has no validation split"),
+    ],
+)
+def test_everything_is_checked_before_the_first_trial(words, message, table, capsys):
+    (line,) = refused(capsys, command(table, *words))
+    assert line.removeprefix("dxn: ").startswith(message)
+    assert not list(table.parent.glob("search/trials/*"))
