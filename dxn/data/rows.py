@@ -143,7 +143,11 @@ def join_columns(columns: Sequence[Column]) -> Column:
         return columns[0]
     import pyarrow
 
-    decode = columns[0].decode
+    values, decode = columns[0].values, columns[0].decode
+    if all(column.values is values and column.decode is decode for column in columns):
+        every = np.arange(len(values))
+        chosen = [every if column.rows is None else column.rows for column in columns]
+        return Column(values, np.concatenate(chosen), decode)
     arrays = [column.array() for column in columns]
     present = [array for array in arrays if array is not None]
     kinds = {array.type for array in present if not pyarrow.types.is_null(array.type)}

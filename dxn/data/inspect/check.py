@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,15 +17,14 @@ from dxn.core.printable import csv_cell
 from dxn.core.results import Truncation
 from dxn.data.dataset import Opened
 from dxn.data.inspect.quality import (
-    Keys,
     check_learnable,
     count_truncated,
     find_problems,
 )
 from dxn.data.raws import CacheBudget, digest_of, present_values
 from dxn.data.reading import Issue, survey_rows
-from dxn.data.rows import Source
-from dxn.data.splits.duplicates import row_keys
+from dxn.data.rows import Column, Source
+from dxn.data.splits.duplicates import codes_of, divided, row_codes
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 
@@ -139,7 +138,7 @@ def check(
     for name, split in splits.items():
         for issue in sorted(split.bad, key=lambda issue: issue.row):
             bad.append(replace(issue, split=name))
-    keys = {name: _digests(split) for name, split in splits.items()}
+    codes = _codes(splits)
     return Report(
         source=source,
         task=task,
@@ -149,8 +148,8 @@ def check(
             name: count_truncated(split, tokenizers) if is_fitted else {}
             for name, split in splits.items()
         },
-        duplicates=_count_duplicates(splits, keys),
-        problems=find_problems(source, splits, task if need_target else None, keys),
+        duplicates=_count_duplicates(splits, codes),
+        problems=find_problems(source, splits, task if need_target else None, codes),
         bad=bad,
         errors=errors,
     )
@@ -226,21 +225,28 @@ def _summaries(
     return summaries
 
 
-def _digests(split: Opened) -> dict[str, list[Hashable]]:
-    """Return a hash of each input of each row; None where it is missing."""
+def _codes(splits: Mapping[str, Opened]) -> dict[str, np.ndarray]:
+    """Return the codes of the raw values of all splits, see `input_codes`."""
     # Hash the content, not the path, because copies of a file may be in several folders.
-    digests: dict[str, list[Hashable]] = {}
-    for name, column in split.raws.items():
-        digests[name] = [None] * len(column)
-        for row in np.flatnonzero(split.present[name]).tolist():
-            digests[name][row] = digest_of(column, row)
-    return digests
+    digests: dict[str, list[bytes | None]] = {}
+    num_rows = 0
+    for split in splits.values():
+        for name, column in split.raws.items():
+            cells = digests.setdefault(name, [])
+            cells += [None] * (num_rows - len(cells))  # those of splits that lack the input
+            present = split.present[name].tolist()
+            cells += [digest_of(column, row) if p else None for row, p in enumerate(present)]
+        num_rows += len(split)
+    codes: dict[str, np.ndarray] = {}
+    for name, cells in digests.items():
+        codes[name], _ = codes_of(Column([*cells, *[None] * (num_rows - len(cells))]))
+    return codes
 
 
-def _count_duplicates(splits: Mapping[str, Opened], keys: Keys) -> dict[str, int]:
+def _count_duplicates(
+    splits: Mapping[str, Opened], codes: Mapping[str, np.ndarray]
+) -> dict[str, int]:
     """Count the rows whose inputs are all equal to those of another row of their split."""
-    counts: dict[str, int] = {}
-    for name, split in splits.items():
-        rows = row_keys(keys[name], len(split))
-        counts[name] = len(rows) - len(set(rows))
-    return counts
+    rows = row_codes(codes, sum(map(len, splits.values())))
+    by_split = divided(rows, splits)
+    return {name: len(each) - len(np.unique(each)) for name, each in by_split.items()}

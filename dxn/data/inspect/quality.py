@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations
 from typing import Any
+
+import numpy as np
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
@@ -14,7 +16,7 @@ from dxn.core.results import Truncation
 from dxn.data.dataset import Opened
 from dxn.data.reading import Issue
 from dxn.data.rows import TARGET, Rows, Source
-from dxn.data.splits.duplicates import keys_by_input, row_keys
+from dxn.data.splits.duplicates import divided, input_codes, row_codes
 from dxn.data.splits.split import SPLITS
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
@@ -27,12 +29,12 @@ MAX_RARE = 3  # rare classes in a sentence
 MAX_LISTED = 5  # class names that show which names the model knows
 MAX_TEXT = 40  # characters of a value in a sentence
 
-# Key of each row, by split and input.
-Keys = Mapping[str, Mapping[str, Sequence[Hashable]]]
-
 
 def find_problems(
-    source: Source, splits: Mapping[str, Opened], task: Task | None, keys: Keys | None = None
+    source: Source,
+    splits: Mapping[str, Opened],
+    task: Task | None,
+    codes: Mapping[str, np.ndarray] | None = None,
 ) -> list[Issue]:
     """Return problems such as equal inputs, small splits and rare classes, with the affected rows.
 
@@ -40,23 +42,25 @@ def find_problems(
         source: The data set.
         splits: Opened rows of each split.
         task: Task that parsed the targets. None: targets were not parsed.
-        keys: Keys of the opened rows. Inputs with equal keys have equal content. Default: of the
-            cells, without reading all files again.
+        codes: Codes of the opened rows, see `input_codes`. Default: of the cells, without reading
+            all files again.
     """
     # Without the rows that were left out.
     used = {name: source.splits[name].take(opened.kept) for name, opened in splits.items()}
-    if keys is None:
-        keys = dict(zip(used, keys_by_input(used.values(), source.files), strict=True))
-    problems = list(_repeated_rows(used, keys))
+    codes = input_codes(used.values(), source.files) if codes is None else codes
+    by_split = divided(row_codes(codes, sum(map(len, used.values()))), used)
+    problems = list(_repeated_rows(used, by_split))
     # A file can be shared by rows whose other inputs differ.
     if source.files and len(source.inputs) > 1:
-        problems += _shared_files(source, used, keys)
+        for name in source.files:
+            if name in codes:
+                problems += _shared_files(name, divided(codes[name], used))
     if any(rows.groups is not None for rows in used.values()):
         problems += _shared_groups(used)
     problems += _small_splits(splits)
     # A text can have several translations, and a photo several captions.
     if task is not None and task.is_supervised and not task.writes:
-        problems += _contradictions(used, keys)
+        problems += _contradictions(used, by_split)
         problems += _target_problems(splits)
     return problems
 
@@ -104,19 +108,23 @@ def check_known_targets(task: Task, targets: Sequence[Any], where: str) -> None:
     )
 
 
-def _repeated_rows(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Issue]:
-    """Yield the rows of one split whose inputs are all equal to those of an earlier split."""
-    by_split = {name: row_keys(keys[name], len(rows)) for name, rows in splits.items()}
-    for first, second in combinations(by_split, 2):
-        origins = dict(zip(by_split[first], splits[first].origin, strict=True))
-        origins.pop(None, None)
+def _repeated_rows(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray]) -> Iterator[Issue]:
+    """Yield the rows of one split whose inputs are all equal to those of an earlier split.
+
+    Args:
+        splits: The splits.
+        codes: Code of each row, by split.
+    """
+    for first, second in combinations(splits, 2):
+        repeated = np.isin(codes[second], codes[first]) & (codes[second] >= 0)
         found: list[Issue] = []
-        for key, origin in zip(by_split[second], splits[second].origin, strict=True):
-            if key in origins:
-                reason = f"all inputs are equal to those of {origins[key]} ({first})"
-                found.append(Issue(reason, origin, split=second))
+        last = dict(zip(codes[first].tolist(), range(len(codes[first])), strict=True))
+        for row in np.flatnonzero(repeated).tolist():
+            other = splits[first].origin[last[int(codes[second][row])]]
+            reason = f"all inputs are equal to those of {other} ({first})"
+            found.append(Issue(reason, splits[second].origin[row], split=second))
         if found:
-            total = count(len(by_split[second]), "row")
+            total = count(len(codes[second]), "row")
             verb = "occurs" if len(found) == 1 else "occur"
             yield Issue(
                 f"{len(found):,} of {total} of {second} also {verb} in {first}, such as "
@@ -125,18 +133,16 @@ def _repeated_rows(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Issue]:
             )
 
 
-def _shared_files(source: Source, splits: Mapping[str, Rows], keys: Keys) -> Iterator[Issue]:
-    """Yield the files that rows of two splits share, if the rows have further inputs."""
-    for name in source.files:
-        for first, second in combinations(splits, 2):
-            present = [key for key in keys[second].get(name, ()) if key is not None]
-            known = set(keys[first].get(name, ()))
-            num_shared = sum(key in known for key in present)
-            if num_shared:
-                yield Issue(
-                    f"{name}: {num_shared:,} of {count(len(present), 'row')} of {second} "
-                    f"{'has' if num_shared == 1 else 'have'} a file that rows of {first} have, too"
-                )
+def _shared_files(name: str, codes: Mapping[str, np.ndarray]) -> Iterator[Issue]:
+    """Yield the files of an input that rows of two splits share, from their codes by split."""
+    for first, second in combinations(codes, 2):
+        present = codes[second][codes[second] >= 0]
+        num_shared = int(np.isin(present, codes[first]).sum())
+        if num_shared:
+            yield Issue(
+                f"{name}: {num_shared:,} of {count(len(present), 'row')} of {second} "
+                f"{'has' if num_shared == 1 else 'have'} a file that rows of {first} have, too"
+            )
 
 
 def _shared_groups(splits: Mapping[str, Rows]) -> Iterator[Issue]:
@@ -162,18 +168,25 @@ def _small_splits(splits: Mapping[str, Opened]) -> Iterator[Issue]:
             )
 
 
-def _contradictions(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Issue]:
-    """Yield the rows whose inputs are equal to those of a row with another target."""
-    first_of: dict[Hashable, tuple[str, Any]] = {}
+def _contradictions(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray]) -> Iterator[Issue]:
+    """Yield the rows whose inputs are equal to those of a row with another target.
+
+    Args:
+        splits: The splits.
+        codes: Code of each row, by split.
+    """
+    counts = np.bincount(np.concatenate(list(codes.values())) + 1, minlength=1)
+    counts[0] = 0  # rows without inputs
+    first_of: dict[int, tuple[str, Any]] = {}
     affected: list[Issue] = []
     example = ""
     for name, rows in splits.items():
-        targets = rows.cells.get(TARGET, [None] * len(rows))
-        row_key = row_keys(keys[name], len(rows))
-        for key, origin, target in zip(row_key, rows.origin, targets, strict=True):
-            if key is None or target is None:
+        repeated = np.flatnonzero(counts[codes[name] + 1] > 1) if TARGET in rows.cells else ()
+        for row in map(int, repeated):
+            target, origin = rows.cells[TARGET][row], rows.origin[row]
+            if target is None:
                 continue
-            other, expected = first_of.setdefault(key, (origin, target))
+            other, expected = first_of.setdefault(int(codes[name][row]), (origin, target))
             if str(target) != str(expected):
                 given = f"{_short(target)} instead of {_short(expected)}"
                 reason = f"inputs of {other}, but target {given}"

@@ -4,56 +4,92 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from dxn.data.rows import TARGET, Rows
+from dxn.data.rows import TARGET, Column, Rows, as_column, join_columns
 
 # A file that occurs this much more often than the median file, and in this fraction of the rows, is
 # a placeholder such as no_photo.png. Rows that share it are not similar.
 PLACEHOLDER_RATIO = 20
 PLACEHOLDER_SHARE = 0.05
+# Arrow types whose cells can be compared without making Python objects of them.
+ENCODED = ("large_string", "int64", "double", "bool", "date32[day]", "timestamp[us]")
 NUM_BYTES = 4096  # at each end of a file that are compared first
 
 
-def keys_by_input(splits: Iterable[Rows], files: Sequence[str]) -> list[dict[str, list[Hashable]]]:
-    """Return a key of each input cell: cells with equal keys have equal content.
+def input_codes(splits: Iterable[Rows], files: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return an integer code of each input cell: cells with equal codes have equal content.
 
     Args:
         splits: Rows of all splits, which are compared with each other.
         files: Names of the inputs whose cells are paths or contents of files.
 
     Returns:
-        For each split, the keys by input name; None where a cell is missing.
+        By input name, the codes of all splits one after another, int64; -1 where a cell is missing.
     """
     parts = list(splits)
     names = dict.fromkeys(name for rows in parts for name in rows.cells if name != TARGET)
-    results: list[dict[str, list[Hashable]]] = [{} for _ in parts]
+    codes: dict[str, np.ndarray] = {}
     for name in names:
-        columns = [rows.cells.get(name, [None] * len(rows)) for rows in parts]
-        copies = _copies(cell for column in columns for cell in column) if name in files else {}
-        for result, column in zip(results, columns, strict=True):
-            keys = map(_key, column)
-            result[name] = [copies.get(key, key) for key in keys]
-    return results
+        cells = [rows.cells.get(name, [None] * len(rows)) for rows in parts]
+        columns = [each if isinstance(each, Column) else as_column(each) for each in cells]
+        codes[name], distinct = codes_of(join_columns(columns))
+        if name in files:
+            # The last one is that of missing cells.
+            codes[name] = np.append(_file_codes(distinct), -1)[codes[name]]
+    return codes
 
 
-def row_keys(keys: Mapping[str, Sequence[Hashable]], count: int) -> list[Hashable]:
-    """Return one key per row from the keys of all its inputs; None for a row without inputs."""
-    if not keys:
-        return [None] * count
-    rows = zip(*keys.values(), strict=True)
-    return [None if all(key is None for key in row) else row for row in rows]
+def codes_of(column: Column) -> tuple[np.ndarray, Sequence[Hashable]]:
+    """Return the code of each cell, int64, -1 where it is missing; and the content of each code."""
+    values: Any = column.values
+    if column.decode is None and column.is_arrow and str(values.type) in ENCODED:
+        import pyarrow.compute
+
+        if str(values.type) == "double":
+            values = pyarrow.compute.add(values, 0.0)  # 0.0 and -0.0 are equal
+        encoded = values.dictionary_encode()
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return (codes if column.rows is None else codes[column.rows]), encoded.dictionary
+    known: dict[Hashable, int] = {}
+    keys = map(_key, column)
+    numbers = (-1 if key is None else known.setdefault(key, len(known)) for key in keys)
+    return np.fromiter(numbers, np.int64, len(column)), list(known)
 
 
-def units_of(rows: Rows, files: Sequence[str]) -> list[int]:
+def row_codes(codes: Mapping[str, np.ndarray], count: int) -> np.ndarray:
+    """Return one code per row from the codes of all its inputs; -1 for a row without inputs.
+
+    Args:
+        codes: Codes of the rows by input name, int64.
+        count: Number of rows.
+    """
+    rows = np.zeros(count, np.int64)
+    has_input = np.zeros(count, bool)
+    is_distinct = False
+    for column in codes.values():
+        has_input |= column >= 0
+        if not is_distinct:
+            # Numbered again for each input, so that the product of the numbers fits into 64 bits.
+            pairs = rows * (column.max(initial=-1) + 2) + column + 1
+            distinct, rows = np.unique(pairs, return_inverse=True)
+            is_distinct = len(distinct) == count
+    return np.where(has_input, rows, -1)
+
+
+def divided(codes: np.ndarray, splits: Mapping[str, Sized]) -> dict[str, np.ndarray]:
+    """Return the codes of each split, which follow each other in `codes`."""
+    ends = np.cumsum([len(rows) for rows in splits.values()])
+    return dict(zip(splits, np.split(codes, ends[:-1]), strict=bool(splits)))
+
+
+def units_of(rows: Rows, files: Sequence[str]) -> np.ndarray:
     """Return the unit of each row. Rows of a unit must be in the same split.
 
     Rows are in the same unit if all their inputs are equal, if they share a file, or if they are in
@@ -65,36 +101,52 @@ def units_of(rows: Rows, files: Sequence[str]) -> list[int]:
         files: Names of the inputs whose cells are paths or contents of files.
 
     Returns:
-        For each row, the index of the first row of its unit.
+        For each row, the index of the first row of its unit, int64.
     """
-    (keys,) = keys_by_input([rows], files)
-    columns = [row_keys(keys, len(rows))]
-    columns += [_without_placeholders(keys[name]) for name in files if name in keys]
+    codes = input_codes([rows], files)
+    columns = [row_codes(codes, len(rows))]
+    columns += [_without_placeholders(codes[name]) for name in files if name in codes]
     if rows.groups is not None:
-        columns.append(list(map(_key, rows.groups)))
-    parents = list(range(len(rows)))
-
-    def root(i: int) -> int:
-        while parents[i] != i:
-            parents[i] = parents[parents[i]]  # shorten the path, so that the next search is faster
-            i = parents[i]
-        return i
-
+        groups = rows.groups if isinstance(rows.groups, Column) else as_column(rows.groups)
+        columns.append(codes_of(groups)[0])
+    every = np.arange(len(rows))
+    # The edges of a graph whose components are the units: from the first row with a code to others.
+    edges = [np.empty((2, 0), np.int64)]
     for column in columns:
-        first: dict[Hashable, int] = {}
-        for i, key in enumerate(column):
-            if key is not None:
-                a, b = root(i), root(first.setdefault(key, i))
-                parents[max(a, b)] = min(a, b)
-    return [root(i) for i in range(len(rows))]
+        present = np.flatnonzero(column >= 0)
+        _, first, numbers = np.unique(column[present], return_index=True, return_inverse=True)
+        edge = np.stack([present[first][numbers], present])
+        edges.append(edge[:, edge[0] < edge[1]])
+    start, end = np.hstack(edges)
+    if not len(start):
+        return every
+    from scipy.sparse import coo_array  # it takes time to import
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_array((np.ones(len(start), bool), (start, end)), shape=(len(rows), len(rows)))
+    _, unit = connected_components(graph, directed=False)
+    _, first = np.unique(unit, return_index=True)
+    return first[unit]
 
 
-def _without_placeholders(keys: Sequence[Hashable]) -> list[Hashable]:
-    counts = Counter(key for key in keys if key is not None)
-    if not counts:
-        return list(keys)
-    limit = max(PLACEHOLDER_RATIO * median(counts.values()), PLACEHOLDER_SHARE * len(keys))
-    return [None if counts[key] > limit else key for key in keys]
+def _without_placeholders(codes: np.ndarray) -> np.ndarray:
+    """Return -1 instead of the codes of placeholders."""
+    counts = np.bincount(codes[codes >= 0], minlength=1)
+    usual = np.median(counts[counts > 0]) if counts.any() else 0.0
+    limit = max(PLACEHOLDER_RATIO * usual, PLACEHOLDER_SHARE * len(codes))
+    return np.where(counts[codes] > limit, -1, codes)
+
+
+def _file_codes(cells: Sequence[Hashable]) -> np.ndarray:
+    """Return codes of distinct cells, int64, that are equal for the paths of equal files."""
+    codes = np.arange(len(cells))
+    paths = cells if isinstance(cells, list) else cells.to_pylist()  # pyright: ignore
+    first: dict[Hashable, int] = {}
+    copies = _copies(paths)
+    for i, path in enumerate(paths):
+        if path in copies:
+            codes[i] = first.setdefault(copies[path], i)
+    return codes
 
 
 def _copies(cells: Iterable[Any]) -> dict[Hashable, Hashable]:

@@ -37,7 +37,7 @@ def check_fractions(fractions: Sequence[float]) -> None:
 
 
 def draw_split(
-    labels: Sequence, fractions: Sequence[float], *, seed: int, units: Sequence[int] | None = None
+    labels: Sequence, fractions: Sequence[float], *, seed: int, units: np.ndarray | None = None
 ) -> list[list[int]]:
     """Divide rows into random parts, stratified by label.
 
@@ -45,40 +45,47 @@ def draw_split(
         labels: One label per row. None is a label of its own.
         fractions: Fraction of the rows in each part.
         seed: Random seed.
-        units: Unit of each row. Rows of a unit are in the same part, and its most frequent label
-            counts. Default: each row is a unit.
+        units: Unit of each row, see `units_of`. Rows of a unit are in the same part, and its most
+            frequent label counts. Default: each row is a unit.
 
     Returns:
         Sorted row indices of each part.
     """
     check_fractions(fractions)
-    members: dict[int, list[int]] = {}
-    for i, unit in enumerate(range(len(labels)) if units is None else units):
-        members.setdefault(unit, []).append(i)
-    by_label: dict[str, list[list[int]]] = {}
-    for rows in members.values():
-        label = Counter(repr(labels[i]) for i in rows).most_common(1)[0][0]
-        by_label.setdefault(label, []).append(rows)
-    order: list[list[int]] = []
-    for label in sorted(by_label):
+    _, unit_of, sizes = np.unique(
+        np.arange(len(labels)) if units is None else units, return_inverse=True, return_counts=True
+    )
+    codes: dict[str, int] = {}
+    label_of = np.array([codes.setdefault(repr(label), len(codes)) for label in labels], np.int64)
+    by_unit = label_of[np.argsort(unit_of, kind="stable")]
+    starts = np.cumsum(sizes) - sizes
+    unit_label = by_unit[starts]
+    for unit in np.flatnonzero(sizes > 1).tolist():
+        members = by_unit[starts[unit] : starts[unit] + sizes[unit]]
+        unit_label[unit] = Counter(members.tolist()).most_common(1)[0][0]
+    order: list[int] = []
+    for label in sorted(codes):
         # Use one generator per label, so that new rows of one label do not change the split of
         # another.
-        random.Random(f"{seed}/{label}").shuffle(by_label[label])
-        order += by_label[label]
+        same = np.flatnonzero(unit_label == codes[label]).tolist()
+        random.Random(f"{seed}/{label}").shuffle(same)
+        order += same
     # The units of a label are now consecutive. Assign each to the part with the largest deficit
     # (expected size minus actual size). This keeps the fractions within each label, and also within
     # all rows: rounding each label separately would assign all rare labels to the first part.
-    parts: list[list[list[int]]] = [[] for _ in fractions]
+    parts: list[list[int]] = [[] for _ in fractions]
     deficits = [0.0] * len(fractions)
-    for rows in order:
-        size = len(rows)
+    for unit, size in zip(order, sizes[order].tolist(), strict=True):
         deficits = [d + fraction * size for d, fraction in zip(deficits, fractions, strict=True)]
         part = max(range(len(deficits)), key=deficits.__getitem__)
         deficits[part] -= size
-        parts[part].append(rows)
-    if len(members) < len(labels):
-        _fill_empty_parts(parts, fractions)
-    return [sorted(i for rows in part for i in rows) for part in parts]
+        parts[part].append(unit)
+    if len(sizes) < len(labels):
+        _fill_empty_parts(parts, fractions, sizes)
+    part_of = np.zeros(len(sizes), np.int64)
+    for i, part in enumerate(parts):
+        part_of[part] = i
+    return [np.flatnonzero(part_of[unit_of] == i).tolist() for i in range(len(parts))]
 
 
 def complete_splits(
@@ -262,7 +269,9 @@ def _split_name(value: Any) -> str | None:
     return SPLIT_NAMES.get(str(value).strip().lower())
 
 
-def _fill_empty_parts(parts: list[list[list[int]]], fractions: Sequence[float]) -> None:
+def _fill_empty_parts(
+    parts: list[list[int]], fractions: Sequence[float], sizes: np.ndarray
+) -> None:
     """Move a unit to each part that should have rows but is empty, if there are enough units.
 
     A few large units can exceed all fractions, for example five speakers with a fifth of the rows
@@ -271,26 +280,26 @@ def _fill_empty_parts(parts: list[list[list[int]]], fractions: Sequence[float]) 
     for i, fraction in enumerate(fractions):
         largest = max(parts, key=len)
         if fraction > 0 and not parts[i] and len(largest) > 1:
-            smallest = min(range(len(largest)), key=lambda k: len(largest[k]))
+            smallest = min(range(len(largest)), key=lambda k: sizes[largest[k]])
             parts[i].append(largest.pop(smallest))
 
 
-def _kept_together(rows: Rows, units: Sequence[int], splits: Mapping[str, Rows]) -> str:
+def _kept_together(rows: Rows, units: np.ndarray, splits: Mapping[str, Rows]) -> str:
     """Return the end of the note about a random split: which rows are kept together."""
-    sizes = Counter(units)
     if rows.groups is not None:
         counts = ", ".join(f"{n} {len(set(map(str, r.groups or ())))}" for n, r in splits.items())
         return f"; rows of a group are in the same split; number of groups: {counts}"
-    shared = sum(size for size in sizes.values() if size > 1)
+    sizes = np.bincount(units)
+    shared = sizes[sizes > 1].sum()
     return f"; {shared:,} rows that share inputs are kept together" if shared else ""
 
 
 def _draw_rows(
-    rows: Rows, fractions: Sequence[float], units: Sequence[int], *, seed: int, stratify: bool
+    rows: Rows, fractions: Sequence[float], units: np.ndarray, *, seed: int, stratify: bool
 ) -> dict[str, Rows]:
     """Divide rows at random. Splits without rows are left out."""
     num_parts = sum(fraction > 0 for fraction in fractions)
-    num_units = len(set(units))
+    num_units = len(np.unique(units))
     if rows.groups is not None and num_units < num_parts:
         raise UserError(
             f"data.group: at least {num_parts} groups are needed for {num_parts} splits, got "
