@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from dxn.config.values import refuse_without_effect
 from dxn.core.display import count, format_number, now, print_line, print_rule, print_table
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import link, new_folder, replace_folder
-from dxn.core.results import BEST
+from dxn.core.results import BEST, read_results
 from dxn.runs.decide import (
     check_combinations,
     decide_task,
@@ -42,7 +42,7 @@ from dxn.runs.decide import (
     read_pretraining,
     readers_of,
 )
-from dxn.runs.folder import continued, has_checkpoint, refuse_other_run
+from dxn.runs.folder import continued, has_checkpoint, locked, refuse_other_run
 from dxn.runs.monitoring import build_metrics
 from dxn.runs.paths import BEST_RUN, TRIALS
 from dxn.runs.predictor.output import write_records
@@ -271,43 +271,56 @@ class Search:
             raise UserError("\n".join(dict.fromkeys(errors)) or "tune: no trial was completed")
 
     def finish(self) -> list[list[str]]:
-        """Print the trials, and evaluate the best setting on the test split, for the first time.
+        """Print the trials, and evaluate the best setting on the test split.
 
         Returns:
             The words of the commands that a user may want next.
         """
-        self._write()
-        self._draw()
-        self._print()
-        best = self._settings()[0]
-        figures: dict[str, list[float]] = {}
-        commands: list[list[str]] = []
-        for trial in best:
-            run = Path(trial.user_attrs[FOLDER])
-            if not has_checkpoint(run):
-                print_line(f"trial {trial.number} is on {trial.user_attrs[HOST]}: {run}")
-                continue
-            print_rule(f"trial {trial.number}: {self._title(trial.params)}")
-            trained = train_one(continued(run, self.settings))
-            results = trained.results
-            assert results is not None  # as in the only process
-            for name in (f"{results.split}/{metric}" for metric in results.shown):
-                if name in results.metrics:
-                    figures.setdefault(name, []).append(results.metrics[name])
-            if trial is best[0]:
-                with replace_folder(self.folder / BEST_RUN) as new:
+        with ExitStack() as stack:
+            # Several processes can end at the same time, and each can have the best trial.
+            while not self._locked(stack):
+                time.sleep(1)
+            self._write()
+            self._draw()
+            self._print()
+            best = self._settings()[0]
+            figures: dict[str, list[float]] = {}
+            commands: list[list[str]] = []
+            for trial in best:
+                run = Path(trial.user_attrs[FOLDER])
+                if not has_checkpoint(run):
+                    print_line(f"trial {trial.number} is on {trial.user_attrs[HOST]}: {run}")
+                    continue
+                results = read_results(run)
+                if results is None:  # otherwise, it was evaluated before
+                    print_rule(f"trial {trial.number}: {self._title(trial.params)}")
+                    trained = train_one(continued(run, self.settings))
+                    results, commands = trained.results, [*map(list, trained.next_commands)]
+                assert results is not None  # as in the only process
+                for name in (f"{results.split}/{metric}" for metric in results.shown):
+                    if name in results.metrics:
+                        figures.setdefault(name, []).append(results.metrics[name])
+            kept = self.folder / BEST_RUN
+            run = Path(best[0].user_attrs[FOLDER])
+            is_here = has_checkpoint(run)
+            if is_here:
+                with replace_folder(kept) as new:
                     shutil.copytree(run, new, copy_function=_link, dirs_exist_ok=True)
-                old, own = f"run={run}", f"run={self.folder / BEST_RUN}"
-                commands = [
-                    [own if w == old else w for w in each] for each in trained.next_commands
-                ]
-        if len(best) > 1 and figures:
-            means = [f"{name} {_mean_and_deviation(each)}" for name, each in figures.items()]
-            print_line(f"{count(len(best), 'run')} of the best setting: {', '.join(means)}")
+        if figures:
+            texts = [f"{name} {_mean_and_deviation(each)}" for name, each in figures.items()]
+            print_line(f"{count(len(best), 'run')} of the best setting: {', '.join(texts)}")
         print_line(f"best options: {self._title(best[0].params)}")
-        names = [*([f"{BEST_RUN}/"] if commands else []), TABLE, CHART]
-        print_line(f"written: {self.folder} ({', '.join(names)}, {TRIALS}/)")
-        return commands
+        names = [*([f"{BEST_RUN}/"] if is_here else []), TABLE, CHART, f"{TRIALS}/"]
+        print_line(f"written: {self.folder} ({', '.join(names)})")
+        own = f"run={kept}"
+        return [[own if w.startswith("run=") else w for w in words] for words in commands]
+
+    def _locked(self, stack: ExitStack) -> bool:
+        try:
+            stack.enter_context(locked(self.folder, main=True))
+        except UserError:  # another process has the lock
+            return False
+        return True
 
     def finished(self) -> list[FrozenTrial]:
         """Return the trials that count: neither interrupted ones nor repeats of others."""
