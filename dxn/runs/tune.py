@@ -120,6 +120,11 @@ def tune(
     try:
         search.run(trials=trials, minutes=values["minutes"])
         return search.finish()
+    except optuna.exceptions.StorageInternalError as error:
+        raise UserError(
+            "storage: the database does not answer; when it is available again, run the same "
+            f"command with run={folder}"
+        ) from error
     except KeyboardInterrupt as error:
         stopped = error if isinstance(error, Interrupted) else Interrupted()
         words = [*settings.overrides, *([] if values["run"] else [f"run={folder}"])]
@@ -293,7 +298,8 @@ class Search:
                     continue
                 results = read_results(run)
                 if results is None:  # otherwise, it was evaluated before
-                    print_rule(f"trial {trial.number}: {self._title(trial.params)}")
+                    print_rule(f"best: trial {trial.number}")
+                    print_line(self._title(trial.params))
                     trained = train_one(continued(run, self.settings))
                     results, commands = trained.results, [*map(list, trained.next_commands)]
                 assert results is not None  # as in the only process
@@ -341,7 +347,8 @@ class Search:
             if earlier.state is TrialState.PRUNED:
                 raise TrialPruned
             return _value(earlier)
-        print_rule(f"trial {trial.number}: {self._title(options)}")
+        print_rule(f"trial {trial.number}")
+        print_line(self._title(options))
 
         def on_epoch(epoch: int, value: float) -> None:
             trial.report(value, epoch)
