@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,11 +13,11 @@ from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
-from dxn.data.rows import TARGET
+from dxn.data.rows import TARGET, Column
+from dxn.data.token_ids import TokenIds, token_ids
 from dxn.tasks.language import Window
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
-from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 
 
 class Stream(Samples):
@@ -57,25 +56,28 @@ class Stream(Samples):
         # Samples.__init__ sets self.rows to the rows that have a text. At the end of this method it
         # becomes the list of windows, which __len__ and __getitem__ use.
         self.texts = self.rows
-        raws = [opened.raws[self.name][row] for row in self.texts.tolist()]
-        # `starts` are the indices of the first tokens of the texts.
-        self.ids, self.starts = _token_ids(raws, tokenizer)
+        raws = opened.raws[self.name]
+        column = raws if isinstance(raws, Column) else Column(raws)
+        self.tokens: TokenIds = token_ids(column.take(self.texts), tokenizer)
         if len(self.ids) < 2:
             raise UserError(
                 f"{opened.origin[0]}: language modelling needs at least 2 tokens per split, got "
                 f"{len(self.ids)}; use more text"
             )
         self.max_len = tokenizer.max_len
-        texts = (" ".join(raw) if isinstance(raw, list) else raw for raw in raws)
-        self.num_chars = sum(len(text) for text in texts)
         num_predicted = len(self.ids) - 1
         copies = repeats if augment else 1
         self.rows = np.arange(copies * math.ceil(num_predicted / self.max_len))
 
     @property
+    def ids(self) -> np.ndarray:
+        """Token ids of the stream, uint16 or uint32."""
+        return self.tokens.ids
+
+    @property
     def chars_per_token(self) -> float:
         """Mean number of characters per token of the stream."""
-        return self.num_chars / len(self.ids)
+        return self.tokens.num_chars / len(self.ids)
 
     def num_tokens(self, i: int) -> float:
         """Return max_len, the length of all windows except the last one."""
@@ -85,7 +87,7 @@ class Stream(Samples):
         """Return the name of a window for messages, such as "book.txt row 1, window 17"."""
         if self.augment:  # the position depends on the epoch
             return f"window {row + 1}, at a random position of the texts"
-        text = bisect_right(self.starts, row * self.max_len) - 1
+        text = np.searchsorted(self.tokens.starts, row * self.max_len, side="right") - 1
         return f"{self.opened.origin[int(self.texts[text])]}, window {row + 1}"
 
     def batch(
@@ -102,8 +104,10 @@ class Stream(Samples):
         # A random start gives each token a different context in each epoch.
         if rand is not None:
             start = rand.randrange(max(len(self.ids) - self.max_len, 1))
-        targets = self._next_ids(start)
-        sample: dict[str, Any] = {self.name: _text_sample(self.ids[start : start + len(targets)])}
+        # The targets of a window are its ids shifted by one.
+        ids = torch.from_numpy(self.ids[start : start + self.max_len + 1].astype(np.int64))
+        targets = ids[1:]
+        sample: dict[str, Any] = {self.name: _text_sample(ids[:-1])}
         window = Window(targets, self.chars_per_token)
         encoded = self.target.encode(
             window, sample, random.Random("") if self.target.random else rand
@@ -111,30 +115,6 @@ class Stream(Samples):
         if encoded is not None:
             sample[TARGET] = encoded
         return {**sample, "#index": index}
-
-    def _next_ids(self, start: int) -> Tensor:
-        """Return the targets of a window, which are its ids shifted by one."""
-        return self.ids[start + 1 : start + self.max_len + 1]
-
-
-def _token_ids(raws: Sequence[Any], tokenizer: Tokenizer) -> tuple[Tensor, list[int]]:
-    """Return the token ids of all texts, and the index at which each text starts.
-
-    EOS tokens separate the texts if the tokenizer has such a token.
-    """
-    vocabulary = tokenizer.vocabulary
-    assert vocabulary is not None  # the task has checked it
-    end = token_of(vocabulary, ENDS)
-    ids: list[int] = []
-    starts: list[int] = []
-    for raw in raws:
-        if ids and end is not None:
-            ids.append(end)
-        # Do not add special tokens such as [CLS] around each text: the texts form one stream.
-        is_words = isinstance(raw, list)
-        starts.append(len(ids))
-        ids += encode(vocabulary, raw, is_pretokenized=is_words, add_special_tokens=False).ids
-    return torch.tensor(ids), starts
 
 
 def _text_sample(ids: Tensor) -> dict[str, Tensor]:

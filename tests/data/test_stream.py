@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.data import by_modality
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -208,7 +207,7 @@ def test_the_padding_of_a_batch_is_not_predicted():
 def test_special_tokens_that_a_template_adds_are_left_out():
     plain, with_template = adapter_of(5), adapter_of(5, special_tokens=True)
     ids = stream_of("abc", adapter=with_template).ids
-    assert torch.equal(stream_of("abc", adapter=plain).ids, ids)
+    assert stream_of("abc", adapter=plain).ids.tolist() == ids.tolist()
 
 
 def test_a_single_token_is_too_little():

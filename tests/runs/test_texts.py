@@ -8,6 +8,7 @@ import torch
 from helpers.runs import (
     checkpoint_of,
     interrupt,
+    log_of,
     metrics_of,
     refused,
     same_tensors,
@@ -227,6 +228,23 @@ def test_evaluating_a_language_model_again_gives_the_metrics_of_its_run(language
     assert metrics_of(tmp_path)["validation/loss"] == pytest.approx(
         metrics_of(language)["validation/loss"], abs=1e-6
     )
+
+
+def test_token_ids_in_a_file_give_the_same_training_and_the_same_resume(
+    language, place, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("dxn.data.token_ids.MAX_IN_MEMORY", 0)
+    with interrupt(monkeypatch, step=3):
+        assert main(["train", *plain(place, CAUSAL), f"run={tmp_path / 'cut'}"]) == 130
+    # One file of ids, and one of the starts of the texts, for each split.
+    written = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("*.npy")}
+    assert len(written) == 4
+    assert main(["train", f"resume={tmp_path / 'cut'}", "loader.num_workers=2"]) == 0
+    assert {path: path.stat().st_ino for path in written} == written  # not written again
+    assert log_of(tmp_path / "cut") == log_of(language)
+    assert same_tensors(weights_of(tmp_path / "cut"), weights_of(language))
+    assert same_tensors(checkpoint_of(tmp_path / "cut"), checkpoint_of(language))
 
 
 def test_a_language_model_continues_a_text(language, capsys):
