@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from dxn.data.rows import TARGET
 from dxn.tokenize.base import Tokenizer
 
 if TYPE_CHECKING:
-    from dxn.data.loader import InputDropout
+    from dxn.data.loader import InputDropout, Loader
     from dxn.data.reading import Issue
     from dxn.tasks.task import Task
 
@@ -49,6 +49,8 @@ class Opened:
         timeout: Number of seconds to wait for a batch of these processes. None: no limit.
         bad_later: Why files that were not decoded at first turned out to be bad, by origin of their
             row. `dxn.data.loader.Loader` fills it.
+        numbers: Number of each row in the stream that it is from, from which its samples draw.
+            None: its index.
     """
 
     raws: Mapping[str, Sequence[Any]]
@@ -63,6 +65,7 @@ class Opened:
     num_workers: int | None = None
     timeout: float | None = TIMEOUT
     bad_later: dict[str, str] = field(default_factory=dict)
+    numbers: np.ndarray | None = None
 
     def __post_init__(self):
         if self.present.keys() != self.raws.keys():
@@ -156,6 +159,31 @@ class Samples(Dataset):
         from dxn.data.raws import FileColumn
 
         return any(isinstance(column, FileColumn) and not column.is_complete for column in columns)
+
+    def loader(
+        self,
+        batch_size: int,
+        *,
+        seed: int,
+        shard: tuple[int, int],
+        pin_memory: bool,
+        ahead: int,
+        is_any: Callable[[bool], bool],
+    ) -> Loader:
+        """Return the loader of a training.
+
+        Args:
+            batch_size: Number of samples per batch, over all processes.
+            seed: Random seed of the order.
+            shard: Index of this process and number of processes, (i, n).
+            pin_memory: Whether to copy batches to page-locked memory.
+            ahead: Number of batches per optimizer step.
+            is_any: Function that returns whether a value is true in any of the processes.
+        """
+        from dxn.data.loader import BatchOrder, Loader
+
+        order = BatchOrder(self, batch_size, seed=seed, shuffle=True, shard=shard)
+        return Loader(order, pin_memory=pin_memory)
 
     def keep(self, count: int) -> None:
         """Remove all but `count` samples, which are spread over all of them."""
@@ -266,9 +294,8 @@ class Samples(Dataset):
             The random generator of the sample, None without augmentation; and its inputs by name.
         """
         copy, row = divmod(int(self.rows[i]), len(self.opened))
-        # Seed with the row index, not with i, which changes if other rows are left out. The first
-        # copy is the sample that there is without repeats.
-        number = f"{row}/{copy}" if copy else f"{row}"
+        # Seed with the row index, not with i, which changes if other rows are left out.
+        number = self._number(row, copy)
         rand = random.Random(f"{self.seed}/{epoch}/{number}") if self.augment else None
         present = self._present(row)
         dropout = self.input_dropout
@@ -297,7 +324,7 @@ class Samples(Dataset):
             if target.random:
                 # In validation, the seed is the same in every epoch, so that metrics of different
                 # epochs are comparable.
-                number = f"{row}/{copy}" if copy else f"{row}"
+                number = self._number(row, copy)
                 epoch_of = epoch if self.augment else "always"
                 rand = random.Random(f"{self.seed}/{epoch_of}/{number}/hidden")
             value = None if self.targets is None else self.targets[row]
@@ -311,7 +338,8 @@ class Samples(Dataset):
             encoded = target.encode(value, sample, rand)
             if encoded is not None:
                 sample[TARGET] = encoded
-        return {**sample, "#index": index}
+        numbers = self.opened.numbers
+        return {**sample, "#index": index if numbers is None else int(numbers[index])}
 
     def collate(
         self,
@@ -345,6 +373,13 @@ class Samples(Dataset):
         if self.target is not None and TARGET in samples[0]:
             batch[TARGET] = self.target.collate([sample[TARGET] for sample in samples])
         return batch
+
+    def _number(self, row: int, copy: int) -> str:
+        """Return what the random draws of a sample depend on, besides seed and epoch."""
+        numbers = self.opened.numbers
+        number = row if numbers is None else int(numbers[row])
+        # The first copy is the sample that there is without repeats.
+        return f"{number}/{copy}" if copy else f"{number}"
 
     def _present(self, row: int) -> list[str]:
         return [name for name in self.inputs if self.opened.present[name][row]]

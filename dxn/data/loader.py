@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -180,6 +180,23 @@ class BatchOrder:
                 part = own[start:end]
                 yield epoch, part or batch[:1].tolist(), drop_inputs, not part
 
+    def prepare(self, key: BatchKey) -> dict[str, Any]:
+        """Return the batch of a key, with "#filler" if it is a filler."""
+        epoch, indices, drop_inputs, is_filler = key
+        batch = self.samples.batch(epoch, indices, drop_inputs=drop_inputs)
+        return {**batch, "#filler": True} if is_filler else batch
+
+    def position(self, batch: int) -> dict[str, Tensor]:
+        """Return what a checkpoint needs to continue after so many batches of the epoch.
+
+        Nothing, because the number of batches is enough.
+        """
+        return {}
+
+    def restore(self, batch: int, position: Mapping[str, Tensor]) -> bool:
+        """Use a position of a checkpoint, with one row per process; return whether it fits."""
+        return True
+
     def _batches(self) -> list[np.ndarray]:
         """Return the samples of the batches of an epoch, int64."""
         size = self.batch_size
@@ -239,7 +256,7 @@ class Loader:
                 yield batch
             return
         for key in self.order:
-            batch = batch_of(self.order.samples, key)
+            batch = self.order.prepare(key)
             self._count_bad(batch)
             yield tree_map_only(Tensor, Tensor.pin_memory, batch) if self.pin_memory else batch
 
@@ -258,13 +275,6 @@ class Loader:
         """End the processes. The next iteration would start new ones."""
         if self.workers is not None:
             self.workers.stop()
-
-
-def batch_of(samples: Samples, key: BatchKey) -> dict[str, Any]:
-    """Return a batch of an order, with "#filler" if it is a filler."""
-    epoch, indices, drop_inputs, is_filler = key
-    batch = samples.batch(epoch, indices, drop_inputs=drop_inputs)
-    return {**batch, "#filler": True} if is_filler else batch
 
 
 def default_workers(order: BatchOrder) -> int:

@@ -17,6 +17,8 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow
 
+    from dxn.data.sources.shards import Stream
+
 VALUES = "values"  # column with the series that a layout or a file format of series adds
 TARGET = "target"  # key of the targets in Rows.cells and in batches
 # Batches contain these keys next to one key per input, so an input cannot have such a name.
@@ -303,6 +305,7 @@ class Source:
         validate: What is read of each file before a training.
         layout: How tables were rearranged, which new tables need too, as plain data, see
             `dxn.data.series.layouts`. None: not at all.
+        stream: All training rows, if the splits contain only a sample of the rows.
     """
 
     splits: Mapping[str, Rows]
@@ -316,6 +319,12 @@ class Source:
     files: Sequence[str] = ()
     candidates: Sequence[str] = ()
     layout: Mapping[str, Any] | None = None
+    stream: Stream | None = None
+
+    @property
+    def num_training_rows(self) -> int:
+        """Number of training rows of an epoch, which can be an estimate."""
+        return len(self.splits.get("train", ())) if self.stream is None else self.stream.num_rows
 
     def column(self, name: str) -> list[Any]:
         """Return the cells of an input (or "target") in all splits, None where it is missing."""

@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from dxn.core.errors import UserError
-from dxn.data.dataset import Samples
-from dxn.data.loader import BatchKey, BatchOrder, batch_of
+from dxn.data.loader import BatchKey, BatchOrder
 
 # Signals on which a training saves a checkpoint, which a terminal or a batch system sends to all
 # its processes. The workers are needed until the training ends.
@@ -44,7 +43,7 @@ class Workers(DataLoader):
     def __init__(self, order: BatchOrder, count: int, pin_memory: bool):
         self.samples = order.samples
         super().__init__(
-            _Batches(order.samples),
+            _Batches(order),
             # torch needs no more of it than an iterator.
             batch_sampler=order,  # pyright: ignore[reportArgumentType]
             collate_fn=_unchanged,
@@ -162,13 +161,13 @@ class Workers(DataLoader):
 class _Batches(Dataset):
     """The collated batches. A UserError is returned in place of the batch that has it."""
 
-    def __init__(self, samples: Samples):
-        self.samples = samples
+    def __init__(self, order: BatchOrder):
+        self.order = order
 
     def __getitems__(self, key: BatchKey) -> dict[str, Any] | UserError:
         """Return a batch. torch calls this method, not __getitem__."""
         try:
-            batch = batch_of(self.samples, key)
+            batch = self.order.prepare(key)
             # Otherwise a thread of torch would do this later, and only print an error.
             tree_map_only(Tensor, Tensor.share_memory_, batch)
         except UserError as error:

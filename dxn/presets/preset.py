@@ -149,7 +149,7 @@ def _all_advice(
         if len(train) < MANY_WINDOWS:
             return
     num_files = sum(not readers[key].tabular for key in nodes.values())
-    facts = Facts(len(train), len(nodes), num_files, is_forecast=is_forecast)
+    facts = Facts(source.num_training_rows, len(nodes), num_files, is_forecast=is_forecast)
     minutes = _minutes(facts)
     if is_chosen("trainer.max_minutes", chosen):
         minutes = config["trainer"].get("max_minutes")
@@ -157,7 +157,7 @@ def _all_advice(
     def epochs_within_limit(tokens: float) -> float:
         if minutes is None:
             return math.inf
-        seconds = seconds_per_token(config, device, trust) * tokens * len(train)
+        seconds = seconds_per_token(config, device, trust) * tokens * source.num_training_rows
         return 60 * minutes / (OVERHEAD * seconds)
 
     facts = replace(facts, epochs_within_limit=epochs_within_limit)

@@ -200,7 +200,10 @@ def describe(
         if split.skipped:
             notes.append(f"{split.skipped} skipped")
         remark = f" ({', '.join(notes)})" if notes else ""
-        print_line(f"{name}: {count(len(split), 'row')}{remark}")
+        rows = count(len(split), "row")
+        if name == "train" and source.stream is not None:
+            rows = f"{source.stream}, read in each epoch; the sample has {rows}"
+        print_line(f"{name}: {rows}{remark}")
         # A drawn split of very few rows can consist of rare classes.
         if len(split) >= MIN_CHECKED:
             check_known_targets(task, split.targets or (), name)

@@ -255,6 +255,24 @@ def check_combinations(
         )
     _check_widths(config)
     _check_backbones(config, task, trust)
+    if config["data"].get("streaming"):
+        _check_stream(config, task)
+
+
+def _check_stream(config: Config, task: Task | Auto) -> None:
+    """Refuse options that need all rows of a data set in memory."""
+    loader = config["loader"]
+    for key, default in (("repeats", 1), ("overfit", 0)):
+        if loader[key] != default:
+            raise UserError(
+                f"loader.{key}: cannot be combined with data.streaming=true, got {loader[key]}; "
+                f"set loader.{key}={default}, or data.streaming=false"
+            )
+    if not isinstance(task, Auto) and task.target.source == "stream":
+        raise UserError(
+            f"data.streaming: cannot be combined with head={task.name}, which joins the texts of "
+            "all rows; set data.streaming=false"
+        )
 
 
 def _check_widths(config: Config) -> None:

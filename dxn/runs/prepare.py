@@ -138,9 +138,11 @@ class Training:
         targets = {}
         if self.task.is_supervised:
             targets = {name: split.targets or () for name, split in self.splits.items()}
+        stream = self.source.stream
+        streamed = {} if stream is None else {"train": stream.num_rows}
         return DataFacts(
             name=data_name(self.plan.config["data"], self.source.name),
-            rows={name: len(split) for name, split in self.splits.items()},
+            rows={name: len(split) for name, split in self.splits.items()} | streamed,
             skipped={name: split.skipped for name, split in self.splits.items()},
             missing={name: dict(split.missing) for name, split in self.splits.items()},
             truncated=dict(self.truncations),
@@ -172,6 +174,17 @@ class Training:
 
     def _samples(self, task: Task, split: str, **options: Any) -> Samples:
         opened = self.splits[split]
+        if split == "train" and self.source.stream is not None:
+            from dxn.data.streaming import StreamSamples  # most data sets are in memory
+
+            return StreamSamples(
+                opened,
+                self.tokenizers,
+                task=task,
+                source=self.source,
+                seed=self.trainer.seed,
+                **options,
+            )
         samples = make_samples(task, opened, self.tokenizers, seed=self.trainer.seed, **options)
         if self.loader.overfit:
             samples.keep(self.loader.overfit)
@@ -395,7 +408,7 @@ def _decide(
         task, _, _ = decide_task(build(config["head"], key="head", trust=trust), config, source)
     if is_new and may_choose:
         modalities = [each.modality for each in inputs.values()]
-        advice = recommended_weights(modalities, len(source.splits.get("train", ())))
+        advice = recommended_weights(modalities, source.num_training_rows)
         lines += [f"note: {advice}"] if advice else []
     return _Decided(config, source, task, pretraining, inputs, nodes, trainer, parts, lines)
 

@@ -47,6 +47,7 @@ def save(
     ema: AveragedModel | None,
     state: State,
     generators: Mapping[str, Tensor],
+    order: Mapping[str, Tensor],
     log: Mapping[str, Tensor],
 ) -> Path:
     """Write a checkpoint, and remove all but the last two.
@@ -58,6 +59,7 @@ def save(
         ema: Moving average of the weights, or None.
         state: Position of the training.
         generators: States of the random generators (P, bytes) of all P processes.
+        order: Positions in the data (P, ...) of all P processes, see `BatchOrder.position`.
         log: Losses of the epoch, see `Log.pending`.
 
     Returns:
@@ -76,7 +78,7 @@ def save(
     for i, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
             tensors[f"optimizer/{i}/{name}"] = torch.as_tensor(value)
-    for group, values in (("generators", generators), ("log", log)):
+    for group, values in (("generators", generators), ("order", order), ("log", log)):
         tensors |= {f"{group}/{name}": tensor for name, tensor in values.items()}
     target = folder / f"{PREFIX}{state.step:09}"
     with replace_folder(target) as new:
@@ -95,7 +97,7 @@ def load(
     ema: AveragedModel | None,
     process: int = 0,
     say: Callable[[str], None] = print,
-) -> tuple[State, dict[str, Tensor]]:
+) -> tuple[State, dict[str, Tensor], dict[str, Tensor]]:
     """Restore the weights, the optimizer, the moving average and the random generators in place.
 
     Args:
@@ -108,7 +110,7 @@ def load(
         say: Function that prints a line about a damaged checkpoint.
 
     Returns:
-        The position of the training, and the tensors of `Log.pending`.
+        The position of the training, the tensors of `Log.pending`, and the positions in the data.
 
     Raises:
         UserError: If there is no checkpoint, none is intact, or the newest one that is intact does
@@ -150,7 +152,7 @@ def load(
         set_generator_states({name: rows[row].clone() for name, rows in generators.items()}, device)
     except RuntimeError as error:
         raise UserError(f"{file}: generators: not a state of a generator") from error
-    return state, log
+    return state, log, _without_prefix("order", tensors)
 
 
 def all_checkpoints(folder: Path) -> list[Path]:

@@ -101,6 +101,14 @@ def wait_for_all(accelerator: Accelerator) -> None:
         accelerator.wait_for_everyone()
 
 
+def is_any(accelerator: Accelerator, value: bool) -> bool:
+    """Return whether a value is true in any of the processes."""
+    if accelerator.num_processes == 1:
+        return value
+    summed: Any = accelerator.reduce(torch.tensor(float(value), device=accelerator.device))
+    return bool(summed > 0)
+
+
 def from_first(accelerator: Accelerator, compute: Callable[[], T]) -> T:
     """Return in all processes what a function returns in the first one.
 

@@ -24,7 +24,6 @@ from dxn.core.files import CHECKPOINTS, remove_unfinished
 from dxn.core.randomness import spaced_rows
 from dxn.core.runtime import free_memory, is_out_of_memory
 from dxn.data.dataset import Samples
-from dxn.data.loader import BatchOrder, Loader
 from dxn.models import compiling
 from dxn.models.blocks import set_compiled
 from dxn.models.model import MultimodalModel, as_float
@@ -34,6 +33,7 @@ from dxn.tasks.task import Task
 from dxn.training import checkpoint
 from dxn.training.distributed import (
     Precision,
+    is_any,
     make_accelerator,
     not_synchronized,
     stop_signals,
@@ -241,16 +241,17 @@ class Trainer:
         self.parameters = list(model.parameters())
         number_layers(model)
         task.prepare_loss(train[0, row] for row in spaced_rows(len(train), MAX_BALANCED))
-        # BatchOrder also distributes the samples of a batch over the processes, so the loader does
-        # not go through the accelerator.
-        self.order = BatchOrder(
-            train,
+        # The order of the batches also distributes their samples over the processes, so the loader
+        # does not go through the accelerator.
+        self.loader = train.loader(
             self.state.batch_size,
             seed=self.seed,
-            shuffle=True,
             shard=(accelerator.process_index, accelerator.num_processes),
+            pin_memory=accelerator.device.type == "cuda",
+            ahead=self.grad_accum_steps,
+            is_any=lambda value: is_any(accelerator, value),
         )
-        self.loader = Loader(self.order, pin_memory=accelerator.device.type == "cuda")
+        self.order = self.loader.order
         self.steps_per_epoch = math.ceil(len(self.order) / self.grad_accum_steps)
         self.log = Log(
             folder,
@@ -602,11 +603,8 @@ class Trainer:
 
         Only the main process writes the file.
         """
-        generators: dict[str, Tensor] = {}  # (P, bytes) each, of all P processes
-        for name, own in checkpoint.generator_states(self.accelerator.device).items():
-            # NCCL can only gather tensors on the GPU.
-            rows = self.accelerator.gather(own[None].to(self.accelerator.device))
-            generators[name] = cast("Tensor", rows).cpu()
+        generators = self._of_all(checkpoint.generator_states(self.accelerator.device))
+        order = self._of_all(self.order.position(self.state.batch))
         if self.main:
             checkpoint.save(
                 self.folder / CHECKPOINTS,
@@ -615,14 +613,24 @@ class Trainer:
                 ema=self.ema,
                 state=self.state,
                 generators=generators,
+                order=order,
                 log=self.log.pending(),
             )
         self.saved_at = time.monotonic()
 
+    def _of_all(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors of this process with those of all P processes, (P, ...) each."""
+        rows: dict[str, Tensor] = {}
+        for name, tensor in own.items():
+            # NCCL can only gather tensors on the GPU.
+            gathered = self.accelerator.gather(tensor[None].to(self.accelerator.device))
+            rows[name] = cast("Tensor", gathered).cpu()
+        return rows
+
     def restore(self) -> None:
         """Continue from the last checkpoint."""
         batch_size = self.state.batch_size
-        self.state, pending = checkpoint.load(
+        self.state, pending, order = checkpoint.load(
             self.folder / CHECKPOINTS,
             model=self.model,
             optimizer=self.optimizer,
@@ -640,6 +648,13 @@ class Trainer:
             state.batch_size = batch_size
             state.batch = 0
             state.step = state.epoch * self.steps_per_epoch
+        elif state.batch and not self.order.restore(state.batch, order):
+            self.log.print(
+                f"note: epoch {state.epoch + 1} starts again, because the number of processes, or "
+                "of those that read the stream, has changed"
+            )
+            state.step -= math.ceil(state.batch / self.grad_accum_steps)
+            state.batch = 0
         self.log.epochs = self.num_epochs
         self.log.restore(state, pending)
 

@@ -1,22 +1,28 @@
-"""Data sets from the Hugging Face Hub, or from a local folder in the same layout."""
+"""Data sets from the Hugging Face Hub, or from a local folder or shards in the same formats."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
-from dxn.data.rows import Column, OnBad, Origins, Source, Validate, as_column, blank_to_none
+from dxn.data.rows import OnBad, Origins, Source, Validate
+from dxn.data.sources.shards import MAX_REASON, Sample, Shards, Stream, to_columns
 from dxn.data.sources.table import from_tables
 from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
 from dxn.data.tables.read import Table
 
-MAX_REASON = 300  # characters; error messages of `datasets` can be pages long
+# Formats of shards whose paths or URLs the user names, by the end of their names.
+FORMATS = {".tar": "webdataset", ".parquet": "parquet"}
+RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # such as {000..099}
 
 
 def hub(
@@ -25,6 +31,12 @@ def hub(
     readers: Readers,
     config: str | None = None,
     revision: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+    streaming: bool = False,
+    sample_rows: Annotated[int, Ge(1)] = 10_000,
+    sample_shards: Annotated[int, Ge(1)] = 16,
+    shuffle_buffer: Annotated[int, Ge(1)] = 1000,
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     group: str | None = None,
     target: str | Sequence[str] | None = None,
@@ -40,10 +52,20 @@ def hub(
     their size limits.
 
     Args:
-        name: Name of the data set, or path of a local folder.
+        name: Name of the data set, path of a local folder, or paths or URLs of tar or Parquet
+            files such as train-{000..099}.tar.
         readers: Readers in use, by modality. The caller sets this argument.
         config: Name of the configuration, if the data set has several.
         revision: Branch, tag or commit. A commit always has the same rows.
+        validation: Tar or Parquet files of the validation split, if name is one of files.
+        test: Tar or Parquet files of the test split.
+        streaming: Read training rows one after another in each epoch, instead of all of them before
+            the training. Other splits, vocabularies and statistics come from a sample of the rows.
+        sample_rows: Maximum number of rows of this sample, per split.
+        sample_shards: Maximum number of files from which the sample is drawn. They are read once
+            before the training.
+        shuffle_buffer: Number of streamed rows that are shuffled together, in addition to the
+            order of the files.
         fractions: Fractions of training, validation and test rows, if the data set has only a
             training split. Null: the rows are not divided.
         group: Column such as the speaker or the patient. Rows with the same value are in the same
@@ -61,13 +83,27 @@ def hub(
     Raises:
         UserError: If the data set cannot be loaded, or has no column of a given name.
     """
-    splits = _load(name, config, revision)
+    if streaming and group is not None:
+        raise UserError(
+            "data.group: cannot be combined with data.streaming, because the stream can have more "
+            "rows of a group than the sample; set data.validation and data.test instead"
+        )
+    data_files = _data_files(name, {"validation": validation, "test": test})
+    builder, splits = _load(name, config, revision, data_files, streaming=streaming)
     known = {split: SPLIT_NAMES[split.lower()] for split in splits if split.lower() in SPLIT_NAMES}
     if "train" not in known.values():
         raise UserError(
             f"data.name: a training split is required, but {name} has only {', '.join(splits)}"
         )
-    tables = {known[split]: to_table(splits[split], Path(name, split)) for split in known}
+    tables: dict[str, Table] = {}
+    samples: dict[str, tuple[Shards, Sample]] = {}
+    for split, usual in known.items():
+        if streaming:
+            shards = Shards(splits[split], (builder.config.data_files or {}).get(split, ()))
+            samples[usual] = shards, shards.sample(sample_rows, sample_shards)
+            tables[usual] = samples[usual][1].table
+        else:
+            tables[usual] = to_table(splits[split], Path(name, split))
     if list(tables) == ["train"]:
         tables = {UNDIVIDED: tables["train"]}
     source = from_tables(
@@ -82,26 +118,102 @@ def hub(
         validate=validate,
         seed=seed,
     )
-    others = [split for split in splits if split not in known]
-    if not others:
-        return source
-    return replace(source, notes=[*source.notes, f"not used: split {', '.join(others)}"])
+    notes = list(source.notes)
+    stream = None
+    if streaming:
+        stream = _stream_of(source, *samples["train"], shuffle_buffer)
+        for usual, (shards, sample) in samples.items():
+            size = len(sample.table)
+            if size < sample.num_rows:
+                about = "" if sample.is_exact else "about "
+                notes.append(
+                    f"{usual}: a sample of {count(size, 'row')} of {about}{sample.num_rows:,}, "
+                    f"drawn from {sample.num_shards:,} of {count(len(shards), 'file')}"
+                )
+    if others := [split for split in splits if split not in known]:
+        notes.append(f"not used: split {', '.join(others)}")
+    return replace(source, notes=notes, stream=stream)
 
 
-def _load(name: str, config: str | None, revision: str | None) -> dict[str, Any]:
-    """Return a `datasets.Dataset` for each split."""
+def _stream_of(source: Source, shards: Shards, sample: Sample, shuffle_buffer: int) -> Stream:
+    """Return all training rows but those that the sample gave to another split."""
+    if source.layout is not None:
+        raise UserError(
+            "data.streaming: each row must be a sample, but these rows are the words of sentences; "
+            "write one sentence per row, or set data.streaming=false"
+        )
+    others = [rows for split, rows in source.splits.items() if split != "train"]
+    numbers = [shards.numbers(rows.origin) for rows in others if isinstance(rows.origin, Origins)]
+    held_out = np.concatenate([np.zeros(0, np.int64), *numbers])
+    return Stream(
+        shards,
+        held_out=np.sort(held_out),
+        num_rows=max(sample.num_rows - len(held_out), 1),
+        is_exact=sample.is_exact,
+        shuffle_buffer=shuffle_buffer,
+    )
+
+
+def _data_files(name: str, others: Mapping[str, str | None]) -> dict[str, list[str]] | None:
+    """Return the files of each split; None if the name is that of a data set or of a folder.
+
+    Args:
+        name: The option data.name.
+        others: Files of the other splits.
+    """
+    chosen = {split: files for split, files in others.items() if files is not None}
+    if Path(name).suffix in FORMATS:
+        named = {"train": name, **chosen}
+        return {split: list(_in_range(files)) for split, files in named.items()}
+    if chosen:
+        split = next(iter(chosen))
+        raise UserError(
+            f"data.{split}: needs files in data.name too, such as train-{{000..099}}.tar, got "
+            f"{name}"
+        )
+    return None
+
+
+def _in_range(name: str) -> Iterator[str]:
+    """Yield the names that a name with ranges such as {000..099} stands for."""
+    found = RANGE.search(name)
+    if found is None:
+        yield name
+        return
+    first, last = found.groups()
+    for number in range(int(first), int(last) + 1):
+        yield from _in_range(f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}")
+
+
+def _load(
+    name: str,
+    config: str | None,
+    revision: str | None,
+    data_files: Mapping[str, Sequence[str]] | None,
+    *,
+    streaming: bool,
+) -> tuple[Any, dict[str, Any]]:
+    """Return the builder of `datasets`, and a `Dataset` or an `IterableDataset` for each split."""
     # Importing the library takes seconds, and only this data source needs it.
     import datasets
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 
+    path = name if data_files is None else FORMATS[Path(name).suffix]
     try:
-        splits: Any = datasets.load_dataset(name, config, revision=revision)
+        builder: Any = None
+        if streaming:
+            builder = datasets.load_dataset_builder(
+                path, config, revision=revision, data_files=data_files
+            )
+            splits: Any = builder.as_streaming_dataset()
+        else:
+            splits = datasets.load_dataset(path, config, revision=revision, data_files=data_files)
     except (ValueError, OSError, DatasetsError) as error:
         # The message of a DatasetGenerationError has no details; those are in its cause.
         is_wrapper = isinstance(error, DatasetGenerationError) and error.__cause__ is not None
         reason = " ".join(str(error.__cause__ if is_wrapper else error).split())
         raise UserError(f"data.name: {name} cannot be loaded ({reason[:MAX_REASON]})") from error
-    return {str(split): splits[split] for split in splits}
+    return builder, {str(split): splits[split] for split in splits}
 
 
 def to_table(rows: Any, origin: Path) -> Table:
@@ -111,36 +223,9 @@ def to_table(rows: Any, origin: Path) -> Table:
         rows: The data set.
         origin: Name of the data set in messages.
     """
-    columns: dict[str, Column] = {}
     rows = rows.with_format(None)  # such as "torch", which would give tensors as cells
     for name, feature in rows.features.items():
-        cells = [blank_to_none(value) for value in _values(rows, name, feature)]
-        columns[name] = as_column(cells)
+        if hasattr(feature, "decode"):
+            rows = rows.cast_column(name, type(feature)(decode=False))
+    columns = to_columns(rows.features, {name: rows[name] for name in rows.features})
     return Table(columns, Origins([origin], np.arange(1, len(rows) + 1)))
-
-
-def _values(rows: Any, name: str, feature: Any) -> list:
-    """Return the values of a column, with files as bytes or paths and classes as names."""
-    # Features are recognized by their attributes, because their types differ between versions of
-    # the library. A feature with `decode` is an encoded file, such as an image.
-    if hasattr(feature, "decode"):
-        encoded = rows.cast_column(name, type(feature)(decode=False))
-        return [value and (value["bytes"] or _cached(value["path"])) for value in encoded[name]]
-    # A feature with `int2str` is a ClassLabel.
-    if hasattr(feature, "int2str"):
-        return [_class_name(feature, value) for value in rows[name]]
-    # A list of class labels.
-    items: Any = getattr(feature, "feature", None)
-    if hasattr(items, "int2str"):
-        return [value and list(map(items.int2str, value)) for value in rows[name]]
-    return list(rows[name])
-
-
-def _cached(path: str | None) -> Path | None:
-    # A Path and no text: the library chose it, so it may be outside of the folder of the data set.
-    return None if path is None else Path(path)
-
-
-def _class_name(feature: Any, value: int | None) -> str | None:
-    # -1 means that a row has no label, for example in a test split without public labels.
-    return None if value is None or value < 0 else feature.int2str(value)

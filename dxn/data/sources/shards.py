@@ -1,0 +1,233 @@
+"""Rows that are read one after another from shards, such as tar or Parquet files, by `datasets`."""
+
+from __future__ import annotations
+
+import math
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dxn.core.display import track
+from dxn.core.errors import UserError
+from dxn.core.randomness import spaced_rows
+from dxn.data.rows import Column, Origins, as_column, blank_to_none
+from dxn.data.tables.read import Table, concatenate
+
+MAX_REASON = 300  # characters; error messages of `datasets` can be pages long
+# The number of a row is that of its shard times this, plus its index in the shard.
+SHARD_ROWS = 2**31
+PIECE = 256  # rows that `datasets` returns together; those of large photos take 100 MB
+BLOCK = tarfile.BLOCKSIZE  # bytes
+
+
+class Sample(NamedTuple):
+    """Some rows of a split, and what they tell about the whole split.
+
+    Attributes:
+        table: The rows.
+        num_rows: Number of rows of the split.
+        is_exact: Whether this number is not an estimate.
+        num_shards: Number of shards that have been read.
+    """
+
+    table: Table
+    num_rows: int
+    is_exact: bool
+    num_shards: int
+
+
+class Shards:
+    """One split as `datasets` streams it.
+
+    Args:
+        rows: A `datasets.IterableDataset`.
+        names: Path or URL of each shard.
+    """
+
+    def __init__(self, rows: Any, names: Sequence[str]):
+        self.rows = rows.decode(False)  # the readers decode files, and apply their limits
+        self.names = names
+        # The number of row groups or of files inside of an archive can differ from that of files.
+        if len(names) != rows.num_shards:
+            self.names = [f"shard {i + 1}" for i in range(rows.num_shards)]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def pieces(self, shard: int, start: int = 0) -> Iterator[Table]:
+        """Yield the rows of a shard, a few at a time.
+
+        Args:
+            shard: Index of the shard.
+            start: Index of the first row to read.
+
+        Raises:
+            UserError: If the shard is missing or damaged.
+        """
+        name = self.names[shard]
+        try:
+            if not start:
+                check_archive(name)
+            rows = self.rows.shard(len(self), shard).skip(start)
+            for batch in rows.iter(batch_size=PIECE):
+                columns = to_columns(self.rows.features or {}, batch)
+                count = len(next(iter(columns.values())))
+                lines = np.arange(start + 1, start + count + 1)
+                yield Table(columns, Origins([Path(name)], lines))
+                start += count
+        except UserError:
+            raise
+        # The file systems and formats of `datasets` have errors of many classes.
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
+            raise UserError(
+                f"{name}: cannot be read after row {start} ({reason}); replace the file, or remove "
+                "it from the data set"
+            ) from error
+
+    def sample(self, num_rows: int, num_shards: int) -> Sample:
+        """Read whole shards, and keep some of their rows.
+
+        Args:
+            num_rows: Maximum number of rows.
+            num_shards: Maximum number of shards, which are spread over all of them.
+        """
+        chosen = spaced_rows(len(self), num_shards)
+        quota = math.ceil(num_rows / len(chosen))
+        tables: list[Table] = []
+        total = 0
+        for shard in track(chosen, len(chosen), "reading shards"):
+            # The number of rows is unknown, so each row draws a number, and those stay whose number
+            # is below a limit, which falls. With a constant distance, all rows could be of one
+            # class if the classes take turns.
+            rand = np.random.default_rng(shard)
+            limit, table, drawn = 1.0, None, np.zeros(0)
+            for piece in self.pieces(shard):
+                numbers = rand.random(len(piece))
+                total += len(piece)
+                kept = np.flatnonzero(numbers < limit)
+                new = piece.take(kept)
+                table = new if table is None else concatenate([table, new])
+                drawn = np.concatenate([drawn, numbers[kept]])
+                while len(drawn) > 2 * quota:
+                    limit /= 2
+                    kept = np.flatnonzero(drawn < limit)
+                    table, drawn = table.take(kept), drawn[kept]
+            if table is not None:
+                tables.append(table.take(np.array(spaced_rows(len(table), quota), np.int64)))
+        if not tables:
+            raise UserError(f"{self.names[0]}: the shards have no rows; choose other ones")
+        is_exact = len(chosen) == len(self)
+        if not is_exact:
+            total = round(total / len(chosen) * len(self))
+        return Sample(concatenate(tables), total, is_exact, len(chosen))
+
+    def numbers(self, origins: Origins) -> np.ndarray:
+        """Return the numbers of rows that `sample` returned, int64."""
+        shard_of = {Path(name): i for i, name in enumerate(self.names)}
+        # Rows of other splits are from other files.
+        shards = [shard_of.get(origins.file(i), -1) for i in range(len(origins))]
+        own = np.array(shards, np.int64)
+        return (own * SHARD_ROWS + origins.lines - 1)[own >= 0]
+
+    def describe(self, number: int) -> str:
+        """Return the shard and the row of a number, such as "train-003.tar row 17"."""
+        shard, row = divmod(number, SHARD_ROWS)
+        return f"{Path(self.names[shard]).name} row {row + 1}"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The training rows of a data set that are not in memory.
+
+    Args:
+        shards: The shards.
+        held_out: Numbers of the rows that are in the validation or the test split, int64.
+        num_rows: Number of training rows.
+        is_exact: Whether this number is not an estimate.
+        shuffle_buffer: Number of rows that are shuffled together.
+    """
+
+    shards: Shards
+    held_out: np.ndarray
+    num_rows: int
+    is_exact: bool
+    shuffle_buffer: int
+
+    def __str__(self) -> str:
+        about = "" if self.is_exact else "about "
+        return f"{about}{self.num_rows:,} rows in {len(self.shards):,} shards"
+
+
+def to_columns(features: Mapping[str, Any], batch: Mapping[str, Sequence[Any]]) -> dict[str, Column]:
+    """Return rows of `datasets` as columns, with files as bytes or paths and classes as names.
+
+    Args:
+        features: The features of the columns, whose files are not decoded.
+        batch: The values of each column.
+    """
+    columns: dict[str, Column] = {}
+    for name, values in batch.items():
+        convert = _converter(features.get(name))
+        cells = values if convert is None else map(convert, values)
+        columns[name] = as_column([blank_to_none(cell) for cell in cells])
+    return columns
+
+
+def _converter(feature: Any) -> Callable[[Any], Any] | None:
+    """Return the function that converts the values of a feature; None: they stay as they are."""
+    # Features are recognized by their attributes, because their types differ between versions of
+    # the library. A feature with `decode` is an encoded file, such as an image.
+    if hasattr(feature, "decode"):
+        return lambda value: value and (value["bytes"] or _cached(value["path"]))
+    # A feature with `int2str` is a ClassLabel.
+    if hasattr(feature, "int2str"):
+        # -1 means that a row has no label, for example in a test split without public labels.
+        return lambda value: None if value is None or value < 0 else feature.int2str(value)
+    # A list of class labels.
+    items: Any = getattr(feature, "feature", None)
+    if hasattr(items, "int2str"):
+        return lambda value: value and list(map(items.int2str, value))
+    return None
+
+
+def _cached(path: str | None) -> Path | None:
+    # A Path and no text: the library chose it, so it may be outside of the folder of the data set.
+    return None if path is None else Path(path)
+
+
+def check_archive(name: str) -> None:
+    """Check that a tar file is complete, because `tarfile` takes a damaged file for a shorter one.
+
+    The headers of a local file are checked, and the end of a file that has a URL.
+
+    Args:
+        name: Path or URL. Other files than *.tar are not checked.
+
+    Raises:
+        UserError: If it is damaged.
+    """
+    if not name.endswith(".tar"):
+        return
+    import fsspec
+
+    advice = "replace the file, or remove it from the data set"
+    with fsspec.open(name, "rb") as file:
+        size = file.seek(0, 2)
+        place = max(size - BLOCK, 0) if "://" in name else 0
+        while True:
+            file.seek(place)
+            header = file.read(BLOCK)
+            if len(header) == BLOCK and not any(header):
+                return
+            try:
+                info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+            except tarfile.HeaderError as error:
+                what = "is cut off" if place + BLOCK >= size else f"is damaged at byte {place:,}"
+                raise UserError(f"{name}: the tar file {what}; {advice}") from error
+            has_content = not (info.isdir() or info.issym() or info.islnk())
+            place += BLOCK + has_content * math.ceil(info.size / BLOCK) * BLOCK
