@@ -33,14 +33,14 @@ class Lane(NamedTuple):
     """The position of one of the readers that share a stream.
 
     Attributes:
-        index: Index of the lane in its process.
+        number: Number of the lane in its process.
         turn: Index of the next file among those that the lane reads in the epoch.
         row: Index of the first row of the current block in this file.
         done: Number of rows of the block that are done.
         is_over: Whether the lane has no more rows in this epoch, 0 or 1.
     """
 
-    index: int
+    number: int
     turn: int = 0
     row: int = 0
     done: int = 0
@@ -255,14 +255,14 @@ class StreamOrder(BatchOrder):
 
     def prepare(self, key: LaneKey) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the next batch of a lane, in parts; none if the lane is over."""
-        index = key.lane.index
+        number = key.lane.number
         if key.is_first:
-            self._readers[index] = self._read(key)
+            self._readers[number] = self._read(key)
         over = {PARTS: [], LANE: key.lane._replace(is_over=1)}
-        return next(self._readers[index], over)
+        return next(self._readers[number], over)
 
     def _start(self) -> list[Lane]:
-        return [Lane(index) for index in range(self.num_lanes)]
+        return [Lane(number) for number in range(self.num_lanes)]
 
     def _read(self, key: LaneKey) -> Iterator[dict[str, Any]]:
         """Yield the batches of a lane, and its position after each."""
@@ -299,7 +299,7 @@ class StreamOrder(BatchOrder):
         tables: list[Table] = []
         numbers: list[np.ndarray] = []
         count, turn, row = 0, lane.turn, lane.row
-        for i, (shard, step, offset) in enumerate(self._files(epoch, lane.index)):
+        for i, (shard, step, offset) in enumerate(self._files(epoch, lane.number)):
             if i < lane.turn:
                 continue
             for piece in stream.shards.pieces(shard, lane.row if i == lane.turn else 0):
@@ -313,27 +313,26 @@ class StreamOrder(BatchOrder):
                     count += len(chosen)
                     if count == size:
                         after = i, int(rows[chosen[-1]]) + 1
-                        yield Block(
-                            concatenate(tables), np.concatenate(numbers), turn, row, *after
-                        )
+                        yield Block(concatenate(tables), np.concatenate(numbers), turn, row, *after)
                         tables, numbers, count = [], [], 0
                         turn, row = after
         if count:
             end = len(stream.shards) * self.shard[1], 0
             yield Block(concatenate(tables), np.concatenate(numbers), turn, row, *end)
 
-    def _files(self, epoch: int, index: int) -> list[tuple[int, int, int]]:
-        """Return the files of a lane in order: the shard, and that each n-th row, from i on, is its.
+    def _files(self, epoch: int, number: int) -> list[tuple[int, int, int]]:
+        """Return the files of a lane in order: each with n and i.
 
-        A row belongs to a lane if its index divided by n leaves i.
+        The rows of a file whose index divided by n leaves i belong to the lane.
         """
         process, num_processes = self.shard
         lanes = num_processes * self.num_lanes
-        own = process * self.num_lanes + index
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.samples.stream.shards))
-        whole = len(order) // lanes * lanes
-        files = [(int(shard), 1, 0) for shard in order[own:whole:lanes]]
-        return files + [(int(shard), lanes, own) for shard in order[whole:]]
+        own = process * self.num_lanes + number
+        count = len(self.samples.stream.shards)
+        order = np.random.default_rng([self.seed, epoch]).permutation(count).tolist()
+        whole = count // lanes * lanes
+        files = [(shard, 1, 0) for shard in order[own:whole:lanes]]
+        return files + [(shard, lanes, own) for shard in order[whole:]]
 
 
 class StreamLoader(Loader):

@@ -1,0 +1,336 @@
+"""Streams: every row once per epoch for any processes and workers, exact positions, bad shards."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from helpers.data import are_same, by_modality
+from helpers.shards import COLORS, SIZES, served, write_parquet, write_tars
+
+from dxn.core.errors import UserError
+from dxn.data import hub as read_hub
+from dxn.data.reading import open_rows
+from dxn.data.sources.shards import SHARD_ROWS
+from dxn.data.streaming import StreamSamples
+from dxn.tasks import Classify
+from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter
+
+B = 4  # samples per batch
+TARGETS = {"tar": "label.txt", "parquet": "color"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def offline(tmp_path_factory):
+    """Nothing is looked up on the hub, and nothing is written to the home folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+        patch.setattr(datasets.config, "HF_MODULES_CACHE", str(cache / "modules"))
+        datasets.disable_progress_bars()
+        yield
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """The name of the files of each format."""
+    folder = tmp_path_factory.mktemp("shards")
+    return {
+        "tar": write_tars(folder / "tar"),
+        "parquet": write_parquet(folder / "parquet"),
+    }
+
+
+def source_of(name, **options):
+    target = TARGETS[name.rpartition(".")[2]]
+    values = {"target": target, "shuffle_buffer": 9, **options}
+    return read_hub(name, readers=by_modality(), streaming=True, **values)
+
+
+def samples_of(source, *, workers=0, augment=True):
+    """The training samples of a source."""
+    task = Classify()
+    text = TextAdapter(8, vocab_size=100)
+    image = ImageAdapter(8, image_size=None, patch_size=4, augment=ImageAugment(crop=2))
+    tokenizers = {"txt": text.tokenizer, "png": image.tokenizer}
+    opened = open_rows(source.splits["train"], tokenizers, task=task)
+    text.fit(opened.raws["txt"])
+    image.fit(opened.raws["png"])
+    task.target.fit(opened.targets)
+    object.__setattr__(opened, "num_workers", workers)
+    return StreamSamples(opened, tokenizers, task=task, source=source, seed=3, augment=augment)
+
+
+def loader_of(samples, *, lanes=1, shard=(0, 1), ahead=1, is_any=bool):
+    loader = samples.loader(
+        B * shard[1], seed=3, shard=shard, pin_memory=False, ahead=ahead, is_any=is_any
+    )
+    if not loader.num_workers:
+        # One process reads the lanes of several workers in turn.
+        loader.order.num_lanes = lanes
+        loader.order.lanes = loader.order._start()
+    return loader
+
+
+def rows_of(batches):
+    return [row for batch in batches for row in batch["#index"]]
+
+
+def every_row(source):
+    rows = {shard * SHARD_ROWS + row for shard, size in enumerate(SIZES) for row in range(size)}
+    return sorted(rows - set(source.stream.held_out.tolist()))
+
+
+@pytest.fixture(scope="module")
+def source(names):
+    return source_of(names["tar"])
+
+
+@pytest.fixture(scope="module")
+def samples(source):
+    return samples_of(source)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("processes", [1, 2, 7])
+def test_every_row_is_read_once_by_any_number_of_processes_and_workers(samples, processes, lanes):
+    found = []
+    for process in range(processes):
+        loader = loader_of(samples, lanes=lanes, shard=(process, processes))
+        found += rows_of(loader)
+    assert sorted(found) == every_row(samples.source)
+
+
+def test_workers_read_the_same_batches_as_one_process_that_takes_turns(source, samples):
+    with_workers = loader_of(samples_of(source, workers=2))
+    alone = loader_of(samples, lanes=2)
+    try:
+        for epoch in (0, 1):
+            for loader in (with_workers, alone):
+                loader.order.epoch, loader.order.skip = epoch, 0
+            pairs = zip(with_workers, alone, strict=True)
+            assert all(are_same(ours, theirs) for ours, theirs in pairs)
+    finally:
+        with_workers.stop()
+
+
+def test_an_epoch_has_its_own_order_of_files_and_of_rows(samples):
+    orders = []
+    for epoch in (0, 1):
+        loader = loader_of(samples)
+        loader.order.epoch = epoch
+        orders.append(rows_of(loader))
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert rows_of(loader_of(samples)) == orders[0]
+    # A block of 12 rows can have rows of several files.
+    blocks = [orders[0][start : start + 12] for start in range(0, len(orders[0]), 12)]
+    assert any(len({row // SHARD_ROWS for row in block}) > 1 for block in blocks)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_every_position_is_exact(samples, lanes):
+    whole = list(loader_of(samples, lanes=lanes))
+    for done in range(len(whole) + 1):
+        loader = loader_of(samples, lanes=lanes)
+        batches = iter(loader)
+        for _ in range(done):
+            next(batches)
+        position = {name: rows[None] for name, rows in loader.order.position(done).items()}
+        resumed = loader_of(samples, lanes=lanes)
+        assert resumed.order.restore(done, position)
+        resumed.order.skip = done
+        rest = list(resumed) if done else list(loader_of(samples, lanes=lanes))
+        assert len(rest) == len(whole) - done
+        assert all(map(are_same, rest, whole[done:]))
+
+
+def test_a_position_is_for_the_same_number_of_workers_only(samples):
+    loader = loader_of(samples, lanes=2)
+    position = {name: rows[None] for name, rows in loader.order.position(0).items()}
+    assert not loader_of(samples, lanes=3).order.restore(1, position)
+    assert not loader_of(samples).order.restore(1, {})
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_the_length_is_exact_before_the_last_step(samples, ahead):
+    loader = loader_of(samples, lanes=3, ahead=ahead)
+    total = len(list(loader_of(samples, lanes=3)))
+    for done, _ in enumerate(loader):
+        left = len(loader.order) - done
+        assert left >= 1
+        if total - done <= ahead:
+            assert left == total - done
+    assert len(loader.order) == total
+
+
+def test_a_process_without_rows_keeps_the_others_in_step(samples):
+    """Another process has five more batches than this one."""
+    total = len(list(loader_of(samples)))
+    answers = iter([True] * (total + 5) + [False])
+    batches = list(loader_of(samples, is_any=lambda own: next(answers)))
+    assert [bool(batch.get("#filler")) for batch in batches] == [False] * total + [True] * 5
+
+
+def test_batches_can_be_divided(samples):
+    whole = loader_of(samples)
+    divided = loader_of(samples)
+    divided.order.parts = 3
+    parts = list(divided)
+    assert len(parts) == 3 * len(list(whole))
+    assert sorted(rows_of(p for p in parts if not p.get("#filler"))) == every_row(samples.source)
+
+
+def test_the_files_give_a_sample_and_the_number_of_rows(names):
+    source = source_of(names["tar"], sample_rows=12, fractions=(0.5, 0.5))
+    assert {split: len(rows) for split, rows in source.splits.items()} == {
+        "train": 6,
+        "validation": 6,
+    }
+    assert (source.stream.num_rows, source.stream.is_exact) == (sum(SIZES) - 6, True)
+    assert len(source.stream.held_out) == 6
+    files = {source.splits["train"].origin.file(i).name for i in range(6)}
+    assert len(files) > 2
+    some = source_of(names["tar"], sample_rows=12, sample_shards=2)
+    assert not some.stream.is_exact
+    assert any("drawn from 2 of 5 files" in note for note in some.notes)
+
+
+def test_rows_of_parquet_files_are_those_of_tar_files(names):
+    tar, parquet = (source_of(names[form]) for form in ("tar", "parquet"))
+    both = []
+    for source in (tar, parquet):
+        found = {}
+        for batch in loader_of(samples_of(source, augment=False)):
+            for i, row in enumerate(batch["#index"]):
+                image = {name: value[i].tolist() for name, value in batch["png"].items()}
+                found[row] = image, int(batch["target"][i])
+        both.append(found)
+    common = both[0].keys() & both[1].keys()
+    assert len(common) > 30
+    assert all(both[0][row][1] == both[1][row][1] for row in common)
+    assert all(str(both[0][row][0]) == str(both[1][row][0]) for row in common)
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet"])
+def test_files_are_streamed_from_a_server(names, form, tmp_path):
+    folder, _, files = names[form].rpartition("/")
+    with served(folder) as url:
+        source = source_of(f"{url}/{files}")
+        found = rows_of(loader_of(samples_of(source, workers=2)))
+    assert sorted(found) == every_row(source)
+
+
+def test_a_local_folder_and_other_splits_are_streamed(names):
+    folder = names["tar"].rpartition("/")[0]
+    two = source_of(f"{folder}/part-00.tar", validation=f"{folder}/part-01.tar")
+    assert list(two.splits) == ["train", "validation"]
+    whole = read_hub(folder, readers=by_modality(), streaming=True, target="label.txt")
+    assert whole.stream.num_rows == sum(SIZES) - len(whole.stream.held_out)
+
+
+def bad_shards(tmp_path, change):
+    name = write_tars(tmp_path / "bad")
+    file = tmp_path / "bad" / "part-02.tar"
+    change(file)
+    return name
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:5000])
+
+
+def damage(file):
+    content = bytearray(file.read_bytes())
+    content[4096:4608] = b"\x01" * 512
+    file.write_bytes(content)
+
+
+def empty(file):
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (cut, "part-02.tar: the tar file is cut off"),
+        (damage, "part-02.tar: the tar file is damaged at byte "),
+        (empty, "part-02.tar: the tar file is cut off"),
+        (lambda file: file.unlink(), "cannot be loaded (Unable to find"),
+    ],
+    ids=["cut", "damaged", "empty", "missing"],
+)
+def test_a_bad_tar_file_is_named(tmp_path, change, words):
+    with pytest.raises(UserError) as error:
+        source_of(bad_shards(tmp_path, change))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_bad_parquet_file_is_named(tmp_path):
+    name = write_parquet(tmp_path / "bad")
+    file = tmp_path / "bad" / "part-03.parquet"
+    file.write_bytes(file.read_bytes()[:-300])
+    with pytest.raises(UserError, match=r"part-03\.parquet: cannot be read after row 0"):
+        source_of(name)
+
+
+def test_a_file_that_is_lost_later_is_named(tmp_path):
+    name = write_tars(tmp_path / "lost")
+    samples = samples_of(source_of(name))
+    (tmp_path / "lost" / "part-04.tar").unlink()
+    with pytest.raises(UserError, match=r"part-04\.tar: cannot be read after row 0"):
+        list(loader_of(samples))
+
+
+def unknown_class(tmp_path, **options):
+    """A source whose sample lacks the class of one row."""
+    source = source_of(write_tars(tmp_path / "unknown"), **options)
+    samples = samples_of(source)
+    rare = COLORS[0]
+    samples.task.target.fit([color for color in COLORS if color != rare])
+    return samples
+
+
+def test_a_class_that_the_sample_lacks_is_a_bad_row(tmp_path, capsys):
+    with pytest.raises(UserError) as error:
+        list(loader_of(unknown_class(tmp_path)))
+    assert "the target 'red' is in no row of the sample" in str(error.value)
+    assert " row " in str(error.value)
+    found = rows_of(loader_of(unknown_class(tmp_path, on_bad="skip")))
+    assert 20 < len(found) < sum(SIZES) - 10
+    assert "left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target": "colour"}, "data.target: no column 'colour'"),
+        ({"group": "txt"}, "data.group: cannot be combined with data.streaming"),
+        ({"image": "photo"}, "data.image: no column 'photo'"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_wrong_options_are_refused(names, options, words):
+    with pytest.raises(UserError, match=words):
+        source_of(names["tar"], **options)
+
+
+def test_other_splits_need_files(names):
+    folder = names["tar"].rpartition("/")[0]
+    with pytest.raises(UserError, match=r"data\.validation: needs files in data\.name too"):
+        read_hub(folder, readers=by_modality(), streaming=True, validation="more.tar")
+
+
+def test_the_samples_of_a_row_do_not_depend_on_its_batch(samples):
+    """Augmentation draws from the number of the row."""
+    both = []
+    for lanes in (1, 3):
+        found = {}
+        for batch in loader_of(samples, lanes=lanes):
+            values = next(v for v in batch["png"].values() if v.is_floating_point())
+            found |= dict(zip(batch["#index"], values, strict=True))
+        both.append(found)
+    assert all(torch.equal(value, both[1][row]) for row, value in both[0].items())
+    assert np.all([row >= 0 for row in both[0]])

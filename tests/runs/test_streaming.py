@@ -1,0 +1,141 @@
+"""Trainings on streamed rows: exact resume, two processes, and options that do not fit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+from helpers.runs import (
+    PLAIN,
+    SMALL,
+    checkpoint_of,
+    interrupt,
+    log_of,
+    refused,
+    same_tensors,
+    train,
+    weights_of,
+)
+from helpers.shards import SIZES, write_tars
+
+import dxn
+
+ROOT = Path(__file__).parents[2]
+ASKED = [
+    *("data=hub", "data.streaming=true", "data.target=label.txt", "data.shuffle_buffer=9"),
+    *("trainer.epochs=2", "trainer.log_every=1", "report=false", *PLAIN, *SMALL),
+    *("batch_size=4", "backbone.dropout=0.1", "adapters.image.augment.crop=2"),
+]
+
+# Two processes that write which rows they have read in each epoch.
+SCRIPT = """
+import json, os, sys
+from collections import defaultdict
+from pathlib import Path
+from dxn.cli import main
+from dxn.training.trainer import Trainer
+
+rows = defaultdict(list)
+add = Trainer.add_gradients
+
+def counted(trainer, batch, **options):
+    if not batch.get("#filler"):
+        rows[trainer.state.epoch] += batch["#index"]
+    return add(trainer, batch, **options)
+
+Trainer.add_gradients = counted
+assert main(["train", *sys.argv[2:]]) == 0
+Path(sys.argv[1], os.environ["RANK"] + ".json").write_text(json.dumps(rows))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def offline(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+        patch.setattr(datasets.config, "HF_MODULES_CACHE", str(cache / "modules"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def name(tmp_path_factory):
+    return write_tars(tmp_path_factory.mktemp("shards") / "tar")
+
+
+@pytest.fixture(scope="module")
+def whole(name, tmp_path_factory):
+    """A training that is not interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(folder, *ASKED, f"data.name={name}", "trainer.checkpoint_every=3", "loader.num_workers=2")
+    return folder
+
+
+def test_a_model_is_trained_and_used(whole):
+    metrics = json.loads((whole / "metrics.json").read_text())
+    rows = metrics["data"]["rows"]
+    assert sum(rows.values()) == sum(SIZES)
+    steps = [row["step"] for row in log_of(whole) if "train/loss" in row]
+    assert steps == list(range(1, len(steps) + 1))
+    # Two lanes have rows for about two batches more than one.
+    assert 2 * rows["train"] / 4 <= len(steps) <= 2 * (rows["train"] / 4 + 2)
+    answer = dxn.load(whole).predict(txt="picture number 3")
+    assert answer["prediction"] in ("red", "green", "blue")
+
+
+def test_an_interrupted_training_is_resumed_bit_for_bit(whole, name, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    asked = [*ASKED, f"data.name={name}", "trainer.checkpoint_every=3", "loader.num_workers=2"]
+    with interrupt(monkeypatch, step=14):
+        assert dxn.cli.main(["train", *asked, f"run={folder}"]) != 0
+    assert dxn.cli.main(["train", f"resume={folder}"]) == 0
+    assert same_tensors(checkpoint_of(whole), checkpoint_of(folder))
+    assert same_tensors(weights_of(whole), weights_of(folder))
+    assert log_of(whole) == log_of(folder)
+
+
+def test_another_number_of_workers_starts_the_epoch_again(name, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    asked = [*ASKED, f"data.name={name}", "trainer.checkpoint_every=3", "loader.num_workers=0"]
+    with interrupt(monkeypatch, step=5):
+        assert dxn.cli.main(["train", *asked, f"run={folder}"]) != 0
+    assert dxn.cli.main(["train", f"resume={folder}", "loader.num_workers=3"]) == 0
+    assert "note: epoch 1 starts again, because the number of" in capsys.readouterr().out
+
+
+def test_two_processes_read_every_row_once(name, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    options = [f"data.name={name}", "loader.num_workers=0", f"run={tmp_path}/run"]
+    command = [*launch, str(tmp_path / "script.py"), str(tmp_path), *ASKED, *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for epoch in ("0", "1"):
+        rows = found[0][epoch] + found[1][epoch]
+        assert len(rows) == len(set(rows)) == 43
+        assert min(len(found[0][epoch]), len(found[1][epoch])) > 10
+    assert found[0]["0"] != found[0]["1"]
+    assert done.stdout.count("train: 43 rows in 5 shards, read in each epoch") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("loader.repeats=2", "loader.repeats: cannot be combined with data.streaming=true"),
+        ("loader.overfit=3", "loader.overfit: cannot be combined with data.streaming=true"),
+        (
+            "head=language backbone.causal=true",
+            "data.streaming: cannot be combined with head=language",
+        ),
+        ("data.sample_rows=0", "data.sample_rows: must be at least 1, got 0"),
+    ],
+)
+def test_options_that_need_all_rows_are_refused_before_the_data_is_read(capsys, option, words):
+    asked = [text for text in ASKED if not text.startswith("data.target")]
+    (line,) = refused(capsys, ["train", *asked, "data.name=missing.tar", *option.split()])
+    assert words in line
