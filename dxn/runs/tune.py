@@ -468,10 +468,8 @@ class Search:
         write_records(self.folder / TABLE, records)
         # The mean of further seeds can make any complete trial that of the best setting.
         has_seeds = any(each.key == SEED for each in self.space)
-        useful = (
-            self._complete() if has_seeds else [t for each in self._settings()[:1] for t in each]
-        )
-        numbers = {trial.number for trial in useful}
+        useful = self._settings() if has_seeds else self._settings()[:1]
+        numbers = {trial.number for trials in useful for trial in trials}
         for trial in self.finished():
             is_here = trial.user_attrs.get(HOST) == socket.gethostname()
             if is_here and trial.number not in numbers:
