@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -143,6 +144,26 @@ def release_memory() -> None:
     # Only glibc has malloc_trim. On macOS and Windows the call fails, and is not needed.
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def num_cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # it does not exist on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def spare_processes() -> int:
+    """Return the number of processes that this one may fork to read files; 0: none."""
+    # Without fork, each process would start with an import of torch and a copy of all samples.
+    # allow_none: otherwise the call would set the method, and the application could not choose one.
+    method = multiprocessing.get_start_method(allow_none=True)
+    if (method or multiprocessing.get_all_start_methods()[0]) != "fork":
+        return 0
+    # torchrun starts several training processes per machine, which share its cores.
+    cores = num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # A single one would only take turns with this process.
+    return cores if cores > 1 else 0
 
 
 @contextlib.contextmanager

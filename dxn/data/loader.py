@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from dxn.core.display import print_line
 from dxn.core.randomness import Probability
+from dxn.core.runtime import spare_processes
 from dxn.core.schema import options
 from dxn.data.dataset import BAD, TIMEOUT, Samples
 from dxn.data.raws import CACHE_GB
@@ -283,19 +282,4 @@ def default_workers(order: BatchOrder) -> int:
         return order.samples.num_workers
     if not order.samples.reads_files:
         return 0
-    # Without fork, each process would start with an import of torch and a copy of all samples.
-    # allow_none: otherwise the call would set the method, and the application could not choose one.
-    method = multiprocessing.get_start_method(allow_none=True)
-    if (method or multiprocessing.get_all_start_methods()[0]) != "fork":
-        return 0
-    # torchrun starts several training processes per machine, which share its cores.
-    cores = num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # A single worker would only take turns with the training process.
-    return min(cores, len(order)) if cores > 1 else 0
-
-
-def num_cores() -> int:
-    """Return the number of processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # it does not exist on macOS and Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return min(spare_processes(), len(order))

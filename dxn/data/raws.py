@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from torch import Tensor
@@ -16,9 +17,9 @@ from torch import Tensor
 from dxn.core.display import track
 from dxn.core.errors import UserError
 from dxn.core.runtime import release_memory
+from dxn.data.files import MISSING, in_parts, with_files
 from dxn.data.rows import Column, OnBad, Validate, as_column
 from dxn.data.sources.confine import OutsidePath
-from dxn.data.splits.duplicates import digest_ends
 from dxn.tokenize.base import BadMedia, Tokenizer
 
 GB = 1e9
@@ -34,7 +35,7 @@ MAX_AHEAD = 16
 MANY_FILES = 100
 # Less than this needs no line in the description of a run.
 MIN_PRINTED_GB = 0.5
-UNREAD = object()  # stands for the value of a file that was not decoded
+Result = TypeVar("Result")
 
 
 class CacheBudget:
@@ -77,8 +78,8 @@ class FileColumn(Sequence[Any]):
         file_of: Number of the file of each row. -1: the row has no value.
         values: Raw value of each file. None: it is not in memory.
         facts: For each file, its size and time of modification, and the number of tokens and the
-            digest of its value, see `FACTS`. If all files were decoded, they are only set for
-            values that are not in memory.
+            digest of its value, see `FACTS`. If all files were decoded, the last two are only known
+            of values that are not in memory; of others, the number of tokens is NaN.
         validate: How files were checked whose values are not in memory.
         on_bad: What to do with a file that was not decoded, and turns out to be bad: "error", or
             any other value to treat it as missing.
@@ -147,7 +148,7 @@ class FileColumn(Sequence[Any]):
         """Return the `FACTS` of the file of a row; None if they are not known."""
         file = self.file_of[row]
         fact = self.facts[file]
-        return fact if file >= 0 and fact["time"] else None
+        return None if file < 0 or np.isnan(fact["num_tokens"]) else fact
 
     def problem(self, row: int) -> str | None:
         """Return why the file of a row turned out to be bad when it was used, see `bad`."""
@@ -227,78 +228,97 @@ def _read_files(
     on_bad: OnBad,
 ) -> tuple[FileColumn, np.ndarray, dict[int, str]]:
     """Read each file of an input once, see `read_column`."""
-    # Equal strings and bytes are the same file. Arrays and lists are not hashable, so each of them
-    # has its row index as the key.
-    numbers: dict[Any, int] = {}
-    file_of = np.full(len(cells), -1, np.int64)
-    sources: list[Any] = []
-    for i, cell in enumerate(cells):
-        if cell is not None:
-            key = cell if isinstance(cell, str | bytes) else i
-            if key not in numbers:
-                numbers[key] = len(sources)
-                sources.append(cell)
-            file_of[i] = numbers[key]
+    column = with_files(cells)
+    assert column.files is not None and column.rows is not None
+    survey = column.files
+    # The files of these rows. Other splits have other files of the same column.
+    numbers, file_of = np.unique(column.rows, return_inverse=True)
+    sources = Column(column.values, numbers)
     # The bytes of an archive cannot be read again, so they are not dropped, but they count.
-    contents = [source for source in sources if isinstance(source, bytes)]
-    if cells.is_arrow:  # these bytes are copies of the cells
-        budget.num_bytes -= sum(map(len, contents))
-    else:
-        budget.take_anyway(contents)
+    if not sources.has_only_texts:
+        contents = [source for source in sources if isinstance(source, bytes)]
+        if sources.is_arrow:  # these bytes are copies of the cells
+            budget.num_bytes -= sum(map(len, contents))
+        else:
+            budget.take_anyway(contents)
 
-    values: list[Any] = [None] * len(sources)
     facts = np.zeros(len(sources), FACTS)
+    facts["size"] = survey.facts["size"][numbers]
+    facts["time"] = survey.facts["time"][numbers]
+    facts["num_tokens"] = np.nan
+    values: list[Any] = [None] * len(sources)
     errors: dict[int, str] = {}
-    is_empty = np.zeros(len(sources), bool)  # such as a video without a sound track
+    is_empty = facts["size"] == MISSING  # or because it is a video without a sound track
+    # Bytes and arrays are in memory, so they are decoded.
+    has_header = (facts["size"] >= 0) & (validate == "headers")
+    is_decoded = np.zeros(len(sources), bool)
     is_full = budget.num_bytes <= 0  # whether a value did not fit into the memory
 
-    def read(source: Any) -> tuple[Any, tuple[int, int], tuple[float, bytes] | None]:
-        """Return the raw value of a file or UNREAD, its version, and what its header says."""
-        if validate == "none":
-            return UNREAD, (-1, -1), (1.0, digest(source))
-        # The version before reading: a change during the reading is detected later.
-        version = _version(source)
+    def chosen() -> Iterator[int]:
+        """Yield the files that are decoded."""
+        for file in np.flatnonzero(~is_empty).tolist() if validate != "none" else ():
+            if not (is_full and has_header[file]):
+                is_decoded[file] = True
+                yield file
+
+    def read(file: int) -> tuple[int, Any]:
         try:
-            # Bytes and arrays are in memory, so they are decoded.
-            if validate == "full" or isinstance(source, OutsidePath) or version == (-1, -1):
-                return _read(tokenizer, source), version, None
-            raw: Any = UNREAD
-            if is_full:
-                length = tokenizer.header(source)
-            else:
-                raw = _read(tokenizer, source)
-                length = None if raw is None else tokenizer.length(raw)
-            if length is None:
-                return None, version, None
-            # The same digest whether or not the value stays in memory.
-            return raw, version, (length, digest_ends(source))
+            return file, _read(tokenizer, sources[file])
         except BadMedia as error:
             # Return an error as a value: each row that shares this source gets an issue. A new one,
             # because the traceback of the old one keeps the decoded part of the file in memory.
-            return BadMedia(str(error)), version, None
+            return file, BadMedia(str(error))
 
     # Results are handled one by one, so that values that do not fit are freed immediately.
-    results = track(_read_ahead(read, sources), len(sources), "reading files")
-    for file, (raw, version, found) in enumerate(results):
+    results = _read_ahead(read, chosen(), len(sources))
+    for file, raw in track(results, len(sources), "reading files"):
         is_empty[file] = raw is None or isinstance(raw, BadMedia)
         if isinstance(raw, BadMedia):
             errors[file] = str(raw)
         if is_empty[file]:
             continue
-        if raw is not UNREAD and budget.take(size_of(raw)):
-            values[file] = raw
-        else:
-            is_full = True
-            found = found or (tokenizer.length(raw), digest(raw))
-        if found is not None:
-            facts[file] = (*version, *found)
+        is_kept = budget.take(size_of(raw))
+        values[file] = raw if is_kept else None
+        is_full |= not is_kept
+        if has_header[file] or not is_kept:
+            facts["num_tokens"][file] = tokenizer.length(raw)
+        if not has_header[file] and not is_kept:
+            facts["digest"][file] = digest(raw)
+
+    rest = np.flatnonzero(has_header & ~is_decoded)
+
+    def headers(part: slice) -> tuple[np.ndarray, dict[int, str], np.ndarray]:
+        """Return the lengths of files, NaN without one, the errors, and the digests."""
+        lengths = np.full(part.stop - part.start, np.nan)
+        found: dict[int, str] = {}
+        for i, (file, source) in enumerate(zip(rest[part], sources.take(rest[part]), strict=True)):
+            try:
+                length = tokenizer.header(source)
+                lengths[i] = np.nan if length is None else length
+            except BadMedia as error:
+                found[int(file)] = str(error)
+        return lengths, found, survey.digests(numbers[rest[part]])
+
+    for part, (lengths, found, digests) in in_parts(headers, len(rest), "reading headers"):
+        facts["num_tokens"][rest[part]] = lengths
+        errors |= found
+        survey.facts["digest"][numbers[rest[part]]] = digests
+    is_empty[rest] = np.isnan(facts["num_tokens"][rest])
+    # The same digest whether or not the value stays in memory.
+    good = np.flatnonzero(has_header & ~is_empty)
+    survey.read_digests(numbers[good])
+    facts["digest"][good] = survey.facts["digest"][numbers[good]].view("V16")[:, 0]
+    if validate == "none":
+        for file in np.flatnonzero(~is_empty).tolist():
+            facts["num_tokens"][file] = 1.0
+            facts["digest"][file] = digest(sources[file])
     if len(sources) >= MANY_FILES:
         release_memory()
-    reasons = {i: errors[file] for i, file in enumerate(file_of.tolist()) if file in errors}
-    if is_empty.any():
-        file_of[(file_of >= 0) & is_empty[file_of]] = -1
-    column = FileColumn(name, tokenizer, cells, file_of, values, facts, validate, on_bad)
-    return column, file_of >= 0, reasons
+    bad = np.flatnonzero(np.isin(file_of, list(errors))).tolist() if errors else []
+    reasons = {row: errors[int(file_of[row])] for row in bad}
+    file_of[is_empty[file_of]] = -1
+    opened = FileColumn(name, tokenizer, column, file_of, values, facts, validate, on_bad)
+    return opened, file_of >= 0, reasons
 
 
 def _read(tokenizer: Tokenizer, source: Any) -> Any:
@@ -405,7 +425,7 @@ def _version(source: Any) -> tuple[int, int]:
     if not isinstance(source, str | Path):
         return -1, -1
     try:
-        status = Path(source).stat()
+        status = os.stat(source)  # noqa: PTH116 (creating a Path takes longer)
     except (OSError, ValueError):  # a name can contain a zero byte
         return -1, -1
     return status.st_size, status.st_mtime_ns
@@ -426,14 +446,15 @@ def memory_lines(columns: Sequence[Mapping[str, Sequence[Any]]]) -> list[str]:
     for name, parts in by_input.items():
         num_bytes = num_files = num_loaded = 0
         for part in parts:
-            _, rows = np.unique(part.file_of, return_index=True)
-            for row in rows[part.file_of[rows] >= 0].tolist():  # a row of each file
-                value = part.values[int(part.file_of[row])]
-                num_files += 1
-                num_loaded += value is not None
-                num_bytes += 0 if value is None else size_of(value)
-                source = part.cells[row]
-                num_bytes += len(source) if isinstance(source, bytes) else 0
+            files, rows = np.unique(part.file_of, return_index=True)
+            rows = rows[files >= 0]
+            in_memory = [part.values[file] for file in files[files >= 0].tolist()]
+            num_files += len(rows)
+            num_loaded += sum(value is not None for value in in_memory)
+            num_bytes += sum(size_of(value) for value in in_memory if value is not None)
+            if not part.cells.has_only_texts:
+                contents = part.cells.take(rows)
+                num_bytes += sum(len(cell) for cell in contents if isinstance(cell, bytes))
         line = f"{name}: {_size(num_bytes)} in memory"
         if num_loaded < num_files:
             lines.append(
@@ -450,18 +471,20 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB / 10 else f"{num_bytes / 1e6:.0f} MB"
 
 
-def _read_ahead(read: Callable[[Any], Any], sources: Sequence[Any]) -> Iterator[Any]:
-    """Yield `read` of each source, which a few threads compute in advance.
+def _read_ahead(
+    read: Callable[[int], Result], files: Iterable[int], count: int
+) -> Iterator[Result]:
+    """Yield `read` of each of up to `count` files, which a few threads compute in advance.
 
     Executor.map would start all of them, and keep the results of those that are ready.
     """
-    if len(sources) == 1:
-        yield read(sources[0])
+    if count == 1:
+        yield from map(read, files)
         return
     with ThreadPoolExecutor(READERS) as pool:
-        started: deque[Future[Any]] = deque()
-        for source in sources:
-            started.append(pool.submit(read, source))
+        started: deque[Future[Result]] = deque()
+        for file in files:
+            started.append(pool.submit(read, file))
             if len(started) == MAX_AHEAD:
                 yield started.popleft().result()
         while started:

@@ -17,6 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow
 
+    from dxn.data.files import Files
     from dxn.data.sources.shards import Stream
 
 VALUES = "values"  # column with the series that a layout or a file format of series adds
@@ -38,6 +39,7 @@ class Column(Sequence[Any]):
         values: An Arrow array, or a sequence of objects that Arrow cannot store.
         rows: Row numbers, int64. None: all rows of `values`.
         decode: Function that turns a value, which is not None, into a cell. None: it is the cell.
+        files: What is known of the files that are `values`. Each row has the number of its file.
     """
 
     def __init__(
@@ -45,10 +47,12 @@ class Column(Sequence[Any]):
         values: pyarrow.Array | Sequence[Any],
         rows: np.ndarray | None = None,
         decode: Callable[[Any], Any] | None = None,
+        files: Files | None = None,
     ):
         self.values = values
         self.rows = rows
         self.decode = decode
+        self.files = files
         self.is_arrow = not isinstance(values, Sequence)
 
     def __len__(self) -> int:
@@ -99,7 +103,7 @@ class Column(Sequence[Any]):
     def take(self, rows: np.ndarray) -> Column:
         """Return the column of these rows, int64, without copying any cell."""
         chosen = rows if self.rows is None else self.rows[rows]
-        return Column(self.values, chosen, self.decode)
+        return Column(self.values, chosen, self.decode, self.files)
 
     def array(self) -> pyarrow.Array | None:
         """Return the values as an Arrow array; None if they are other objects."""
@@ -149,7 +153,7 @@ def join_columns(columns: Sequence[Column]) -> Column:
     if all(column.values is values and column.decode is decode for column in columns):
         every = np.arange(len(values))
         chosen = [every if column.rows is None else column.rows for column in columns]
-        return Column(values, np.concatenate(chosen), decode)
+        return Column(values, np.concatenate(chosen), decode, columns[0].files)
     arrays = [column.array() for column in columns]
     present = [array for array in arrays if array is not None]
     kinds = {array.type for array in present if not pyarrow.types.is_null(array.type)}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -123,19 +125,16 @@ def bytes_or_path(source: Any) -> io.BytesIO | str:
         return io.BytesIO(source)
     if not isinstance(source, str | Path):
         raise BadMedia(f"must be a path, bytes or an array, got {type(source).__name__}")
-    path = Path(source)
-    size = 0
     try:
-        # Not a pipe or a device: reading them could wait forever, or never end.
-        is_file = path.is_file()
-        size = path.stat().st_size if is_file else 0
-    except (OSError, ValueError):  # the name is too long, or contains a zero byte
-        is_file = False
-    if not is_file:
+        status = os.stat(source)  # noqa: PTH116 (creating a Path takes longer)
+    except (OSError, ValueError):  # also if the name is too long, or contains a zero byte
+        status = None
+    # Not a pipe or a device: reading them could wait forever, or never end.
+    if status is None or not stat.S_ISREG(status.st_mode):
         raise BadMedia(_why_not_found(str(source)))
-    if size == 0:
+    if status.st_size == 0:
         raise BadMedia("empty file")
-    return str(path)
+    return str(source)
 
 
 def _why_not_found(path: str) -> str:

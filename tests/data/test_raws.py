@@ -381,7 +381,7 @@ def test_the_fingerprint_does_not_depend_on_the_memory(folder):
 
 
 def test_workers_are_started_only_if_files_are_read(folder, monkeypatch):
-    monkeypatch.setattr("dxn.data.loader.num_cores", lambda: 3)
+    monkeypatch.setattr("dxn.core.runtime.num_cores", lambda: 3)
 
     def workers(pictures, batch_size=1, **options):
         opened, prepare = opened_with(folder, pictures, "01234", text=["a"] * 5)

@@ -239,7 +239,7 @@ def _codes(splits: Mapping[str, Opened]) -> dict[str, np.ndarray]:
         num_rows += len(split)
     codes: dict[str, np.ndarray] = {}
     for name, cells in digests.items():
-        codes[name], _ = codes_of(Column([*cells, *[None] * (num_rows - len(cells))]))
+        codes[name] = codes_of(Column([*cells, *[None] * (num_rows - len(cells))]))
     return codes
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
+from dxn.data.files import combined, content_key, with_files
 from dxn.data.rows import TARGET, Column, Rows, as_column, join_columns
 
 # A file that occurs this much more often than the median file, and in this fraction of the rows, is
@@ -20,7 +16,6 @@ PLACEHOLDER_RATIO = 20
 PLACEHOLDER_SHARE = 0.05
 # Arrow types whose cells can be compared without making Python objects of them.
 ENCODED = ("large_string", "int64", "double", "bool", "date32[day]", "timestamp[us]")
-NUM_BYTES = 4096  # at each end of a file that are compared first
 
 
 def input_codes(splits: Iterable[Rows], files: Sequence[str]) -> dict[str, np.ndarray]:
@@ -39,28 +34,29 @@ def input_codes(splits: Iterable[Rows], files: Sequence[str]) -> dict[str, np.nd
     for name in names:
         cells = [rows.cells.get(name, [None] * len(rows)) for rows in parts]
         columns = [each if isinstance(each, Column) else as_column(each) for each in cells]
-        codes[name], distinct = codes_of(join_columns(columns))
+        column = join_columns(columns)
         if name in files:
-            # The last one is that of missing cells.
-            codes[name] = np.append(_file_codes(distinct), -1)[codes[name]]
+            column = with_files(column)
+        codes[name] = codes_of(column)
     return codes
 
 
-def codes_of(column: Column) -> tuple[np.ndarray, Sequence[Hashable]]:
-    """Return the code of each cell, int64, -1 where it is missing; and the content of each code."""
+def codes_of(column: Column) -> np.ndarray:
+    """Return the code of each cell, int64, -1 where it is missing."""
     values: Any = column.values
+    if column.files is not None:
+        return column.files.codes()[column.rows]
     if column.decode is None and column.is_arrow and str(values.type) in ENCODED:
-        import pyarrow.compute
-
         if str(values.type) == "double":
-            values = pyarrow.compute.add(values, 0.0)  # 0.0 and -0.0 are equal
-        encoded = values.dictionary_encode()
-        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return (codes if column.rows is None else codes[column.rows]), encoded.dictionary
+            from pyarrow import compute
+
+            values = compute.call_function("add", [values, 0.0])  # 0.0 and -0.0 are equal
+        codes = values.dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
+        return codes if column.rows is None else codes[column.rows]
     known: dict[Hashable, int] = {}
-    keys = map(_key, column)
+    keys = map(content_key, column)
     numbers = (-1 if key is None else known.setdefault(key, len(known)) for key in keys)
-    return np.fromiter(numbers, np.int64, len(column)), list(known)
+    return np.fromiter(numbers, np.int64, len(column))
 
 
 def row_codes(codes: Mapping[str, np.ndarray], count: int) -> np.ndarray:
@@ -70,17 +66,11 @@ def row_codes(codes: Mapping[str, np.ndarray], count: int) -> np.ndarray:
         codes: Codes of the rows by input name, int64.
         count: Number of rows.
     """
-    rows = np.zeros(count, np.int64)
-    has_input = np.zeros(count, bool)
-    is_distinct = False
-    for column in codes.values():
-        has_input |= column >= 0
-        if not is_distinct:
-            # Numbered again for each input, so that the product of the numbers fits into 64 bits.
-            pairs = rows * (column.max(initial=-1) + 2) + column + 1
-            distinct, rows = np.unique(pairs, return_inverse=True)
-            is_distinct = len(distinct) == count
-    return np.where(has_input, rows, -1)
+    if not codes:
+        return np.full(count, -1)
+    columns = list(codes.values())
+    has_input = np.any([column >= 0 for column in columns], axis=0)
+    return np.where(has_input, combined(columns), -1)
 
 
 def divided(codes: np.ndarray, splits: Mapping[str, Sized]) -> dict[str, np.ndarray]:
@@ -108,7 +98,7 @@ def units_of(rows: Rows, files: Sequence[str]) -> np.ndarray:
     columns += [_without_placeholders(codes[name]) for name in files if name in codes]
     if rows.groups is not None:
         groups = rows.groups if isinstance(rows.groups, Column) else as_column(rows.groups)
-        columns.append(codes_of(groups)[0])
+        columns.append(codes_of(groups))
     every = np.arange(len(rows))
     # The edges of a graph whose components are the units: from the first row with a code to others.
     edges = [np.empty((2, 0), np.int64)]
@@ -135,96 +125,3 @@ def _without_placeholders(codes: np.ndarray) -> np.ndarray:
     usual = np.median(counts[counts > 0]) if counts.any() else 0.0
     limit = max(PLACEHOLDER_RATIO * usual, PLACEHOLDER_SHARE * len(codes))
     return np.where(counts[codes] > limit, -1, codes)
-
-
-def _file_codes(cells: Sequence[Hashable]) -> np.ndarray:
-    """Return codes of distinct cells, int64, that are equal for the paths of equal files."""
-    codes = np.arange(len(cells))
-    paths = cells if isinstance(cells, list) else cells.to_pylist()  # pyright: ignore
-    first: dict[Hashable, int] = {}
-    copies = _copies(paths)
-    for i, path in enumerate(paths):
-        if path in copies:
-            codes[i] = first.setdefault(copies[path], i)
-    return codes
-
-
-def _copies(cells: Iterable[Any]) -> dict[Hashable, Hashable]:
-    """Return a common key for the paths of files with equal content."""
-    # A file can have several paths, such as hard links. It is read once.
-    paths_of: dict[tuple[int, int], list[str]] = {}
-    by_size: dict[int, list[str]] = {}
-    for path in dict.fromkeys(cell for cell in cells if isinstance(cell, str)):
-        try:
-            # Not Path.stat: creating a Path takes longer than the system call.
-            status = os.stat(path)  # noqa: PTH116
-        except (OSError, ValueError):
-            continue  # a missing file is reported when it is opened
-        paths = paths_of.setdefault((status.st_dev, status.st_ino), [])
-        if not paths:
-            by_size.setdefault(status.st_size, []).append(path)
-        paths.append(path)
-    first_of: dict[str, str] = {}
-    for size, paths in by_size.items():
-        for equal in _equal_files(paths, size):
-            first_of |= dict.fromkeys(equal, equal[0])
-    copies: dict[Hashable, Hashable] = {}
-    for first, *links in paths_of.values():
-        if links or first in first_of:
-            copies |= dict.fromkeys([first, *links], ("copy", first_of.get(first, first)))
-    return copies
-
-
-def _equal_files(paths: Sequence[str], size: int) -> Iterator[list[str]]:
-    """Yield the paths of equal files among files of one size."""
-    if len(paths) == 1:
-        return
-    # Only files with the same ends can be equal, so few files are read completely.
-    for group in _grouped(paths, digest_ends):
-        if size <= 2 * NUM_BYTES:  # the ends are the whole file
-            yield group
-        else:
-            yield from _grouped(group, _content)
-
-
-def _grouped(paths: Sequence[str], property_of: Callable[[str], bytes]) -> Iterator[list[str]]:
-    """Yield the paths whose files have the same property, if there are several."""
-    groups: dict[bytes, list[str]] = {}
-    for path in paths:
-        with suppress(OSError):  # it was deleted in the meantime, which is reported later
-            groups.setdefault(property_of(path), []).append(path)
-    yield from (group for group in groups.values() if len(group) > 1)
-
-
-def digest_ends(path: str) -> bytes:
-    """Return a digest (16 bytes) of the first and the last bytes of a file."""
-    # A digest, because the ends of a million files would not fit into memory.
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        content = hashlib.blake2b(file.read(NUM_BYTES), digest_size=16)
-        file.seek(max(file.seek(0, os.SEEK_END) - NUM_BYTES, 0))
-        content.update(file.read())
-    return content.digest()
-
-
-def _content(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, hashlib.blake2b).digest()
-
-
-def _key(value: Any) -> Hashable:
-    """Return a hashable key of the content of a cell."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    digest = hashlib.blake2b(digest_size=16)
-    for part in value if isinstance(value, tuple) else (value,):
-        if isinstance(part, Tensor):
-            part = part.numpy(force=True)
-        if isinstance(part, np.ndarray):
-            # Include the shape: equal bytes with different shapes are different images.
-            digest.update(repr((part.shape, part.dtype)).encode())
-            digest.update(np.ascontiguousarray(part).data)
-        elif isinstance(part, bytes):
-            digest.update(part)
-        else:
-            digest.update(repr(part).encode())
-    return digest.digest()

@@ -11,6 +11,7 @@ import numpy as np
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
+from dxn.data.files import survey
 from dxn.data.rows import TARGET, Rows
 from dxn.data.sources.detect import SPLIT_NAMES, SPLITS
 from dxn.data.splits.duplicates import units_of
@@ -97,7 +98,7 @@ def complete_splits(
     stratify: bool = True,
     files: Sequence[str] = (),
 ) -> dict[str, Rows]:
-    """Create missing splits at random. Rows with equal inputs are in the same split.
+    """Survey the files, and create missing splits at random. Equal inputs are in the same split.
 
     Undivided rows (with the key "all") are divided by `fractions`. Otherwise, if there is no
     validation split, 10% of the training rows become the validation split.
@@ -115,6 +116,7 @@ def complete_splits(
     Raises:
         UserError: If there are fewer groups of rows than splits.
     """
+    splits = survey(splits, files)
     complete = {name: splits[name] for name in (*SPLITS, UNDIVIDED) if name in splits}
     if fractions is None:
         return complete
