@@ -44,7 +44,7 @@ def table(tmp_path, monkeypatch):
         (["trainer.ema_decay=1"], "trainer: ema_decay must be at least 0 and less than 1, got 1"),
         (["loader.num_workers=-1"], "loader.num_workers: must be at least 0, got -1"),
         (["loader.overfit=-1"], "loader.overfit: must be at least 0, got -1"),
-        (["finetune.lora_rank=-1"], "finetune: lora_rank must be at least 0, got -1"),
+        (["finetune.lora_rank=-1"], "finetune.lora_rank: must be at least 0, got -1"),
         (["pretrain=masked", "pretrain.lr=-1"], "pretrain.lr: must be at least 0, got -1"),
         (["pretrain=masked", "pretrain.epochs=0"], "pretrain.epochs: must be at least 1, got 0"),
     ],
