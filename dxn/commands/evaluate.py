@@ -47,7 +47,7 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
 
     def execute(self) -> int:
         """Evaluate, and write the files."""
-        from dxn.core.display import print_line
+        from dxn.core.display import is_main_process, print_line
         from dxn.runs.evaluation.data import open_evaluation_data, open_table
         from dxn.runs.evaluation.evaluate import evaluate_data, new_evaluation
         from dxn.runs.monitoring import own_metrics_of
@@ -74,6 +74,8 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
         where = nullcontext(Path(self.output)) if self.output else new_evaluation(self.run)
         with where as folder:
             evaluate_data(predictor, data, folder, batch_size=self.batch_size, only=self.only)
+        if not is_main_process():
+            return 0
         if predictor.dtype != "float32":
             samples = predictor.task_samples(data.opened, only=self.only)
             reference = self.load(device=self.device, labels=self.labels, template=self.template)

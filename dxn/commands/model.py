@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -74,8 +75,19 @@ class Compute(Command):
     compile: bool = False
 
     def computing(self) -> dict[str, Any]:
-        """Return the options as arguments of `dxn.runs.saved.loading.load_predictor`."""
-        return {"device": self.device, "dtype": self.dtype, "compiled": self.compile}
+        """Return the options as arguments of `dxn.runs.saved.loading.load_predictor`.
+
+        The processes that torchrun started are connected, and each has a device of its own.
+        """
+        device: str = self.device
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from dxn.training.distributed import connect
+
+            try:
+                device = str(connect(device))
+            except ValueError as error:
+                raise UserError(str(error)) from error
+        return {"device": device, "dtype": self.dtype, "compiled": self.compile}
 
 
 @dataclass(frozen=True, kw_only=True)

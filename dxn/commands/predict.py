@@ -38,7 +38,7 @@ class Predict(FromWeights, TableInput, Labels, Compute):
 
     def execute(self) -> int:
         """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
-        from dxn.core.display import count, next_step, print_line
+        from dxn.core.display import count, is_main_process, next_step, print_line
         from dxn.data.dataset import Samples
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
@@ -62,7 +62,9 @@ class Predict(FromWeights, TableInput, Labels, Compute):
                 self.input, keep=self.keep, **self.table_options()
             )
             samples = Samples(opened, predictor.tokenizers)
-        predictions = predictor.run(samples, batch_size=self.batch_size)
+        predictions = predictor.run(samples, batch_size=self.batch_size, divided=True)
+        if not is_main_process():
+            return 0
         opened, task = samples.opened, predictor.task
         if is_single:
             for name, raws in opened.raws.items():

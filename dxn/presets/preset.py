@@ -15,7 +15,6 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 
 from dxn.config.instantiate import build, completed
 from dxn.config.values import assign, lookup, overriding
@@ -231,9 +230,8 @@ def seconds_per_token(
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)
             times.append(time.perf_counter() - start)
-    # All processes must choose the same options. The first step takes longer.
-    (seconds,) = broadcast_object_list([statistics.median(times[1:]) / (size * length)])
-    return seconds
+    # The first step takes longer.
+    return statistics.median(times[1:]) / (size * length)
 
 
 def _advice_once_learning(about: str) -> Iterator[Advice]:

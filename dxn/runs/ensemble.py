@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from dxn.config.instantiate import build
 from dxn.config.model_plan import read_model_plan
 from dxn.config.settings import Settings, dump_yaml
 from dxn.config.values import assign, leaves, lookup
@@ -29,6 +29,7 @@ from dxn.core.files import (
     write_sums,
     write_text,
 )
+from dxn.core.processes import from_first
 from dxn.core.results import ALL, BEST, Results, read_results
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import read_tensors, write_tensors
@@ -45,6 +46,7 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
 from dxn.runs.train import Trained, train_one
 from dxn.stacking import stacked as stack_files
+from dxn.training.trainer import Trainer
 
 FILE = "ensemble.json"  # what the members that have not started yet need, besides the configuration
 # Files of a model folder that those of an ensemble replace.
@@ -71,7 +73,9 @@ def train_ensemble(settings: Settings) -> Trained:
         Interrupted: If the user interrupts the training. The message says how to continue it.
     """
     size = settings.values["ensemble"]
-    folder = ensemble_folder(settings)
+    # The trainer connects the processes, which must use the same folder.
+    trainer: Trainer = build(settings.values["trainer"], key="trainer", trust=settings.trust)
+    folder = from_first(lambda: ensemble_folder(settings))
     runs = _members(settings, folder, size)
     trained: list[Trained] = []
     with ExitStack() as stack:
@@ -91,10 +95,8 @@ def train_ensemble(settings: Settings) -> Trained:
                     error.code,
                 ) from None
         print_rule(f"ensemble of {size}")
-        results = None
-        if is_main_process():
-            stack.enter_context(locked(folder, main=True))
-            results = _write_ensemble(settings, folder, size)
+        from_first(lambda: stack.enter_context(locked(folder, main=True)))
+        results = _write_ensemble(settings, folder, size, str(trainer.accelerator.device))
     commands = trained[-1].next_commands if trained else []
     # The commands after the last member are those after the ensemble, with another folder.
     own, other = f"run={member_folder(folder, size - 1)}", f"run={folder}"
@@ -171,23 +173,25 @@ def _overrides(settings: Settings, seed: int) -> tuple[str, ...]:
     return (*kept, f"seed={seed}", *data)
 
 
-def _write_ensemble(settings: Settings, folder: Path, size: int) -> Results:
-    """Write model/, and what `complete` writes."""
+def _write_ensemble(settings: Settings, folder: Path, size: int, device: str) -> Results | None:
+    """Write model/, and what `complete` writes. Only the first process gets the results."""
     members = [member_folder(folder, number) for number in range(size)]
-    save_ensemble(folder / MODEL, [each / MODEL for each in members])
-    device = settings.values["trainer"].get("device", "cpu")
-    best = model_folder.load(folder / MODEL, device=_device(device), trust=settings.trust)
+    from_first(lambda: save_ensemble(folder / MODEL, [each / MODEL for each in members]))
+    best = model_folder.load(folder / MODEL, device=device, trust=settings.trust)
     built = build_metrics(settings.values, settings.trust)
     best.task.metric.own = {**built, **settings.metrics}
     data = open_data_of_run(settings.values["data"], best, settings.trust)
     trained = [results for each in members if (results := read_results(each)) is not None]
-    results, last = evaluate_subsets(
+    evaluated = evaluate_subsets(
         best,
         data,
         folder,
         batch_size=2 * settings.values["batch_size"],
         further={MEAN: _mean([each.figures()[ALL] for each in trained])},
     )
+    if evaluated is None:
+        return None
+    results, last = evaluated
     selected = _mean([each.metrics for each in trained]).get(BEST)
     training = trained[0].model_copy(
         update={
@@ -217,13 +221,6 @@ def _mean(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric that all members have."""
     shared = [name for name in metrics[0] if all(name in each for each in metrics)]
     return {name: statistics.fmean(each[name] for each in metrics) for name in shared}
-
-
-def _device(name: str) -> str:
-    """Return the device of the trainer's option `device`."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def save_ensemble(folder: Path, members: Sequence[Path]) -> None:

@@ -10,11 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
-
 from dxn.config.environment import fill
 from dxn.config.settings import Settings
-from dxn.core.display import is_main_process, now
+from dxn.core.display import now
 from dxn.core.errors import UserError
 from dxn.core.files import CHECKPOINTS, LOG, new_folder, open_own
 from dxn.runs.paths import MEMBERS, member_folders
@@ -29,13 +27,12 @@ except ImportError:  # Windows has no such locks
 LOCK = ".lock"
 
 
-def run_folder(config: Mapping[str, Any], name: str, *, main: bool) -> Path:
+def run_folder(config: Mapping[str, Any], name: str) -> Path:
     """Return the folder of the resumed run, the folder `run`, or output/NAME/DATE_TIME.
 
     Args:
         config: The configuration.
         name: Name of the run.
-        main: Whether this is the main process, which later creates the folder with `new_folder`.
 
     Raises:
         UserError: If a new run would overwrite another one.
@@ -46,9 +43,7 @@ def run_folder(config: Mapping[str, Any], name: str, *, main: bool) -> Path:
         # The name of a column can contain a slash, which would create another folder level.
         return Path(config["output"]) / name.replace("/", "_") / now()
     folder = Path(config["run"])
-    # Only in the main process: in the others the file can already be that of the main process.
-    if main:
-        refuse_other_run(folder)
+    refuse_other_run(folder)
     return folder
 
 
@@ -115,12 +110,10 @@ def ensemble_folder(settings: Settings) -> Path:
     data = values["data"]
     # The target is inferred when the data is read, so only one that the user set is known.
     name = str(values["name"] or data.get("target") or "ensemble")
-    # All processes must use the same folder, and each has another time.
-    folder = run_folder(values, name, main=is_main_process())
-    if not values["run"] and is_main_process():
+    folder = run_folder(values, name)
+    if not values["run"]:
         folder = new_folder(folder)
-    (folder,) = broadcast_object_list([folder])
-    if is_main_process() and member_folders(folder):
+    if member_folders(folder):
         raise UserError(
             f"run: {folder} already contains an ensemble; set resume={folder} to continue it, or "
             "choose another folder"

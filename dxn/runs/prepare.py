@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 
 from dxn.config.instantiate import build
@@ -21,6 +20,7 @@ from dxn.config.values import refuse_without_effect
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
+from dxn.core.processes import from_all, from_first
 from dxn.core.randomness import named_draws
 from dxn.core.results import DataFacts, Truncation
 from dxn.data.dataset import Opened, Samples, make_samples
@@ -72,7 +72,6 @@ from dxn.runs.plan import (
 from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
 from dxn.tokenize.base import Adapter, Tokenizer
-from dxn.training.distributed import from_first
 from dxn.training.finetune import Finetune
 from dxn.training.trainer import Schedule, Trainer
 
@@ -238,7 +237,7 @@ def prepare(
     settings = replace(settings, values=config)
     name = str(config["name"] or source.name or source.target or "run")
     # Each process has another time, and the time of the first one names the folder.
-    (folder,) = broadcast_object_list([run_folder(config, name, main=trainer.main)])
+    folder = from_first(lambda: run_folder(config, name))
     plan = Plan(
         config=config,
         name=name,
@@ -387,10 +386,9 @@ def _decide(
         device = trainer.accelerator.device
         # The preset measures the speed of this machine, and the processes can be on several.
         config, lines = from_first(
-            trainer.accelerator,
             lambda: choose_options(
                 config, settings.chosen, task, source, used, readers, device, trust
-            ),
+            )
         )
     # Again, because the targets can choose the task, and the preset other options.
     check_combinations(config, task, trust, ensemble=members)
@@ -459,7 +457,7 @@ def _open_and_fit(
         fit()
     else:
         # Two trainings of a tokenizer can give two tokenizers.
-        files = from_first(accelerator, fit)
+        files = from_first(fit)
         if not accelerator.is_main_process:
             use_files(files, adapters, task, seed)
             task.target.bind(named)
@@ -472,13 +470,17 @@ def _check_same(prints: Mapping[str, Any], trainer: Trainer) -> None:
     """Refuse data that differs between the processes, such as an old copy of a table."""
     if trainer.accelerator.num_processes == 1:
         return
-    first, *others = gather_object([prints])
-    for number, own in enumerate(others, 1):
-        if changes := differences(first, own):
-            raise UserError(
-                f"process {number}: reads other data than process 0: {'; '.join(changes)}; copy "
-                "the same files to all machines"
-            )
+    received = from_all(lambda: prints)
+
+    def compare() -> None:
+        for number, own in enumerate(received[1:], 1):
+            if changes := differences(received[0], own):
+                raise UserError(
+                    f"process {number}: reads other data than process 0: {'; '.join(changes)}; "
+                    "copy the same files to all machines"
+                )
+
+    from_first(compare)
 
 
 def _write_start(run: Training, stack: ExitStack) -> Path:
@@ -498,9 +500,7 @@ def _write_start(run: Training, stack: ExitStack) -> Path:
         return folder
     if not run.plan.config["run"]:
         # Only the creation decides about the name.
-        if main:
-            folder = new_folder(folder)
-        (folder,) = broadcast_object_list([folder])
+        folder = from_first(lambda: new_folder(run.folder))
     if main:
         stack.enter_context(locked(folder, main=True))
         # Another training may have started in the same folder since the first check.

@@ -15,6 +15,7 @@ from dxn.config.instantiate import build
 from dxn.config.settings import Settings
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import LOG, MODEL, PRETRAINING, refuse_links_out
+from dxn.core.processes import from_first
 from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import ALL, BEST, Results
 from dxn.models.model import MultimodalModel, count_parameters
@@ -24,7 +25,7 @@ from dxn.runs.folder import after_restart, has_checkpoint
 from dxn.runs.plan import read_plan
 from dxn.runs.prepare import Training, prepare, run_finetune
 from dxn.tasks import Task
-from dxn.training.distributed import is_lost_connection, wait_for_all
+from dxn.training.distributed import is_lost_connection
 from dxn.training.log import read_log
 from dxn.training.optim import adamw, cosine
 from dxn.training.predict import record
@@ -135,7 +136,6 @@ def train_one(
                     f"{state.epoch} epochs, so there is no best epoch; lower optimizer.lr, and "
                     "look for extreme values with dxn check"
                 )
-            trainer.accelerator.end_training()
             # Imported here, as it is needed only after the training.
             from dxn.runs.evaluation.finish import evaluate
             from dxn.runs.evaluation.next_commands import next_commands
@@ -144,9 +144,7 @@ def train_one(
                 figures = best_figures(run.folder, state)
                 results = results_of(run, run.model, task, figures, state)
             else:
-                # Only the main process evaluates: metrics such as F1 need all predictions in one
-                # process.
-                results = evaluate(run, state) if trainer.main else None
+                results = evaluate(run, state)
         except KeyboardInterrupt as error:
             if run is None:
                 raise
@@ -206,9 +204,8 @@ def pretrain(run: Training, task: Task) -> None:
         batch_size=run.plan.batch_size,
         name="pretraining",
     )
-    wait_for_all(trainer.accelerator)  # until the main process has written the weights
     # The weights of the best epoch, which need not be the last one.
-    best = load_file(folder / MODEL / "model.safetensors")
+    best = from_first(lambda: load_file(folder / MODEL / "model.safetensors"))
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if name in best and not name.startswith("head."):

@@ -12,8 +12,8 @@ from torch import Tensor
 from dxn.data.dataset import Samples
 from dxn.models.model import Batch, Network, as_float
 from dxn.stacking.stacked import Stacked, stacks_of
-from dxn.tasks import LossSum, Task
-from dxn.training.predict import Predictions, run_batches, score
+from dxn.tasks import Task
+from dxn.training.predict import Predictions, divided_batches, score
 from dxn.training.state import State
 
 # Names of the parts of an evaluated model, and of their weighted sum.
@@ -27,7 +27,8 @@ def metrics_of_parts(
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of the transformer without the baseline, and of the baseline alone.
 
-    Empty if the network has no baseline.
+    Empty if the network has no baseline. The processes share the batches, and the first one gets
+    the metrics.
 
     Args:
         network: The network.
@@ -37,26 +38,27 @@ def metrics_of_parts(
     """
     if answering(network) is None:
         return {}
-    names = (TRANSFORMER, BASELINE)
-    rows: list[int] = []
-    predicted: dict[str, list[Any]] = {name: [] for name in names}
-    losses: dict[str, list[LossSum]] = {name: [] for name in names}
 
-    def run(batch: Batch) -> None:
-        rows.extend(batch["#index"])
-        for name, output in zip(names, outputs_of_parts(network, task, batch), strict=True):
-            predicted[name] += task.predict(network.models[0].head, output, batch)
-            losses[name].append(task.loss(output, batch))
+    def run(batch: Batch) -> tuple[list[int], list[tuple[list[Any], float, float]]]:
+        parts = []
+        for output in outputs_of_parts(network, task, batch):
+            total, weight = task.loss(output, batch)
+            predicted = task.predict(network.models[0].head, output, batch)
+            parts.append((predicted, float(total), float(weight)))
+        return batch["#index"], parts
 
     device = next(network.parameters()).device
     with torch.inference_mode():
-        for _ in run_batches(run, samples, batch_size, device=device):
-            pass
+        batches = divided_batches(run, samples, batch_size, device=device)
+    if not batches:
+        return {}
+    rows = [row for index, _ in batches for row in index]
     results: dict[str, dict[str, float]] = {}
-    for name in names:
-        first, *others = losses[name]
-        loss = float(sum(others, start=first).mean)
-        results[name] = score(Predictions(rows, predicted[name], loss), samples, task)
+    for i, name in enumerate((TRANSFORMER, BASELINE)):
+        predicted = [each for _, parts in batches for each in parts[i][0]]
+        weight = sum(parts[i][2] for _, parts in batches)
+        loss = sum(parts[i][1] for _, parts in batches) / weight if weight else math.nan
+        results[name] = score(Predictions(rows, predicted, loss), samples, task)
     return results
 
 

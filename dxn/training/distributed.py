@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list
 from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from dxn.core.errors import UserError
+from dxn.core.processes import from_first, processes
 from dxn.core.runtime import LAUNCH, RESTARTS, choose_bf16
 
 Precision = Literal["auto", "float32", "bf16"]
-T = TypeVar("T")
 
 # Further environment variables that torchrun sets.
 HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -51,6 +50,26 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, bo
     Raises:
         ValueError: If the device is not available, or there are more processes than GPUs.
     """
+    selected = connect(device)
+    bf16, note = precision == "bf16", f"{precision}, as configured"
+    if precision == "auto":
+        # Processes on different GPUs must agree.
+        bf16, note = from_first(lambda: choose_bf16(selected))
+    return Accelerator(cpu=selected.type == "cpu"), bf16, note
+
+
+def connect(device: str) -> torch.device:
+    """Connect the processes that torchrun started, if there are any.
+
+    Args:
+        device: Device to use: auto, cpu, cuda or mps.
+
+    Returns:
+        The device of this process.
+
+    Raises:
+        ValueError: If the device is not available, or there are more processes than GPUs.
+    """
     if LAUNCH in os.environ:
         # Before anything waits for the other processes.
         end_with_launcher()
@@ -64,13 +83,19 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, bo
         _check_gpus(torch.cuda.device_count())
     store = own_store() if os.environ.get(RESTARTS, "0") != "0" else {}
     selected = torch.device(PartialState(cpu=on_cpu, **store).device or "cpu")
+    if processes()[1] > 1:
+        # Not before: a second connection of the same processes would read the addresses of the
+        # first one, and wait forever.
+        atexit.register(disconnect)
     if device not in ("auto", selected.type):
         raise ValueError(f"device: {device} is not available on this machine; set device=auto")
-    bf16, note = precision == "bf16", f"{precision}, as configured"
-    if precision == "auto":
-        # Processes on different GPUs must agree.
-        ((bf16, note),) = broadcast_object_list([choose_bf16(selected)])
-    return Accelerator(cpu=on_cpu), bf16, note
+    return selected
+
+
+def disconnect() -> None:
+    """End the connection of the processes, if there is one."""
+    if processes()[1] > 1:
+        torch.distributed.destroy_process_group()
 
 
 def synchronized(model: nn.Module, accelerator: Accelerator) -> nn.Module:
@@ -92,45 +117,12 @@ def not_synchronized(model: nn.Module) -> AbstractContextManager[None]:
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def wait_for_all(accelerator: Accelerator) -> None:
-    """Wait until all processes of the training have called this."""
-    if accelerator.device.type == "cpu" and accelerator.num_processes > 1:
-        # accelerate names a GPU for each process, and fails if the machine has fewer GPUs.
-        torch.distributed.barrier()
-    else:
-        accelerator.wait_for_everyone()
-
-
 def is_any(accelerator: Accelerator, value: bool) -> bool:
     """Return whether a value is true in any of the processes."""
     if accelerator.num_processes == 1:
         return value
     summed: Any = accelerator.reduce(torch.tensor(float(value), device=accelerator.device))
     return bool(summed > 0)
-
-
-def from_first(accelerator: Accelerator, compute: Callable[[], T]) -> T:
-    """Return in all processes what a function returns in the first one.
-
-    Args:
-        accelerator: The processes.
-        compute: The function. Only the first process calls it. Its result is sent with pickle.
-
-    Raises:
-        UserError: In all processes, if the function raises one.
-    """
-    if accelerator.num_processes == 1:
-        return compute()
-    outcome: Any = None
-    if accelerator.is_main_process:
-        try:
-            outcome = (compute(), None)
-        except UserError as error:
-            outcome = (None, str(error))
-    ((result, problem),) = broadcast_object_list([outcome])
-    if problem is not None:
-        raise UserError(problem)
-    return result
 
 
 def is_lost_connection(error: BaseException) -> bool:

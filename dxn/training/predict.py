@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -9,11 +10,13 @@ from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dxn.core.display import Display
 from dxn.core.errors import UserError
+from dxn.core.processes import from_all, processes
 from dxn.core.results import Figures, Results, flat
 from dxn.core.runtime import free_memory, is_out_of_memory, release_memory
 from dxn.data.dataset import Samples
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from dxn.data.loader import BatchOrder
 
 Result = TypeVar("Result")
+OfRows = TypeVar("OfRows", bound=tuple[Any, ...])  # a result that starts with the rows
 
 MAX_NAMED = 5  # rows in a message
 
@@ -56,6 +60,7 @@ def predict(
     draft: bool = False,
     finite: bool = False,
     on_batch: Callable[[int], None] | None = None,
+    divided: bool = False,
 ) -> Predictions:
     """Run a model over all samples in order, without augmentation.
 
@@ -70,6 +75,8 @@ def predict(
         finite: Whether an output of the model that is not finite is an error.
         on_batch: Function that is called after each batch with the number of samples that are done.
             Default: show the progress on stderr.
+        divided: Whether the processes share the batches, see `divided_batches`. The first process
+            gets all predictions, and the others get none.
 
     Raises:
         UserError: If the memory is too small for a single sample, a sample cannot be prepared, or
@@ -87,8 +94,17 @@ def predict(
         if "target" in batch:
             total, weight = task.loss(output, batch)
             loss = (float(total), float(weight))
+        nonlocal done
+        # The others are as fast. A batch that did not fit into the memory is counted again.
+        done = min(done + count * batch["#size"], len(samples))
+        if on_batch is not None:
+            on_batch(done)
+        elif display is not None and display.is_due():
+            display.update("predicting", done, len(samples))
         return batch["#index"], predicted, loss
 
+    done = 0
+    count = processes()[1] if divided else 1
     head = model.models[0].head
     was_training = model.training
     if was_training:
@@ -100,19 +116,16 @@ def predict(
         model.eval()
     # A single batch has no progress.
     display = Display(stderr=True) if on_batch is None and len(samples) > batch_size else None
+    batches = divided_batches if divided else run_batches
     rows: list[int] = []
     predicted: list[Any] = []
     total = weight = 0.0
     try:
-        for part in run_batches(run, samples, batch_size, device=device):
+        for part in batches(run, samples, batch_size, device=device):
             rows += part[0]
             predicted += part[1]
             total += part[2][0]
             weight += part[2][1]
-            if on_batch is not None:
-                on_batch(len(rows))
-            elif display is not None and display.is_due():
-                display.update("predicting", len(rows), len(samples))
     finally:
         if display is not None:
             display.close()
@@ -141,6 +154,41 @@ def embed(
     parts = list(run_batches(run, samples, batch_size, device=device))
     rows = [row for index, _ in parts for row in index]
     return rows, torch.cat([vectors for _, vectors in parts])
+
+
+def divided_batches(
+    run: Callable[[dict[str, Any]], OfRows],
+    samples: Samples,
+    batch_size: int,
+    *,
+    device: torch.device,
+) -> list[OfRows]:
+    """Run a function on batches of all samples, which the processes share, see `run_batches`.
+
+    All processes must call this. The batches do not depend on the number of processes.
+
+    Args:
+        run: Function of a batch on the device. The first item of its result must be the rows of the
+            batch.
+        samples: The samples, without augmentation.
+        batch_size: Number of samples per batch.
+        device: Device of the batches.
+
+    Returns:
+        The results in order in the first process, and none in the others.
+
+    Raises:
+        UserError: In all processes, if one of them raises it.
+    """
+    index, count = processes()
+    own = samples
+    if count > 1:
+        own = copy.copy(samples)
+        batch = np.arange(len(samples)) // batch_size
+        own.rows = samples.rows[batch % count == index]
+    parts = from_all(lambda: list(run_batches(run, own, batch_size, device=device)))
+    # The rows of samples without augmentation increase.
+    return sorted(chain.from_iterable(parts), key=lambda result: result[0][0])
 
 
 def run_batches(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import torch
-from accelerate.utils import broadcast_object_list
 from annotated_types import Ge
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -21,6 +20,7 @@ from dxn.core.display import duration
 from dxn.core.dropout import MAX_SEED, Noise, keyed, number_layers, selected
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import CHECKPOINTS, remove_unfinished
+from dxn.core.processes import from_first
 from dxn.core.randomness import spaced_rows
 from dxn.core.runtime import free_memory, is_out_of_memory
 from dxn.data.dataset import Samples
@@ -359,7 +359,7 @@ class Trainer:
             raise
         # The learning rate and the number of epochs depend on the time, and all processes must
         # agree on it, so the clock of the first process decides.
-        (took,) = broadcast_object_list([time.perf_counter() - self.ticked])
+        took = from_first(lambda: time.perf_counter() - self.ticked)
         state.elapsed += took
         state.validation = max(state.validation, took)
         self.log.epochs = self.num_epochs
@@ -579,8 +579,6 @@ class Trainer:
                 if self.accelerator.num_processes == 1 and self.signals:
                     raise Interrupted.by(self.signals[-1])
 
-            # Every process validates on all samples, so all of them agree on the best epoch without
-            # communication.
             predictions = predict(
                 self.model,
                 self.task,
@@ -592,8 +590,10 @@ class Trainer:
                 # Fast decoding is enough to compare epochs.
                 draft=True,
                 on_batch=show,
+                divided=True,
             )
-            metrics = score(predictions, samples, self.task)
+            # Only the first process has the predictions, and all must agree on the best epoch.
+            metrics = from_first(lambda: score(predictions, samples, self.task))
             if state.record(metrics, self.task):
                 self.keep(metrics)
             return metrics

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.newcomer import write_csv
-from helpers.runs import TINY_DIGITS, checkpoint_of, log_of, same_tensors
+from helpers.runs import TINY_DIGITS, checkpoint_of, log_of, metrics_of, same_tensors
 from helpers.training import fit, without_randomness
 
 import dxn
+from dxn.cli import main
 from dxn.training.checkpoint import all_checkpoints
 from dxn.training.optim import sgd
 
@@ -29,9 +30,9 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, "tests")
+from torch import distributed as dist
 from helpers.training import fit, without_randomness
 from dxn.cli import main
-from dxn.training.distributed import wait_for_all
 from dxn.training.optim import sgd
 from dxn.training.trainer import Trainer
 
@@ -44,7 +45,7 @@ step = Trainer.train_step
 def interrupted(trainer, parts):
     step(trainer, parts)
     if trainer.state.step == 7:  # in the middle of the second epoch
-        wait_for_all(trainer.accelerator)
+        dist.barrier()
         raise KeyboardInterrupt
 
 Trainer.train_step = interrupted
@@ -63,24 +64,34 @@ except KeyboardInterrupt:
     pass
 Trainer.train_step = step
 fit(folder / "twice", r_drop=0.7, epochs=1, batch_size=6, optimizer=sgd)
-# Last, because it ends the process group.
 assert main([*json.loads(sys.argv[2]), f"output={folder}", "name=digits"]) == 0
+run = next((folder / "digits").iterdir())
+options = [f"run={run}", "batch_size=3", "device=cpu"]
+assert main(["evaluate", *options, f"output={folder}/evaluated"]) == 0
 """
-# Only the first process may fit a tokenizer. At first, each process gets a table of its own.
+# Only the first process may fit a tokenizer, and train a baseline. At first, each process gets a
+# table of its own.
 APART = """
 import os, sys
 from pathlib import Path
 from dxn.cli import main
+from dxn.stacking import train
 from dxn.tokenize import TextAdapter
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 options = ["target=label", "dim=8", "backbone.depth=1", "backbone.num_heads=2", "trainer.epochs=1"]
-options += ["trainer.device=cpu", "baseline=none", "preset=plain", "report=false"]
+options += ["trainer.device=cpu", "report=false"]
+
+
+def fit(adapter, texts):
+    assert adapter.tokenizer.vocabulary is not None  # the second member has that of the first one
+
 if rank != "0":
-    TextAdapter.fit = None
+    TextAdapter.fit, train.train_stack = fit, None
 assert main(["train", f"{folder}/{rank}.csv", *options, f"run={folder}/apart"]) == 2
-# Last, because it ends the process group.
-assert main(["train", f"{folder}/0.csv", *options, f"run={folder}/same"]) == 0
+assert main(["train", f"{folder}/0.csv", *options, "ensemble=2", f"run={folder}/same"]) == 0
+options = [f"run={folder}/same", f"{folder}/0.csv", "batch_size=5", "device=cpu"]
+assert main(["predict", *options, f"output={folder}/two.jsonl"]) == 0
 """
 # A long training of slow steps, which writes the process id of each rank.
 ORPHAN = """
@@ -131,6 +142,16 @@ def test_the_command_line_trains_and_evaluates_one_model(trained):
     assert dxn.load(run).predict(text="seven")
 
 
+def test_two_processes_share_the_rows_of_an_evaluation(trained, tmp_path):
+    folder, _ = trained
+    (run,) = (folder / "digits").iterdir()
+    options = [f"run={run}", "batch_size=3", "device=cpu"]
+    assert main(["evaluate", *options, f"output={tmp_path}/evaluated"]) == 0
+    for name in ("metrics.json", "predictions.csv"):
+        left, right = (path / "evaluated" / name for path in (folder, tmp_path))
+        assert left.read_bytes() == right.read_bytes(), name
+
+
 def test_each_process_takes_its_share_and_one_of_them_prints(trained):
     folder, output = trained
     # 47 samples are five batches of ten, of which each process gets half.
@@ -142,7 +163,7 @@ def test_each_process_takes_its_share_and_one_of_them_prints(trained):
     assert output.count("interrupted") == 2  # this print is the test's own, in each process
 
 
-def test_the_first_process_fits_the_tokenizer_and_different_tables_are_refused(tmp_path):
+def test_the_first_process_fits_tokenizers_and_baselines_and_different_tables_are_refused(tmp_path):
     rows = [[f"{'good' if i % 2 else 'bad'} film {i}", "yes" if i % 2 else "no"] for i in range(24)]
     for number in range(2):
         write_csv(tmp_path / f"{number}.csv", ["text", "label"], rows)
@@ -152,6 +173,12 @@ def test_the_first_process_fits_the_tokenizer_and_different_tables_are_refused(t
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "same" / "model").is_dir() and not (tmp_path / "apart").exists()
+    figures = metrics_of(tmp_path / "same")
+    assert {name for name in figures if name.endswith("accuracy[baseline alone]")}
+    # The processes have shared the rows of the prediction.
+    options = [f"run={tmp_path}/same", f"{tmp_path}/0.csv", "batch_size=5", "device=cpu"]
+    assert main(["predict", *options, f"output={tmp_path}/one.jsonl"]) == 0
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
     expected = "process 1: reads other data than process 0: the "
     assert expected in done.stderr + done.stdout
 

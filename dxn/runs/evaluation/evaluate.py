@@ -8,9 +8,10 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
-from dxn.core.display import count, now, print_line
+from dxn.core.display import count, is_main_process, now, print_line
 from dxn.core.errors import UserError
 from dxn.core.files import PLOTS, PREDICTIONS, new_folder, refuse_links_out
+from dxn.core.processes import from_first
 from dxn.core.results import ALL, DataFacts, Figures, Interval, Results
 from dxn.data.inspect.quality import check_known_targets
 from dxn.report.evidence import Answers
@@ -55,7 +56,10 @@ def evaluate_data(
     """
     check_known_targets(predictor.task, data.opened.targets or (), data.about)
     print_unknown(predictor.task, data.opened.targets or (), data.about)
-    results, _ = evaluate_subsets(predictor, data, folder, batch_size=batch_size, only=only)
+    evaluated = evaluate_subsets(predictor, data, folder, batch_size=batch_size, only=only)
+    if evaluated is None:
+        return
+    results, _ = evaluated
     facts = DataFacts(name=data.about, rows={data.split: len(data.opened)})
     results.model_copy(update={"data": facts, "dtype": predictor.dtype}).write(folder)
 
@@ -77,7 +81,7 @@ def new_evaluation(run: str | None) -> Iterator[Path]:
     parent = root / "evaluate"
     if run:
         refuse_links_out(parent, root)
-    folder = new_folder(parent / now())
+    folder = from_first(lambda: new_folder(parent / now()))
     try:
         yield folder
     except BaseException:
@@ -95,8 +99,10 @@ def evaluate_subsets(
     batch_size: int,
     only: Sequence[str] | None = None,
     further: Figures | None = None,
-) -> tuple[Results, Answers]:
+) -> tuple[Results, Answers] | None:
     """Print the metrics for every subset of the inputs, and write predictions.csv and plots/.
+
+    The processes share the rows. All of them must call this, and the first one writes the files.
 
     Args:
         predictor: The trained model.
@@ -107,7 +113,8 @@ def evaluate_subsets(
         further: Metrics of further rows of the table, by the name of the row.
 
     Returns:
-        The results, and the predictions from the largest subset.
+        The results, and the predictions from the largest subset. None in all processes except the
+        first one.
 
     Raises:
         UserError: If `only` names an input that the data or the model does not have, or no row has
@@ -130,7 +137,9 @@ def evaluate_subsets(
         samples = predictor.task_samples(opened, only=shown)
         # A subset is left out of the table if every row has only other inputs.
         if len(samples):
-            last = Answers(samples, predictor.run(samples, batch_size=batch_size))
+            last = Answers(samples, predictor.run(samples, batch_size=batch_size, divided=True))
+            if not is_main_process():
+                continue
             figures[name] = score(last.predictions, samples, task)
             if ends := metric_intervals(
                 task, last.predictions.predicted, last.truths, figures[name]
@@ -138,9 +147,12 @@ def evaluate_subsets(
                 intervals[name] = ends
     if last is None:
         raise UserError(f"only: no row of {data.split} has any {' or '.join(only or everything)}")
+    parts = metrics_of_parts(predictor.network, task, last.samples, batch_size=batch_size)
+    if not is_main_process():
+        return None
     sets = list(figures)
     best = figures[sets[-1]]
-    figures |= metrics_of_parts(predictor.network, task, last.samples, batch_size=batch_size)
+    figures |= parts
     figures |= further or {}
     figures |= trivial_figures(task, last)
     figures |= task.metric.further_rows(last.predictions.predicted)

@@ -12,6 +12,7 @@ import torch
 from dxn.config.settings import Settings
 from dxn.core.display import duration, print_line
 from dxn.core.files import METRICS, MODEL, PLOTS, PREDICTIONS, REPORT
+from dxn.core.processes import from_first
 from dxn.core.results import BEST, Results
 from dxn.report.evidence import Answers
 from dxn.runs.evaluation.data import EvaluationData, default_split
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from dxn.training.state import State
 
 
-def evaluate(run: Training, state: State) -> Results:
+def evaluate(run: Training, state: State) -> Results | None:
     """Evaluate the saved model, and write what `complete` writes.
+
+    All processes must call this. Only the first one gets the results.
 
     The model folder is loaded in the same way as by `dxn.load`, so that the metrics are those of
     the files that the user gets.
@@ -41,16 +44,17 @@ def evaluate(run: Training, state: State) -> Results:
     trainer = run.trainer
     for line in about_epochs(state, run):
         print_line(line)
-    best = model_folder.load(
-        run.folder / MODEL, device=str(trainer.accelerator.device), trust=run.settings.trust
-    )
-    best.task.metric.own = run.task.metric.own
     split = default_split(run.splits)
     # Without gradients and optimizer state, twice the batch size fits in memory.
     batch_size = 2 * trainer.batch_size
-    _stack(run, best, batch_size=batch_size)
+    best = _load(run) if trainer.main else None
+    from_first(lambda: _stack(run, best, batch_size=batch_size) if best else None)
+    best = best or _load(run)  # after the first process has written the baseline
     data = EvaluationData(split, split, run.splits[split])
-    results, last = evaluate_subsets(best, data, run.folder, batch_size=batch_size)
+    evaluated = evaluate_subsets(best, data, run.folder, batch_size=batch_size)
+    if evaluated is None:
+        return None
+    results, last = evaluated
     figures = best_figures(run.folder, state)
     remarks = [
         *warn_about(results.figures(), best.task, state, max_minutes=trainer.max_minutes),
@@ -74,6 +78,13 @@ def evaluate(run: Training, state: State) -> Results:
         final = {name: results.metrics[name] for name in sent if name in results.metrics}
         send_final(trainer.trackers, run.folder, final, state.step)
     return results
+
+
+def _load(run: Training) -> Predictor:
+    device = str(run.trainer.accelerator.device)
+    best = model_folder.load(run.folder / MODEL, device=device, trust=run.settings.trust)
+    best.task.metric.own = run.task.metric.own
+    return best
 
 
 def complete(

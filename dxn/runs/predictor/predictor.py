@@ -207,8 +207,14 @@ class Predictor:
             answers.append(Answer(answer, prediction=self.task.target.typed(answer["prediction"])))
         return answers
 
-    def run(self, samples: Samples, *, batch_size: int = 64) -> Predictions:
+    def run(self, samples: Samples, *, batch_size: int = 64, divided: bool = False) -> Predictions:
         """Predict for opened samples.
+
+        Args:
+            samples: The samples.
+            batch_size: Number of samples per batch.
+            divided: Whether the processes that torchrun started share the samples, see
+                `dxn.training.predict.predict`.
 
         Raises:
             UserError: If an output of the model is not finite.
@@ -220,6 +226,7 @@ class Predictor:
             batch_size=batch_size,
             device=self.device,
             finite=True,
+            divided=divided,
         )
 
     def require_answers(self) -> None:
