@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -42,11 +43,10 @@ class Embed(FromWeights, TableInput, Compute):
             VECTOR_SUFFIXES,
             check_suffix,
             list_suffixes,
-            rows_text,
             vector_lines,
-            write_vectors,
         )
-        from dxn.runs.predictor.table import identify
+        from dxn.runs.predictor.resumable import ids_file, write_answers, write_array
+        from dxn.runs.predictor.table import embedded_rows
 
         output = check_suffix(self.output, VECTOR_SUFFIXES)
         is_single = not has_many_samples(self.input)
@@ -60,22 +60,30 @@ class Embed(FromWeights, TableInput, Compute):
             samples = predictor.samples(
                 [read_sample(self.input, predictor.model_inputs.readers, predictor.columns)]
             )
+            _, embeddings = predictor.vectors(samples)
+            for line in vector_lines(embeddings[0]):
+                print_line(line)
         else:
             only = check_only(self.only, predictor)
             opened = predictor.model_inputs.option(self.input, only=only, **self.table_options())
             samples = Samples(opened, predictor.tokenizers, only=only)
-        opened = samples.opened
-        rows, embeddings = predictor.vectors(samples, batch_size=self.batch_size)
-        if is_single:
-            for line in vector_lines(embeddings[0]):
-                print_line(line)
         if output is None:
             next_step("dxn", *self.with_output("vector.npy"))
             return 0
-        ids = [identify(opened, row) for row in rows]
-        files = write_vectors(output, ids, embeddings)
-        sizes = f"{rows_text(len(rows), opened)} of {embeddings.shape[1]} numbers"
-        print_line(f"written: {files[0]} ({sizes})")
-        for file in files[1:]:
-            print_line(f"written: {file} (file, row number and ids of each row)")
+        is_array = output.suffix.lower() == ".npy"
+        written = write_answers(
+            output,
+            functools.partial(embedded_rows, split=not is_array),
+            predictor,
+            samples,
+            batch_size=self.batch_size,
+            identity=self.identity(samples.opened),
+            finish=write_array if is_array else None,
+        )
+        if written is None:
+            return 0
+        rows, (size,) = written
+        print_line(f"written: {output} ({rows} of {size} numbers)")
+        if is_array:
+            print_line(f"written: {ids_file(output)} (file, row number and ids of each row)")
         return 0

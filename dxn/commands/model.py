@@ -12,6 +12,7 @@ from dxn.config.command import Command
 from dxn.core.errors import UserError
 
 if TYPE_CHECKING:
+    from dxn.data.dataset import Opened
     from dxn.runs.predictor.predictor import Predictor
 
 
@@ -30,6 +31,14 @@ class FromRun(Command):
         from dxn.runs.saved.loading import load_predictor
 
         return load_predictor(self.run, trust=self.settings.folder_trust, **options)
+
+    def identity(self, opened: Opened) -> str:
+        """Return a hash of the model, the options and the input, for a file of its answers."""
+        from dxn.runs.predictor.resumable import identity_of
+
+        options = {name: v for name, v in self.settings.plain().items() if name != "output"}
+        weights = options.get("weights", {}).get("source")
+        return identity_of({"command": self.verb(), **options}, self.run, weights, opened)
 
     def required_run(self) -> str:
         """Return the run folder.

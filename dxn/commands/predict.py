@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from dxn.commands.model import Compute, FromWeights, Labels, TableInput
 from dxn.commands.options import Input
 from dxn.config.command import OUTPUT_FILE
+
+if TYPE_CHECKING:
+    from dxn.data.dataset import Samples
+    from dxn.runs.predictor.predictor import Predictor
 
 MAX_PRINTED = 20  # rows; a file has all of them
 
@@ -41,7 +46,7 @@ class Predict(FromWeights, TableInput, Labels, Compute):
         from dxn.core.display import count, is_main_process, next_step, print_line
         from dxn.data.dataset import Samples
         from dxn.runs.predictor.option import has_many_samples, read_sample
-        from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
+        from dxn.runs.predictor.table import predicted_rows, record_line
 
         output = None
         if self.output is not None:  # its writers take time to import
@@ -51,47 +56,65 @@ class Predict(FromWeights, TableInput, Labels, Compute):
             output = check_suffix(self.output)
         predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
         predictor.require_answers()  # before a large table is read
-        is_single = not has_many_samples(self.input)
-        if is_single:
-            samples = predictor.samples(
-                [read_sample(self.input, predictor.model_inputs.readers, predictor.columns)]
+        if not has_many_samples(self.input):
+            sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
+            self._predict_one(predictor, predictor.samples([sample]), output)
+            return 0
+        # Samples without a task: a target column in a new table has no effect.
+        opened = predictor.model_inputs.option(self.input, keep=self.keep, **self.table_options())
+        samples = Samples(opened, predictor.tokenizers)
+        if output is not None:
+            from dxn.runs.predictor.resumable import write_answers
+
+            written = write_answers(
+                output,
+                predicted_rows,
+                predictor,
+                samples,
+                batch_size=self.batch_size,
+                identity=self.identity(opened),
+                separator=predictor.task.target.separator,
             )
-        else:
-            # Samples without a task: a target column in a new table has no effect.
-            opened = predictor.model_inputs.option(
-                self.input, keep=self.keep, **self.table_options()
-            )
-            samples = Samples(opened, predictor.tokenizers)
-        predictions = predictor.run(samples, batch_size=self.batch_size, divided=True)
+            if written is not None:
+                print_line(f"written: {output} ({written[0]})")
+            return 0
+        num_answered = num_records = 0
+        for rows, records, _ in predicted_rows(predictor, samples, self.batch_size):
+            for record in records[: max(MAX_PRINTED - num_records, 0)]:
+                print_line(record_line(record))
+            num_answered += len(rows)
+            num_records += len(records)
         if not is_main_process():
             return 0
+        if num_records > MAX_PRINTED:
+            print_line(f"and {count(num_records - MAX_PRINTED, 'more row')}")
+        if skipped := opened.skipped + len(samples) - num_answered:
+            print_line(f"{count(skipped, 'row')} skipped")
+        next_step("dxn", *self.with_output("answers.csv"))
+        return 0
+
+    def _predict_one(self, predictor: Predictor, samples: Samples, output: Path | None) -> None:
+        """Predict for one sample, print the answer, and write it to a file."""
+        from dxn.core.display import is_main_process, print_line
+        from dxn.runs.predictor.table import answer_lines, prediction_records
+
+        predictions = predictor.run(samples)
+        if not is_main_process():
+            return
         opened, task = samples.opened, predictor.task
-        if is_single:
-            for name, raws in opened.raws.items():
-                raw = raws[0]  # None: the sample lacks the input
-                note = "" if raw is None else predictor.tokenizers[name].remark(raw)
-                if note:
-                    print_line(f"note: {name}: {note}")
-            inputs = {name: cells[0] for name, cells in opened.cells.items()}
-            for line in answer_lines(task.answer(predictions.predicted[0], inputs)):
-                print_line(line)
-            if output is None:
-                return 0
-        records = prediction_records(predictions, opened, task)
-        if is_single:
-            for record in records:  # a forecast has one per step
-                record.pop("file", None)  # there is no file that contains the sample as a row
+        for name, raws in opened.raws.items():
+            raw = raws[0]  # None: the sample lacks the input
+            note = "" if raw is None else predictor.tokenizers[name].remark(raw)
+            if note:
+                print_line(f"note: {name}: {note}")
+        inputs = {name: cells[0] for name, cells in opened.cells.items()}
+        for line in answer_lines(task.answer(predictions.predicted[0], inputs)):
+            print_line(line)
         if output is not None:
             from dxn.runs.predictor.output import rows_text, write_records
 
+            records = prediction_records(predictions, opened, task)
+            for record in records:  # a forecast has one per step
+                record.pop("file", None)  # there is no file that contains the sample as a row
             write_records(output, records, separator=task.target.separator)
-            print_line(f"written: {output} ({rows_text(len(records), opened)})")
-            return 0
-        for record in records[:MAX_PRINTED]:
-            print_line(record_line(record))
-        if len(records) > MAX_PRINTED:
-            print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
-        if opened.skipped:
-            print_line(f"{count(opened.skipped, 'row')} skipped")
-        next_step("dxn", *self.with_output("answers.csv"))
-        return 0
+            print_line(f"written: {output} ({rows_text(len(records), 0)})")

@@ -72,5 +72,5 @@ class Tokenize(FromRun, TableInput):
         else:
             sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
             opened = predictor.model_inputs.samples([sample])
-        print_line(write_matrices(opened, predictor, output))
+        write_matrices(opened, predictor, output, identity=self.identity(opened))
         return 0

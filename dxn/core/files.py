@@ -15,9 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any, TextIO
 
 from dxn.core.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
 
 # The files and folders of a run.
 MODEL = "model"
@@ -66,11 +71,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
     _remove_abandoned(path)
     partial = path.with_name(_unfinished_name(path))
     try:
-        with _explained(path, partial):
+        with explain_full_disk(path, partial):
             yield partial
-            _sync(partial)
+            sync(partial)
             partial.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -102,12 +107,12 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     partial = folder.with_name(_unfinished_name(folder))
     partial.mkdir()
     try:
-        with _explained(folder, partial):
+        with explain_full_disk(folder, partial):
             yield partial
             for path in [*partial.rglob("*"), partial]:
-                _sync(path)
+                sync(path)
             _replace(partial, folder)
-            _sync(folder.parent)
+            sync(folder.parent)
     finally:
         # After an exchange, this is the old folder.
         shutil.rmtree(partial, ignore_errors=True)
@@ -129,11 +134,16 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         UserError: If there is no space left.
     """
-    with _explained(path, path), open_own(path) as file:
+    with explain_full_disk(path, path), open_own(path) as file:
         file.write(f"{line}\n")
 
 
 def open_own(path: Path) -> TextIO:
+    """Open a text file to read it and to append to it, see `own_descriptor`."""
+    return os.fdopen(own_descriptor(path), "a+", encoding="utf-8")
+
+
+def own_descriptor(path: Path) -> int:
     """Open a file to read it and to append to it. It is created if necessary.
 
     Raises:
@@ -141,8 +151,10 @@ def open_own(path: Path) -> TextIO:
     """
     # Non-blocking, because opening a pipe would otherwise wait for its reader.
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
+    # Windows would otherwise translate line ends.
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     try:
-        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EISDIR):
             raise
@@ -150,7 +162,25 @@ def open_own(path: Path) -> TextIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise UserError(f"{path}: must be a regular file, got {_what(path)}; remove it")
-    return os.fdopen(descriptor, "a+", encoding="utf-8")
+    return descriptor
+
+
+def lock(file: IO[Any]) -> bool:
+    """Lock an open file for this process, until it ends or closes the file.
+
+    It is a lock of the process (POSIX): data workers that outlive a killed process do not hold it.
+
+    Returns:
+        False if another process has locked the file.
+    """
+    if fcntl is not None:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a network drive without locks
+            pass
+    return True
 
 
 def refuse_links_out(folder: Path, root: Path) -> None:
@@ -326,7 +356,7 @@ def _unfinished_name(path: Path) -> str:
 
 
 @contextmanager
-def _explained(path: Path, partial: Path) -> Iterator[None]:
+def explain_full_disk(path: Path, partial: Path) -> Iterator[None]:
     """Replace the error of a full disk by a sentence with the size and the free space."""
     try:
         yield
@@ -392,7 +422,7 @@ def _exchange(first: Path, second: Path) -> bool:
     return rename(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE) == 0
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Write a file or folder to the disk. Without this, a rename can reach it before the data."""
     try:
         descriptor = os.open(path, os.O_RDONLY)

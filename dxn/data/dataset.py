@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.data.rows import TARGET
 from dxn.tokenize.base import Tokenizer
@@ -231,7 +230,8 @@ class Samples(Dataset):
     ) -> dict[str, Any]:
         """Return the collated batch of some samples.
 
-        It equals `collate` of the samples, but texts are encoded together, without coordinates.
+        It equals `collate` of the samples, but texts are encoded together, without coordinates. If
+        the files of all samples turn out to be bad, its size is 0.
 
         Args:
             epoch: Number of the epoch.
@@ -251,10 +251,7 @@ class Samples(Dataset):
         if bad:
             is_left = [s.keys() >= set(self.required) and len(s) > 0 for _, s in prepared]
             if not any(is_left):
-                raise UserError(
-                    "data: all rows of a batch are bad; correct the data; the first problem is "
-                    f"{next(iter(bad.values()))}"
-                )
+                return {"#size": 0, "#index": [], BAD: bad}
             indices = [i for i, left in zip(indices, is_left, strict=True) if left]
             prepared = [each for each, left in zip(prepared, is_left, strict=True) if left]
         encoded: dict[str, dict[str, Tensor]] = {}

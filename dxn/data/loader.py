@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from dxn.core.display import print_line
+from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.runtime import spare_processes
 from dxn.core.schema import options
@@ -269,11 +270,26 @@ class Loader:
             if origin not in known:
                 known[origin] = reason
                 print_line(f"warning: {origin}: {reason}; left out ({len(known):,} so far)")
+        if not batch["#size"] and self.order.shuffle:
+            raise all_bad("a batch", found)
 
     def stop(self) -> None:
         """End the processes. The next iteration would start new ones."""
         if self.workers is not None:
             self.workers.stop()
+
+
+def all_bad(what: str, reasons: Mapping[str, str]) -> UserError:
+    """Return the error for a batch or a table without a usable row.
+
+    Args:
+        what: What has no usable row.
+        reasons: Why its rows are bad, by origin.
+    """
+    origin, reason = next(iter(reasons.items()))
+    return UserError(
+        f"all rows of {what} are bad; correct the data; the first problem is {origin}: {reason}"
+    )
 
 
 def default_workers(order: BatchOrder) -> int:

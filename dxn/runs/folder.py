@@ -14,15 +14,10 @@ from dxn.config.environment import fill
 from dxn.config.settings import Settings
 from dxn.core.display import now
 from dxn.core.errors import UserError
-from dxn.core.files import CHECKPOINTS, LOG, new_folder, open_own
+from dxn.core.files import CHECKPOINTS, LOG, lock, new_folder, open_own
 from dxn.runs.paths import MEMBERS, member_folders
 from dxn.runs.plan import is_restart, launch, started_by
 from dxn.training.checkpoint import all_checkpoints
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None
 
 LOCK = ".lock"
 
@@ -125,8 +120,6 @@ def ensemble_folder(settings: Settings) -> Path:
 def locked(folder: Path, *, main: bool) -> Iterator[None]:
     """Hold the lock of a run folder. The operating system releases it when the process ends.
 
-    It is a lock of the process (POSIX): data workers that outlive a killed training do not hold it.
-
     Args:
         folder: The run folder. It is created if necessary.
         main: Whether this is the main process, which alone takes the lock.
@@ -134,23 +127,18 @@ def locked(folder: Path, *, main: bool) -> Iterator[None]:
     Raises:
         UserError: If another process holds the lock, or its file is a link.
     """
-    if not main or fcntl is None:
+    if not main:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     with open_own(path) as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not lock(file):
             file.seek(0)
             owner = file.read(200).strip() or "another process"
             raise UserError(
                 f"run: {folder} is in use by {owner}; wait until it ends, or choose another folder"
-            ) from error
-        except OSError:  # a network drive without locks
-            yield
-            return
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
+import pyarrow
 import torch
 
 from dxn import viz
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.randomness import named_draws
-from dxn.core.tokens import join
+from dxn.core.tokens import Tokens, join
 from dxn.data.dataset import Opened, Samples
 from dxn.runs.build import build_adapters
 from dxn.runs.decide import adapter_nodes, readers_of
 from dxn.runs.predictor.option import read_sample
-from dxn.runs.predictor.output import rows_text, write_records
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.table import identify
+from dxn.runs.predictor.resumable import Batch, Chunks, write_answers
+from dxn.runs.predictor.table import Record, identify
 from dxn.tokenize.media import BadMedia
+from dxn.training.predict import divided_batches
 
 # Files of numbers. All others are pictures.
 MATRIX_SUFFIXES = (".parquet", ".npz")
+BATCH_SIZE = 64  # samples whose matrices are in memory
 
 
-def write_matrices(opened: Opened, predictor: Predictor, output: Path) -> str:
-    """Write the D×N matrix of each sample.
+def write_matrices(opened: Opened, predictor: Predictor, output: Path, *, identity: str) -> None:
+    """Write the D×N matrix of each sample, and print a line about the file.
 
     Args:
         opened: The samples.
@@ -37,44 +43,101 @@ def write_matrices(opened: Opened, predictor: Predictor, output: Path) -> str:
             list of D lists of N numbers), and `input` (the input of each of the N columns). A .npz
             file has the arrays matrix (B, D, N) in float32, mask (B, N), which is False for
             padding, input (B, N), and origin (B,).
-
-    Returns:
-        The line to print.
+        identity: See `dxn.runs.predictor.resumable.RowWriter`.
     """
-    samples = Samples(opened, predictor.tokenizers)
-    matrices: list[np.ndarray] = []
-    inputs: list[list[str]] = []
-    for i in range(len(samples)):
-        tokens = predictor.tokens_of(samples, i)
-        names = [span.name for span in tokens.spans for _ in range(span.start, span.stop)]
-        mask = tokens.mask[0].cpu()
-        matrices.append(tokens.x[0].float().cpu()[mask].T.numpy())
-        inputs.append([name for name, real in zip(names, mask.tolist(), strict=True) if real])
-    if output.suffix.lower() == ".parquet":
-        records = [
-            {**identify(opened, i), "matrix": list(matrices[i]), "input": inputs[i]}
-            for i in range(len(samples))
-        ]
-        write_records(output, records)
-    else:
-        _write_arrays(output, matrices, inputs, opened.origin)
-    longest = max(matrix.shape[1] for matrix in matrices)
-    size = f"D={matrices[0].shape[0]}, N up to {longest}"
-    return f"written: {output} ({rows_text(len(samples), opened)}: {size})"
+    is_array = output.suffix.lower() == ".npz"
+    written = write_answers(
+        output,
+        functools.partial(tokenized_rows, is_array=is_array),
+        predictor,
+        Samples(opened, predictor.tokenizers),
+        batch_size=BATCH_SIZE,
+        identity=identity,
+        finish=write_arrays if is_array else None,
+    )
+    if written is not None:
+        rows, (dim, longest) = written
+        print_line(f"written: {output} ({rows}: D={dim}, N up to {longest})")
 
 
-def _write_arrays(
-    output: Path, matrices: Sequence[np.ndarray], inputs: Sequence[list[str]], origin: Sequence[str]
-) -> None:
-    dim, longest = matrices[0].shape[0], max(map(len, inputs))
-    matrix = np.zeros((len(matrices), dim, longest), np.float32)
-    mask = np.zeros((len(matrices), longest), bool)
-    for i, each in enumerate(matrices):
-        matrix[i, :, : each.shape[1]] = each
-        mask[i, : each.shape[1]] = True
-    names = np.array([row + [""] * (longest - len(row)) for row in inputs])
-    with atomic_file(output) as partial, partial.open("wb") as file:
-        np.savez(file, matrix=matrix, mask=mask, input=names, origin=np.array(origin))
+@torch.inference_mode()
+def tokenized_rows(
+    predictor: Predictor,
+    samples: Samples,
+    batch_size: int,
+    start: int = 0,
+    *,
+    is_array: bool = False,
+) -> Iterator[Batch]:
+    """Yield the matrices of each batch as rows, see `write_answers` and `write_matrices`.
+
+    Args:
+        predictor: The model.
+        samples: The samples.
+        batch_size: Number of samples per batch.
+        start: Number of batches to leave out.
+        is_array: Whether a row has its origin, in place of the columns that identify it.
+    """
+    opened = samples.opened
+
+    def run(batch: dict[str, Any]) -> tuple[list[int], Tokens]:
+        return batch["#index"], join(predictor.model.embed(batch))
+
+    parts = divided_batches(run, samples, batch_size, device=predictor.device, start=start)
+    for rows, tokens in parts:
+        names = np.array([span.name for span in tokens.spans for _ in range(len(span))])
+        records: list[Record] = []
+        for row, x, mask in zip(rows, tokens.x.float().cpu(), tokens.mask.cpu(), strict=True):
+            record = {"origin": opened.origin[row]} if is_array else identify(opened, row)
+            matrix = list(x[mask].T.numpy())
+            records.append({**record, "matrix": matrix, "input": names[mask.numpy()].tolist()})
+        longest = max(len(record["input"]) for record in records)
+        yield rows, records, (tokens.x.shape[2], longest)
+
+
+def write_arrays(chunks: Chunks, path: Path) -> None:
+    """Write chunks of matrices as the four arrays of a .npz file, with padding."""
+    num_rows = dim = longest = width = origin_width = 0
+    for chunk in chunks():
+        num_rows += len(chunk)
+        dim = len(chunk["matrix"][0])
+        longest = max(longest, *map(len, chunk["input"]))
+        width = max(width, *map(len, chunk["input"].combine_chunks().flatten().to_pylist()))
+        origin_width = max(origin_width, *map(len, chunk["origin"].to_pylist()))
+
+    def matrices(chunk: pyarrow.Table) -> np.ndarray:
+        array = np.zeros((len(chunk), dim, longest), np.float32)
+        numbers = chunk["matrix"].combine_chunks().flatten().flatten().to_numpy()
+        end = 0
+        for row, length in enumerate(map(len, chunk["input"])):
+            start, end = end, end + dim * length
+            array[row, :, :length] = numbers[start:end].reshape(dim, length)
+        return array
+
+    def masks(chunk: pyarrow.Table) -> np.ndarray:
+        lengths = np.array([len(names) for names in chunk["input"]])
+        return np.arange(longest) < lengths[:, None]
+
+    def names(chunk: pyarrow.Table) -> np.ndarray:
+        padded = [row + [""] * (longest - len(row)) for row in chunk["input"].to_pylist()]
+        return np.array(padded, f"<U{width}")
+
+    def origins(chunk: pyarrow.Table) -> np.ndarray:
+        return np.array(chunk["origin"].to_pylist(), f"<U{origin_width}")
+
+    arrays = {"matrix": matrices, "mask": masks, "input": names, "origin": origins}
+    with atomic_file(path) as partial, ZipFile(partial, "w") as archive:
+        for name, convert in arrays.items():
+            first = convert(next(chunks()))
+            header = {
+                "descr": first.dtype.str,
+                "fortran_order": False,
+                "shape": (num_rows, *first.shape[1:]),
+            }
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for chunk in chunks():
+                    file.write(convert(chunk).tobytes())
 
 
 @torch.inference_mode()

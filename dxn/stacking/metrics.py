@@ -49,7 +49,7 @@ def metrics_of_parts(
 
     device = next(network.parameters()).device
     with torch.inference_mode():
-        batches = divided_batches(run, samples, batch_size, device=device)
+        batches = list(divided_batches(run, samples, batch_size, device=device))
     if not batches:
         return {}
     rows = [row for index, _ in batches for row in index]

@@ -31,6 +31,7 @@ Result = TypeVar("Result")
 OfRows = TypeVar("OfRows", bound=tuple[Any, ...])  # a result that starts with the rows
 
 MAX_NAMED = 5  # rows in a message
+ROUND = 16  # batches of a process whose results are sent together
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,28 @@ class Predictions:
     loss: float
 
 
+def predict(model: Network, task: Task, samples: Samples, **options: Any) -> Predictions:
+    """Return the predictions of a model for all samples, see `predict_batches`.
+
+    Args:
+        model: Model to run.
+        task: Task that created the head of the model.
+        samples: Samples of one split.
+        **options: Further arguments of `predict_batches`.
+    """
+    rows: list[int] = []
+    predicted: list[Any] = []
+    total = weight = 0.0
+    for part in predict_batches(model, task, samples, **options):
+        rows += part[0]
+        predicted += part[1]
+        total += part[2][0]
+        weight += part[2][1]
+    return Predictions(rows, predicted, total / weight if weight else math.nan)
+
+
 @torch.inference_mode()
-def predict(
+def predict_batches(
     model: Network,
     task: Task,
     samples: Samples,
@@ -60,8 +81,9 @@ def predict(
     draft: bool = False,
     finite: bool = False,
     on_batch: Callable[[int], None] | None = None,
+    start: int = 0,
     divided: bool = False,
-) -> Predictions:
+) -> Iterator[tuple[list[int], list[Any], tuple[float, float]]]:
     """Run a model over all samples in order, without augmentation.
 
     Args:
@@ -75,8 +97,13 @@ def predict(
         finite: Whether an output of the model that is not finite is an error.
         on_batch: Function that is called after each batch with the number of samples that are done.
             Default: show the progress on stderr.
+        start: Number of batches to leave out.
         divided: Whether the processes share the batches, see `divided_batches`. The first process
             gets all predictions, and the others get none.
+
+    Yields:
+        For each batch, the rows of its samples in the split, their predictions in the format of
+        `Task.predict`, and the sum of the losses with its weight, (0, 0) without targets.
 
     Raises:
         UserError: If the memory is too small for a single sample, a sample cannot be prepared, or
@@ -103,7 +130,7 @@ def predict(
             display.update("predicting", done, len(samples))
         return batch["#index"], predicted, loss
 
-    done = 0
+    done = start * batch_size
     count = processes()[1] if divided else 1
     head = model.models[0].head
     was_training = model.training
@@ -117,30 +144,37 @@ def predict(
     # A single batch has no progress.
     display = Display(stderr=True) if on_batch is None and len(samples) > batch_size else None
     batches = divided_batches if divided else run_batches
-    rows: list[int] = []
-    predicted: list[Any] = []
-    total = weight = 0.0
     try:
-        for part in batches(run, samples, batch_size, device=device):
-            rows += part[0]
-            predicted += part[1]
-            total += part[2][0]
-            weight += part[2][1]
+        yield from batches(run, samples, batch_size, device=device, start=start)
     finally:
         if display is not None:
             display.close()
         if was_training:
             model.train()
-    return Predictions(rows, predicted, total / weight if weight else math.nan)
 
 
+@torch.inference_mode()
 def embed(
-    model: Network, samples: Samples, *, batch_size: int, device: torch.device
-) -> tuple[list[int], Tensor]:
+    model: Network,
+    samples: Samples,
+    *,
+    batch_size: int,
+    device: torch.device,
+    start: int = 0,
+    divided: bool = False,
+) -> Iterator[tuple[list[int], Tensor]]:
     """Compute the embeddings of all samples in order.
 
-    Returns:
-        The row of each sample in its split, and the embeddings (n, E).
+    Args:
+        model: Model to run.
+        samples: Samples of one split.
+        batch_size: Number of samples per batch. It is halved if the memory is too small.
+        device: Device of the model.
+        start: Number of batches to leave out.
+        divided: See `predict_batches`.
+
+    Yields:
+        For each batch, the row of each sample in its split, and the embeddings (B, E).
 
     Raises:
         UserError: If an embedding is not finite, see also `run_batches`.
@@ -151,9 +185,8 @@ def embed(
         check_finite(vectors, batch, samples.describe_index)
         return batch["#index"], vectors
 
-    parts = list(run_batches(run, samples, batch_size, device=device))
-    rows = [row for index, _ in parts for row in index]
-    return rows, torch.cat([vectors for _, vectors in parts])
+    batches = divided_batches if divided else run_batches
+    yield from batches(run, samples, batch_size, device=device, start=start)
 
 
 def divided_batches(
@@ -162,10 +195,12 @@ def divided_batches(
     batch_size: int,
     *,
     device: torch.device,
-) -> list[OfRows]:
+    start: int = 0,
+) -> Iterator[OfRows]:
     """Run a function on batches of all samples, which the processes share, see `run_batches`.
 
-    All processes must call this. The batches do not depend on the number of processes.
+    All processes must call this. The batches do not depend on the number of processes. The results
+    are sent to the first process in rounds, so that its memory does not grow with the samples.
 
     Args:
         run: Function of a batch on the device. The first item of its result must be the rows of the
@@ -173,22 +208,40 @@ def divided_batches(
         samples: The samples, without augmentation.
         batch_size: Number of samples per batch.
         device: Device of the batches.
+        start: Number of batches to leave out.
 
-    Returns:
+    Yields:
         The results in order in the first process, and none in the others.
 
     Raises:
         UserError: In all processes, if one of them raises it.
     """
     index, count = processes()
-    own = samples
-    if count > 1:
-        own = copy.copy(samples)
-        batch = np.arange(len(samples)) // batch_size
-        own.rows = samples.rows[batch % count == index]
-    parts = from_all(lambda: list(run_batches(run, own, batch_size, device=device)))
-    # The rows of samples without augmentation increase.
-    return sorted(chain.from_iterable(parts), key=lambda result: result[0][0])
+    if count == 1:
+        yield from run_batches(run, samples, batch_size, device=device, start=start)
+        return
+    own = copy.copy(samples)
+    batch = np.arange(len(samples)) // batch_size
+    own.rows = samples.rows[(batch % count == index) & (batch >= start)]
+    results = run_batches(run, own, batch_size, device=device)
+    early: list[OfRows] = []  # the first result of the next round
+
+    def take() -> list[OfRows]:
+        taken: list[OfRows] = []
+        for result in chain(early, results):
+            # The rows of samples without augmentation increase.
+            if result[0][0] > last:
+                early[:] = [result]
+                return taken
+            taken.append(result)
+        early.clear()
+        return taken
+
+    size = ROUND * count * batch_size
+    for end in range(start * batch_size + size, len(samples) + size, size):
+        last = samples.rows[min(end, len(samples)) - 1]
+        parts = from_all(take)
+        yield from sorted(chain.from_iterable(parts), key=lambda result: result[0][0])
 
 
 def run_batches(
@@ -197,20 +250,25 @@ def run_batches(
     batch_size: int,
     *,
     device: torch.device,
+    start: int = 0,
 ) -> Iterator[Result]:
     """Run a function on batches of all samples in order. The batches become smaller if necessary.
+
+    The results of a batch that became several smaller ones follow each other at once.
 
     Args:
         run: Function of a batch on the device.
         samples: The samples.
         batch_size: Number of samples per batch.
         device: Device of the batches.
+        start: Number of batches to leave out.
 
     Yields:
         The results of the function, in order.
 
     Raises:
-        UserError: If the memory is too small for a single sample.
+        UserError: If the memory is too small for a single sample, or all samples turn out to be
+            bad.
     """
     if len(samples) == 1 and not samples.reads_files:  # needs no loader
         try:
@@ -220,9 +278,11 @@ def run_batches(
                 raise
             raise _too_large(samples.describe(0)) from error
         return
-    from dxn.data.loader import BatchOrder, Loader
+    from dxn.data.loader import BatchOrder, Loader, all_bad
 
     order = BatchOrder(samples, batch_size)
+    order.skip = start
+    is_empty = start == 0
     loader = Loader(order, pin_memory=device.type == "cuda")
     try:
         while order.skip < len(order):
@@ -231,7 +291,8 @@ def run_batches(
             try:
                 for batch in loader:
                     num_parts += 1
-                    if "#filler" not in batch:
+                    if "#filler" not in batch and batch["#size"]:
+                        is_empty = False
                         results.append(run(to_device(batch, device)))
                     if num_parts == order.parts:
                         yield from results
@@ -246,6 +307,9 @@ def run_batches(
                 _use_more_parts(order, min(batch_size, len(samples)), samples.describe(first))
     finally:
         loader.stop()
+    # Another process may have good rows.
+    if is_empty and samples.opened.bad_later and processes()[1] == 1:
+        raise all_bad("the data", samples.opened.bad_later)
 
 
 def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:

@@ -315,8 +315,9 @@ def opened_partly(folder, on_bad="error", validate="headers", names="0123456", t
     return open_rows(rows_of(folder, names), tokenizers, **options), tokenizers
 
 
-def batches_of(opened, tokenizers, num_workers=0):
-    return list(Loader(BatchOrder(Samples(opened, tokenizers), 3), num_workers=num_workers))
+def batches_of(opened, tokenizers, num_workers=0, *, shuffle=False):
+    order = BatchOrder(Samples(opened, tokenizers), 3, shuffle=shuffle)
+    return list(Loader(order, num_workers=num_workers))
 
 
 @pytest.mark.parametrize(("validate", "decoded"), [("full", 7), ("headers", 0), ("none", 0)])
@@ -363,10 +364,14 @@ def test_a_file_that_turns_out_to_be_bad_stops_with_one_sentence(folder, num_wor
 
 
 def test_a_batch_without_any_good_file_stops_with_one_sentence(folder):
-    for name in "345":
-        truncate(folder / f"{name}.png")
+    sizes = [batch["#size"] for batch in batches_of(*opened_partly(folder))]
+    for file in folder.glob("*.png"):
+        truncate(file)
     with pytest.raises(UserError, match="all rows of a batch are bad"):
-        batches_of(*opened_partly(folder, "missing"))
+        batches_of(*opened_partly(folder, "missing"), shuffle=True)
+    # Without a training, such as for a prediction, it is empty.
+    batches = batches_of(*opened_partly(folder, "missing"))
+    assert [batch["#size"] for batch in batches] == [0] * len(sizes)
 
 
 def test_the_fingerprint_does_not_depend_on_the_memory(folder):

@@ -15,7 +15,6 @@ from dxn.runs.predictor.output import (
     format_cell,
     vector_lines,
     write_records,
-    write_vectors,
 )
 from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
 from dxn.tasks import Classify, Regress
@@ -161,21 +160,6 @@ def test_a_noun_agrees_with_its_number():
 
 
 # Embeddings
-
-
-def test_embeddings_are_written_with_the_ids_of_their_rows(tmp_path):
-    ids = [{"file": "a.csv", "row": 2, "sku": "s1"}, {"file": "a.csv", "row": 3, "sku": "s2"}]
-    vectors = torch.tensor([[0.5, 1.0], [2.0, -1 / 3]])
-    array, beside = write_vectors(tmp_path / "v.npy", ids, vectors)
-    assert (array.name, beside.name) == ("v.npy", "v.ids.csv")
-    assert beside.read_text().splitlines() == ["file,row,sku", "a.csv,2,s1", "a.csv,3,s2"]
-    assert write_vectors(tmp_path / "v.csv", ids, vectors) == [tmp_path / "v.csv"]
-    with (tmp_path / "v.csv").open() as file:
-        rows = list(csv.reader(file))
-    assert rows[0] == ["file", "row", "sku", "v0", "v1"]
-    assert rows[2] == ["a.csv", "3", "s2", "2", "-0.333333"]
-    write_vectors(tmp_path / "v.parquet", ids, vectors)
-    assert pyarrow.parquet.read_table(tmp_path / "v.parquet").to_pylist()[0]["v1"] == 1.0
 
 
 def test_the_first_numbers_of_an_embedding_are_printed():

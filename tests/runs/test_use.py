@@ -230,6 +230,30 @@ def test_a_bad_file_is_reported_without_a_word_about_training(place, run, predic
     assert "1 row skipped" in lines and sum(".png: " in line for line in lines) == 4
 
 
+def test_files_that_turn_out_to_be_bad_are_counted(place, run, predict, capsys, monkeypatch):
+    folder = place / "cut"
+    shutil.copytree(place / "photos" / "more", folder, dirs_exist_ok=True)
+    for name in ("1.png", "2.png"):  # the header is good
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+    monkeypatch.setattr("dxn.runs.predictor.inputs.PREDICTED_GB", 0)
+    output = folder / "answers.json"
+    # Also if a batch has no other file.
+    for size in (1, 64):
+        words = [f"input={folder}/*.png", "on_bad=skip", f"batch_size={size}"]
+        lines = predict(*words, f"output={output}")
+        assert lines[-1] == f"written: {output} (3 rows, 2 skipped)"
+        assert "2.png damaged or truncated image" in lines[-2]
+        assert [row["file"][-5:] for row in json.loads(output.read_text())] == [
+            "0.png",
+            "3.png",
+            "4.png",
+        ]
+    assert "2 rows skipped" in predict(*words)
+    (line,) = refused(capsys, ["predict", f"run={run}", f"input={folder}/[12].png", "on_bad=skip"])
+    assert "all rows of the data are bad; correct the data; the first problem is" in line
+
+
 # Results
 
 

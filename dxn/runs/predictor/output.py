@@ -1,28 +1,28 @@
-"""Write tables of results and embeddings: the suffix of the file determines the format."""
+"""Write tables of results: the suffix of the file determines the format."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 from torch import Tensor
 
-from dxn.core.display import count, significant
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell, json_text, valid_text, without_secrets
-from dxn.data.dataset import Opened
 
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 VECTOR_SUFFIXES = (".npy", ".csv", ".parquet")
 
 Record = Mapping[str, Any]  # one row: values by column
+END = {".json": "\n]\n"}  # of a file, by suffix
 
 
 def check_suffix(output: str | None, suffixes: Sequence[str] = SUFFIXES) -> Path | None:
@@ -40,10 +40,9 @@ def check_suffix(output: str | None, suffixes: Sequence[str] = SUFFIXES) -> Path
     return path
 
 
-def rows_text(size: int, opened: Opened) -> str:
+def rows_text(size: int, skipped: int) -> str:
     """Return a number of rows, and how many were skipped, as text."""
-    skipped = f", {opened.skipped:,} skipped" if opened.skipped else ""
-    return f"{count(size, 'row')}{skipped}"
+    return count(size, "row") + (f", {skipped:,} skipped" if skipped else "")
 
 
 def list_suffixes(suffixes: Sequence[str]) -> str:
@@ -63,56 +62,61 @@ def write_records(path: Path, records: Sequence[Record], *, separator: str = "|"
         records: The rows. A value that a record lacks is missing in its row.
         separator: Separator of the items of a list in a CSV cell.
     """
-    # A dict keeps the order in which the columns first appear, unlike a set.
-    columns: dict[str, None] = {}
-    for record in records:
-        columns |= dict.fromkeys(record)
     suffix = path.suffix.lower()
     with atomic_file(path) as partial:
         if suffix == ".parquet":
-            arrays = {
-                valid_text(name): _array([record.get(name) for record in records])
-                for name in columns
-            }
-            pyarrow.parquet.write_table(pyarrow.table(arrays), partial)
+            pyarrow.parquet.write_table(arrow_table(records), partial)
             return
+        text = encode_rows(records, suffix, columns_of(records), separator, is_first=True)
         with partial.open("w", newline="", encoding="utf-8") as file:
-            if suffix == ".csv":
-                _write_csv(file, records, list(columns), separator)
-                return
-            lines = map(json_text, records)
-            if suffix == ".jsonl":
-                file.writelines(f"{line}\n" for line in lines)
-                return
-            # One line per row: the lists in a row, such as words, would take one line per item.
-            file.write("[\n" + ",\n".join(lines) + "\n]\n")
+            file.write(text + END.get(suffix, ""))
 
 
-def write_vectors(path: Path, ids: Sequence[Mapping[str, Any]], vectors: Tensor) -> list[Path]:
-    """Write one embedding per row.
+def columns_of(records: Sequence[Record]) -> list[str]:
+    """Return the names of the columns in the order in which they first appear."""
+    columns: dict[str, None] = {}  # it keeps their order, unlike a set
+    for record in records:
+        columns |= dict.fromkeys(record)
+    return list(columns)
+
+
+def encode_rows(
+    records: Sequence[Record],
+    suffix: str,
+    columns: Sequence[str],
+    separator: str,
+    *,
+    is_first: bool,
+) -> str:
+    """Return rows as a part of a text file.
 
     Args:
-        path: File to write. A .npy file contains a float32 array (rows, E). A .csv or .parquet file
-            contains the columns of `ids` and the numbers v0, v1 and so on.
-        ids: File, row number and other columns that identify each row.
-        vectors: (rows, E). The embeddings.
-
-    Returns:
-        The files that were written. An array cannot contain the ids, so they are in a CSV file
-        beside it.
+        records: The rows.
+        suffix: Suffix of the file: .csv, .json or .jsonl.
+        columns: Names of the columns of a CSV file.
+        separator: Separator of the items of a list in a CSV cell.
+        is_first: Whether the file starts with these rows.
     """
-    if path.suffix.lower() == ".npy":
-        with atomic_file(path) as partial:
-            np.save(partial, vectors.numpy())
-        beside = path.with_suffix(".ids.csv")
-        write_records(beside, ids)
-        return [path, beside]
-    records: list[dict[str, Any]] = []
-    for identity, vector in zip(ids, vectors.tolist(), strict=True):
-        numbers = {f"v{i}": significant(value) for i, value in enumerate(vector)}
-        records.append({**identity, **numbers})
-    write_records(path, records)
-    return [path]
+    if suffix == ".csv":
+        file = StringIO(newline="")
+        writer = csv.writer(file)
+        if is_first:
+            # The name of a column comes from a table too.
+            writer.writerow(map(csv_cell, columns))
+        for record in records:
+            writer.writerow([format_cell(record.get(name), separator) for name in columns])
+        return file.getvalue()
+    lines = map(json_text, records)
+    if suffix == ".jsonl":
+        return "".join(f"{line}\n" for line in lines)
+    # One line per row: the lists in a row, such as words, would take one line per item.
+    return ("[\n" if is_first else ",\n") + ",\n".join(lines)
+
+
+def arrow_table(records: Sequence[Record]) -> pyarrow.Table:
+    """Return rows as a table of Arrow."""
+    columns = columns_of(records)
+    return pyarrow.table({valid_text(n): _array([r.get(n) for r in records]) for n in columns})
 
 
 def vector_lines(vector: Tensor, count: int = 6) -> list[str]:
@@ -120,16 +124,6 @@ def vector_lines(vector: Tensor, count: int = 6) -> list[str]:
     shown = ", ".join(f"{value:.4f}" for value in vector[:count].tolist())
     more = ", ..." if len(vector) > count else ""
     return [f"embedding: {len(vector)} numbers", f"  {shown}{more}"]
-
-
-def _write_csv(
-    file: TextIO, records: Sequence[Record], columns: Sequence[str], separator: str
-) -> None:
-    writer = csv.writer(file)
-    # The name of a column comes from a table too.
-    writer.writerow(map(csv_cell, columns))
-    for record in records:
-        writer.writerow([format_cell(record.get(name), separator) for name in columns])
 
 
 def format_cell(value: Any, separator: str = "|") -> str:
@@ -164,7 +158,12 @@ def _array(values: Sequence[Any]) -> pyarrow.Array:
         return pyarrow.array([_parquet_text(v) if isinstance(v, str) else v for v in values])
     except (pyarrow.ArrowException, UnicodeEncodeError, OverflowError):
         # A column of a JSON lines file can mix types, such as numbers and texts.
-        return pyarrow.array([None if value is None else format_cell(value) for value in values])
+        return texts_of(values)
+
+
+def texts_of(values: Sequence[Any]) -> pyarrow.Array:
+    """Return a column whose values have different types as texts."""
+    return pyarrow.array([None if value is None else format_cell(value) for value in values])
 
 
 def _parquet_text(text: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -20,7 +21,7 @@ from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.tasks import Task
 from dxn.tokenize.base import Tokenizer
-from dxn.training.predict import Predictions, embed, predict, to_device
+from dxn.training.predict import Predictions, embed, predict, predict_batches, to_device
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -208,7 +209,7 @@ class Predictor:
         return answers
 
     def run(self, samples: Samples, *, batch_size: int = 64, divided: bool = False) -> Predictions:
-        """Predict for opened samples.
+        """Predict for opened samples, whose predictions fit into memory.
 
         Args:
             samples: The samples.
@@ -228,6 +229,35 @@ class Predictor:
             finite=True,
             divided=divided,
         )
+
+    def batches(
+        self, samples: Samples, *, batch_size: int = 64, start: int = 0
+    ) -> Iterator[Predictions]:
+        """Predict for opened samples, and yield the predictions of each batch.
+
+        The processes that torchrun started share the samples, and the first one gets all
+        predictions.
+
+        Args:
+            samples: The samples.
+            batch_size: Number of samples per batch.
+            start: Number of batches to leave out.
+
+        Raises:
+            UserError: If an output of the model is not finite.
+        """
+        parts = predict_batches(
+            self.network,
+            self.task,
+            samples,
+            batch_size=batch_size,
+            device=self.device,
+            finite=True,
+            start=start,
+            divided=True,
+        )
+        for rows, predicted, _ in parts:
+            yield Predictions(rows, predicted, math.nan)
 
     def require_answers(self) -> None:
         """Check that the model predicts one value per sample.
@@ -309,9 +339,8 @@ class Predictor:
         is_single = data is None or isinstance(self.model_inputs.argument(data, inputs), dict)
         return ordered[0] if is_single else ordered
 
-    @torch.inference_mode()
     def vectors(self, samples: Samples, *, batch_size: int = 64) -> tuple[list[int], Tensor]:
-        """Return the embeddings of opened samples.
+        """Return the embeddings of opened samples, which fit into memory.
 
         Returns:
             The row of each sample in the opened split, and the embeddings (n, E) in this order.
@@ -320,7 +349,29 @@ class Predictor:
             UserError: If an embedding is not finite.
         """
         # The rows are returned too, because a row without a usable input has no sample.
-        return embed(self.network, samples, batch_size=batch_size, device=self.device)
+        rows, parts = zip(*self.vector_batches(samples, batch_size=batch_size), strict=True)
+        return [row for part in rows for row in part], torch.cat(parts)
+
+    def vector_batches(
+        self, samples: Samples, *, batch_size: int = 64, start: int = 0, divided: bool = False
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Yield what `vectors` returns for each batch.
+
+        Args:
+            samples: The samples.
+            batch_size: Number of samples per batch.
+            start: Number of batches to leave out.
+            divided: Whether the processes that torchrun started share the samples. The first one
+                gets all embeddings.
+        """
+        return embed(
+            self.network,
+            samples,
+            batch_size=batch_size,
+            device=self.device,
+            start=start,
+            divided=divided,
+        )
 
     # Generated texts and vocabulary
 

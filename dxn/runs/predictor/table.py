@@ -6,14 +6,17 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dxn.core.display import format_number
+from dxn.core.display import format_number, significant
 from dxn.core.errors import UserError
-from dxn.data.dataset import Opened
+from dxn.data.dataset import Opened, Samples
 from dxn.tasks import Task
 from dxn.training.predict import Predictions
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from dxn.runs.predictor.predictor import Predictor
+    from dxn.runs.predictor.resumable import Batch
 
 # Origin of a row of a table, such as "train.csv row 17". Other origins are names of files.
 TABLE_ROW = re.compile(r"(?P<file>.+) row (?P<row>\d+)")
@@ -24,8 +27,53 @@ Record = dict[str, Any]  # one row: values by column
 MAX_LISTED = 5  # classes of which the probability is printed
 
 
-def prediction_records(predictions: Predictions, opened: Opened, task: Task) -> list[Record]:
-    """Return the rows of all predictions, in the order of the data.
+def predicted_rows(
+    predictor: Predictor, samples: Samples, batch_size: int, start: int = 0
+) -> Iterator[Batch]:
+    """Yield the predictions of each batch as rows, for `write_answers`.
+
+    Args:
+        predictor: The model.
+        samples: The samples.
+        batch_size: Number of samples per batch.
+        start: Number of batches to leave out.
+    """
+    opened, task = samples.opened, predictor.task
+    shown = shown_inputs(opened)
+    for predictions in predictor.batches(samples, batch_size=batch_size, start=start):
+        yield predictions.rows, prediction_records(predictions, opened, task, shown), ()
+
+
+def embedded_rows(
+    predictor: Predictor, samples: Samples, batch_size: int, start: int = 0, *, split: bool = True
+) -> Iterator[Batch]:
+    """Yield the embeddings of each batch as rows with their ids, see `predicted_rows`.
+
+    Args:
+        predictor: The model.
+        samples: The samples.
+        batch_size: Number of samples per batch.
+        start: Number of batches to leave out.
+        split: Whether the numbers have the columns v0, v1 and so on. False: the column `vector`.
+    """
+    options = {"batch_size": batch_size, "start": start, "divided": True}
+    for rows, vectors in predictor.vector_batches(samples, **options):
+        records: list[Record] = []
+        for row, vector in zip(rows, vectors, strict=True):
+            numbers: Record = {"vector": vector.numpy()}
+            if split:
+                numbers = {f"v{i}": significant(value) for i, value in enumerate(vector.tolist())}
+            records.append({**identify(samples.opened, row), **numbers})
+        yield rows, records, vectors.shape[1:]
+
+
+def prediction_records(
+    predictions: Predictions,
+    opened: Opened,
+    task: Task,
+    shown: Mapping[str, Sequence[Any]] | None = None,
+) -> list[Record]:
+    """Return the rows of predictions, in the order of the data.
 
     Most tasks have one row per prediction. A forecast has one row per future step.
 
@@ -33,12 +81,13 @@ def prediction_records(predictions: Predictions, opened: Opened, task: Task) -> 
         predictions: The predictions.
         opened: The opened rows.
         task: The task, which determines the columns of a prediction.
+        shown: The inputs that have columns. Default: `shown_inputs`.
 
     Returns:
         Rows with the columns file, row, those that identify the row, the inputs, and those of the
         task, which include the target.
     """
-    shown = {name: cells for name, cells in opened.cells.items() if _is_shown(cells, opened)}
+    shown = shown_inputs(opened) if shown is None else shown
     targets = opened.targets
     records: list[Record] = []
     for row, predicted, inputs in _in_order(predictions, opened):
@@ -192,10 +241,15 @@ def _entity_lines(answer: Mapping[str, Any]) -> list[str]:
     return lines + [f"  {e['score']:.4f}  {e['label']}: {e['text']}" for e in entities]
 
 
-def _is_shown(cells: Sequence[Any], opened: Opened) -> bool:
-    """Whether an input has a column of its own in a table of predictions."""
-    # Bytes and arrays are not shown. A file that is its own row is already in the column file.
-    return any(cell is not None for cell in cells) and list(cells) != list(opened.origin)
+def shown_inputs(opened: Opened) -> dict[str, Sequence[Any]]:
+    """Return the inputs that have a column of their own in a table of predictions."""
+    shown: dict[str, Sequence[Any]] = {}
+    for name, cells in opened.cells.items():
+        # Bytes and arrays are not shown. A file that is its own row is already in the column file.
+        has_cells = any(cell is not None for cell in cells)
+        if has_cells and any(cell != file for cell, file in zip(cells, opened.origin, strict=True)):
+            shown[name] = cells
+    return shown
 
 
 def own_name(column: str, taken: Container[str] = ()) -> str:

@@ -1,0 +1,388 @@
+"""Files of answers that are written as they are computed, and continued after a command was killed.
+
+NAME.part contains the rows so far, and NAME.part.json how much of it is valid. NAME appears at the
+end, with all rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+import dxn
+from dxn.core.display import count, print_line
+from dxn.core.errors import UserError
+from dxn.core.files import atomic_file, explain_full_disk, lock, own_descriptor, sync, write_text
+from dxn.core.printable import json_text
+from dxn.core.processes import from_first
+from dxn.core.schema import Strict, validated
+from dxn.core.untrusted import load_json
+from dxn.data.dataset import Opened, Samples
+from dxn.data.raws import FileColumn
+from dxn.runs.predictor.output import (
+    END,
+    Record,
+    arrow_table,
+    columns_of,
+    encode_rows,
+    rows_text,
+    texts_of,
+)
+from dxn.runs.saved.model_folder import model_folder
+
+if TYPE_CHECKING:
+    from dxn.runs.predictor.predictor import Predictor
+
+INTERVAL = 2.0  # seconds of work that can be lost; each record of the progress waits for the disk
+LENGTH = 8  # bytes of the number in front of each chunk of a file that Arrow encodes
+# A row group of a Parquet file ends after this number of rows or bytes, which are in memory.
+GROUP_ROWS, GROUP_BYTES = 10_000, 1 << 26
+VECTOR = "vector"  # column of the embeddings before they become an array
+
+# The rows of a batch in the split, their records in the file, and the largest shape of an answer.
+Batch = tuple[Sequence[int], Sequence[Record], Sequence[int]]
+# Computes the answers of samples: model, samples, batch size, number of batches to leave out.
+Answers = Callable[["Predictor", Samples, int, int], Iterator[Batch]]
+# Reads the chunks of a file from the start.
+Chunks = Callable[[], Iterator[pyarrow.Table]]
+
+
+class Written(Strict):
+    """The content of NAME.part.json.
+
+    Args:
+        identity: Hash of the command, the model and the input.
+        batches: Number of finished batches.
+        answered: Number of their rows that have an answer.
+        records: Number of rows in the file.
+        size: Number of valid bytes of NAME.part.
+        columns: Columns of a CSV file.
+        shape: Largest shape of an answer.
+    """
+
+    identity: str
+    batches: int = 0
+    answered: int = 0
+    records: int = 0
+    size: int = 0
+    columns: Sequence[str] = ()
+    shape: Sequence[int] = ()
+
+
+class RowWriter:
+    """Writes a file of rows batch by batch, and continues where an earlier command was killed.
+
+    Texts are written as they will be. For other formats, NAME.part contains chunks of Arrow, which
+    `finish` converts at the end: a Parquet file cannot be continued, and the type of a column is
+    known only then. A file does not depend on where its commands were killed.
+
+    Attributes:
+        written: What the file contains.
+
+    Args:
+        path: File to write. Its suffix determines the format.
+        identity: Hash of all that determines its rows. NAME.part of another one starts again.
+        separator: Separator of the items of a list in a CSV cell.
+        finish: Function that writes the file from its chunks. None: it is a text file.
+
+    Raises:
+        UserError: If another process writes the file, or NAME.part is not from this class.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: str,
+        *,
+        separator: str = "|",
+        finish: Callable[[Chunks, Path], None] | None = None,
+    ):
+        self.path = path
+        self.part = path.with_name(f"{path.name}.part")
+        self.progress = path.with_name(f"{path.name}.part.json")
+        self.separator = separator
+        self.finish = finish
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self.part.exists() and not self.progress.exists():
+            raise UserError(
+                f"output: {self.part} exists, but {self.progress.name}, which describes it, does "
+                "not; move or delete it"
+            )
+        self.written = Written(identity=identity)
+        if not self.part.exists():
+            self._save()  # before the file, so that a file without it is not ours
+        self.file = os.fdopen(own_descriptor(self.part), "a+b")
+        if not lock(self.file):
+            self.file.close()
+            raise UserError(f"output: another process is writing {path}; wait until it ends")
+        self.written = self._known(identity)
+        self.file.truncate(self.written.size)
+        self.file.seek(0, os.SEEK_END)
+        self.saved_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        with suppress(OSError):  # the disk is full, which has been said
+            self.file.close()
+        if kind is None:
+            return
+        if self.written.size:
+            print_line(f"note: {self.part} has the rows so far; the same command continues there")
+        else:
+            self.part.unlink(missing_ok=True)
+            self.progress.unlink(missing_ok=True)
+
+    def write(self, batch: int, answers: Batch) -> None:
+        """Add answers.
+
+        Args:
+            batch: Number of the batch. All batches before it are complete.
+            answers: Its answers, or a part of them.
+
+        Raises:
+            UserError: If there is no space left, or a row does not fit the columns of a CSV file.
+        """
+        rows, records, shape = answers
+        if batch > self.written.batches:
+            self.written = self.written.model_copy(update={"batches": batch})
+            if time.monotonic() - self.saved_at >= INTERVAL:
+                self._commit()
+        written = self.written
+        is_first = not written.records
+        columns = columns_of(records) if is_first else written.columns
+        if self.finish is not None:
+            sink = pyarrow.BufferOutputStream()
+            table = arrow_table(records)
+            with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table)
+            chunk = sink.getvalue().to_pybytes()
+            content = len(chunk).to_bytes(LENGTH, "little") + chunk
+        else:
+            self._check_columns(records, columns)
+            suffix = self.path.suffix.lower()
+            text = encode_rows(records, suffix, columns, self.separator, is_first=is_first)
+            content = text.encode()
+        with explain_full_disk(self.path, self.part):
+            self.file.write(content)
+        largest = [max(sizes) for sizes in zip(shape, written.shape or shape, strict=True)]
+        self.written = written.model_copy(
+            update={
+                "answered": written.answered + len(rows),
+                "records": written.records + len(records),
+                "columns": columns,
+                "shape": largest,
+            }
+        )
+
+    def close(self, batches: int) -> None:
+        """Put the complete file in its place.
+
+        Args:
+            batches: Number of all batches.
+        """
+        self.written = self.written.model_copy(update={"batches": batches})
+        self._commit()
+        if self.finish is not None:
+            self.finish(self._chunks, self.path)
+            self.file.close()
+            self.part.unlink()
+        else:
+            end = END.get(self.path.suffix.lower(), "")
+            with explain_full_disk(self.path, self.part):
+                self.file.write(end.encode())
+                self.file.flush()
+                os.fsync(self.file.fileno())
+                self.file.close()
+                self.part.replace(self.path)
+                sync(self.path.parent)
+        # Only now: without it, the rows so far would be lost.
+        self.progress.unlink()
+
+    def _known(self, identity: str) -> Written:
+        """Return what NAME.part contains for this identity."""
+        new = Written(identity=identity)
+        try:
+            known = validated(Written, load_json(self.progress), self.progress)
+        except UserError:  # the machine lost power while it was written
+            return new
+        if known.identity != identity:
+            print_line(
+                f"note: {self.part} is not continued: the input, the model or an option has changed"
+            )
+        is_known = known.identity == identity and known.size <= self.part.stat().st_size
+        return known if is_known else new
+
+    def _check_columns(self, records: Sequence[Record], columns: Sequence[str]) -> None:
+        new = set(columns_of(records)) - set(columns)
+        if new and self.path.suffix.lower() == ".csv":
+            raise UserError(
+                f"output: a row has the column {min(new)}, which the first rows of "
+                f"{self.path.name} do not have; write a .jsonl or .parquet file instead"
+            )
+
+    def _commit(self) -> None:
+        """Record that all rows so far are valid."""
+        with explain_full_disk(self.path, self.part):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        self.written = self.written.model_copy(update={"size": self.file.tell()})
+        self._save()
+
+    def _save(self) -> None:
+        write_text(self.progress, self.written.model_dump_json())
+        self.saved_at = time.monotonic()
+
+    def _chunks(self) -> Iterator[pyarrow.Table]:
+        with self.part.open("rb") as file:
+            while length := file.read(LENGTH):
+                chunk = file.read(int.from_bytes(length, "little"))
+                yield pyarrow.ipc.open_stream(chunk).read_all()
+
+
+def write_answers(
+    path: Path,
+    answers: Answers,
+    predictor: Predictor,
+    samples: Samples,
+    *,
+    batch_size: int,
+    identity: str,
+    separator: str = "|",
+    finish: Callable[[Chunks, Path], None] | None = None,
+) -> tuple[str, Sequence[int]] | None:
+    """Compute the answers of samples, and write them to a file, see `RowWriter`.
+
+    The processes that torchrun started share the samples, and the first one writes.
+
+    Returns:
+        The number of rows and of skipped ones as text, and the largest shape of an answer. None in
+        other processes than the first.
+    """
+    if finish is None and path.suffix.lower() == ".parquet":
+        finish = write_parquet
+    writers: list[RowWriter] = []
+
+    def start_writing() -> int:
+        writer = RowWriter(path, identity, separator=separator, finish=finish)
+        writers.append(stack.enter_context(writer))
+        if writer.written.batches:
+            print_line(f"continuing: {writer.part} has {count(writer.written.records, 'row')}")
+        return writer.written.batches
+
+    with ExitStack() as stack:
+        start = from_first(start_writing)
+        batches = answers(predictor, samples, batch_size, start)
+        if not writers:
+            deque(batches, maxlen=0)  # its answers are sent to the first process
+            return None
+        (writer,) = writers
+        for batch in batches:
+            # The rows of samples without augmentation increase.
+            first = int(np.searchsorted(samples.rows, batch[0][0]))
+            writer.write(first // batch_size, batch)
+        writer.close(-(-len(samples) // batch_size))
+    written = writer.written
+    skipped = samples.opened.skipped + len(samples) - written.answered
+    return rows_text(written.records, skipped), written.shape
+
+
+def identity_of(
+    options: Mapping[str, Any], run: str | None, weights: str | None, opened: Opened
+) -> str:
+    """Return a hash of a command, its model and its input.
+
+    Args:
+        options: All options of the command, as plain data.
+        run: Its run folder.
+        weights: Its public checkpoint.
+        opened: The rows of its input.
+    """
+    content = hashlib.sha256(json_text([dxn.__version__, options]).encode())
+    for path in (None if run is None else model_folder(Path(run)), weights and Path(weights)):
+        if path and path.exists():
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                status = file.stat()
+                content.update(repr((file.name, status.st_size, status.st_mtime_ns)).encode())
+    for name, column in [("#origin", opened.origin), *opened.ids.items(), *opened.cells.items()]:
+        content.update(repr(name).encode())
+        for cell in column:
+            content.update(repr(cell).encode())
+    for raws in opened.raws.values():
+        if isinstance(raws, FileColumn):  # sizes, times and digests of the files
+            content.update(raws.facts.tobytes())
+    return content.hexdigest()
+
+
+def write_parquet(chunks: Chunks, path: Path) -> None:
+    """Write chunks as one Parquet file. A column whose types differ contains texts."""
+    kinds: dict[str, pyarrow.DataType] = {}
+    for chunk in chunks():
+        for field in chunk.schema:
+            kinds[field.name] = _common(kinds.get(field.name, pyarrow.null()), field.type)
+    schema = pyarrow.schema(list(kinds.items()))
+    with atomic_file(path) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+        group: list[pyarrow.Table] = []
+        for chunk in chunks():
+            columns = [_typed(chunk, name, kind) for name, kind in kinds.items()]
+            group.append(pyarrow.table(columns, schema=schema))
+            num_bytes = sum(table.nbytes for table in group)
+            if num_bytes >= GROUP_BYTES or sum(map(len, group)) >= GROUP_ROWS:
+                writer.write_table(pyarrow.concat_tables(group).combine_chunks())
+                group = []
+        if group:
+            writer.write_table(pyarrow.concat_tables(group).combine_chunks())
+
+
+def write_array(chunks: Chunks, path: Path) -> None:
+    """Write the column of vectors as a .npy file, and the others as a CSV file beside it."""
+    num_rows = sum(map(len, chunks()))
+    size = len(next(chunks())[VECTOR][0])
+    header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, size)}
+    columns = next(chunks()).drop_columns([VECTOR]).column_names
+    with (
+        atomic_file(ids_file(path)) as partial,
+        partial.open("w", newline="", encoding="utf-8") as file,
+    ):
+        for number, chunk in enumerate(chunks()):
+            ids = chunk.drop_columns([VECTOR]).to_pylist()
+            file.write(encode_rows(ids, ".csv", columns, "|", is_first=number == 0))
+    with atomic_file(path) as partial, partial.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for chunk in chunks():
+            file.write(chunk[VECTOR].combine_chunks().flatten().to_numpy().tobytes())
+
+
+def ids_file(path: Path) -> Path:
+    """Return the file with the columns that identify the rows of an array."""
+    return path.with_suffix(".ids.csv")
+
+
+def _common(old: pyarrow.DataType, new: pyarrow.DataType) -> pyarrow.DataType:
+    """Return the type of a column that has two types in its chunks."""
+    if old == new:
+        return old
+    try:
+        schemas = [pyarrow.schema([("x", kind)]) for kind in (old, new)]
+        return pyarrow.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pyarrow.ArrowException:
+        return pyarrow.string()
+
+
+def _typed(chunk: pyarrow.Table, name: str, kind: pyarrow.DataType) -> Any:
+    if name not in chunk.column_names:
+        return pyarrow.nulls(len(chunk), kind)
+    column = chunk[name]
+    is_text = kind == pyarrow.string() and not pyarrow.types.is_null(column.type)
+    return texts_of(column.to_pylist()) if is_text and column.type != kind else column.cast(kind)
