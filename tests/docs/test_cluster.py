@@ -1,0 +1,165 @@
+"""The commands, the scripts and the manifests of docs/cluster.md, and the Dockerfile."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+import yaml
+from helpers.pages import DOCS, ROOT, blocks, check_command
+
+PAGE = DOCS / "cluster.md"
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+# Waits for a signal, as torchrun does, whose exit code after it is 1.
+SRUN = """#!/bin/bash
+trap 'exit 1' TERM
+echo "$*" >> launched
+for _ in $(seq 200); do sleep 0.05; [ -e done ] && exit 0; done
+"""
+SCONTROL = """#!/bin/bash
+if [ "$1" = show ]; then printf 'node7\\nnode8\\n'; else echo "$*" >> requeued; fi
+"""
+
+
+def block_of(kind):
+    (block,) = (block.text for block in blocks(PAGE) if block.kind == kind)
+    return block
+
+
+def manifests():
+    return list(yaml.safe_load_all(block_of("yaml")))
+
+
+def launches():
+    """Every torchrun command of the page: its own words, and those after `-m dxn`."""
+    for block in blocks(PAGE):
+        if block.kind in ("sh", "bash", "yaml"):
+            text = block.text.replace("\\\n", " ")
+            options = re.search(r"options=\((.*)\)", text)
+            for launch, training in re.findall(r"(torchrun .*?) -m dxn (.*)", text):
+                if options is not None:
+                    training = training.replace('"${options[@]}"', options[1]).removesuffix(" &")
+                yield launch, training
+
+
+def test_the_training_of_each_launch_composes():
+    trainings = [training for _, training in launches()]
+    assert len(trainings) >= 5
+    for training in trainings:
+        assert len(check_command(f"dxn {training}")) == 1
+
+
+def test_two_machines_find_each_other_with_the_command_of_the_page():
+    (launch,) = (launch for launch, _ in launches() if "node0" in launch)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = shlex.split(launch.replace("node0:29500", address))[1:]
+    ranks = ["--no-python", "bash", "-c", "echo $GROUP_RANK $LOCAL_RANK $RANK $WORLD_SIZE"]
+    command = [sys.executable, "-m", "torch.distributed.run", *words, *ranks]
+    machines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    lines = [
+        line for machine in machines for line in machine.communicate(timeout=60)[0].split("\n")
+    ]
+    found = sorted(tuple(map(int, line.split())) for line in lines if line)
+    assert found == [(m, local, 8 * m + local, 16) for m in range(2) for local in range(8)]
+    assert [machine.returncode for machine in machines] == [0, 0]
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A folder with the script of the page, and programs that stand for those of Slurm."""
+    (tmp_path / "train.sbatch").write_text(block_of("bash"))
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def start(folder):
+    """Start the script, and wait until it has started its step."""
+    variables = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[7-8]"}
+    path = f"{folder}:{os.environ['PATH']}"
+    environment = {**os.environ, **variables, "PATH": path}
+    process = subprocess.Popen(["bash", "train.sbatch"], cwd=folder, env=environment)
+    while not (folder / "launched").exists():
+        time.sleep(0.01)
+    return process
+
+
+def test_a_slurm_job_that_is_stopped_early_is_queued_again(slurm):
+    process = start(slurm)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=20) == 128 + signal.SIGUSR1
+    assert (slurm / "requeued").read_text() == "requeue 17\n"
+    launched = (slurm / "launched").read_text()
+    assert "--nnodes=2" in launched and "--rdzv_endpoint=node7:29500 --rdzv_id=17" in launched
+    assert launched.endswith("-m dxn train reviews.csv target=label run=outputs/reviews\n")
+
+
+def test_a_slurm_job_that_finds_a_checkpoint_continues_and_ends(slurm):
+    (slurm / "outputs/reviews/checkpoints/step-000000007").mkdir(parents=True)
+    process = start(slurm)
+    (slurm / "done").touch()
+    assert process.wait(timeout=20) == 0
+    assert (slurm / "launched").read_text().endswith("-m dxn train resume=outputs/reviews\n")
+    assert not (slurm / "requeued").exists()
+
+
+def test_the_pods_of_the_manifest_find_the_first_one():
+    service, job = manifests()
+    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    (container,) = pod["containers"]
+    script = container["args"][0]
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert (
+        f"--nnodes=2 --nproc_per_node={container['resources']['limits']['nvidia.com/gpu']}"
+        in script
+    )
+    assert f"--rdzv_endpoint={name}-0.{pod['subdomain']}:29500" in script
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    # The user of the image.
+    assert re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE) == [
+        str(pod["securityContext"]["runAsUser"])
+    ]
+
+
+def test_the_image_copies_what_its_context_contains():
+    context = (ROOT / ".dockerignore").read_text().splitlines()
+    for sources in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.MULTILINE):
+        for source in sources.split():
+            assert (ROOT / source).exists() and f"!{source}" in context
+
+
+def test_the_image_installs_groups_that_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r'^ARG EXTRAS="(.*)"$', DOCKERFILE, re.MULTILINE)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_each_run_line_of_the_image_is_a_correct_script():
+    lines = re.findall(r"^RUN (.*)$", DOCKERFILE, re.MULTILINE)
+    assert len(lines) == 4
+    for line in lines:
+        script = re.sub(r"--mount=\S+", "", line)
+        subprocess.run(["sh", "-n"], input=script, text=True, check=True)
+
+
+def test_the_measured_times_are_those_of_the_benchmarks():
+    benchmarks = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8").splitlines()
+    page = PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"\| (\S+ ms) \| H100, `(\w+)`", page)
+    assert len(rows) == 2
+    for duration, row in rows:
+        assert any(f"| {duration} |" in line and f"`{row}`" in line for line in benchmarks), row
+        assert f"/ {float(duration.split()[0]) / 1000:.4f}" in page  # the Python uses it
