@@ -35,7 +35,7 @@ VERBS = (
 
 
 # Commands that share the module of another one.
-MODULES = {"show": "train", "doctor": "verify"}
+MODULES = {"show": "train", "compare": "report", "doctor": "verify"}
 
 
 def command(verb: str) -> type[Command]:

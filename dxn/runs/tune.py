@@ -61,7 +61,7 @@ MAX_ROWS = 20  # of the printed table
 # A killed process is noticed after the second number of seconds, and its trial runs again.
 HEARTBEAT, GRACE = 20, 60
 # What Optuna stores about a trial, besides its values.
-FOLDER, HOST, ERROR, REPEATS = "folder", "host", "error", "repeats"
+FOLDER, HOST, LOSS, ERROR, REPEATS = "folder", "host", "loss", "error", "repeats"
 SPACE = "space"  # what it stores about the study
 GRID = "grid"
 
@@ -386,6 +386,7 @@ class Search:
             print_line(f"failed: {shown}")
             raise
         trial.report(value, results.epochs or 0)
+        trial.set_user_attr(LOSS, results.metrics.get("validation/loss", 0.0))
         return value
 
     def _same(self, options: Mapping[str, str]) -> list[FrozenTrial]:
@@ -430,14 +431,20 @@ class Search:
         """Return the complete trials by setting, the best one first.
 
         Trials of a setting differ in the seed only, and their mean counts. The best is the first.
+        As between epochs, the lower validation loss decides between equal metrics.
         """
         groups: dict[str, list[FrozenTrial]] = {}
         for trial in self._complete():
             groups.setdefault(self._title(trial.params, without=SEED), []).append(trial)
         sign = -1 if self.study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
+
+        def rank(trials: Sequence[FrozenTrial]) -> tuple[float, float]:
+            losses = [trial.user_attrs[LOSS] for trial in trials]
+            return sign * statistics.fmean(map(_value, trials)), statistics.fmean(losses)
+
         for trials in groups.values():
-            trials.sort(key=lambda trial: sign * _value(trial))
-        return sorted(groups.values(), key=lambda each: sign * statistics.fmean(map(_value, each)))
+            trials.sort(key=lambda trial: rank([trial]))
+        return sorted(groups.values(), key=rank)
 
     def _title(self, params: Mapping[str, Any], without: str = "") -> str:
         """Return the options of a trial as words of a command line."""
@@ -462,7 +469,10 @@ class Search:
                     "state": trial.state.name.lower(),
                     "epochs": trial.last_step,
                     "seconds": None if seconds is None else round(seconds, 1),
-                    **{key: trial.user_attrs.get(key) for key in (FOLDER, HOST, REPEATS, ERROR)},
+                    **{
+                        key: trial.user_attrs.get(key)
+                        for key in (LOSS, FOLDER, HOST, REPEATS, ERROR)
+                    },
                 }
             )
         write_records(self.folder / TABLE, records)

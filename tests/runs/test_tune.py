@@ -53,7 +53,8 @@ def test_a_search_ends_with_the_best_run_and_no_other_one_saw_the_test_split(tab
     complete = [row for row in rows if row["state"] == "complete"]
     pruned = [row for row in rows if row["state"] == "pruned"]
     assert len(rows) == 5 and pruned and int(pruned[0]["epochs"]) < 3
-    best = max(complete, key=lambda row: float(row["validation/accuracy"]))
+    # The lower loss decides between equal metrics.
+    best = max(complete, key=lambda row: (float(row["validation/accuracy"]), -float(row["loss"])))
     assert evaluated(table) == [best["trial"]]
     metrics = json.loads((folder / "best" / "metrics.json").read_text())
     assert metrics["validation/best"] == float(best["validation/accuracy"])
