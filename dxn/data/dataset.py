@@ -142,9 +142,6 @@ class Samples(Dataset):
         self.rows = np.concatenate([usable + copy * len(opened) for copy in copies])
         self.num_workers = opened.num_workers
         self.timeout = opened.timeout
-        # Lengths of the rows, once they are known. Copies of a row share its length: that of a text
-        # takes as long as encoding it.
-        self._lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -188,24 +185,27 @@ class Samples(Dataset):
         """Remove all but `count` samples, which are spread over all of them."""
         self.rows = self.rows[list(evenly_spaced(range(len(self)), count))]
 
-    def num_tokens(self, i: int) -> float:
-        """Return the approximate length of sample i: that of its inputs together, or of its target.
+    def lengths(self) -> np.ndarray:
+        """Return the approximate length of each sample: of its inputs together, or of its target.
 
         It is used to batch samples of similar length, which need less padding.
         """
-        from dxn.data.raws import num_tokens_of
+        from dxn.data.raws import lengths_of
+        from dxn.tasks.target import Target
 
-        if self._lengths is None:
-            self._lengths = np.full(len(self.opened), np.nan)
-        row = int(self.rows[i]) % len(self.opened)
-        if np.isnan(self._lengths[row]):
-            length = 0.0
-            for name in self._present(row):
-                length += num_tokens_of(self.opened.raws[name], row, self.tokenizers[name])
-            if self.target is not None and self.targets is not None:
-                length = max(length, self.target.length(self.targets[row]))
-            self._lengths[row] = length
-        return float(self._lengths[row])
+        # Copies of a row share its length: that of a text takes as long as encoding it.
+        rows, copies = np.unique(self.rows % max(len(self.opened), 1), return_inverse=True)
+        lengths = np.zeros(len(rows))
+        for name in self.inputs:
+            present = self.opened.present[name][rows]
+            column = self.opened.raws[name]
+            lengths[present] += lengths_of(column, rows[present], self.tokenizers[name])
+        target = self.target
+        has_lengths = target is not None and type(target).length is not Target.length
+        if target is not None and has_lengths and self.targets is not None:
+            targets = (target.length(self.targets[row]) for row in rows.tolist())
+            lengths = np.maximum(lengths, np.fromiter(targets, np.float64, len(rows)))
+        return lengths[copies]
 
     def describe(self, i: int) -> str:
         """Return the origin and the files of sample i, such as "train.csv row 17 (17.png)"."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,8 +157,7 @@ class BatchOrder:
         self.drop_inputs = True
         self.skip = 0
         self.parts = 1
-        count = len(samples) if shuffle else 0
-        lengths = np.fromiter((samples.num_tokens(i) for i in range(count)), np.float64, count)
+        lengths = samples.lengths() if shuffle else np.empty(0)
         # Samples of equal length do not need pools.
         self.lengths = lengths if len(np.unique(lengths)) > 1 else None
 
@@ -200,7 +200,7 @@ class BatchOrder:
     def _batches(self) -> list[np.ndarray]:
         """Return the samples of the batches of an epoch, int64."""
         size = self.batch_size
-        indices = list(range(len(self.samples)))
+        indices = array("q", range(len(self.samples)))  # a list would need 40 bytes per sample
         rand = random.Random(f"{self.seed}/{self.epoch}")
         if self.shuffle:
             rand.shuffle(indices)

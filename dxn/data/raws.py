@@ -364,10 +364,15 @@ class PresentValues(Sequence[Any]):
         return self.columns[self.column_of[index]][int(self.row_of[index])]
 
 
-def num_tokens_of(column: Sequence[Any], row: int, tokenizer: Tokenizer) -> float:
-    """Return the approximate number of tokens of a row, without reading its file again."""
-    fact = column.fact(row) if isinstance(column, FileColumn) else None
-    return tokenizer.length(column[row]) if fact is None else float(fact["num_tokens"])
+def lengths_of(column: Sequence[Any], rows: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Return the approximate numbers of tokens of rows, without reading their files again."""
+    if not isinstance(column, FileColumn):
+        known = column if isinstance(column, Column) else Column(column)
+        return tokenizer.lengths(known.take(rows))
+    lengths = column.facts["num_tokens"][column.file_of[rows]]
+    for i in np.flatnonzero(np.isnan(lengths)).tolist():
+        lengths[i] = tokenizer.length(column[int(rows[i])])
+    return lengths
 
 
 def digest_of(column: Sequence[Any], row: int) -> bytes:

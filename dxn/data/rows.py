@@ -7,11 +7,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+
+from dxn.core.randomness import spaced_rows
 
 # pyarrow takes time to import, and a single sample does not need it.
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ VALUES = "values"  # column with the series that a layout or a file format of se
 TARGET = "target"  # key of the targets in Rows.cells and in batches
 # Batches contain these keys next to one key per input, so an input cannot have such a name.
 RESERVED = ("#size", "#index", "#filler", "#bad", TARGET)
+# At most so many rows, which are evenly spaced, decide what is in a column and fit a vocabulary.
+FIT_ROWS = 100_000
 CHUNK_ROWS = 10_000  # cells that exist as Python objects at the same time while a column is read
 
 # What to do with a bad row: raise an error, leave the row out, or use the inputs that can be read.
@@ -270,6 +275,11 @@ class Rows:
         )
 
 
+def spaced(count: int) -> np.ndarray:
+    """Return the numbers of all rows, int64, or of FIT_ROWS of them that are evenly spaced."""
+    return np.array(spaced_rows(count, FIT_ROWS), np.int64)
+
+
 def _taken(column: Sequence[Any], rows: np.ndarray) -> Any:
     """Return a column of these rows."""
     # Of generated data, the columns can be lists.
@@ -330,16 +340,28 @@ class Source:
         """Number of training rows of an epoch, which can be an estimate."""
         return len(self.splits.get("train", ())) if self.stream is None else self.stream.num_rows
 
-    def column(self, name: str) -> list[Any]:
-        """Return the cells of an input (or "target") in all splits, None where it is missing."""
-        values: list[Any] = []
+    @cached_property
+    def sample(self) -> list[Rows]:
+        """All rows by split, or FIT_ROWS of them that are evenly spaced."""
+        chosen = spaced(sum(map(len, self.splits.values())))
+        sample: list[Rows] = []
+        start = 0
         for rows in self.splits.values():
+            end = start + len(rows)
+            sample.append(rows.take(chosen[(chosen >= start) & (chosen < end)] - start))
+            start = end
+        return sample
+
+    def column(self, name: str) -> list[Any]:
+        """Return the cells of an input (or "target") in `sample`, None where it is missing."""
+        values: list[Any] = []
+        for rows in self.sample:
             missing: Sequence[Any] = [None] * len(rows)
             values += rows.cells.get(name, missing)
         return values
 
     def targets(self) -> tuple[list[Any], list[Any] | None, list[str]]:
-        """Return the raw targets, and the words and origins of the same rows.
+        """Return the raw targets of `sample`, and the words and origins of the same rows.
 
         Returns:
             The target cells of the rows that have a target; and for the same rows the cells of the
@@ -349,7 +371,7 @@ class Source:
         cells = self.column(TARGET)
         chosen = [i for i, cell in enumerate(cells) if cell is not None]
         targets = [cells[i] for i in chosen]
-        every = list(chain.from_iterable(rows.origin for rows in self.splits.values()))
+        every = list(chain.from_iterable(rows.origin for rows in self.sample))
         origins = [every[i] for i in chosen]
         for name in self.inputs:
             values = self.column(name)

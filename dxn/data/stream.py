@@ -79,9 +79,9 @@ class Stream(Samples):
         """Mean number of characters per token of the stream."""
         return self.tokens.num_chars / len(self.ids)
 
-    def num_tokens(self, i: int) -> float:
+    def lengths(self) -> np.ndarray:
         """Return max_len, the length of all windows except the last one."""
-        return self.max_len
+        return np.full(len(self), self.max_len)
 
     def describe_index(self, row: int) -> str:
         """Return the name of a window for messages, such as "book.txt row 1, window 17"."""

@@ -20,7 +20,7 @@ from dxn.config.instantiate import build, completed
 from dxn.config.values import assign, lookup, overriding
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
-from dxn.data.rows import Source
+from dxn.data.rows import FIT_ROWS, Source, spaced
 from dxn.presets.advice import MUON, Advice, Facts
 from dxn.presets.audio import advise_audio
 from dxn.presets.image import advise_images
@@ -161,9 +161,10 @@ def _all_advice(
 
     facts = replace(facts, epochs_within_limit=epochs_within_limit)
     yield from _training_advice(facts, is_validated=bool(source.splits.get("validation")))
+    sample = train.take(spaced(len(train))) if len(train) > FIT_ROWS else train
     for key in dict.fromkeys(nodes.values()):
         names = [name for name in nodes if nodes[name] == key and name in train.cells]
-        cells = [cell for name in names for cell in train.cells[name]]
+        cells = [cell for name in names for cell in sample.cells[name]]
         present = [cell for cell in cells if cell is not None]
         rules = RULES.get(readers[key].modality)
         if present and rules is not None:

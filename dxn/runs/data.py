@@ -16,15 +16,16 @@ import torch
 
 from dxn.core.display import count, list_names, named, print_line
 from dxn.core.errors import UserError
-from dxn.core.randomness import named_draws, spaced_rows
+from dxn.core.randomness import evenly_spaced, named_draws, spaced_rows
 from dxn.core.results import Truncation
 from dxn.data.inspect.quality import (
     check_known_targets,
     check_learnable,
     count_truncated,
 )
-from dxn.data.raws import CacheBudget, memory_lines, present_values
+from dxn.data.raws import CacheBudget, FileColumn, memory_lines, present_values
 from dxn.data.reading import open_rows
+from dxn.data.rows import FIT_ROWS, Column, spaced
 from dxn.runs.build import load_fitted, save_fitted
 from dxn.runs.plan import FOLDER
 
@@ -125,9 +126,19 @@ def fit_adapters(
     Raises:
         UserError: If no row has any of the inputs of an adapter.
     """
+    raws_of, present = train.raws, train.present
+    if len(train) > FIT_ROWS:
+        rows = spaced(len(train))
+        raws_of = {}
+        for name, raws in train.raws.items():
+            column = raws if isinstance(raws, Column | FileColumn) else Column(raws)
+            raws_of[name] = column.take(rows)
+        present = {name: each[rows] for name, each in present.items()}
+        texts = list(evenly_spaced(texts, FIT_ROWS))
+        print_line(f"adapters: fitted on {FIT_ROWS:,} of {count(len(train), 'row')}")
     for key, adapter in adapters.items():
         names = [name for name, each in inputs.items() if each.adapter == key]
-        raws = present_values([(train.raws[name], train.present[name]) for name in names])
+        raws = present_values([(raws_of[name], present[name]) for name in names])
         if not raws:
             raise UserError(
                 f"adapters.{key}: no row of the training split has a value of "

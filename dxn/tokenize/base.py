@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import quote
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -202,6 +203,12 @@ class Tokenizer(CheckedMembers):
         """
         # Only comparisons matter, so a constant means that all samples have the same length.
         return 1.0
+
+    def lengths(self, raws: Sequence[Any]) -> np.ndarray:
+        """Return the `length` of each raw value."""
+        if type(self).length is Tokenizer.length:
+            return np.ones(len(raws))
+        return np.fromiter(map(self.length, raws), np.float64, len(raws))
 
     def header(self, cell: Any) -> float | None:
         """Check a file without decoding it, and return its `length`. Default: decode it.

@@ -21,8 +21,8 @@ from dxn.data.raws import (
     CacheBudget,
     FileColumn,
     digest_of,
+    lengths_of,
     memory_lines,
-    num_tokens_of,
     size_of,
 )
 from dxn.data.reading import open_rows
@@ -191,7 +191,8 @@ def test_lengths_hashes_and_presence_need_no_file(folder):
     column, expected = opened.raws["image"], complete.raws["image"]
     for row in (0, 1, 3, 4):
         assert digest_of(column, row) == digest_of(expected, row)
-        assert num_tokens_of(column, row, prepare) == float(expected[row][0, 0, 0])
+        (length,) = lengths_of(column, np.array([row]), prepare)
+        assert length == float(expected[row][0, 0, 0])
     assert opened.present["image"].tolist() == [True, True, False, True, True]
     assert set(prepare.reads.values()) == {1}
 

@@ -4,6 +4,7 @@ import json
 import pickle
 import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -677,3 +678,13 @@ def test_the_error_of_a_batch_names_the_text_that_cannot_be_encoded():
     prepare.vocabulary = Tokenizer.from_str(json.dumps(state))
     with pytest.raises(UserError, match="cannot encode 'xylophone'"):
         prepare.batch(["the boats", "xylophone"])
+
+
+def test_the_lengths_of_many_texts_are_estimated_from_their_letters(monkeypatch):
+    texts = [" ".join(["word"] * count) for count in (1, 5, 2, 30, 9)]
+    tokenizer = TextAdapter(8, max_len=20).fit(texts).tokenizer
+    exact = tokenizer.lengths(texts)
+    monkeypatch.setattr("dxn.tokenize.text.tokenizer.MAX_ENCODED", 3)
+    monkeypatch.setattr("dxn.tokenize.text.tokenizer.NUM_ENCODED", 4)
+    assert np.abs(tokenizer.lengths(texts) - exact).max() <= 2
+    assert tokenizer.lengths(texts).max() == 20

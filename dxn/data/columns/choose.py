@@ -13,7 +13,17 @@ from typing import Any
 from dxn.core.errors import UserError
 from dxn.core.tokens import RESERVED
 from dxn.data.columns.infer import Readers, infer_columns
-from dxn.data.rows import TARGET, VALUES, Column, InputSpec, Rows, as_column
+from dxn.data.rows import (
+    CHUNK_ROWS,
+    TARGET,
+    VALUES,
+    Column,
+    InputSpec,
+    Rows,
+    as_column,
+    join_columns,
+    spaced,
+)
 from dxn.data.sources.detect import CONFINE
 from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, kind_of
@@ -192,9 +202,10 @@ def _input_cells(table: Table, column: str, reader: Reader, confine: str | None)
     values = table.columns[column]
     if reader.tabular or (reader.words and values.has_only_texts):
         return values
-    from dxn.data.sources.cell_paths import file_of_cell
+    from dxn.data.sources.cell_paths import file_of_cell, usual_file
     from dxn.data.sources.confine import confined
 
+    parts: list[Column] = []
     cells: list[Any] = []
     if reader.files:
         _check_urls(table, column)
@@ -203,20 +214,28 @@ def _input_cells(table: Table, column: str, reader: Reader, confine: str | None)
             # A relative path is relative to the folder of its table. Bytes and arrays need no path,
             # and "N/A" is none.
             folder = table.origins.file(i).parent
-            value = None if has_no_value(value) else file_of_cell(value, folder)
-            if isinstance(value, str) and confine is not None:
-                value = confined(value, folder, confine)
+            found = None if has_no_value(value) else usual_file(value, folder, confine)
+            if found is None and not has_no_value(value):
+                found = file_of_cell(value, folder)
+                if isinstance(found, str) and confine is not None:
+                    found = confined(found, folder, confine)
+            value = found
         elif reader.words:
             value = _as_text(value)
         cells.append(value)
-    return as_column(cells)
+        if len(cells) == CHUNK_ROWS:
+            parts.append(as_column(cells))
+            cells.clear()
+    return join_columns([*parts, as_column(cells)])
 
 
 def _check_urls(table: Table, column: str) -> None:
     """Check that most of the files of a column are local. A single URL is a bad cell."""
     values = table.columns[column]
-    urls = [i for i, v in enumerate(values) if isinstance(v, str) and URL.match(v)]
-    if len(urls) > len(values) / 2:
+    rows = spaced(len(values))
+    inspected = zip(rows.tolist(), values.take(rows), strict=True)
+    urls = [i for i, value in inspected if isinstance(value, str) and URL.match(value)]
+    if len(urls) > len(rows) / 2:
         raise UserError(
             f"{table.origin(urls[0])}: column {column!r} contains URLs such as {values[urls[0]]}, "
             "but only local files are read; download the files and write their paths into the "

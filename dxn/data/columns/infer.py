@@ -7,6 +7,7 @@ from typing import Any
 
 from dxn.core.display import track
 from dxn.data.columns.useless import determines, why_useless
+from dxn.data.rows import FIT_ROWS, spaced
 from dxn.data.tables.read import Table
 from dxn.tasks.infer import are_identifiers, kind_of
 from dxn.tokenize.base import Reader
@@ -27,7 +28,7 @@ def infer_columns(
     """Assign the remaining columns to modalities, and append notes about unused columns.
 
     Args:
-        table: All rows of all splits.
+        table: All rows of all splits. At most FIT_ROWS of them are inspected.
         columns: Candidate columns.
         readers: Readers in use, by modality.
         by_modality: Columns that the user chose. Inferred columns are added in place.
@@ -36,6 +37,8 @@ def infer_columns(
             `dxn.data.columns.useless.names_new_groups`.
         notes: Sentences about unused columns are appended to this list.
     """
+    if len(table) > FIT_ROWS:
+        table = table.take(spaced(len(table)))
     named = {modality: set(names) for modality, names in by_modality.items()}
     unused: dict[str, str] = {}  # reasons by column
     identifiers: dict[str, str] = {}  # modalities by column

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from dxn.data.rows import TARGET
 ORDER = "order"  # the digest of the rows, and below the one that does not depend on their order
 SET = "set"
 NUM_BYTES = 16  # of each digest, also of those of `dxn.data.raws`
-EMPTY = bytes(NUM_BYTES)
+MAX_KNOWN = 10_000  # texts whose digests are remembered
 
 # {"rows": number of rows, "columns": {name: digest}, "order": digest, "set": digest}
 Fingerprint = dict[str, Any]
@@ -37,12 +38,17 @@ def fingerprint(splits: Mapping[str, Opened]) -> dict[str, Fingerprint]:
         # equal.
         widths = repr([cells.shape[1] for cells in columns.values()]).encode()
         matrix = np.hstack([np.zeros((len(opened), 0), np.uint8), *columns.values()])
-        rows = [hashlib.blake2b(row, digest_size=NUM_BYTES).digest() for row in matrix]
+        rows = np.empty(len(opened), f"V{NUM_BYTES}")
+        for i, row in enumerate(matrix):
+            rows[i] = hashlib.blake2b(row, digest_size=NUM_BYTES).digest()
+        # In the order of their bytes.
+        high, low = rows.view(">u8").reshape(-1, 2).T
+        ordered = rows[np.lexsort((low, high))]
         prints[split] = {
             "rows": len(opened),
             "columns": {name: _digest(cells.tobytes()) for name, cells in columns.items()},
-            ORDER: _digest(widths + b"".join(rows)),
-            SET: _digest(widths + b"".join(sorted(rows))),
+            ORDER: _digest(widths + rows.tobytes()),
+            SET: _digest(widths + ordered.tobytes()),
         }
     return prints
 
@@ -73,22 +79,24 @@ def _cells(column: Sequence[Any], present: np.ndarray) -> npt.NDArray[np.uint8]:
 
     Plain numbers are their own content. Hashing each of them would take seconds for a large table.
     """
+    content = np.zeros(len(column), f"V{NUM_BYTES}")
     if isinstance(column, FileColumn):
-        digests = [digest_of(column, i) if p else EMPTY for i, p in enumerate(present)]
-        content = np.array(digests, f"V{NUM_BYTES}")
+        for i in np.flatnonzero(present).tolist():
+            content[i] = digest_of(column, i)
+    elif _are_floats(column):
+        # A missing number becomes NaN, and the last byte tells it apart from a NaN in the data.
+        content = np.array(list(column), np.float64)
     else:
-        cells = list(column)
-        types = set(map(type, cells))
-        if types <= {float, type(None)} and float in types:
-            # A missing number becomes NaN, and the last byte tells it apart from a NaN in the data.
-            content = np.array(cells, np.float64)
-        elif types == {str}:  # texts often repeat
-            known = {text: digest(text) for text in set(cells)}
-            content = np.array([known[text] for text in cells], f"V{NUM_BYTES}")
-        else:
-            digests = [digest(c) if p else EMPTY for c, p in zip(cells, present, strict=True)]
-            content = np.array(digests, f"V{NUM_BYTES}")
+        digest_of_text = lru_cache(MAX_KNOWN)(digest)  # texts often repeat
+        for i, cell in enumerate(column):
+            if present[i]:
+                content[i] = digest_of_text(cell) if type(cell) is str else digest(cell)
     return np.hstack([content[:, None].view(np.uint8), present[:, None].view(np.uint8)])
+
+
+def _are_floats(column: Sequence[Any]) -> bool:
+    first = next((cell for cell in column if cell is not None), None)
+    return type(first) is float and set(map(type, column)) <= {float, type(None)}
 
 
 def _digest(content: bytes) -> str:

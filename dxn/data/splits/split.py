@@ -11,8 +11,9 @@ import numpy as np
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
+from dxn.core.randomness import spaced_rows
 from dxn.data.files import survey
-from dxn.data.rows import TARGET, Rows
+from dxn.data.rows import FIT_ROWS, TARGET, Rows
 from dxn.data.sources.detect import SPLIT_NAMES, SPLITS
 from dxn.data.splits.duplicates import units_of
 from dxn.data.tables.read import Table, as_list
@@ -221,7 +222,8 @@ def is_categorical(values: Sequence[Any]) -> bool:
     Args:
         values: Raw cells of the target column; None where missing.
     """
-    present = [value for value in values if value is not None]
+    rows = spaced_rows(len(values), FIT_ROWS)
+    present = [value for value in (values[row] for row in rows) if value is not None]
     if are_label_lists(present) or are_amounts(present):
         return False
     return not are_joined(present)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dxn.core.errors import UserError
@@ -81,7 +80,7 @@ def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, Column]
     csv.field_size_limit(MAX_CELL)
     # strict=True raises an error for broken quotes, which the csv module would otherwise silently
     # interpret in some way.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=sep, strict=True)
+    reader = csv.reader(_lines(text), delimiter=sep, strict=True)
     number = 1
     rows: list[list[str]] = []  # those that are not in `parts` yet
     parts: list[list[Column]] = []
@@ -120,6 +119,15 @@ def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, Column]
     parts.append(_columns(rows, len(header)))
     columns = {name: join_columns([part[i] for part in parts]) for i, name in enumerate(header)}
     return columns, lines
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text. StringIO would need four bytes per character."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield text[start:end]
+        start = end
 
 
 def _columns(rows: Sequence[Sequence[str]], width: int) -> list[Column]:

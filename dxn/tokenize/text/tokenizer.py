@@ -14,6 +14,7 @@ import torch
 from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Vocabulary
 
+from dxn.core.randomness import spaced_rows
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import BadMedia, Batch, Reader, Sample, Tokenizer
 from dxn.tokenize.text.options import TextAugment
@@ -26,6 +27,8 @@ MASK_TOKENS = ("[MASK]", "<mask>")
 # Characters of a text that a sample keeps. About 8,000 words say what a longer text
 # is about.
 MAX_KEPT = 50_000
+# The lengths of more texts than this are estimated, from the tokens of NUM_ENCODED of them.
+MAX_ENCODED, NUM_ENCODED = 100_000, 1000
 NO_COORDS = (math.nan, math.nan)  # of a token that has no position in the text
 
 RawText = str | list[str]
@@ -236,6 +239,17 @@ class TextTokenizer(Tokenizer):
     def length(self, raw: RawText) -> float:
         """Return the number of tokens of a text without augmentation."""
         return self._lengths(raw)[0]
+
+    def lengths(self, raws: Sequence[RawText]) -> np.ndarray:
+        """Return the number of tokens of each text, for many texts estimated from the letters."""
+        if len(raws) <= MAX_ENCODED:
+            return super().lengths(raws)
+        letters = (len(raw) if isinstance(raw, str) else sum(map(len, raw)) for raw in raws)
+        sizes = np.fromiter(letters, np.float64, len(raws))
+        rows = spaced_rows(len(raws), NUM_ENCODED)
+        counts = [self._lengths(raws[row])[1] for row in rows]
+        factor = sum(counts) / sizes[rows].sum()
+        return np.minimum(np.ceil(sizes * factor), self.max_len)
 
     def cut(self, raw: RawText) -> tuple[int, int] | None:
         """Return (kept, total) numbers of tokens of a truncated text, otherwise None."""
