@@ -181,6 +181,16 @@ class Samples(Dataset):
         order = BatchOrder(self, batch_size, seed=seed, shuffle=True, shard=shard)
         return Loader(order, pin_memory=pin_memory)
 
+    @property
+    def may_lack_inputs(self) -> bool:
+        """Whether a sample can lack an input that others have."""
+        if len(self.inputs) < 2:  # a sample without its only input is left out
+            return False
+        drops = self.input_dropout is not None and self.input_dropout.probability > 0
+        is_missing = any(self.opened.missing[name] for name in self.inputs)
+        # A file that is read later can turn out to be bad.
+        return drops or is_missing or self.reads_files
+
     def keep(self, count: int) -> None:
         """Remove all but `count` samples, which are spread over all of them."""
         self.rows = self.rows[list(evenly_spaced(range(len(self)), count))]

@@ -39,6 +39,11 @@ DAMAGED = "damaged-"
 KEPT = 2
 
 
+def unchanged(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return a tensor that is not divided over the processes, see `dxn.training.sharding`."""
+    return tensor
+
+
 def save(
     folder: Path,
     *,
@@ -49,7 +54,9 @@ def save(
     generators: Mapping[str, Tensor],
     order: Mapping[str, Tensor],
     log: Mapping[str, Tensor],
-) -> Path:
+    main: bool = True,
+    whole: Callable[[Tensor], Tensor] = unchanged,
+) -> None:
     """Write a checkpoint, and remove all but the last two.
 
     Args:
@@ -61,9 +68,8 @@ def save(
         generators: States of the random generators (P, bytes) of all P processes.
         order: Positions in the data (P, ...) of all P processes, see `BatchOrder.position`.
         log: Losses of the epoch, see `Log.pending`.
-
-    Returns:
-        The folder of this checkpoint.
+        main: Whether this process writes. The others only take part in `whole`.
+        whole: Function that returns the whole tensor of one that is divided over the processes.
 
     Raises:
         UserError: If a weight is not finite, or there is no space left.
@@ -71,13 +77,16 @@ def save(
     averaged = {} if ema is None else ema.state_dict()
     tensors: dict[str, Tensor] = {}
     for group, values in (("model", model.state_dict()), ("ema", averaged)):
+        values = {name: whole(tensor) for name, tensor in values.items()}
         check_before_saving(values)
         tensors |= {f"{group}/{name}": tensor for name, tensor in values.items()}
     # The state dict of an optimizer numbers the parameters in the order of its groups. safetensors
     # stores only tensors, so scalars such as the step become tensors.
     for i, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
-            tensors[f"optimizer/{i}/{name}"] = torch.as_tensor(value)
+            tensors[f"optimizer/{i}/{name}"] = whole(torch.as_tensor(value))
+    if not main:
+        return
     for group, values in (("generators", generators), ("order", order), ("log", log)):
         tensors |= {f"{group}/{name}": tensor for name, tensor in values.items()}
     target = folder / f"{PREFIX}{state.step:09}"
@@ -86,7 +95,6 @@ def save(
         write_sums(new)
     for path in all_checkpoints(folder)[KEPT:]:
         shutil.rmtree(path)
-    return target
 
 
 def load(
@@ -97,6 +105,7 @@ def load(
     ema: AveragedModel | None,
     process: int = 0,
     say: Callable[[str], None] = print,
+    divided: Callable[[Tensor, Tensor], Tensor] = unchanged,
 ) -> tuple[State, dict[str, Tensor], dict[str, Tensor]]:
     """Restore the weights, the optimizer, the moving average and the random generators in place.
 
@@ -108,6 +117,7 @@ def load(
         process: Index (rank) of this process in distributed training. The first one renames
             damaged checkpoints.
         say: Function that prints a line about a damaged checkpoint.
+        divided: Function that divides a whole tensor over the processes as another one is divided.
 
     Returns:
         The position of the training, the tensors of `Log.pending`, and the positions in the data.
@@ -125,24 +135,29 @@ def load(
     if state.parts > state.batch_size:
         raise UserError(f"{file}: parts: must be at most batch_size, got {state.parts}")
     weights = _without_prefix("model", tensors)
-    check_weights(weights, model.state_dict(), file)
+    own = model.state_dict()
+    check_weights(weights, own, file)
     averaged = _without_prefix("ema", tensors)
+    own_averaged = {} if ema is None else ema.state_dict()
     if ema is not None and averaged:
-        check_weights(averaged, ema.state_dict(), file)
+        check_weights(averaged, own_averaged, file)
     entries = _optimizer_state(_without_prefix("optimizer", tensors), optimizer, file)
     generators = _without_prefix("generators", tensors)
     device = next(model.parameters()).device
     _check_generators(generators, generator_states(device), file)
     log = _without_prefix("log", tensors)
     check_log(log, file)
-    model.load_state_dict(weights)
+    model.load_state_dict({name: divided(t, own[name]) for name, t in weights.items()})
     # A run may turn averaging on or off when it resumes.
     if ema is not None and averaged:
-        ema.load_state_dict(averaged)
+        ema.load_state_dict({name: divided(t, own_averaged[name]) for name, t in averaged.items()})
     elif ema is not None:
         # The resumed run turned averaging on, so the average starts at the restored weights.
         ema.module.load_state_dict(model.state_dict())
     # The groups keep the options of the resumed run, such as a new weight decay.
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for i, values in entries.items():
+        entries[i] = {name: divided(t, parameters[i]) for name, t in values.items()}
     optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
     # If the resumed run has more processes than the saved one, the additional processes use the
     # states of the first process.
@@ -294,7 +309,10 @@ def _kinds_of_state(
     for group in optimizer.param_groups:
         # Small ones with the same number of dimensions. The first one keeps its size, because an
         # optimizer can divide it.
-        parameters = [p.new_zeros(p.shape[:1] + (1,) * (p.ndim - 1)) for p in group["params"]]
+        parameters = [
+            torch.zeros(p.shape[:1] + (1,) * (p.ndim - 1), dtype=p.dtype, device=p.device)
+            for p in group["params"]
+        ]
         for each in parameters:
             each.grad = torch.zeros_like(each)
         trial.param_groups.append({**group, "params": parameters})

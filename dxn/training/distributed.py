@@ -98,23 +98,44 @@ def disconnect() -> None:
         torch.distributed.destroy_process_group()
 
 
-def synchronized(model: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """Return a model whose backward pass averages the gradients of all processes."""
+def synchronized(model: nn.Module, accelerator: Accelerator, *, lacks_gradients: bool) -> nn.Module:
+    """Return a model whose backward pass averages the gradients of all processes.
+
+    Args:
+        model: The model.
+        accelerator: The processes.
+        lacks_gradients: Whether some parameters can get no gradient. DDP must then look for them in
+            each step, and otherwise raises an error.
+    """
     if accelerator.num_processes == 1:
         return model
     on_cpu = accelerator.device.type == "cpu"
     return DistributedDataParallel(
         model,
         device_ids=None if on_cpu else [accelerator.local_process_index],
-        # If a whole batch lacks an input, the weights of its adapter receive no gradient. DDP
-        # raises an error in this case by default.
-        find_unused_parameters=True,
+        find_unused_parameters=lacks_gradients,
     )
 
 
 def not_synchronized(model: nn.Module) -> AbstractContextManager[None]:
     """Let the backward passes of this context add up the gradients of this process only."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    # The module of FSDP2 takes time to import, and a model of it has the class.
+    if any(each.__name__ == "FSDPModule" for each in type(model).__mro__):
+        return _not_synchronized_shards(model)
+    return nullcontext()
+
+
+@contextmanager
+def _not_synchronized_shards(model: nn.Module) -> Iterator[None]:
+    from dxn.training.sharding import set_synchronized
+
+    set_synchronized(model, False)
+    try:
+        yield
+    finally:
+        set_synchronized(model, True)
 
 
 def is_any(accelerator: Accelerator, value: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim.adamw import adamw
 
 from dxn.models.attention import Attention
 from dxn.models.blocks import Mlp
+from dxn.training.checkpoint import unchanged
 
 # Coefficients of the polynomial and number of iterations that Jordan et al. chose. Five iterations
 # bring the singular values to about 0.7 to 1.2.
@@ -50,6 +51,10 @@ class Muon(torch.optim.Optimizer):
         momentum: Decay rate of the average of the gradients of a matrix.
         scale: Multiplier of the learning rate of the matrices.
     """
+
+    # Functions for parameters that are divided over processes, see `dxn.training.sharding`.
+    whole: Callable[..., Tensor] = staticmethod(unchanged)
+    divided: Callable[..., Tensor] = staticmethod(unchanged)
 
     def __init__(
         self,
@@ -115,7 +120,7 @@ class Muon(torch.optim.Optimizer):
         by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
         for parameter in group["params"]:
             if parameter.grad is not None:
-                average = self._averaged(parameter, group["momentum"])
+                average = self.whole(self._averaged(parameter, group["momentum"]))
                 matrices = average.reshape(group["num_matrices"], -1, average[0].numel())
                 by_shape.setdefault(matrices.shape, []).append((parameter, matrices))
         for shape, pairs in by_shape.items():
@@ -123,7 +128,8 @@ class Muon(torch.optim.Optimizer):
             rate = group["lr"] * group["scale"] * RMS * math.sqrt(max(shape[1:]))
             for (parameter, _), update in zip(pairs, updates.split(shape[0]), strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update.reshape(parameter.shape), alpha=-rate)
+                own = self.divided(update.reshape(parameter.shape), parameter)
+                parameter.add_(own, alpha=-rate)
 
     def _averaged(self, parameter: Tensor, momentum: float) -> Tensor:
         """Add the gradient to the average, and return Nesterov's look-ahead of the average."""

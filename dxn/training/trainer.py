@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, cast
 
 import torch
 from annotated_types import Ge
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.core.display import duration
@@ -107,6 +107,8 @@ class Trainer:
         metrics: Metrics of your own by name: objects that are called with predictions and targets,
             see docs/extend.md.
         tracker: Trackers that get the lines of metrics.jsonl too: tensorboard, mlflow, wandb.
+        shard: Divide the weights, gradients and optimizer state over the processes that torchrun
+            started (FSDP2), for a model that does not fit into one device.
 
     Raises:
         ValueError: If an option is out of range, or the device is not available.
@@ -134,6 +136,7 @@ class Trainer:
     monitor: str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     tracker: Tracker | Sequence[Tracker] = ()
+    shard: bool = False
 
     def __post_init__(self):
         values = vars(self)
@@ -169,6 +172,10 @@ class Trainer:
             check_trackers(self.trackers)
         made = make_accelerator(self.device, self.precision)
         self.accelerator, self.bf16, self.precision_note = made
+        if self.shard and self.accelerator.num_processes == 1:
+            raise ValueError("shard needs several processes; start them with torchrun")
+        if self.shard and self.r_drop:
+            raise ValueError("shard cannot be combined with r_drop; set one of them to its default")
         # Only the main process prints and writes files.
         self.main = self.accelerator.is_main_process
         self.limit = math.inf if self.max_minutes is None else 60 * self.max_minutes  # seconds
@@ -229,18 +236,32 @@ class Trainer:
         self.state = State(batch_size=batch_size or self.batch_size * accelerator.num_processes)
         # The optimizer and the average refer to the parameters, so these must be on the device.
         self.model = model.to(accelerator.device)
+        number_layers(model)
+        task.prepare_loss(train[0, row] for row in spaced_rows(len(train), MAX_BALANCED))
         self.ema = make_ema(model, self.ema_decay) if self.ema_decay else None
         # The schedule multiplies these. Steps overwrite the rates in the groups, so they are stored
         # before the first step, and before a checkpoint restores overwritten ones.
         self.base_lrs = [group["lr"] for group in optimizer.param_groups]
         # With several processes, `wrapped` is the model in DDP; only its forward synchronizes the
         # gradients. `model` is used for everything else, such as saving and validation.
-        self.wrapped = synchronized(model, accelerator)
+        # `trained` has the parameters of the optimizer: those of the model, or of a sharded copy.
+        self.trained: nn.Module = model
+        self.whole, self.divided = checkpoint.unchanged, checkpoint.unchanged
+        if self.shard:
+            from dxn.training import sharding  # takes a second to import
+
+            self.whole, self.divided = sharding.whole, sharding.divided_like
+            self.wrapped = self.trained = sharding.sharded(model, accelerator.device)
+            sharding.move_optimizer(optimizer, model, self.trained)
+            if self.ema is not None:
+                self.ema.module = sharding.sharded(self.ema.module, accelerator.device)
+        else:
+            self.parameters = list(model.parameters())
+            lacks = accelerator.num_processes > 1 and self._lacks_gradients()
+            self.wrapped = synchronized(model, accelerator, lacks_gradients=lacks)
         self.optimizer = optimizer
         # Collecting these in each step would take as long as clipping the gradients.
-        self.parameters = list(model.parameters())
-        number_layers(model)
-        task.prepare_loss(train[0, row] for row in spaced_rows(len(train), MAX_BALANCED))
+        self.parameters = list(self.trained.parameters())
         # The order of the batches also distributes their samples over the processes, so the loader
         # does not go through the accelerator.
         self.loader = train.loader(
@@ -293,11 +314,31 @@ class Trainer:
             finally:
                 self.log.close()
                 self.loader.stop()
-                set_compiled(model, False)
+                set_compiled(self.trained, False)
                 compiling.on_failure = None
                 # The evaluation needs their memory.
                 del self.optimizer, self.ema, self.wrapped, self.parameters, self.loader
+                del self.trained
         return self.state
+
+    def _lacks_gradients(self) -> bool:
+        """Whether parameters can get no gradient in a step.
+
+        That is the case if samples can lack an input, or the loss does not depend on a parameter,
+        which one backward pass shows.
+        """
+        task = self.task
+        # What a masked sample predicts is random, and samples are compared by pairs of inputs.
+        if self.train.may_lack_inputs or task.target.random or task.separates_inputs:
+            return True
+        # Without dropout and without statistics of batches, so that the training does not change.
+        self.model.eval()
+        batch = to_device(self.train.batch(0, [0]), self.accelerator.device)
+        task.loss(as_float(self.model(batch)), batch).total.backward()
+        trained = [each for each in self.parameters if each.requires_grad]
+        lacks = any(each.grad is None for each in trained)
+        self.model.zero_grad(set_to_none=True)
+        return lacks
 
     def train_epoch(self) -> dict[str, float]:
         """Train for the rest of this epoch, validate, and save a checkpoint.
@@ -318,7 +359,7 @@ class Trainer:
             compiling.on_failure = lambda why: self.log.print(
                 f"note: training without torch.compile: {why}"
             )
-            set_compiled(self.model, True)
+            set_compiled(self.trained, True)
         parts: Iterator[dict[str, Any]] | None = None
         while state.batch < len(self.order) and not self.is_out_of_time:
             if parts is None:
@@ -404,13 +445,19 @@ class Trainer:
         must_save = minutes >= self.checkpoint_minutes > 0
         now = time.perf_counter()
         took, self.ticked = now - self.ticked, now
-        if self.accelerator.num_processes > 1:
+        counts = torch.tensor(
             # All processes take these decisions at the same step. The first one has the clock.
-            flags = [must_stop, must_save and self.main, took if self.main else 0.0]
-            own = torch.tensor([*map(float, (*loss, size, *flags))], device=self.accelerator.device)
+            [size, must_stop, must_save and self.main, took if self.main else 0.0],
+            device=self.accelerator.device,
+        )
+        if self.accelerator.num_processes > 1:
+            own = torch.cat([torch.stack(loss).float(), counts])
             summed = cast("Tensor", self.accelerator.reduce(own))
-            loss = LossSum(summed[0], summed[1])
-            size, must_stop, must_save, took = summed[2:].tolist()
+            loss, counts = LossSum(summed[0], summed[1]), summed[2:]
+        norm = self._norm_of_gradients(loss, as_sum=as_sum)
+        # In one transfer, because each of them waits for the GPU.
+        is_finite = (norm + loss.total).isfinite()
+        size, must_stop, must_save, took, is_finite = torch.cat([counts, is_finite[None]]).tolist()
         state.batch += num_batches
         state.seconds += took
         state.elapsed += took
@@ -418,7 +465,7 @@ class Trainer:
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
         state.step += 1
-        self._update(loss, rows, as_sum=as_sum)
+        self._update(loss, norm, rows, is_finite=bool(is_finite))
         # The learning rate of the first group is logged.
         lr = self.optimizer.param_groups[0]["lr"]
         self.log.step(loss.mean, int(size), num_batches, lr, state)
@@ -477,17 +524,14 @@ class Trainer:
             (loss.total if as_sum else loss.mean).backward()
         return LossSum(loss.total.detach(), loss.weight.detach())
 
-    def _update(self, loss: LossSum, rows: Sequence[int], *, as_sum: bool) -> None:
-        """Change the weights and their average, unless the loss or the gradient is not finite.
+    def _norm_of_gradients(self, loss: LossSum, *, as_sum: bool) -> Tensor:
+        """Return the norm of the gradient of the mean loss, which replaces that of the sum.
 
         Args:
             loss: Loss of all batches of the step, over all processes.
-            rows: Rows of these batches, of this process only.
             as_sum: Whether the gradients are those of the sum of the losses.
         """
-        state = self.state
-        parameters = [p for p in self.parameters if p.grad is not None]
-        gradients = [cast("Tensor", p.grad) for p in parameters]
+        gradients = [cast("Tensor", p.grad) for p in self.parameters if p.grad is not None]
         if as_sum:
             # DDP has already divided the sum over the processes by their number.
             weight = torch.where(loss.weight > 0, loss.weight, 1.0) / self.accelerator.num_processes
@@ -496,14 +540,26 @@ class Trainer:
         # Of the accumulated gradient, not of each batch: accumulated batches must make the same
         # step as one large batch.
         norm = get_total_norm(gradients)
-        # In one number, because each comparison on the CPU waits for the GPU.
-        if bool((norm + loss.total).isfinite()):
+        return self.whole(norm)
+
+    def _update(self, loss: LossSum, norm: Tensor, rows: Sequence[int], *, is_finite: bool) -> None:
+        """Change the weights and their average, unless the loss or the gradient is not finite.
+
+        Args:
+            loss: Loss of all batches of the step, over all processes.
+            norm: Norm of the gradient.
+            rows: Rows of these batches, of this process only.
+            is_finite: Whether the loss and the norm are finite.
+        """
+        state = self.state
+        if is_finite:
             if self.max_grad_norm:
+                parameters = [p for p in self.parameters if p.grad is not None]
                 clip_grads_with_norm_(parameters, self.max_grad_norm, norm)
             try:
                 self.optimizer.step()
                 if self.ema is not None:
-                    self.ema.update_parameters(self.model)
+                    self.ema.update_parameters(self.trained)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -564,9 +620,12 @@ class Trainer:
         """
         state, samples = self.state, self.validation
         # Without torch.compile: validation would need other variants of the kernels.
-        set_compiled(self.model, False)
+        set_compiled(self.trained, False)
         # The averaged weights are validated, because they are the ones that are kept.
-        with use_ema(self.model, self.ema):
+        if self.shard:
+            own = self.trained if self.ema is None else self.ema.module
+            self.model.load_state_dict({n: self.whole(t) for n, t in own.state_dict().items()})
+        with use_ema(self.model, None if self.shard else self.ema):
             if samples is None:
                 # Nothing tells which epoch is the best.
                 state.best_epoch = state.epoch
@@ -605,16 +664,18 @@ class Trainer:
         """
         generators = self._of_all(checkpoint.generator_states(self.accelerator.device))
         order = self._of_all(self.order.position(self.state.batch))
-        if self.main:
+        if self.main or self.shard:
             checkpoint.save(
                 self.folder / CHECKPOINTS,
-                model=self.model,
+                model=self.trained,
                 optimizer=self.optimizer,
                 ema=self.ema,
                 state=self.state,
                 generators=generators,
                 order=order,
                 log=self.log.pending(),
+                main=self.main,
+                whole=self.whole,
             )
         self.saved_at = time.monotonic()
 
@@ -632,11 +693,12 @@ class Trainer:
         batch_size = self.state.batch_size
         self.state, pending, order = checkpoint.load(
             self.folder / CHECKPOINTS,
-            model=self.model,
+            model=self.trained,
             optimizer=self.optimizer,
             ema=self.ema,
             process=self.accelerator.process_index,
             say=self.log.print,
+            divided=self.divided,
         )
         self.saved_at = time.monotonic()
         state = self.state

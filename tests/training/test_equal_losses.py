@@ -1,0 +1,93 @@
+"""One process, several processes with DDP, and several with FSDP2 have equal losses.
+
+All trainings of two processes run in one start of torchrun, which takes longer than they do.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.runs import log_of
+from helpers.training import fit, make_model, make_task
+from safetensors.torch import load_file
+
+from dxn.training.checkpoint import FILE, all_checkpoints
+from dxn.training.optim import adamw, muon
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+EPOCHS = 5  # of four batches: 47 samples are three batches of 12, and one of 11
+# Each case by name: options of the training, of the task, and the optimizer. The model has dropout.
+CASES = {
+    "plain": ({}, {}, "adamw"),
+    "accumulated": ({"grad_accum_steps": 3, "epochs": 10}, {}, "adamw"),
+    "weights": ({"ema_decay": 0.9}, {"balance": True}, "adamw"),
+    "muon": ({}, {}, "muon"),
+}
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/training")
+from test_equal_losses import CASES, train
+
+folder = Path(sys.argv[1])
+for name in CASES:
+    for shard in (False, True):
+        train(folder / f"{name}-{shard}", name, batch_size=6, shard=shard)
+"""
+
+
+def train(folder, name, *, batch_size, **more):
+    """Train the model of a case, with its last batches smaller than the others."""
+    options, task_options, optimizer = CASES[name]
+    task = make_task(**task_options)
+    model = make_model(task, depth=2)
+    # A learning rate as of a real training: AdamW amplifies rounding errors at first.
+    settings = {"epochs": EPOCHS, "log_every": 1, "lr": 1e-3, "task": task, "model": model}
+    chosen = {"adamw": adamw, "muon": muon}[optimizer]
+    return fit(folder, batch_size=batch_size, optimizer=chosen, **settings | options | more)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("equal")
+    (folder / "script.py").write_text(SCRIPT)
+    command = [*LAUNCH, str(folder / "script.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr[:6000]
+    assert "find_unused_parameters" not in done.stderr
+    for name in CASES:
+        train(folder / name, name, batch_size=12)
+    return folder
+
+
+def losses_of(folder):
+    """All losses of a training: of its steps, its epochs and its validation."""
+    names = ("train/loss", "train/epoch_loss", "validation/loss")
+    return [row[name] for row in log_of(folder) for name in names if name in row]
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_have_the_losses_of_one(trained, name, shard):
+    expected = losses_of(trained / name)
+    assert len(expected) >= 20 + 2 * EPOCHS
+    assert losses_of(trained / f"{name}-{shard}") == pytest.approx(expected, abs=1e-6)
+
+
+def test_one_process_continues_a_sharded_training(trained, tmp_path):
+    """A checkpoint contains whole tensors, so that any number of processes can resume."""
+    files = []
+    for folder in (trained / "weights", trained / "weights-True"):
+        files.append(load_file(all_checkpoints(folder / "checkpoints")[0] / FILE))
+    whole, sharded = ({n: t for n, t in each.items() if "generators" not in n} for each in files)
+    assert {n: t.shape for n, t in whole.items()} == {n: t.shape for n, t in sharded.items()}
+    _, state, _ = train(trained / "weights-True", "weights", batch_size=12, epochs=7, resume=True)
+    assert state.step == 7 * 4
+
+
+def test_a_single_process_cannot_be_sharded(tmp_path):
+    with pytest.raises(ValueError, match="shard needs several processes; start them with torchrun"):
+        train(tmp_path, "plain", batch_size=12, shard=True)
