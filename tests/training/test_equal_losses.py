@@ -13,6 +13,7 @@ from helpers.training import fit, make_model, make_task
 from safetensors.torch import load_file
 
 from dxn.training.checkpoint import FILE, all_checkpoints
+from dxn.training.finetune import Finetune
 from dxn.training.optim import adamw, muon
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,7 @@ CASES = {
     "accumulated": ({"grad_accum_steps": 3, "epochs": 10}, {}, "adamw"),
     "weights": ({"ema_decay": 0.9}, {"balance": True}, "adamw"),
     "muon": ({}, {}, "muon"),
+    "lora": ({}, {}, "adamw"),
 }
 SCRIPT = """
 import sys
@@ -44,6 +46,8 @@ def train(folder, name, *, batch_size, **more):
     options, task_options, optimizer = CASES[name]
     task = make_task(**task_options)
     model = make_model(task, depth=2)
+    if name == "lora":
+        Finetune(lora_rank=2)(model, set())
     # A learning rate as of a real training: AdamW amplifies rounding errors at first.
     settings = {"epochs": EPOCHS, "log_every": 1, "lr": 1e-3, "task": task, "model": model}
     chosen = {"adamw": adamw, "muon": muon}[optimizer]
