@@ -20,6 +20,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "
 SRUN = """#!/bin/bash
 trap 'exit 1' TERM
 echo "$*" >> launched
+[ -e fails ] && exit 1
 for _ in $(seq 200); do sleep 0.05; [ -e done ] && exit 0; done
 """
 SCONTROL = """#!/bin/bash
@@ -99,7 +100,7 @@ def test_a_slurm_job_that_is_stopped_early_is_queued_again(slurm):
     assert process.wait(timeout=20) == 128 + signal.SIGUSR1
     assert (slurm / "requeued").read_text() == "requeue 17\n"
     launched = (slurm / "launched").read_text()
-    assert "--nnodes=2" in launched and "--rdzv_endpoint=node7:29500 --rdzv_id=17" in launched
+    assert "--nnodes=2" in launched and "--rdzv_endpoint=node7:29500 --rdzv_id=17-1" in launched
     assert launched.endswith("-m dxn train reviews.csv target=label run=outputs/reviews\n")
 
 
@@ -109,6 +110,14 @@ def test_a_slurm_job_that_finds_a_checkpoint_continues_and_ends(slurm):
     (slurm / "done").touch()
     assert process.wait(timeout=20) == 0
     assert (slurm / "launched").read_text().endswith("-m dxn train resume=outputs/reviews\n")
+    assert not (slurm / "requeued").exists()
+
+
+def test_a_slurm_job_tries_three_times_if_a_process_fails(slurm):
+    (slurm / "fails").touch()
+    assert start(slurm).wait(timeout=20) == 1
+    ids = re.findall(r"--rdzv_id=(\S+)", (slurm / "launched").read_text())
+    assert ids == ["17-1", "17-2", "17-3"]
     assert not (slurm / "requeued").exists()
 
 
