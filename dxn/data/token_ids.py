@@ -78,14 +78,14 @@ def token_ids(texts: Column, tokenizer: Tokenizer) -> TokenIds:
     vocabulary = tokenizer.vocabulary
     assert vocabulary is not None  # the task has checked it
     dtype = np.dtype(np.uint16 if num_embeddings(vocabulary) <= 1 << 16 else np.uint32)
-    num_chars, digest = _summary(texts, vocabulary)
+    num_chars = sum(len(" ".join(text) if isinstance(text, list) else text) for text in texts)
     if num_chars <= MAX_IN_MEMORY:
         starts = array("q")
         parts = list(_encoded(texts, vocabulary, dtype, starts))
         return TokenIds(np.concatenate([np.empty(0, dtype), *parts]), np.array(starts), num_chars)
     # Not in the run folder: an evaluation, a comparison and the next run need the same ids.
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    path = Path(cache, "dxn", "tokens", f"{digest}.npy")
+    path = Path(cache, "dxn", "tokens", f"{_digest(texts, vocabulary)}.npy")
     try:
         path = path.expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,21 +102,18 @@ def token_ids(texts: Column, tokenizer: Tokenizer) -> TokenIds:
     return _mapped(path, num_chars)
 
 
-def _summary(texts: Column, vocabulary: tokenizers.Tokenizer) -> tuple[int, str]:
-    """Return the number of characters of all texts, and what determines their token ids."""
+def _digest(texts: Column, vocabulary: tokenizers.Tokenizer) -> str:
+    """Return a digest of all that determines the token ids."""
     digest = hashlib.blake2b(f"{tokenizers.__version__} {vocabulary.to_str()}".encode())
-    num_chars = 0
     for text in texts:
-        is_words = isinstance(text, list)
-        num_chars += len(" ".join(text) if is_words else text)
         digest.update(f"{len(text)} ".encode())
-        if is_words:
+        if isinstance(text, list):
             digest.update(repr(text).encode())
-        else:
-            # A text can be a whole file, which a copy should not double.
-            for start in range(0, len(text), BATCH_CHARS):
-                digest.update(text[start : start + BATCH_CHARS].encode())
-    return num_chars, digest.hexdigest()[:32]
+            continue
+        # A text can be a whole file, of which there should be no copy in bytes.
+        for start in range(0, len(text), BATCH_CHARS):
+            digest.update(text[start : start + BATCH_CHARS].encode())
+    return digest.hexdigest()[:32]
 
 
 def _encoded(
@@ -221,9 +218,11 @@ def _is_complete(path: Path) -> bool:
 
 
 def _remove_old(folder: Path) -> None:
+    """Delete files that no training used for MAX_DAYS."""
     for path in folder.iterdir():
-        if path.stat().st_mtime < time.time() - MAX_DAYS * 24 * 3600:
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process deletes it too
+            if path.stat().st_mtime < time.time() - MAX_DAYS * 24 * 3600:
+                path.unlink()
 
 
 def _write(path: Path, texts: Column, vocabulary: tokenizers.Tokenizer, dtype: np.dtype) -> None:
