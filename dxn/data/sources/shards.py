@@ -22,6 +22,7 @@ MAX_REASON = 300  # characters; error messages of `datasets` can be pages long
 SHARD_ROWS = 2**31
 PIECE = 256  # rows that `datasets` returns together; those of large photos take 100 MB
 BLOCK = tarfile.BLOCKSIZE  # bytes
+ADVICE = "replace the file, or remove it from the data set"
 
 
 class Sample(NamedTuple):
@@ -85,8 +86,7 @@ class Shards:
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
             raise UserError(
-                f"{name}: cannot be read after row {start} ({reason}); replace the file, or remove "
-                "it from the data set"
+                f"{name}: cannot be read after row {start} ({reason}); {ADVICE}"
             ) from error
 
     def sample(self, num_rows: int, num_shards: int) -> Sample:
@@ -219,23 +219,34 @@ def check_archive(name: str) -> None:
         return
     import fsspec
 
-    advice = "replace the file, or remove it from the data set"
     opened: Any = fsspec.open(name, "rb")
     with opened as file:
-        try:
-            size = file.seek(0, 2)
-        except ValueError:  # a server that only sends whole files
-            return
-        place = max(size - BLOCK, 0) if "://" in name else 0
-        while True:
-            file.seek(place)
-            header = file.read(BLOCK)
-            if len(header) == BLOCK and not any(header):
-                return
+        if "://" not in name:
+            problem = _damage(file)
+        else:
             try:
-                info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-            except tarfile.HeaderError as error:
-                what = "is cut off" if place + BLOCK >= size else f"is damaged at byte {place:,}"
-                raise UserError(f"{name}: the tar file {what}; {advice}") from error
-            has_content = not (info.isdir() or info.issym() or info.islnk())
-            place += BLOCK + has_content * math.ceil(info.size / BLOCK) * BLOCK
+                file.seek(max(file.seek(0, 2) - BLOCK, 0))
+                end = file.read(BLOCK)
+            except ValueError:  # a server that only sends whole files
+                return
+            problem = "is cut off" if any(end) or len(end) < BLOCK else None
+    if problem is not None:
+        raise UserError(f"{name}: the tar file {problem}; {ADVICE}")
+
+
+def _damage(file: Any) -> str | None:
+    """Return what is wrong with a tar file, from its headers; None if it is complete."""
+    size, place = file.seek(0, 2), 0
+    while place < size:
+        file.seek(place)
+        header = file.read(BLOCK)
+        # Blocks of zeros are the end.
+        if len(header) == BLOCK and not any(header):
+            return None
+        try:
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            break
+        has_content = not (info.isdir() or info.issym() or info.islnk())
+        place += BLOCK + has_content * math.ceil(info.size / BLOCK) * BLOCK
+    return "is cut off" if place + BLOCK > size else f"is damaged at byte {place:,}"
