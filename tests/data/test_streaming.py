@@ -10,7 +10,7 @@ from helpers.shards import COLORS, SIZES, served, write_parquet, write_tars
 from dxn.core.errors import UserError
 from dxn.data import hub as read_hub
 from dxn.data.reading import open_rows
-from dxn.data.sources.shards import SHARD_ROWS
+from dxn.data.sources.shards import SHARD_ROWS, to_columns
 from dxn.data.streaming import StreamSamples
 from dxn.tasks import Classify
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter
@@ -214,9 +214,10 @@ def test_rows_of_parquet_files_are_those_of_tar_files(names):
 
 
 @pytest.mark.parametrize("form", ["tar", "parquet"])
-def test_files_are_streamed_from_a_server(names, form, tmp_path):
+def test_files_are_streamed_from_a_server(names, form):
     folder, _, files = names[form].rpartition("/")
-    with served(folder) as url:
+    # A tar file is read from the first to the last byte.
+    with served(folder, parts=form == "parquet") as url:
         source = source_of(f"{url}/{files}")
         found = rows_of(loader_of(samples_of(source, workers=2)))
     assert sorted(found) == every_row(source)
@@ -266,6 +267,13 @@ def test_a_bad_tar_file_is_named(tmp_path, change, words):
         source_of(bad_shards(tmp_path, change))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_cut_tar_file_on_a_server_is_named(tmp_path):
+    files = bad_shards(tmp_path, cut).rpartition("/")[2]
+    with served(tmp_path / "bad") as url, pytest.raises(UserError) as error:
+        source_of(f"{url}/{files}")
+    assert "/part-02.tar: the tar file is cut off; replace the file" in str(error.value)
 
 
 def test_a_bad_parquet_file_is_named(tmp_path):
@@ -321,6 +329,15 @@ def test_other_splits_need_files(names):
     folder = names["tar"].rpartition("/")[0]
     with pytest.raises(UserError, match=r"data\.validation: needs files in data\.name too"):
         read_hub(folder, readers=by_modality(), streaming=True, validation="more.tar")
+
+
+def test_the_fields_of_objects_are_columns():
+    features = {"json": {"label": datasets.ClassLabel(names=list(COLORS)), "size": "int64"}}
+    columns = to_columns(features, {"json": [{"label": 2, "size": 7}, None]})
+    assert {name: list(column) for name, column in columns.items()} == {
+        "json.label": ["blue", None],
+        "json.size": [7, None],
+    }
 
 
 def test_the_samples_of_a_row_do_not_depend_on_its_batch(samples):

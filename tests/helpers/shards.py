@@ -69,8 +69,15 @@ def write_parquet(folder, sizes=SIZES):
     return f"{folder}/part-{{00..{len(sizes) - 1:02}}}.parquet"
 
 
-class Files(SimpleHTTPRequestHandler):
-    """Serves a folder, also parts of its files, which Parquet needs."""
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves the whole files of a folder, without a log."""
+
+    def log_message(self, *args):
+        pass
+
+
+class Files(Quiet):
+    """Serves also parts of files, which Parquet needs."""
 
     def do_GET(self):
         first, _, last = self.headers.get("Range", "").removeprefix("bytes=").partition("-")
@@ -91,14 +98,17 @@ class Files(SimpleHTTPRequestHandler):
         self.send_header("Accept-Ranges", "bytes")
         super().end_headers()
 
-    def log_message(self, *args):
-        pass
-
 
 @contextmanager
-def served(folder):
-    """Serve a folder on this machine, and return its URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(folder)))
+def served(folder, *, parts=True):
+    """Serve a folder on this machine, and return its URL.
+
+    Args:
+        folder: The folder.
+        parts: Whether the server sends parts of files.
+    """
+    handler = Files if parts else Quiet
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
