@@ -92,15 +92,8 @@ def open_rows(
         validate=validate,
     )
     where = key.rpartition(".")[0] or "input"
-    if opened.bad and on_bad == "error":
-        first = _first(opened.bad)
-        more = f" (and {len(opened.bad) - 1} more problems)" if len(opened.bad) > 1 else ""
-        # `dxn check` knows nothing of the columns that a trained model reads.
-        hint = " (dxn check lists all bad rows)" if where == "data" else ""
-        raise UserError(
-            f"{first.origin}: {first}{more}; correct the data, or set {key}=skip or {key}=missing"
-            f"{hint}"
-        )
+    if on_bad == "error":
+        refuse_bad(opened, key)
     if not len(rows):
         raise UserError(f"{where}: there are no rows; check the path and its options")
     # on_bad allows bad rows, but at least one row must be left.
@@ -111,6 +104,24 @@ def open_rows(
             f"{first.origin}: {first}"
         )
     return opened
+
+
+def refuse_bad(opened: Opened, key: str = "data.on_bad") -> None:
+    """Raise a UserError that names the first bad row, if there is one.
+
+    Args:
+        opened: The rows.
+        key: Name of the on_bad option in the message.
+    """
+    if not opened.bad:
+        return
+    first = _first(opened.bad)
+    more = f" (and {len(opened.bad) - 1} more problems)" if len(opened.bad) > 1 else ""
+    # `dxn check` knows nothing of the columns that a trained model reads.
+    hint = " (dxn check lists all bad rows)" if key.startswith("data.") else ""
+    raise UserError(
+        f"{first.origin}: {first}{more}; correct the data, or set {key}=skip or {key}=missing{hint}"
+    )
 
 
 def survey_rows(

@@ -16,7 +16,7 @@ from dxn.core.errors import UserError
 from dxn.data.dataset import BAD, Opened, Samples
 from dxn.data.loader import BatchOrder, Loader, default_workers
 from dxn.data.raws import CacheBudget
-from dxn.data.reading import open_rows
+from dxn.data.reading import refuse_bad, survey_rows
 from dxn.data.sources.shards import SHARD_ROWS, Stream
 from dxn.data.sources.table import rows_of_table
 from dxn.data.tables.read import Table, concatenate
@@ -148,13 +148,15 @@ class StreamSamples(Samples):
         rows = rows_of_table(table, inputs, readers, target=target)
 
         def open_some(chosen: np.ndarray) -> Samples:
-            opened = open_rows(
+            opened = survey_rows(
                 rows.take(chosen),
                 self.tokenizers,
                 task=self.task,
                 on_bad=self.source.on_bad,
                 budget=CacheBudget(math.inf),  # they are used once, at once
             )
+            if self.source.on_bad == "error":
+                refuse_bad(opened)
             opened = replace(opened, numbers=numbers[chosen][np.asarray(opened.kept)])
             samples = Samples(opened, self.tokenizers, task=self.task, **self.options)
             unknown = [] if opened.targets is None else self.task.target.unknown(opened.targets)
@@ -258,7 +260,7 @@ class StreamOrder(BatchOrder):
         number = key.lane.number
         if key.is_first:
             self._readers[number] = self._read(key)
-        over = {PARTS: [], LANE: key.lane._replace(is_over=1)}
+        over = {PARTS: [], LANE: key.lane._replace(is_over=1), "#size": 0}
         return next(self._readers[number], over)
 
     def _start(self) -> list[Lane]:
@@ -269,27 +271,31 @@ class StreamOrder(BatchOrder):
         lane = key.lane
         if lane.is_over:
             return
+        done, bad = lane.done, {}
         for block in self._blocks(key.epoch, lane):
             draws = np.random.default_rng([self.seed, key.epoch, int(block.numbers[0])])
             order = draws.permutation(len(block.numbers))
             open_rows_of = self.samples.prepare(block.table, block.numbers)
-            for start in range(lane.done, len(order), self.size):
+            for start in range(done, len(order), self.size):
                 samples = open_rows_of(order[start : start + self.size])
+                bad |= {issue.origin: str(issue) for issue in samples.opened.bad}
+                bad |= samples.opened.bad_later
                 if not len(samples):
                     continue
                 parts: list[dict[str, Any]] = []
-                for part in np.array_split(np.arange(len(samples)), key.parts):
-                    batch = samples.batch(
-                        key.epoch, part.tolist() or [0], drop_inputs=key.drop_inputs
+                for rows in np.array_split(np.arange(len(samples)), key.parts):
+                    part = samples.batch(
+                        key.epoch, rows.tolist() or [0], drop_inputs=key.drop_inputs
                     )
-                    parts.append(batch if len(part) else {**batch, "#filler": True})
-                done = start + self.size
-                lane = lane._replace(turn=block.turn, row=block.row, done=done)
-                if done >= len(order):
+                    parts.append(part if len(rows) else {**part, "#filler": True})
+                end = start + self.size
+                lane = lane._replace(turn=block.turn, row=block.row, done=end)
+                if end >= len(order):
                     lane = lane._replace(turn=block.next_turn, row=block.next_row, done=0)
-                bad = {issue.origin: str(issue) for issue in samples.opened.bad}
-                bad |= samples.opened.bad_later
-                yield {PARTS: parts, LANE: lane, **({BAD: bad} if bad else {})}
+                # `Loader` prints the reasons, and needs the size.
+                yield {PARTS: parts, LANE: lane, "#size": len(samples), BAD: bad}
+                bad = {}
+            done = 0
 
     def _blocks(self, epoch: int, lane: Lane) -> Iterator[Block]:
         """Yield the rows of a lane, from its position on."""

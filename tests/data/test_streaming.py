@@ -1,5 +1,7 @@
 """Streams: every row once per epoch for any processes and workers, exact positions, bad shards."""
 
+from dataclasses import replace
+
 import datasets
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from helpers.shards import COLORS, SIZES, served, write_parquet, write_tars
 from dxn.core.errors import UserError
 from dxn.data import hub as read_hub
 from dxn.data.reading import open_rows
+from dxn.data.rows import as_column
 from dxn.data.sources.shards import SHARD_ROWS, to_columns
 from dxn.data.streaming import StreamSamples
 from dxn.tasks import Classify
@@ -309,6 +312,27 @@ def test_a_class_that_the_sample_lacks_is_a_bad_row(tmp_path, capsys):
     found = rows_of(loader_of(unknown_class(tmp_path, on_bad="skip")))
     assert 20 < len(found) < sum(SIZES) - 10
     assert "left out" in capsys.readouterr().out
+
+
+def test_bad_pictures_are_left_out_or_named(tmp_path, capsys, monkeypatch):
+    """Also if all rows of a batch are bad."""
+    source = source_of(write_tars(tmp_path / "pictures"), on_bad="skip")
+    samples = samples_of(source)
+    pieces = source.stream.shards.pieces
+
+    def damaged(shard, start=0):
+        for piece in pieces(shard, start):
+            cells = [b"no picture" if shard == 4 else cell for cell in piece.columns["png"]]
+            columns = {**piece.columns, "png": as_column(cells)}
+            yield replace(piece, columns=columns)
+
+    monkeypatch.setattr(source.stream.shards, "pieces", damaged)
+    found = rows_of(loader_of(samples))
+    assert sorted(found) == [row for row in every_row(source) if row // SHARD_ROWS != 4]
+    assert "warning: part-04.tar row " in capsys.readouterr().out
+    samples.source = replace(source, on_bad="error")
+    with pytest.raises(UserError, match=r"part-04\.tar row \d+: png: .*set data\.on_bad=skip"):
+        rows_of(loader_of(samples))
 
 
 @pytest.mark.parametrize(
