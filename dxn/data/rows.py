@@ -99,6 +99,13 @@ class Column(Sequence[Any]):
     def __repr__(self) -> str:
         return f"Column({list(self)!r})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process gets its rows only: `values` can have many more.
+        values = self.array()
+        if values is None:
+            values = self.values if self.rows is None else [self.values[row] for row in self.rows]
+        return Column, (values, None, self.decode)
+
     @property
     def has_only_texts(self) -> bool:
         """Whether all cells are known to be texts or None."""

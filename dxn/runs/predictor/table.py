@@ -165,10 +165,7 @@ def identify(opened: Opened, row: int, item: int = 0) -> Record:
         row: Index of the row.
         item: Index of the row among those that the task writes for the prediction.
     """
-    match = TABLE_ROW.fullmatch(opened.origin[row])
-    record: Record = {"file": opened.origin[row]}
-    if match is not None:
-        record = {"file": match["file"], "row": int(match["row"])}
+    record = locate(opened.origin[row])
     for name, values in opened.ids.items():
         # An input can have the name of another column: the input called text reads title.
         value = values[row]
@@ -177,6 +174,12 @@ def identify(opened: Opened, row: int, item: int = 0) -> Record:
             value = value[item] if item < len(value) else None
         record[own_name(name, taken=opened.cells)] = value
     return record
+
+
+def locate(origin: str) -> Record:
+    """Return the file of a row, and its number if the file is a table."""
+    match = TABLE_ROW.fullmatch(origin)
+    return {"file": origin} if match is None else {"file": match["file"], "row": int(match["row"])}
 
 
 def answer_lines(answer: Mapping[str, Any]) -> list[str]:
