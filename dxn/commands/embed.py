@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dxn.commands.model import Compute, FromWeights, TableInput
+from dxn.commands.model import Compute, FromWeights, ManyRows
 from dxn.commands.options import Input
 from dxn.config.command import OUTPUT_FILE
 from dxn.core.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embed(FromWeights, TableInput, Compute):
+class Embed(FromWeights, ManyRows, Compute):
     """Compute one embedding per sample with a trained model or a public checkpoint.
 
     Args:
         input: Table, file, folder, pattern ('photos/*.jpg') or one sample (input.text=...).
         only: Inputs to use, such as [image] (default: all).
-        output: .npy, .csv or .parquet file; required for several samples.
+        output: .npy, .csv or .parquet file; required for several samples. With engine=ray a folder.
     """
 
     path_key: ClassVar[str | None] = "input"
@@ -48,6 +48,8 @@ class Embed(FromWeights, TableInput, Compute):
         from dxn.runs.predictor.resumable import ids_file, write_answers, write_array
         from dxn.runs.predictor.table import embedded_rows
 
+        if self.engine == "ray":
+            return self.on_ray(embedded_rows, batch_size=self.batch_size, **self.computing())
         output = check_suffix(self.output, VECTOR_SUFFIXES)
         is_single = not has_many_samples(self.input)
         if output is None and not is_single:

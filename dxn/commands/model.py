@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dxn.commands.options import NO_WEIGHTS, Count, DeviceName, DtypeName, Run, Weights
+from dxn.commands.options import (
+    NO_WEIGHTS,
+    ON_THIS_MACHINE,
+    Count,
+    DeviceName,
+    DtypeName,
+    RayOptions,
+    Run,
+    Weights,
+)
 from dxn.config.command import Command
 from dxn.core.errors import UserError
 
 if TYPE_CHECKING:
     from dxn.data.dataset import Opened
+    from dxn.runs.bulk import Answering
     from dxn.runs.predictor.predictor import Predictor
+
+
+# Options that have no effect on the answers of a command.
+FREE = ("engine", "ray", "output", "device", "compile", "trust")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +145,51 @@ class TableInput(Command):
             "on_bad": self.on_bad,
             "confine": self.confine,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRay(Command):
+    """A command that can work on Ray.
+
+    Args:
+        engine: local: this process, ray: several processes or machines.
+    """
+
+    engine: Literal["local", "ray"] = "local"
+    ray: RayOptions = ON_THIS_MACHINE
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyRows(OnRay, FromRun, TableInput):
+    """A command whose answers for many rows Ray can compute."""
+
+    def on_ray(
+        self, rows_of: Answering, *, keep: Sequence[str] = (), batch_size: int = 64, **options: Any
+    ) -> int:
+        """Compute the answers on Ray, and return the exit code.
+
+        Args:
+            rows_of: Function that computes the answers of samples.
+            keep: Further columns of a table to copy to the answers.
+            batch_size: Number of samples per batch.
+            **options: Options of `load`.
+        """
+        from dxn.runs.cluster import answer_rows
+
+        values = self.settings.plain()
+        # Other machines have another current directory.
+        run = None if self.run is None else str(Path(self.run).absolute())
+        return answer_rows(
+            functools.partial(replace(self, run=run).load, **options),
+            values["input"],
+            values["output"],
+            rows_of,
+            command={"command": self.verb()} | {n: v for n, v in values.items() if n not in FREE},
+            ray_options=self.ray,
+            table_options={**self.table_options(), "keep": keep},
+            batch_size=batch_size,
+            only=values.get("only"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from dxn.runs.paths import trained_run, weights_of_run
 
 # A model on the hub. A single name, such as a misspelt folder, is not one.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+Count = Annotated[int, Ge(1)]
 PATTERN = re.compile(r"[*?\[]|://")  # a pattern of paths or an address, instead of one path
 # Options of data sources that are paths. The first one that is set decides which source that is.
 DATA_PATHS = ("path", "train", "validation", "test")
@@ -96,7 +97,6 @@ Input = Annotated[str | Mapping[str, str], AS_TYPED, PathOption(check_input)]
 InputTable = Annotated[str | None, AS_TYPED, PathOption(check_input)]
 WeightsSource = Annotated[str | None, PathOption(find_weights)]
 DATA_FILES = PathOption(check_data)
-Count = Annotated[int, Ge(1)]
 Seed = Annotated[int, Interval(ge=-MAX_SEED, le=MAX_SEED)]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 DtypeName = Literal["auto", "float32", "bf16", "int8"]
@@ -119,7 +119,21 @@ class Weights:
     strict: bool = True
 
 
+@dataclass(frozen=True)
+class RayOptions:
+    """Ray, with engine=ray.
+
+    Args:
+        address: Address of a Ray cluster, such as 10.0.0.1:6379 (default: Ray on this machine).
+        replicas: Number of copies of the model (default: one per GPU, without GPUs one per core).
+    """
+
+    address: str | None = None
+    replicas: Count | None = None
+
+
 NO_WEIGHTS = Weights()
+ON_THIS_MACHINE = RayOptions()
 
 
 @dataclass(frozen=True, kw_only=True)

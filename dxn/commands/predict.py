@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from dxn.commands.model import Compute, FromWeights, Labels, TableInput
+from dxn.commands.model import Compute, FromWeights, Labels, ManyRows
 from dxn.commands.options import Input
 from dxn.config.command import OUTPUT_FILE
 
@@ -19,18 +19,20 @@ MAX_PRINTED = 20  # rows; a file has all of them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(FromWeights, TableInput, Labels, Compute):
+class Predict(FromWeights, ManyRows, Labels, Compute):
     """Predict for one sample or a table with a trained model.
 
     Args:
         input: Table, file, folder, pattern ('photos/*.jpg') or one sample (input.text=...).
-        output: .csv, .jsonl, .json or .parquet file for the predictions (default: print them).
+        output: .csv, .jsonl, .json or .parquet file for the predictions (default: print them); with
+            engine=ray a folder.
         keep: Further columns of the table to copy to the output.
     """
 
     path_key: ClassVar[str | None] = "input"
     usage: ClassVar[Sequence[str]] = (
         "dxn predict run=outputs/label new.csv output=answers.csv",
+        "dxn predict run=RUN shards/ output=answers engine=ray",
         "dxn predict run=RUN photo.jpg",
         'dxn predict run=RUN input.text="a fine film"',
         "dxn predict run=RUN input.image=a.jpg input.audio=a.wav",
@@ -48,6 +50,15 @@ class Predict(FromWeights, TableInput, Labels, Compute):
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.table import predicted_rows, record_line
 
+        if self.engine == "ray":
+            return self.on_ray(
+                predicted_rows,
+                keep=self.keep,
+                batch_size=self.batch_size,
+                **self.computing(),
+                labels=self.labels,
+                template=self.template,
+            )
         output = None
         if self.output is not None:  # its writers take time to import
             from dxn.runs.predictor.output import check_suffix

@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from dxn.commands.model import FromRun, TableInput
+from dxn.commands.model import ManyRows
 from dxn.commands.options import Adapters, Count, Input, Seed
 from dxn.config.command import OUTPUT_FILE
 from dxn.core.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenize(FromRun, TableInput):
+class Tokenize(ManyRows):
     """Convert one sample to its D×N matrix and draw it, or write the matrices of a data set.
 
     Args:
         input: One sample: a file (input=photo.jpg) or several inputs (input.text=...
             input.image=...). With run=RUN and output=FILE.parquet also a table, folder or pattern.
         output: Image file to write; .parquet or .npz for the numbers of one or several samples.
+            With engine=ray a folder.
         run: Run folder with trained adapters to use (default: untrained adapters).
         dim: Token width D.
         seed: Random seed of the embeddings of untrained adapters.
@@ -46,6 +47,11 @@ class Tokenize(FromRun, TableInput):
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.tokenize import MATRIX_SUFFIXES, tokenize_sample, write_matrices
 
+        if self.engine == "ray":
+            from dxn.runs.tokenize import tokenized_rows
+
+            self.required_run()
+            return self.on_ray(tokenized_rows)
         # Unlike the other commands, this one works without a trained model.
         predictor = None if self.run is None else self.load()
         output = Path(self.output)

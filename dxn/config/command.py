@@ -225,6 +225,8 @@ def check_output(
         if isinstance(source, str) and path.is_file() and path.resolve() == Path(source).resolve():
             wrong = f"{path} is also the input and would be overwritten; choose another file"
             raise UserError(f"{key}: {wrong}")
+        # Ray writes a folder, and continues in one that exists.
+        is_folder = is_folder or settings.values.get("engine") == "ray"
         if path.is_dir() and not is_folder:
             raise UserError(f"{key}: {path} is a folder; choose the name of a file")
         parents = [path, *path.absolute().parents] if is_folder else path.absolute().parents

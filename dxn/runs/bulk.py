@@ -23,17 +23,17 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
-from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file, write_text
 from dxn.data.dataset import Opened, Samples
-from dxn.data.loader import BatchOrder, batch_of
+from dxn.data.loader import BatchOrder
 from dxn.data.reading import survey_rows
 from dxn.data.rows import OnBad, Rows
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.resumable import Batch
 from dxn.runs.predictor.table import Record, locate
 
 # Rows of a part, as a multiple of the batch size: large enough that files and messages cost little,
@@ -83,16 +83,15 @@ class Reading:
         inputs: Inputs of the model.
         batch_size: Number of samples per batch.
         part_rows: Number of rows per part.
-        ids: Columns that identify the rows.
         only: Names of the inputs that are used. None: all.
         on_bad: What to do with a row of which some inputs can be read.
-        options: Options of tables, see `ModelInputs.table`.
+        options: Options of tables, see `ModelInputs.table`. `keep` has all columns that identify
+            a row.
     """
 
     inputs: ModelInputs
     batch_size: int
     part_rows: int
-    ids: Sequence[str] = ()
     only: Sequence[str] | None = None
     on_bad: OnBad = "skip"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -116,21 +115,24 @@ class Reading:
     def _rows(self, content: str | Rows) -> Rows:
         if isinstance(content, Rows):
             return content
-        rows = self.inputs.table(
-            content, keep=self.ids, with_target=False, only=self.only, **self.options
-        )
+        rows = self.inputs.rows(content, only=self.only, **self.options)
         # Other columns can be identifiers by chance in one of several files.
-        return replace(rows, ids={name: rows.ids[name] for name in self.ids})
+        return replace(rows, ids={name: rows.ids[name] for name in self.options["keep"]})
 
     def tokenize(self, part: Part) -> Tokenized:
         """Read the files of a part, and tokenize its rows."""
         if not len(part.rows):
             return Tokenized(part.name, part.is_last, Opened({}, None, []), [], [], part.bad)
         opened = survey_rows(
-            part.rows, self.inputs.tokenizers, task=self.inputs.task, on_bad=self.on_bad, need_target=False
+            part.rows,
+            self.inputs.tokenizers,
+            task=self.inputs.task,
+            on_bad=self.on_bad,
+            need_target=False,
         )
         samples = Samples(opened, self.inputs.tokenizers, only=self.only)
-        batches = [batch_of(samples, key) for key in BatchOrder(samples, self.batch_size)]
+        order = BatchOrder(samples, self.batch_size)
+        batches = [order.prepare(key) for key in order]
         # What the answers show of the rows, without the raw values.
         shown = Opened({}, None, opened.origin, ids=opened.ids, cells=opened.cells)
         bad: list[Record] = []
@@ -183,15 +185,18 @@ class Batches(Samples):
         return batch
 
 
-# The answers of samples as rows of a table.
-Records = Callable[[Predictor, Samples, int], list[Record]]
+# The answers of samples as rows of a table, batch by batch, such as `predicted_rows`.
+Answering = Callable[[Predictor, Samples, int], Iterator[Batch]]
 
 
-def answer(part: Tokenized, predictor: Predictor, records: Records, folder: Path) -> dict[str, int]:
-    """Compute the answers of a part, and write its files. Return the numbers of its rows."""
-    found: list[Record] = []
+def answer(
+    part: Tokenized, predictor: Predictor, rows_of: Answering, folder: Path
+) -> dict[str, int]:
+    """Compute the answers of a part, and write its files. Return the numbers of rows."""
+    found: list[Mapping[str, Any]] = []
     if part.batches:
-        found = records(predictor, Batches(part), part.batches[0]["#size"])
+        for _, records, _ in rows_of(predictor, Batches(part), part.batches[0]["#size"]):
+            found.extend(records)
     name = f"{part.name}.parquet"
     if part.bad:
         write_records(folder / BAD / name, part.bad)

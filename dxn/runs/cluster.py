@@ -7,27 +7,57 @@ import importlib
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from dxn.core.display import Display, count, print_line
 from dxn.core.errors import UserError
-from dxn.data.loader import num_cores
-from dxn.runs.bulk import Part, Reading, Records, Source, Tokenized, answer
+from dxn.core.runtime import num_cores
+from dxn.runs.bulk import (
+    ANSWERS,
+    BAD,
+    BATCHES,
+    FILE_BATCHES,
+    Answering,
+    Part,
+    Progress,
+    Reading,
+    Source,
+    Tokenized,
+    answer,
+    open_folder,
+    unify,
+)
+from dxn.runs.predictor.inputs import ModelInputs
+from dxn.runs.predictor.option import has_many_samples, tables_of
 from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.table import predicted_rows
 
-# Logical processors. A task that reads or tokenizes uses one. A copy of the model uses almost none
-# without a GPU: it must be able to start again on the machines that are left, even if they are full.
+if TYPE_CHECKING:
+    from dxn.commands.options import RayOptions
+
+# Logical processors. A task that reads or tokenizes uses one. A copy of the model uses almost none:
+# after the loss of a machine, it must be able to start on one of the others, even if they are full.
 TASK_CPUS = 1.0
 MODEL_CPUS = 0.01
+CONNECT_SECONDS = 10.0
 LOCALHOST = "127.0.0.1"
+
+
+def require_ray() -> None:
+    """Check that Ray is installed, before any data is read."""
+    if find_spec("ray") is None:
+        raise UserError("engine: ray is not installed; run pip install 'dxn[ray]'")
 
 
 def start(address: str | None) -> Any:
@@ -39,8 +69,7 @@ def start(address: str | None) -> Any:
     Raises:
         UserError: If Ray is not installed, or there is no cluster at the address.
     """
-    if find_spec("ray") is None:
-        raise UserError("engine: ray is not installed; run pip install 'dxn[ray]'")
+    require_ray()
     # Ray reads them when it is imported. A user can set them otherwise.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -53,6 +82,8 @@ def start(address: str | None) -> Any:
     where: dict[str, Any] = {"address": address}
     if address is None:
         where = {"num_cpus": num_cores(), "include_dashboard": False, "_node_ip_address": LOCALHOST}
+    elif ":" in address:
+        _require_port(address)
     try:
         with _without_stderr():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
@@ -62,6 +93,18 @@ def start(address: str | None) -> Any:
             f"ray.address: Ray does not start on {place} ({first_line(error)})"
         ) from error
     return ray
+
+
+def _require_port(address: str) -> None:
+    """Check that something answers at an address: Ray itself would try for minutes."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"ray.address: no Ray cluster answers at {address} ({error}); start one with "
+            "ray start --head, or leave the option out"
+        ) from error
 
 
 @contextmanager
@@ -84,12 +127,113 @@ def num_replicas(ray: Any, chosen: int | None) -> tuple[int, int]:
     return chosen or num_gpus or max(int(resources.get("CPU", 1)), 1), min(num_gpus, 1)
 
 
+def answer_rows(
+    load: Callable[..., Predictor],
+    input: Any,
+    output: str | None,
+    rows_of: Answering,
+    *,
+    command: Mapping[str, Any],
+    ray_options: RayOptions,
+    table_options: Mapping[str, Any],
+    batch_size: int = 64,
+    only: Sequence[str] | None = None,
+) -> int:
+    """Compute the answers of all rows of the option `input` on Ray, and write them to a folder.
+
+    Args:
+        load: Function that loads the model. It is called here, and by each copy of the model.
+        input: A table, a folder, or a pattern of files.
+        output: The folder, see `dxn.runs.bulk`.
+        rows_of: Function that computes the answers of samples.
+        command: The options that determine the answers.
+        ray_options: The cluster, and the number of copies of the model.
+        table_options: Options of tables and bad rows, see `ModelInputs.option`.
+        batch_size: Number of samples per batch.
+        only: Names of the inputs to use. Default: all.
+
+    Returns:
+        The exit code: 1 if there are bad rows, and on_bad is "error".
+    """
+    if output is None or Path(output).suffix:
+        raise UserError("output: engine=ray writes a folder; set output=FOLDER")
+    if not has_many_samples(input):
+        raise UserError(
+            f"input: engine=ray computes a table, a folder or a pattern of files, got {input}; "
+            "leave engine out"
+        )
+    require_ray()
+    folder = Path(output).absolute()
+    # Only its inputs are used here, so that it needs no GPU of this machine.
+    predictor = functools.partial(load, device="cpu", dtype="float32", compiled=False)()
+    if rows_of is predicted_rows:
+        predictor.require_answers()
+    reading, sources, files, size = plan(
+        predictor.model_inputs, str(input), batch_size, only, dict(table_options)
+    )
+    progress = open_folder(folder, {**command, "part_rows": reading.part_rows}, files)
+    left = progress.missing(sources)
+    done = progress.total("rows")
+    if progress.parts:
+        print_line(f"continues in {folder}: {count(done, 'row')} are done")
+    if left:
+        del predictor  # each copy of the model is in a process of its own
+        ray = start(ray_options.address)
+        display = Display(stderr=True)
+        try:
+            for part in compute(ray, left, reading, load, rows_of, folder, ray_options.replicas):
+                done += part["rows"]
+                if display.is_due():
+                    display.update("computing", min(done, size), size, f"{done:,} rows")
+        finally:
+            display.close()
+    unify(folder)
+    progress = Progress.of(folder)
+    print_line(f"written: {folder / ANSWERS} ({count(progress.total('rows'), 'row')})")
+    if not (bad := progress.total("bad")):
+        return 0
+    number = count(bad, "row or file", "rows and files")
+    print_line(f"bad: {folder / BAD} ({number}, with the reason of each)")
+    return int(table_options["on_bad"] == "error")
+
+
+def plan(
+    inputs: ModelInputs,
+    input: str,
+    batch_size: int,
+    only: Sequence[str] | None,
+    options: dict[str, Any],
+) -> tuple[Reading, list[Source], list[str], int]:
+    """Return how the input is read, its sources, its files, and about how many rows it has."""
+    on_bad, confine = options.pop("on_bad"), options["confine"]
+    has_files = any(reader.files for reader in inputs.readers.values())
+    part_rows = batch_size * (FILE_BATCHES if has_files else BATCHES)
+    on_bad = "missing" if on_bad == "missing" else "skip"
+    tables = [str(Path(table).absolute()) for table in tables_of(input, confine=confine)]
+    if not tables:
+        rows = inputs.rows(input, confine=confine)
+        reading = Reading(inputs, batch_size, part_rows, only=only, on_bad=on_bad)
+        starts = range(0, len(rows), part_rows)
+        parts = [rows.take(range(i, min(i + part_rows, len(rows)))) for i in starts]
+        sources = [Source(index, part) for index, part in enumerate(parts)]
+        return reading, sources, list(rows.origin), len(rows)
+    # The first table determines the columns of all of them.
+    known = {name: value for name, value in options.items() if name not in ("columns", "keep")}
+    inputs, found = inputs.with_columns(tables[0], options["columns"], **known)
+    only = only or found
+    first = inputs.rows(tables[0], only=only, **options)
+    options["keep"] = list(first.ids)
+    reading = Reading(inputs, batch_size, part_rows, only, on_bad, options)
+    sources = [Source(index, table) for index, table in enumerate(tables)]
+    return reading, sources, tables, len(first) * len(tables)
+
+
 def compute(
     ray: Any,
     sources: Sequence[Source],
     reading: Reading,
-    load: Callable[[], Predictor],
-    records: Records,
+    load: Callable[..., Predictor],
+    rows_of: Answering,
     folder: Path,
     replicas: int | None,
 ) -> Iterator[dict[str, int]]:
@@ -100,7 +244,7 @@ def compute(
         sources: The sources.
         reading: How parts are read and tokenized.
         load: Function that loads the model, which each copy of it calls.
-        records: Function that computes the answers of samples.
+        rows_of: Function that computes the answers of samples.
         folder: Folder of the answers, which all machines can write to.
         replicas: Number of copies of the model. Default: see `num_replicas`.
 
@@ -112,6 +256,8 @@ def compute(
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    # Few parts do not need all copies of the model.
+    warnings.filterwarnings("ignore", "The minimum number of concurrent actors", UserWarning)
     size, num_gpus = num_replicas(ray, replicas)
     held = ray.put(reading)
     contents = [{"content": pickle.dumps(source)} for source in sources]
@@ -124,7 +270,7 @@ def compute(
         .map_batches(tokenize, fn_kwargs={"held": [held]}, num_cpus=TASK_CPUS, **one)
         .map_batches(
             Answers,
-            fn_constructor_args=(load, records, folder),
+            fn_constructor_args=(load, rows_of, folder),
             compute=data.ActorPoolStrategy(size=size),
             num_cpus=MODEL_CPUS,
             num_gpus=num_gpus,
@@ -153,15 +299,15 @@ def tokenize(batch: dict[str, Any], held: Sequence[Any]) -> dict[str, Any]:
 class Answers:
     """A copy of the model in a process of its own: an actor of Ray Data."""
 
-    def __init__(self, load: Callable[[], Predictor], records: Records, folder: Path):
+    def __init__(self, load: Callable[..., Predictor], rows_of: Answering, folder: Path):
         self.predictor = load()
-        self.records = records
+        self.rows_of = rows_of
         self.folder = folder
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         values = pickle.loads(batch["content"][0])
         part = Tokenized(**tree_map_only(np.ndarray, torch.from_numpy, values))
-        counts = answer(part, self.predictor, self.records, self.folder)
+        counts = answer(part, self.predictor, self.rows_of, self.folder)
         return {name: [value] for name, value in counts.items()}
 
 
@@ -178,13 +324,11 @@ def _message(content: Any) -> dict[str, Any]:
 
 def explained(error: BaseException) -> UserError:
     """Return a failure of Ray as one sentence."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, UserError) and not hasattr(cause, "cause"):
-            return cause
-        last = cause
-        cause = getattr(cause, "cause", None) or cause.__cause__
-    return UserError(f"engine: Ray stopped the work ({type(last).__name__}: {first_line(last)})")
+    while (cause := getattr(error, "cause", None) or error.__cause__) is not None:
+        error = cause
+    if isinstance(error, UserError):
+        return error
+    return UserError(f"engine: Ray stopped the work ({type(error).__name__}: {first_line(error)})")
 
 
 def first_line(error: BaseException) -> str:

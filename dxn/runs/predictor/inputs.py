@@ -122,18 +122,28 @@ class ModelInputs:
         Raises:
             UserError: If there are no such files, a column is missing, or a sample cannot be read.
         """
-        from dxn.runs.predictor.option import files_of, is_table
+        return self.open(self.rows(path, confine=confine, only=only, **options), on_bad)
 
-        if is_table(path):
+    def rows(
+        self,
+        path: Any,
+        *,
+        confine: bool = True,
+        only: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Rows:
+        """Return all samples of the option `input`, without reading their files, see `option`."""
+        from dxn.runs.predictor.option import files_of, tables_of
+
+        if tables := tables_of(str(path), confine=confine):
             # A table of queries, for example, need not have the columns of the other inputs.
+            path = tables if len(tables) > 1 else path
             rows = self.table(path, confine=confine, with_target=False, only=only, **options)
             # A target column in a new table has no effect on predictions.
             cells = {name: column for name, column in rows.cells.items() if name != TARGET}
-            rows = replace(rows, cells=cells)
-        else:
-            files, root = files_of(str(path))
-            rows = self._files(files, str(path), root if confine else None)
-        return self.open(rows, on_bad)
+            return replace(rows, cells=cells)
+        files, root = files_of(str(path))
+        return self._files(files, str(path), root if confine else None)
 
     def table(
         self,
@@ -182,6 +192,26 @@ class ModelInputs:
         for note in notes:
             print_line(f"note: {note}")
         return rows
+
+    def with_columns(
+        self, path: str, renamed: Mapping[str, str], **options: Any
+    ) -> tuple[ModelInputs, Sequence[str] | None]:
+        """Infer the columns of a public checkpoint from one of several tables.
+
+        Args:
+            path: The table.
+            renamed: Columns with other names.
+            **options: The options sep, encoding, sheet and confine.
+
+        Returns:
+            The inputs with their columns, and the names of those that the table has. None: it must
+            have all of them, because they are known from the training.
+        """
+        if self.columns:
+            return self, None
+        specs = self._inferred(path, renamed, options)
+        columns = {name: spec.column for name, spec in specs.items()}
+        return replace(self, columns=columns), list(specs)
 
     def _inferred(
         self, path: Any, renamed: Mapping[str, str], options: Mapping[str, Any]

@@ -27,10 +27,27 @@ def has_many_samples(value: Any) -> bool:
 
 def is_table(value: Any) -> bool:
     """Whether the option is a table, or a folder that contains a table."""
-    if isinstance(value, Mapping):
-        return False
-    path = Path(str(value))
-    return bool(tables_in(path)) if _is_folder(path) else table_format(path) is not None
+    return not isinstance(value, Mapping) and bool(tables_of(str(value)))
+
+
+def tables_of(path: str, *, confine: bool = False) -> list[str]:
+    """Return a table, the tables in a folder, or those of a pattern; none for any other files.
+
+    Raises:
+        UserError: If a link in a folder leads out of it, and `confine` is set.
+    """
+    if _is_folder(path):
+        tables = [str(table) for table in tables_in(Path(path))]
+        if confine:
+            from dxn.data.sources.confine import OutsidePath, confined
+
+            for table in tables:
+                found = confined(table, Path(path), "confine")
+                if isinstance(found, OutsidePath):
+                    raise UserError(f"{table}: {found.reason}")
+        return tables
+    files = _matches(path) if _is_pattern(path) else [path]
+    return files if all(map(table_format, files)) else []
 
 
 def files_of(path: str) -> tuple[list[str], Path]:

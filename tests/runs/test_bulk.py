@@ -1,0 +1,224 @@
+"""Answers in parts: a folder that continues, bad rows in a table of their own, and Ray."""
+
+import importlib
+import importlib.util
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.runs import PLAIN, SMALL, train
+from PIL import Image
+
+from dxn.cli import main
+from dxn.runs import bulk, cluster
+
+COUNT = 150
+# 64 rows per part, because a part has 16 batches.
+OPTIONS = ["batch_size=4", "engine=ray"]
+BAD = 70  # index of a row without a text
+
+
+def text_of(i):
+    return f"{('apple', 'pear', 'plum', 'cherry')[i % 4]} number {i}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A table in several formats, and a folder of shards with the same rows."""
+    folder = tmp_path_factory.mktemp("bulk")
+    rows = {
+        "key": [f"k{i}" for i in range(COUNT)],
+        "text": [text_of(i) for i in range(COUNT)],
+        "label": ["ab"[i % 2] for i in range(COUNT)],
+    }
+    table = pa.table(rows)
+    pq.write_table(table, folder / "all.parquet")
+    (folder / "shards").mkdir()
+    for start in range(0, COUNT, 50):
+        pq.write_table(table.slice(start, 50), folder / "shards" / f"{start:03}.parquet")
+    lines = [json.dumps({**row, "text": row["text"]}) for row in table.to_pylist()]
+    lines[BAD] = json.dumps({"key": f"k{BAD}", "text": None})
+    (folder / "bad.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    data = [f"data.path={place / 'all.parquet'}", "data.target=label", "data.text=text"]
+    train(place / "run", *data, *PLAIN, *SMALL, "trainer.epochs=1")
+    return place / "run"
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Compute the parts in this process, in place of Ray. Return the names of those parts."""
+    names = []
+
+    def compute(ray, sources, reading, load, rows_of, folder, replicas):
+        predictor = load()
+        for source in sources:
+            for part in reading.read(source):
+                names.append(part.name)
+                yield bulk.answer(reading.tokenize(part), predictor, rows_of, folder)
+
+    monkeypatch.setattr(cluster, "compute", compute)
+    monkeypatch.setattr(cluster, "start", lambda address: None)
+    monkeypatch.setattr(cluster, "require_ray", lambda: None)
+    return names
+
+
+def answers(folder):
+    return pq.read_table(folder / "answers").to_pylist()
+
+
+def local(run, path, output, verb="predict", *options):
+    assert main([verb, f"run={run}", f"input={path}", f"output={output}", *options]) == 0
+    return pq.read_table(output).to_pylist()
+
+
+@pytest.mark.parametrize("verb", ["predict", "embed", "tokenize"])
+@pytest.mark.parametrize("name", ["all.parquet", "shards", "shards/*.parquet"])
+def test_parts_have_the_answers_of_one_process_in_the_same_order(
+    place, run, here, tmp_path, verb, name
+):
+    options = [option for option in OPTIONS if verb != "tokenize" or "batch" not in option]
+    path = place / name
+    assert main([verb, f"run={run}", f"input={path}", f"output={tmp_path / 'o'}", *options]) == 0
+    assert answers(tmp_path / "o") == local(run, path, tmp_path / "local.parquet", verb)
+
+
+def test_a_command_that_was_stopped_computes_only_the_missing_parts(place, run, here, tmp_path):
+    words = ["predict", f"run={run}", f"input={place / 'all.parquet'}", f"output={tmp_path}/o"]
+    assert main([*words, *OPTIONS]) == 0
+    whole = answers(tmp_path / "o")
+    # As if the command was killed before it wrote the last file of this part.
+    (tmp_path / "o" / "progress" / "part-000000-000001.json").unlink()
+    (tmp_path / "o" / "answers" / ".unfinished-1-part-000000-000001.parquet").write_bytes(b"PAR1")
+    here.clear()
+    assert main([*words, *OPTIONS]) == 0
+    assert here == ["part-000000-000001"]
+    assert answers(tmp_path / "o") == whole
+    here.clear()
+    assert main([*words, *OPTIONS]) == 0
+    assert here == []
+
+
+def test_bad_rows_and_files_are_in_a_second_table(place, run, here, tmp_path, capsys):
+    words = ["predict", f"run={run}", f"input={place / 'bad.jsonl'}", *OPTIONS]
+    assert main([*words, f"output={tmp_path / 'strict'}"]) == 1
+    assert main([*words, f"output={tmp_path / 'o'}", "on_bad=skip"]) == 0
+    assert f"written: {tmp_path / 'o' / 'answers'} (149 rows)" in capsys.readouterr().out
+    bad = pq.read_table(tmp_path / "o" / "bad").to_pylist()
+    assert bad == [{"file": "bad.jsonl", "row": BAD + 1, "reason": "no input: text is missing"}]
+    numbers = [row["row"] for row in answers(tmp_path / "o")]
+    assert numbers == [i + 1 for i in range(COUNT) if i != BAD]
+
+
+def test_a_damaged_shard_does_not_stop_the_others(place, run, here, tmp_path):
+    (tmp_path / "shards").mkdir()
+    for file in (place / "shards").iterdir():
+        (tmp_path / "shards" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "shards" / "050.parquet").write_bytes(b"no table")
+    words = ["predict", f"run={run}", f"input={tmp_path / 'shards'}", *OPTIONS, "on_bad=skip"]
+    assert main([*words, f"output={tmp_path / 'o'}"]) == 0
+    (bad,) = pq.read_table(tmp_path / "o" / "bad").to_pylist()
+    assert bad["file"] == "050.parquet" and "invalid Parquet file" in bad["reason"]
+    assert len(answers(tmp_path / "o")) == 100
+
+
+def test_a_folder_of_pictures_is_divided_into_parts(here, tmp_path):
+    for label, level in (("dark", 20), ("light", 230)):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for i in range(12):
+            pixels = np.full((8, 8, 3), level + i, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{i}.png")
+    sizes = ["adapters.image.image_size=8", "adapters.image.patch_size=4", "trainer.epochs=1"]
+    train(tmp_path / "run", f"data.path={tmp_path / 'photos'}", *PLAIN, *SMALL, *sizes)
+    (tmp_path / "photos" / "light" / "5.png").write_bytes(b"no picture")
+    words = ["predict", f"run={tmp_path / 'run'}", f"input={tmp_path / 'photos'}", "on_bad=skip"]
+    assert main([*words, "batch_size=2", "engine=ray", f"output={tmp_path / 'o'}"]) == 0
+    assert len(here) == 3
+    assert answers(tmp_path / "o") == local(
+        tmp_path / "run", tmp_path / "photos", tmp_path / "local.parquet", "predict", "on_bad=skip"
+    )
+    (bad,) = pq.read_table(tmp_path / "o" / "bad").to_pylist()
+    assert bad["file"].endswith("5.png") and "not a supported image" in bad["reason"]
+
+
+def test_columns_without_values_in_a_part_get_the_type_of_the_other_parts(tmp_path):
+    for i, values in enumerate(([None, None], ["a", None], ["b", "c"])):
+        (tmp_path / "answers").mkdir(exist_ok=True)
+        table = pa.table({"row": [1, 2], "note": values})
+        pq.write_table(table, tmp_path / "answers" / f"{bulk.part_name(0, i)}.parquet")
+    bulk.unify(tmp_path)
+    assert [row["note"] for row in answers(tmp_path)] == [None, None, "a", None, "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (["batch_size=8"], "contains the answers of another command (batch_size); choose"),
+        (["keep=[label]"], "contains the answers of another command (keep); choose"),
+    ],
+)
+def test_another_command_does_not_mix_its_answers(
+    place, run, here, tmp_path, capsys, change, reason
+):
+    words = ["predict", f"run={run}", f"input={place / 'all.parquet'}", f"output={tmp_path}/o"]
+    assert main([*words, *OPTIONS]) == 0
+    assert main([*words, "engine=ray", "batch_size=4", *change]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_options_that_ray_cannot_use_are_refused(place, run, here, tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.md").write_text("mine")
+    cases = {
+        ("input.text=apple", f"output={tmp_path}/o"): "input: engine=ray computes a table",
+        (f"input={place}/all.parquet",): "output: engine=ray writes a folder; set output=FOLDER",
+        (f"input={place}/all.parquet", f"output={tmp_path}/a.csv"): "writes a folder",
+        (f"input={place}/all.parquet", f"output={tmp_path}/other"): "is not empty, and contains no",
+    }
+    for words, reason in cases.items():
+        assert main(["predict", f"run={run}", *words, *OPTIONS]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_without_ray_one_sentence_says_what_to_install(place, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    words = [f"run={run}", f"input={place / 'all.parquet'}", f"output={tmp_path / 'o'}", *OPTIONS]
+    assert main(["predict", *words]) == 2
+    expected = "dxn: engine: ray is not installed; run pip install 'dxn[ray]'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_an_address_without_a_cluster_is_an_error(place, run, tmp_path, capsys):
+    pytest.importorskip("ray", reason="needs the optional libraries of dxn[ray]")
+    words = [f"run={run}", f"input={place / 'all.parquet'}", f"output={tmp_path / 'o'}", *OPTIONS]
+    assert main(["predict", *words, "ray.address=127.0.0.1:1"]) == 2
+    assert "ray.address: no Ray cluster answers at 127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs the optional libraries of dxn[ray]"
+)
+@pytest.mark.filterwarnings("ignore")  # those of Ray
+def test_ray_has_the_answers_of_one_process(place, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # only on 127.0.0.1
+    ray = importlib.import_module("ray")
+    where = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(num_cpus=2, object_store_memory=80_000_000, **where, **quiet)
+    try:
+        words = [f"run={run}", f"input={place / 'bad.jsonl'}", *OPTIONS, "on_bad=skip"]
+        assert main(["predict", *words, f"output={tmp_path / 'o'}", "ray.replicas=1"]) == 0
+        expected = local(
+            run, place / "bad.jsonl", tmp_path / "local.parquet", "predict", "on_bad=skip"
+        )
+        assert answers(tmp_path / "o") == expected
+        assert len(pq.read_table(tmp_path / "o" / "bad")) == 1
+    finally:
+        ray.shutdown()
