@@ -46,10 +46,12 @@ from dxn.runs.predictor.table import predicted_rows
 if TYPE_CHECKING:
     from dxn.commands.options import RayOptions
 
-# Logical processors. A task that reads or tokenizes uses one. A copy of the model uses almost none:
-# after the loss of a machine, it must be able to start on one of the others, even if they are full.
-TASK_CPUS = 1.0
-MODEL_CPUS = 0.01
+# Logical processors. A task reads or tokenizes. A single core must have room for a task of either
+# kind beside the model: otherwise nothing would start, and Ray would wait for ever.
+TASK_CPUS = 0.45
+# A copy of the model reserves almost none: after the loss of a machine, it must be able to start on
+# one of the others, even if they are full.
+MODEL_CPUS = 0.001
 CONNECT_SECONDS = 10.0
 LOCALHOST = "127.0.0.1"
 
@@ -81,7 +83,12 @@ def start(address: str | None) -> Any:
         return ray
     where: dict[str, Any] = {"address": address}
     if address is None:
-        where = {"num_cpus": num_cores(), "include_dashboard": False, "_node_ip_address": LOCALHOST}
+        # With a single processor, the tasks of Ray Data wait for each other.
+        where = {
+            "num_cpus": max(num_cores(), 2),
+            "include_dashboard": False,
+            "_node_ip_address": LOCALHOST,
+        }
     elif ":" in address:
         _require_port(address)
     try:

@@ -25,6 +25,7 @@ EXTRAS = {
     "search": ("usearch",),
     "serve": ("fastapi",),
     "export": ("onnxruntime",),
+    "ray": ("ray",),
     "trackers": ("mlflow-skinny", "tensorboard"),
     "tune": ("optuna",),
 }
