@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -21,7 +20,7 @@ from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.tasks import Task
 from dxn.tokenize.base import Tokenizer
-from dxn.training.predict import Predictions, embed, predict, predict_batches, to_device
+from dxn.training.predict import Predictions, embed, predict, to_device
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -230,35 +229,6 @@ class Predictor:
             divided=divided,
         )
 
-    def batches(
-        self, samples: Samples, *, batch_size: int = 64, start: int = 0
-    ) -> Iterator[Predictions]:
-        """Predict for opened samples, and yield the predictions of each batch.
-
-        The processes that torchrun started share the samples, and the first one gets all
-        predictions.
-
-        Args:
-            samples: The samples.
-            batch_size: Number of samples per batch.
-            start: Number of batches to leave out.
-
-        Raises:
-            UserError: If an output of the model is not finite.
-        """
-        parts = predict_batches(
-            self.network,
-            self.task,
-            samples,
-            batch_size=batch_size,
-            device=self.device,
-            finite=True,
-            start=start,
-            divided=True,
-        )
-        for rows, predicted, _ in parts:
-            yield Predictions(rows, predicted, math.nan)
-
     def require_answers(self) -> None:
         """Check that the model predicts one value per sample.
 
@@ -349,29 +319,9 @@ class Predictor:
             UserError: If an embedding is not finite.
         """
         # The rows are returned too, because a row without a usable input has no sample.
-        rows, parts = zip(*self.vector_batches(samples, batch_size=batch_size), strict=True)
-        return [row for part in rows for row in part], torch.cat(parts)
-
-    def vector_batches(
-        self, samples: Samples, *, batch_size: int = 64, start: int = 0, divided: bool = False
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield what `vectors` returns for each batch.
-
-        Args:
-            samples: The samples.
-            batch_size: Number of samples per batch.
-            start: Number of batches to leave out.
-            divided: Whether the processes that torchrun started share the samples. The first one
-                gets all embeddings.
-        """
-        return embed(
-            self.network,
-            samples,
-            batch_size=batch_size,
-            device=self.device,
-            start=start,
-            divided=divided,
-        )
+        parts = embed(self.network, samples, batch_size=batch_size, device=self.device)
+        rows, vectors = zip(*parts, strict=True)
+        return [row for part in rows for row in part], torch.cat(vectors)
 
     # Generated texts and vocabulary
 

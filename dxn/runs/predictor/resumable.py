@@ -269,7 +269,12 @@ def write_answers(
     Returns:
         The number of rows and of skipped ones as text, and the largest shape of an answer. None in
         other processes than the first.
+
+    Raises:
+        UserError: If no row has an input, see also `RowWriter`.
     """
+    if not len(samples):
+        raise UserError(f"input: no row has any of the inputs {', '.join(samples.inputs)}")
     if finish is None and path.suffix.lower() == ".parquet":
         finish = write_parquet
     writers: list[RowWriter] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from dxn.core.display import format_number, significant
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
 from dxn.tasks import Task
-from dxn.training.predict import Predictions
+from dxn.training.predict import Predictions, embed, predict_batches
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -40,8 +41,19 @@ def predicted_rows(
     """
     opened, task = samples.opened, predictor.task
     shown = shown_inputs(opened)
-    for predictions in predictor.batches(samples, batch_size=batch_size, start=start):
-        yield predictions.rows, prediction_records(predictions, opened, task, shown), ()
+    parts = predict_batches(
+        predictor.network,
+        task,
+        samples,
+        batch_size=batch_size,
+        device=predictor.device,
+        finite=True,
+        start=start,
+        divided=True,
+    )
+    for rows, predicted, _ in parts:
+        predictions = Predictions(rows, predicted, math.nan)
+        yield rows, prediction_records(predictions, opened, task, shown), ()
 
 
 def embedded_rows(
@@ -56,8 +68,15 @@ def embedded_rows(
         start: Number of batches to leave out.
         split: Whether the numbers have the columns v0, v1 and so on. False: the column `vector`.
     """
-    options = {"batch_size": batch_size, "start": start, "divided": True}
-    for rows, vectors in predictor.vector_batches(samples, **options):
+    parts = embed(
+        predictor.network,
+        samples,
+        batch_size=batch_size,
+        device=predictor.device,
+        start=start,
+        divided=True,
+    )
+    for rows, vectors in parts:
         records: list[Record] = []
         for row, vector in zip(rows, vectors, strict=True):
             numbers: Record = {"vector": vector.numpy()}
