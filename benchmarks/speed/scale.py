@@ -9,14 +9,16 @@ little space. The model is small, so that the time is that of reading and prepar
 `dxn train` runs until its first steps have ended, and `dxn predict` writes a Parquet file of all
 rows. The script prints for each of them the peak memory of the process and its workers, in which a
 page that several processes share counts once; the growth in bytes per row since the smallest table;
-the seconds to the first step; and the samples per second. Further options are passed to
-`dxn train`. The cache of decoded files is small, so that it is full at each number of rows.
+the seconds to the first step, on the clock and of the processor; and the samples per second.
+Further options are passed to `dxn train`. The cache of decoded files is small, so that it is full
+at each number of rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import subprocess
@@ -58,6 +60,7 @@ class Measured:
         megabytes: Peak memory of the process and its workers; a shared page counts once.
         resident: Sum of the resident memory of these processes, in megabytes.
         start: Seconds to the end of the first step. For predict, of the whole command.
+        processor: Seconds of the processor until then. For predict, NaN: its processes still run.
         rate: Samples per second.
     """
 
@@ -66,6 +69,7 @@ class Measured:
     megabytes: float
     resident: float
     start: float
+    processor: float
     rate: float
 
 
@@ -141,10 +145,11 @@ def measure_train(table: Path, rows: int, folder: Path, options: list[str]) -> M
     command = ["-c", after_steps(STEPS), "train", str(table), "target=label", f"run={run}/run"]
     command += [f"batch_size={BATCH_SIZE}", *TRAIN, *options]
     shared, resident, started, text = watch(command, ENDED)
-    line = next(line for line in text.splitlines() if line.startswith("STEPS"))
-    times = [float(word) for word in line.split()[1:]]
+    lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+    times = list(map(float, lines["STEPS"]))
     rate = (STEPS - WARMUP) * BATCH_SIZE / (times[-1] - times[WARMUP - 1])
-    return Measured("train", rows, shared, resident, times[0] - started, rate)
+    processor = float(lines["CPU"][0])
+    return Measured("train", rows, shared, resident, times[0] - started, processor, rate)
 
 
 def measure_predict(table: Path, rows: int, folder: Path, run: Path) -> Measured:
@@ -153,7 +158,7 @@ def measure_predict(table: Path, rows: int, folder: Path, run: Path) -> Measured
     command = ["-c", DXN, "predict", f"run={run}", str(table), f"output={output}"]
     shared, resident, started, _ = watch(command)
     seconds = time.time() - started
-    return Measured("predict", rows, shared, resident, seconds, rows / seconds)
+    return Measured("predict", rows, shared, resident, seconds, math.nan, rows / seconds)
 
 
 def line_of(measured: Measured, smallest: Measured) -> str:
@@ -165,7 +170,8 @@ def line_of(measured: Measured, smallest: Measured) -> str:
     verdict = "" if not more else "  reached" if measured.megabytes <= allowed else "  not reached"
     return (
         f"{measured.command:<8} {measured.rows:>9,} {measured.megabytes:9,.0f} "
-        f"{measured.resident:9,.0f} {grown} {measured.start:8.1f} {measured.rate:9,.0f}{verdict}"
+        f"{measured.resident:9,.0f} {grown} {measured.start:8.1f} "
+        f"{measured.processor:6.1f} {measured.rate:9,.0f}{verdict}"
     )
 
 
@@ -182,7 +188,10 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     options = [f"loader.cache_gb={arguments.cache_gb}", *arguments.options]
     results: list[Measured] = []
-    print("command       rows  MB peak  MB resid.  bytes/row  seconds  samples/s  goal of memory")
+    print(
+        "command       rows  MB peak  MB resid.  bytes/row  seconds  CPU s  samples/s  "
+        "goal of memory"
+    )
     with tempfile.TemporaryDirectory() as name:
         temporary = Path(name)
         folder = arguments.folder or temporary

@@ -23,6 +23,7 @@ from dxn.core.files import new_folder
 from dxn.core.processes import from_all, from_first
 from dxn.core.randomness import named_draws
 from dxn.core.results import DataFacts, Truncation
+from dxn.core.runtime import release_memory
 from dxn.data.dataset import Opened, Samples, make_samples
 from dxn.data.inspect.fingerprint import differences, fingerprint
 from dxn.data.inspect.quality import find_problems
@@ -435,6 +436,7 @@ def _open_and_fit(
         adapters: The adapters by their key in the model.
         is_fitted: Whether vocabularies and labels have been read from another run.
     """
+    release_memory()  # a table needs more memory while it is read
     task, source, seed = decided.task, decided.source, plan.config["seed"]
     for note in find_formats(adapters, plan.inputs, source):
         print_line(f"note: {note}")

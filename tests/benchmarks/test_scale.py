@@ -24,7 +24,7 @@ def test_each_row_has_a_path_of_its_own_and_a_larger_table_has_more_rows(tmp_pat
 
 def test_memory_may_grow_by_a_tenth_and_400_bytes_per_row():
     def measured(rows: int, megabytes: float):
-        return scale.Measured("train", rows, megabytes, megabytes, 1.0, 1.0)
+        return scale.Measured("train", rows, megabytes, megabytes, 1.0, 1.0, 1.0)
 
     smallest = measured(10_000, 1000.0)
     assert scale.line_of(measured(1_010_000, 1499.0), smallest).endswith(" reached")

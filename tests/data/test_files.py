@@ -6,13 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dxn.data import Rows, files
+from dxn.config.model_plan import Input
+from dxn.data import Opened, Rows, Source, files
 from dxn.data.columns.choose import _input_cells
 from dxn.data.files import in_parts, survey, with_files
 from dxn.data.rows import Column, Origins, as_column
 from dxn.data.sources.cell_paths import file_of_cell, usual_file
 from dxn.data.sources.confine import confined
 from dxn.data.tables.read import Table
+from dxn.runs.data import fit_adapters
+from dxn.tokenize import TextAdapter, TokenizerOptions
 from dxn.tokenize.image.reader import ImageReader
 
 SIZE = 9000  # bytes, more than both ends that are compared first
@@ -102,3 +105,24 @@ def test_a_column_in_memory_needs_no_files():
     assert first == second != third
     assert column[2] is pictures[2]
     assert with_files(Column([Path("x"), Path("x")])).files.cells == [Path("x")]
+
+
+def test_vocabularies_are_fitted_on_evenly_spaced_rows_of_a_stated_number(monkeypatch, capsys):
+    monkeypatch.setattr("dxn.data.rows.FIT_ROWS", 40)
+    monkeypatch.setattr("dxn.runs.data.FIT_ROWS", 40)
+    adapter = TextAdapter(8, tokenizer=TokenizerOptions(kind="word"))
+    texts = [f"{'early' if i < 200 else 'late'} row" for i in range(400)]
+    train = Opened({"text": as_column(texts)}, None, ["row"] * 400)
+    inputs = {"text": Input(column="text", modality="text", adapter="text")}
+    fit_adapters({"text": adapter}, inputs, train, [])
+    assert {"early", "late", "row"} <= adapter.tokenizer.vocabulary.get_vocab().keys()
+    assert "adapters: fitted on 40 of 400 rows" in capsys.readouterr().out
+
+
+def test_the_columns_of_a_large_table_are_judged_by_evenly_spaced_rows(monkeypatch):
+    monkeypatch.setattr("dxn.data.rows.FIT_ROWS", 40)
+    rows = {"train": Rows({"target": ["a"] * 200}, ["x"] * 200)}
+    rows["test"] = Rows({"target": [None, "b"] * 100}, ["y"] * 200)
+    targets, _, origins = Source(rows, {}).targets()
+    assert 0 < targets.count("b") < 20 < targets.count("a") + 1
+    assert len(origins) == len(targets) < 40

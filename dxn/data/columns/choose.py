@@ -209,11 +209,12 @@ def _input_cells(table: Table, column: str, reader: Reader, confine: str | None)
     cells: list[Any] = []
     if reader.files:
         _check_urls(table, column)
-    for i, value in enumerate(values):
+    folders = [file.parent for file in table.origins.files]
+    for value, file in zip(values, table.origins.file_of.tolist(), strict=True):
         if reader.is_path(value) and not URL.match(value):
             # A relative path is relative to the folder of its table. Bytes and arrays need no path,
             # and "N/A" is none.
-            folder = table.origins.file(i).parent
+            folder = folders[file]
             found = None if has_no_value(value) else usual_file(value, folder, confine)
             if found is None and not has_no_value(value):
                 found = file_of_cell(value, folder)

@@ -81,7 +81,10 @@ def _cells(column: Sequence[Any], present: np.ndarray) -> npt.NDArray[np.uint8]:
     """
     content = np.zeros(len(column), f"V{NUM_BYTES}")
     if isinstance(column, FileColumn):
-        for i in np.flatnonzero(present).tolist():
+        facts = column.facts[column.file_of]
+        is_known = present & ~np.isnan(facts["num_tokens"])
+        content[is_known] = facts["digest"][is_known]
+        for i in np.flatnonzero(present & ~is_known).tolist():
             content[i] = digest_of(column, i)
     elif _are_floats(column):
         # A missing number becomes NaN, and the last byte tells it apart from a NaN in the data.

@@ -118,9 +118,12 @@ def _repeated_rows(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray]) 
     for first, second in combinations(splits, 2):
         repeated = np.isin(codes[second], codes[first]) & (codes[second] >= 0)
         found: list[Issue] = []
-        last = dict(zip(codes[first].tolist(), range(len(codes[first])), strict=True))
-        for row in np.flatnonzero(repeated).tolist():
-            other = splits[first].origin[last[int(codes[second][row])]]
+        # The last row with each code, without a dict of all rows.
+        order = np.argsort(codes[first], kind="stable") if repeated.any() else np.empty(0, np.int64)
+        rows = np.flatnonzero(repeated)
+        last = np.searchsorted(codes[first][order], codes[second][rows], side="right") - 1
+        for row, i in zip(rows.tolist(), order[last].tolist(), strict=True):
+            other = splits[first].origin[i]
             reason = f"all inputs are equal to those of {other} ({first})"
             found.append(Issue(reason, splits[second].origin[row], split=second))
         if found:

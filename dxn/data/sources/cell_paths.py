@@ -28,7 +28,7 @@ def usual_file(text: str, folder: Path, confine: str | None) -> str | None:
     parent, slash, name = text.rpartition("/")
     if name in ("", ".", "..") or "\\" in name or (slash and not parent):
         return None
-    inside = _folder_inside(folder, parent, confine)
+    inside = _folder_inside(str(folder), parent, confine)
     path = f"{inside}{os.sep}{name}"
     try:
         is_link = inside is None or stat.S_ISLNK(os.lstat(path).st_mode)
@@ -39,10 +39,11 @@ def usual_file(text: str, folder: Path, confine: str | None) -> str | None:
 
 # Cached, because the files of a data set are in few folders.
 @lru_cache(maxsize=4096)
-def _folder_inside(folder: Path, name: str, confine: str | None) -> str | None:
+def _folder_inside(folder: str, name: str, confine: str | None) -> str | None:
     path = str(Path(folder, name))
-    is_outside = confine is not None and isinstance(confined(path, folder, confine), OutsidePath)
-    return None if is_outside else path
+    if confine is not None and isinstance(confined(path, Path(folder), confine), OutsidePath):
+        return None
+    return path
 
 
 def file_of_cell(text: str, folder: Path) -> str | bytes:
