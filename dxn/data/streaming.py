@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
+from dxn.core.processes import from_first
 from dxn.data.dataset import BAD, Opened, Samples
 from dxn.data.loader import BatchOrder, Loader, default_workers
 from dxn.data.raws import CacheBudget
@@ -210,7 +211,9 @@ class StreamOrder(BatchOrder):
         self.count = 0  # batches of the epoch that are done or ready
         self.end: int | None = None  # number of batches of the epoch, once it is known
         self.is_over = False  # whether all lanes are over
-        self.num_lanes = max(default_workers(self), 1)
+        # All processes must divide the rows in the same way, and machines can have other cores.
+        self.num_workers = from_first(lambda: default_workers(self))
+        self.num_lanes = max(self.num_workers, 1)
         self.lanes = self._start()
         self._done: dict[int, list[Lane]] = {}  # positions after the last batches
         self._readers: dict[int, Iterator[dict[str, Any]]] = {}  # in the process that reads
@@ -362,7 +365,7 @@ class StreamLoader(Loader):
         ahead: int,
         is_any: Callable[[bool], bool],
     ):
-        super().__init__(order, pin_memory=pin_memory)
+        super().__init__(order, num_workers=order.num_workers, pin_memory=pin_memory)
         self.ahead = ahead
         self.is_any = is_any
 
