@@ -21,7 +21,7 @@ from dxn.config.environment import interpolations, require_no_interpolations, re
 from dxn.config.settings import UNUSED_IN_RUN, Settings, dump_yaml
 from dxn.config.values import assign
 from dxn.core.printable import printable
-from dxn.runs.paths import interrupted_run
+from dxn.runs.paths import AUTO, interrupted_run
 
 if TYPE_CHECKING:
     from dxn.config.words import Request
@@ -50,8 +50,8 @@ class Resume:
     """A run that was interrupted.
 
     Args:
-        run: Interrupted run to continue (short form: resume=...): run folder, folder of runs or
-            latest.
+        run: Interrupted run to continue (short form: resume=...): run folder, folder of runs,
+            latest, or auto: the newest unfinished run of the same command, otherwise a new run.
         force: Continue although the configuration or the data changed since the run started.
     """
 
@@ -136,7 +136,7 @@ class Train(Data):
         """Return the saved configuration of the run that `resume` names."""
         given = {override.key_or_group: override.value() for override in request.values}
         run = given.get("resume.run")
-        if run is None:
+        if run in (None, AUTO):
             if given.get("resume.force"):
                 request.problems.append(
                     "resume.force: has an effect only together with resume=RUN, the run to continue"

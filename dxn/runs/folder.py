@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dxn.config.environment import fill
+from dxn.config.settings import FOLDER as CONFIG_FOLDER
 from dxn.config.settings import Settings
-from dxn.core.display import now
+from dxn.core.display import now, print_line
 from dxn.core.errors import UserError
-from dxn.core.files import CHECKPOINTS, LOG, lock, new_folder, open_own
-from dxn.runs.paths import MEMBERS, member_folders
+from dxn.core.files import CHECKPOINTS, LOG, METRICS, PRETRAINING, lock, new_folder, open_own
+from dxn.runs.paths import MEMBERS, is_run, member_folders, runs_below
 from dxn.runs.plan import is_restart, launch, started_by
 from dxn.training.checkpoint import all_checkpoints
 
@@ -68,6 +69,33 @@ def after_restart(settings: Settings) -> Settings:
     return continued(folder, settings)
 
 
+def newest_unfinished(settings: Settings) -> Settings:
+    """Return the settings for `resume=auto`, which continue a run of the same command, if any.
+
+    That is the newest run in the folder `run`, or below the folder `output`, whose command had the
+    same words, that has a checkpoint, and that has no metrics.json yet. Without one, a new run
+    starts.
+    """
+    values = {**settings.values, "resume": {**settings.values["resume"], "run": None}}
+    words = tuple(word for word in settings.overrides if not word.startswith("resume"))
+    settings = replace(settings, values=values, overrides=words)
+    folders = [Path(values["run"])] if values["run"] else runs_below(Path(values["output"]))
+    candidates: list[tuple[int, Path]] = []
+    for folder in folders:
+        own = [folder, *member_folders(folder)]
+        started = any(has_checkpoint(each) or has_checkpoint(each / PRETRAINING) for each in own)
+        if not started or (folder / METRICS).exists() or not is_run(folder):
+            continue
+        if Settings.load(folder, settings.trust).overrides == words:
+            written = (folder / CONFIG_FOLDER / "config.yaml").stat().st_mtime_ns
+            candidates.append((written, folder))
+    if not candidates:
+        return settings
+    _, folder = max(candidates)
+    print_line(f"resume: {folder}")
+    return continued(folder, settings)
+
+
 def continued(folder: Path, settings: Settings) -> Settings:
     """Return the settings that continue a run, whose command and environment are the same.
 
@@ -99,9 +127,11 @@ def ensemble_folder(settings: Settings) -> Path:
     values = settings.values
     if values["resume"]["run"]:
         return Path(values["resume"]["run"])
-    restarted = _folder_of_launch(Path(values["output"])) if is_restart() else None
-    if restarted is not None:
-        return restarted
+    if is_restart():
+        own = Path(values["run"]) if values["run"] else _folder_of_launch(Path(values["output"]))
+        members = [] if own is None else member_folders(own)
+        if own is not None and any(started_by(each, launch()) for each in members):
+            return own
     data = values["data"]
     # The target is inferred when the data is read, so only one that the user set is known.
     name = str(values["name"] or data.get("target") or "ensemble")

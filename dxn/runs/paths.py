@@ -16,6 +16,7 @@ MEMBERS = "members"
 TRIALS = "trials"  # folder of the runs of a search
 BEST_RUN = "best"  # folder of the best of them
 LATEST = "latest"
+AUTO = "auto"  # of `resume`: the newest unfinished run of the same command
 HUB = "hf://"  # start of the name of a model on the hub
 RUNS = Path("outputs")  # default of the key `output` of dxn train
 MAX_DEPTH = 3  # a search has the folder of its best run below that of its name
@@ -82,7 +83,7 @@ def weights_of_run(text: str, key: str = "weights") -> tuple[str, str | None]:
     """
     folder = Path(text).expanduser()
     is_single = has_model(folder) or is_run(folder)
-    has_runs = not is_single and any(map(has_model, _runs_below(folder)))
+    has_runs = not is_single and any(map(has_model, runs_below(folder)))
     if has_runs or (text == LATEST and not folder.exists()):
         found, note = _find(text, key, has_model)
         return str(found), note
@@ -109,7 +110,7 @@ def _find(text: str, key: str, is_complete: Callable[[Path], bool]) -> tuple[Pat
     # A model folder with a missing file has a message of its own when it is loaded.
     if is_complete(folder) or is_run(folder):
         return folder, None
-    runs = [run for run in _runs_below(folder) if is_complete(run)]
+    runs = [run for run in runs_below(folder) if is_complete(run)]
     if not runs:
         purpose = "a run" if is_complete is is_run else "a trained model"
         raise UserError(
@@ -119,7 +120,8 @@ def _find(text: str, key: str, is_complete: Callable[[Path], bool]) -> tuple[Pat
     return newest, f"{key}: {newest} (newest of {len(runs)})"
 
 
-def _runs_below(folder: Path) -> list[Path]:
+def runs_below(folder: Path) -> list[Path]:
+    """Return the run folders below a folder, without the members of ensembles."""
     runs = []
     for depth in range(1, MAX_DEPTH + 1):
         pattern = "/".join(["*"] * depth)
@@ -132,7 +134,7 @@ def _not_found(folder: Path, key: str) -> str:
     parent = folder.parent
     siblings = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
     # `run=label` means outputs/label.
-    known = [*siblings, *RUNS.glob("*"), *_runs_below(RUNS)]
+    known = [*siblings, *RUNS.glob("*"), *runs_below(RUNS)]
     by_name = {path.name: path for path in reversed(known)}
     by_path = {str(path): path for path in reversed(known)}
     close = by_name.get(folder.name)

@@ -21,7 +21,8 @@ from dxn.core.results import ALL, BEST, Results
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.runs.build import adapters_of, make_head
 from dxn.runs.data import environment
-from dxn.runs.folder import after_restart, has_checkpoint
+from dxn.runs.folder import after_restart, has_checkpoint, newest_unfinished
+from dxn.runs.paths import AUTO
 from dxn.runs.plan import read_plan
 from dxn.runs.prepare import Training, prepare, run_finetune
 from dxn.tasks import Task
@@ -61,6 +62,8 @@ class Trained:
 
 def run_training(settings: Settings) -> Trained:
     """Train a model, or an ensemble if the option says so. See `train_one`."""
+    if settings.values["resume"]["run"] == AUTO:
+        settings = newest_unfinished(settings)
     if settings.is_resumed:
         folder = Path(settings.values["resume"]["run"])
         refuse_links_out(folder, folder)

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -235,7 +235,8 @@ class Trainer:
         accelerator = self.accelerator
         self.state = State(batch_size=batch_size or self.batch_size * accelerator.num_processes)
         # The optimizer and the average refer to the parameters, so these must be on the device.
-        self.model = model.to(accelerator.device)
+        # The whole weights of a sharded model are on the CPU, except for validation.
+        self.model = model.to("cpu" if self.shard else accelerator.device)
         number_layers(model)
         task.prepare_loss(train[0, row] for row in spaced_rows(len(train), MAX_BALANCED))
         self.ema = make_ema(model, self.ema_decay) if self.ema_decay else None
@@ -621,11 +622,7 @@ class Trainer:
         state, samples = self.state, self.validation
         # Without torch.compile: validation would need other variants of the kernels.
         set_compiled(self.trained, False)
-        # The averaged weights are validated, because they are the ones that are kept.
-        if self.shard:
-            own = self.trained if self.ema is None else self.ema.module
-            self.model.load_state_dict({n: self.whole(t) for n, t in own.state_dict().items()})
-        with use_ema(self.model, None if self.shard else self.ema):
+        with self._kept_weights():
             if samples is None:
                 # Nothing tells which epoch is the best.
                 state.best_epoch = state.epoch
@@ -656,6 +653,21 @@ class Trainer:
             if state.record(metrics, self.task):
                 self.keep(metrics)
             return metrics
+
+    @contextmanager
+    def _kept_weights(self) -> Iterator[None]:
+        """Let the model have the weights that are validated and kept: the averaged ones, if any."""
+        if not self.shard:
+            with use_ema(self.model, self.ema):
+                yield
+            return
+        own = self.trained if self.ema is None else self.ema.module
+        weights = self.model.state_dict()
+        for name, tensor in own.state_dict().items():
+            weights[name].copy_(self.whole(tensor))
+        self.model.to(self.accelerator.device)
+        yield
+        self.model.to("cpu")
 
     def save(self) -> None:
         """Write a checkpoint. Every process must call this, because generator states are gathered.

@@ -11,11 +11,14 @@ from helpers.training import make_model, make_task
 
 import dxn
 from dxn.cli import main
+from dxn.commands.train import Train
+from dxn.config.compose import compose
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
 from dxn.models import Ensemble
 from dxn.models.ensemble import split_tensors
 from dxn.runs.ensemble import MEAN
+from dxn.runs.folder import ensemble_folder
 from dxn.runs.paths import trained_run
 from dxn.tasks import Classify, Contrastive, Multilabel, Regress, Tag
 
@@ -235,3 +238,16 @@ def test_a_member_without_tensors_is_refused(run, tmp_path):
     write_sums(copy)
     with pytest.raises(UserError, match="does not match config"):
         dxn.load(copy)
+
+
+def test_a_restart_continues_the_ensemble_in_the_folder_run(tmp_path, monkeypatch):
+    """torchrun starts the same command again after a process was killed."""
+    (tmp_path / "members" / "0").mkdir(parents=True)
+    settings = compose(Train, ["ensemble=2", f"run={tmp_path}"])
+    with pytest.raises(UserError, match="already contains an ensemble"):
+        ensemble_folder(settings)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(UserError, match="already contains an ensemble"):
+        ensemble_folder(settings)  # of another torchrun
+    monkeypatch.setattr("dxn.runs.folder.started_by", lambda folder, launched: True)
+    assert ensemble_folder(settings) == tmp_path

@@ -125,3 +125,25 @@ def test_the_best_epoch_is_kept(tmp_path):
     best = max(rows, key=lambda row: (row["validation/accuracy"], -row["validation/loss"]))
     assert found["validation/best"] == best["validation/accuracy"]
     assert found["best_epoch"] == best["epoch"]
+
+
+def test_auto_continues_the_newest_unfinished_run_of_the_same_command(
+    whole, tmp_path, monkeypatch, capsys
+):
+    command = ["train", *SETTINGS, f"output={tmp_path}", "name=digits", "resume=auto"]
+    with interrupt(monkeypatch, step=8):
+        assert main(command) == 130
+    (first,) = (tmp_path / "digits").iterdir()
+    # Another command starts a run of its own.
+    other = [*command, "report=false"]
+    with interrupt(monkeypatch, step=1):
+        assert main(other) == 130
+    assert len(list((tmp_path / "digits").iterdir())) == 2
+    capsys.readouterr()
+    assert main(command) == 0
+    assert f"resume: {first}\n" in capsys.readouterr().out
+    assert same_tensors(weights_of(whole), weights_of(first))
+    # A finished run is not continued.
+    with interrupt(monkeypatch, step=1):
+        assert main(command) == 130
+    assert len(list((tmp_path / "digits").iterdir())) == 3
