@@ -15,7 +15,7 @@ from dxn.config.groups import options
 from dxn.config.settings import Settings
 from dxn.core.errors import UserError, similar
 from dxn.data.sources.detect import infer_source, require_path, table_format
-from dxn.runs.paths import trained_run, weights_of_run
+from dxn.runs.paths import AUTO, trained_run, weights_of_run
 
 # A model on the hub. A single name, such as a misspelt folder, is not one.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -151,7 +151,7 @@ class Data(Command):
         """Return the data source that reads a path."""
         path = next((values[key] for key in SOURCE_KEYS if values.get(key)), None)
         # A resumed run keeps its data source.
-        if path is None or "resume.run" in values:
+        if path is None or values.get("resume.run", AUTO) != AUTO:
             return {}
         first = FIRST_OF_LIST.match(path)
         file = Path(path if first is None else first[1] or first[2]).expanduser()

@@ -13,6 +13,8 @@ from helpers.runs import (
 )
 
 from dxn.cli import main
+from dxn.commands.train import Train
+from dxn.config.compose import compose
 
 # All randomness at once: what is drawn must not depend on where a run was interrupted.
 RANDOM = [
@@ -147,3 +149,10 @@ def test_auto_continues_the_newest_unfinished_run_of_the_same_command(
     with interrupt(monkeypatch, step=1):
         assert main(command) == 130
     assert len(list((tmp_path / "digits").iterdir())) == 3
+
+
+def test_auto_starts_a_run_of_a_table(tmp_path):
+    (tmp_path / "texts.csv").write_text("text,label\na,b\n")
+    settings = compose(Train, [f"{tmp_path}/texts.csv", "target=label", "resume=auto"])
+    assert settings.values["data"]["path"] == f"{tmp_path}/texts.csv"
+    assert settings.values["resume"]["run"] == "auto"
