@@ -191,7 +191,7 @@ def test_only_the_weights_of_one_adapter_can_be_frozen(made, tmp_path):
             "finetune.freeze=most",
             "finetune.freeze: must be one of all, got 'most'",
         ),
-        ("finetune.lora_rank=-1", "finetune: lora_rank must be at least 0, got -1"),
+        ("finetune.lora_rank=-1", "finetune.lora_rank: must be at least 0, got -1"),
         (
             "finetune.lora_rank=2 finetune.lora_targets=[attn.qkv,attn.query]",
             "finetune.lora_targets: no name of a linear layer ends in 'attn.query'; "
