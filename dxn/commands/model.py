@@ -24,7 +24,7 @@ from dxn.core.errors import UserError
 
 if TYPE_CHECKING:
     from dxn.data.dataset import Opened
-    from dxn.runs.bulk import Answering
+    from dxn.runs.engine.bulk import Answering
     from dxn.runs.predictor.predictor import Predictor
 
 
@@ -174,7 +174,7 @@ class ManyRows(OnRay, FromRun, TableInput):
             batch_size: Number of samples per batch.
             **options: Options of `load`.
         """
-        from dxn.runs.cluster import answer_rows
+        from dxn.runs.engine.cluster import answer_rows
 
         values = self.settings.plain()
         # Other machines have another current directory.

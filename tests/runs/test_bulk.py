@@ -12,7 +12,7 @@ from helpers.runs import PLAIN, SMALL, train
 from PIL import Image
 
 from dxn.cli import main
-from dxn.runs import bulk, cluster
+from dxn.runs.engine import bulk, cluster
 
 COUNT = 150
 # 64 rows per part, because a part has 16 batches.

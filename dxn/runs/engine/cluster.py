@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from dxn.core.display import Display, count, print_line
 from dxn.core.errors import UserError
 from dxn.core.runtime import num_cores
-from dxn.runs.bulk import (
+from dxn.runs.engine.bulk import (
     ANSWERS,
     BAD,
     BATCHES,
@@ -151,7 +151,7 @@ def answer_rows(
     Args:
         load: Function that loads the model. It is called here, and by each copy of the model.
         input: A table, a folder, or a pattern of files.
-        output: The folder, see `dxn.runs.bulk`.
+        output: The folder, see `dxn.runs.engine.bulk`.
         rows_of: Function that computes the answers of samples.
         command: The options that determine the answers.
         ray_options: The cluster, and the number of copies of the model.
@@ -256,7 +256,7 @@ def compute(
         replicas: Number of copies of the model. Default: see `num_replicas`.
 
     Yields:
-        The numbers of rows of each part, see `dxn.runs.bulk.answer`, as soon as it is written.
+        The numbers of rows of each part as soon as it is written, see `bulk.answer`.
     """
     data = importlib.import_module("ray.data")
     context = data.DataContext.get_current()

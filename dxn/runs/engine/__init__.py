@@ -1,0 +1,1 @@
+"""Compute many rows on another engine: parts that can be continued, and Ray."""
