@@ -14,7 +14,7 @@ from pydantic import Field
 from dxn.config.instantiate import MODEL_PACKAGES, check_targets
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums
-from dxn.core.schema import Strict, validated
+from dxn.core.schema import Strict, not_valid, validated
 from dxn.core.untrusted import check_file, load_yaml, shortened
 
 CONFIG_FILE = "config.yaml"
@@ -38,8 +38,6 @@ LIMITS = {
 }
 # Options that name a file. A model folder contains its files under fixed names.
 FILE_OPTION = "path"
-
-MAX_PROBLEMS = 5  # in one message
 
 Name = Annotated[str, Field(min_length=1, max_length=1_000)]
 Node = dict[str, Any]  # a part of a model: its class (_target_) and the options of the class
@@ -127,9 +125,8 @@ def read_model_plan(folder: Path, *, trust: Sequence[str] = ()) -> ModelPlan:
     path = folder / CONFIG_FILE
     content = load_yaml(path)
     plan = validated(ModelPlan, content, path)
-    problems = _problems(plan)
-    if problems:
-        raise UserError(f"{path}: not valid: {'; '.join(problems[:MAX_PROBLEMS])}")
+    if problems := _problems(plan):
+        raise not_valid(path, problems)
     # Only the packages of models are allowed: a model has no data source or trainer.
     check_targets(content, tuple(trust), packages=MODEL_PACKAGES, key=str(path))
     return plan

@@ -28,9 +28,12 @@ def from_first(compute: Callable[[], T]) -> T:
     index, count = processes()
     if count == 1:
         return compute()
-    sent = [_outcome(compute) if index == 0 else None]
+    sent: list[Any] = [_outcome(compute) if index == 0 else None]
     dist.broadcast_object_list(sent, src=0)
-    return _result(sent)[0]
+    ((result, problem),) = sent
+    if problem is not None:
+        raise UserError(problem)
+    return result
 
 
 def from_all(compute: Callable[[], T]) -> list[T]:
@@ -49,7 +52,7 @@ def from_all(compute: Callable[[], T]) -> list[T]:
     problem = from_first(lambda: next((each[1] for each in received if each[1] is not None), None))
     if problem is not None:
         raise UserError(problem)
-    return _result(received) if index == 0 else []
+    return [result for result, _ in received] if index == 0 else []
 
 
 def _outcome(compute: Callable[[], T]) -> tuple[T | None, str | None]:
@@ -58,10 +61,3 @@ def _outcome(compute: Callable[[], T]) -> tuple[T | None, str | None]:
         return compute(), None
     except UserError as error:
         return None, str(error)
-
-
-def _result(outcomes: list[Any]) -> list[Any]:
-    for _, problem in outcomes:
-        if problem is not None:
-            raise UserError(problem)
-    return [result for result, _ in outcomes]

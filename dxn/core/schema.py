@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
@@ -72,9 +72,13 @@ def validated(schema: type[Schema], content: Any, source: str | Path) -> Schema:
         return schema.model_validate(content)
     except ValidationError as error:
         problems = [_problem(problem) for problem in error.errors(include_url=False)]
-        more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
-        listed = "; ".join(problems[:MAX_PROBLEMS])
-        raise UserError(f"{source}: not valid: {listed}{more}") from error
+        raise not_valid(source, problems) from error
+
+
+def not_valid(source: str | Path, problems: Sequence[str]) -> UserError:
+    """Return the error that lists the problems of a file."""
+    more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+    return UserError(f"{source}: not valid: {'; '.join(problems[:MAX_PROBLEMS])}{more}")
 
 
 @dataclass_transform(frozen_default=True)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from dxn.core.display import count, list_names, named, print_line
 from dxn.core.errors import UserError
@@ -46,7 +41,6 @@ MAX_LINES = 4
 MIN_CHECKED = 10  # rows of a split, below which all of its classes may be unknown
 MAX_UNKNOWN = 5  # names of classes in a note
 MAX_CLASSES = 200  # classes whose rows are counted
-PACKAGES = ("dxn", "torch", "torchvision", "torchaudio", "accelerate", "tokenizers", "numpy")
 
 
 def find_formats(
@@ -292,25 +286,6 @@ def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str,
             return {}
         counts[split] = {name: names[name] for name in task.target.labels or () if names[name]}
     return counts
-
-
-def environment(device: str) -> dict[str, str]:
-    """Return versions and hardware, without anything that identifies the machine or the user."""
-    found = {
-        "time": datetime.now().strftime("%Y-%m-%d %H:%M"),
-        "Python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": device,
-        "threads": str(torch.get_num_threads()),
-    }
-    if device.startswith("cuda"):
-        found["GPU"] = torch.cuda.get_device_name()
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def print_unknown(task: Task, targets: Sequence[Any], where: str) -> None:

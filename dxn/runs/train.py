@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,6 @@ from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import ALL, BEST, Results
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.runs.build import adapters_of, make_head
-from dxn.runs.data import environment
 from dxn.runs.folder import after_restart, has_checkpoint, newest_unfinished
 from dxn.runs.paths import AUTO
 from dxn.runs.plan import read_plan
@@ -33,6 +35,8 @@ from dxn.training.predict import record
 from dxn.training.state import State
 from dxn.training.trainer import Trainer
 
+# Whose versions a record of results has.
+PACKAGES = ("dxn", "torch", "torchvision", "torchaudio", "accelerate", "tokenizers", "numpy")
 # Options of the trainer that are for the main task only, because they are tuned to its targets and
 # its metric. Pretraining runs all of its epochs and does not average weights, and a masked sample
 # has no target that mixup could mix.
@@ -277,6 +281,25 @@ def results_of(
     best = results.metrics.get(f"validation/{results.monitored}")
     metrics = results.metrics if best is None else {BEST: best, **results.metrics}
     return results.model_copy(update={"metrics": metrics})
+
+
+def environment(device: str) -> dict[str, str]:
+    """Return versions and hardware, without anything that identifies the machine or the user."""
+    found = {
+        "time": datetime.now().strftime("%Y-%m-%d %H:%M"),
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": device,
+        "threads": str(torch.get_num_threads()),
+    }
+    if device.startswith("cuda"):
+        found["GPU"] = torch.cuda.get_device_name()
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def best_figures(folder: Path, state: State) -> dict[str, float]:
