@@ -13,7 +13,7 @@ from annotated_types import Gt
 
 from dxn.commands.options import Count
 from dxn.commands.train import Train
-from dxn.config.command import check_paths
+from dxn.config.command import Options, check_paths
 from dxn.config.settings import Settings
 from dxn.core.errors import UserError
 
@@ -64,8 +64,11 @@ class Tune(Train):
         below = [word for file in files for word in words_of(Path(file).expanduser())]
         words = [*(word for word in below if word.partition("=")[0] not in typed), *words]
         fixed, space = split(words)
-        if single := sorted({each.key for each in space} & {*cls._own(), *FOLDERS}):
-            raise UserError("\n".join(f"{key}: must be one value" for key in single))
+        excluded = {*cls._own(), *FOLDERS}
+        if several := [each for each in space if each.key in excluded]:
+            raise UserError(
+                "\n".join(f"{each.key}: must be one value, got {each.word}" for each in several)
+            )
         commands = [cls.of(compose(cls, [*fixed, *values])) for values in covering(space)]
         largest = max(command.ensemble for command in commands)
         if largest > 1:
@@ -102,6 +105,13 @@ class Tune(Train):
         for words in tune(self.settings, fixed, space, settings_of):
             next_step("dxn", *words)
         return 0
+
+    @classmethod
+    def options(cls) -> Options:
+        """Return the options of a training except for `resume`, which `compose` refuses."""
+        options = super().options()
+        keys = {key: each for key, each in options.by_key.items() if key.split(".")[0] != "resume"}
+        return replace(options, by_key=keys)
 
     @classmethod
     def _own(cls) -> set[str]:

@@ -339,10 +339,12 @@ def _common_rows(command: type[Command]) -> Iterator[tuple[str, list[Row]]]:
     known["data.target"] = replace(known["data.target"], key="target")
     known["data.NAME"] = replace(known["data.NAME"], key=columns, default="")
     known["weights.source"] = replace(known["weights.source"], key="weights")
-    known["resume.run"] = replace(known["resume.run"], key="resume")
+    if "resume.run" in known:
+        known["resume.run"] = replace(known["resume.run"], key="resume")
     for section, keys in COMMON.items():
-        if any(key in known for key in keys):  # only dxn tune searches
-            yield section, [known[key] for key in keys]
+        # Only dxn tune searches, and it does not resume a training.
+        if rows := [known[key] for key in keys if key in known]:
+            yield section, rows
 
 
 def _group_row(command: type[Command], group: str) -> Row:
@@ -351,7 +353,7 @@ def _group_row(command: type[Command], group: str) -> Row:
     names = options(group)
     listed = ", ".join(names) if len(names) <= MAX_LISTED else f"{len(names)} options"
     choice = f": {listed}" if len(names) > 1 else ""
-    meaning = command.options().parameters[group].meaning
+    meaning = command.options().parameters[group].meaning.removesuffix(".")
     return Row(group, shown, f"{meaning}{choice} (dxn help {group})")
 
 

@@ -124,17 +124,9 @@ class StreamSamples(Samples):
         return self.stream.shards.describe(row)
 
     def loader(
-        self,
-        batch_size: int,
-        *,
-        seed: int,
-        shard: tuple[int, int],
-        pin_memory: bool,
-        ahead: int,
-        is_any: Callable[[bool], bool],
+        self, batch_size: int, *, seed: int, shard: tuple[int, int], **options: Any
     ) -> Loader:
-        order = StreamOrder(self, batch_size, seed=seed, shard=shard)
-        return StreamLoader(order, pin_memory=pin_memory, ahead=ahead, is_any=is_any)
+        return StreamLoader(StreamOrder(self, batch_size, seed=seed, shard=shard), **options)
 
     def prepare(self, table: Table, numbers: np.ndarray) -> Callable[[np.ndarray], Samples]:
         """Return the function that opens some rows of a block.

@@ -83,7 +83,7 @@ def train_one(
     *,
     members: int = 1,
     fitted: Path | None = None,
-    on_epoch: Callable[[int, float], None] | None = None,
+    on_epoch: Callable[[int, int, float], None] | None = None,
 ) -> Trained:
     """Train and evaluate a model, and write the run folder.
 
@@ -91,8 +91,9 @@ def train_one(
         settings: The settings.
         members: Number of models of the ensemble that the model is a member of.
         fitted: Run folder whose tokenizers and labels the model uses. Default: it has its own.
-        on_epoch: Callback with the number of each epoch but the last one and its monitored metric.
-            The model of such a trial is not evaluated: resuming the run does that.
+        on_epoch: Callback with the number of each epoch but the last one, the number of all epochs
+            and the monitored metric. The model of such a trial is not evaluated: resuming the run
+            does that.
 
     Raises:
         UserError: If the settings, the data or the weights cannot be used, or another process of
@@ -135,7 +136,8 @@ def train_one(
                 resume=is_resumed,
                 batch_size=run.plan.batch_size,
                 options=run.settings.plain(),
-                on_epoch=on_epoch and (lambda epoch, figures: on_epoch(epoch, figures[monitored])),
+                on_epoch=on_epoch
+                and (lambda epoch, figures: on_epoch(epoch, trainer.epochs, figures[monitored])),
             )
             if not state.best_epoch:
                 raise UserError(

@@ -24,14 +24,21 @@ from optuna.exceptions import ExperimentalWarning, TrialPruned
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization.matplotlib import plot_slice
-from rich.table import Table
-from rich.text import Text
 
 from dxn.config.instantiate import build
 from dxn.config.settings import Settings
 from dxn.config.space import Dimension, covering, number_text
 from dxn.config.values import refuse_without_effect
-from dxn.core.display import count, format_number, now, print_line, print_rule, print_table
+from dxn.core.display import (
+    Display,
+    count,
+    format_number,
+    now,
+    print_line,
+    print_rule,
+    records_table,
+    silence,
+)
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import link, new_folder, replace_folder
 from dxn.core.results import BEST, read_results
@@ -212,6 +219,8 @@ def _read_target(settings: Settings) -> tuple[str, Metric]:
             "tune: the data has no validation split, which ranks the trials; set data.fractions or "
             "data.validation"
         )
+    if task.is_supervised:
+        print_line(f"target: {source.target} ({task.name})")
     metric = task.metric
     metric.own = build_metrics(config, trust)
     metric.monitored = config["trainer"]["monitor"] or metric.monitored
@@ -239,6 +248,10 @@ class Search:
     settings_of: SettingsOf
     folder: Path
     monitored: str
+
+    @property
+    def _keys(self) -> list[str]:
+        return [each.key for each in self.space]
 
     def run(self, *, trials: int | None, minutes: float | None) -> None:
         """Run trials until the study has enough of them, or the time is over.
@@ -302,7 +315,7 @@ class Search:
                     print_line(self._title(trial.params))
                     trained = train_one(continued(run, self.settings))
                     results, commands = trained.results, [*map(list, trained.next_commands)]
-                assert results is not None  # as in the only process
+                assert results is not None  # this process is the main one
                 for name in (f"{results.split}/{metric}" for metric in results.shown):
                     if name in results.metrics:
                         figures.setdefault(name, []).append(results.metrics[name])
@@ -347,21 +360,25 @@ class Search:
             if earlier.state is TrialState.PRUNED:
                 raise TrialPruned
             return _value(earlier)
-        print_rule(f"trial {trial.number}")
-        print_line(self._title(options))
+        title = f"trial {trial.number} ({self._title(options)})"
+        display = Display()
 
-        def on_epoch(epoch: int, value: float) -> None:
+        def on_epoch(epoch: int, epochs: int, value: float) -> None:
             trial.report(value, epoch)
             is_late = time.monotonic() > self.deadline and self._complete()
             if is_late or trial.should_prune():
                 reason = "the time is over" if is_late else "worse than other trials"
-                print_line(f"pruned after epoch {epoch}: {reason}")
-                raise TrialPruned
+                raise TrialPruned(f"pruned after epoch {epoch}: {reason}")
+            if display.is_due():
+                figure = f"validation {self.monitored} {format_number(value)}"
+                display.update(f"{title}, epoch {epoch}/{epochs}", epoch, epochs, figure)
 
         try:
-            trained = train_one(self._start(trial, options), on_epoch=on_epoch)
+            # The log of a training is in its run folder.
+            with silence():
+                trained = train_one(self._start(trial, options), on_epoch=on_epoch)
             results = trained.results
-            assert results is not None  # as in the only process
+            assert results is not None  # this process is the main one
             value = results.metrics.get(BEST)
             if results.monitored != self.monitored:
                 raise UserError(
@@ -375,7 +392,8 @@ class Search:
             interrupted = self.study.get_trials()[trial.number]
             RetryHeartbeatStaleTrialCallback()(self.study, interrupted)
             raise
-        except TrialPruned:
+        except TrialPruned as error:
+            print_line(f"{title}: {error}")
             raise
         except Exception as error:
             shown = str(error)
@@ -383,8 +401,14 @@ class Search:
                 traceback.print_exc()
                 shown = f"{type(error).__name__}: {error}"
             trial.set_user_attr(ERROR, shown)
-            print_line(f"failed: {shown}")
+            print_line(f"{title}: failed: {shown}")
             raise
+        finally:
+            display.close()
+        print_line(
+            f"{title}: validation {self.monitored} {format_number(value)} after "
+            f"{count(results.epochs or 0, 'epoch')}"
+        )
         trial.report(value, results.epochs or 0)
         trial.set_user_attr(LOSS, results.metrics.get("validation/loss", 0.0))
         return value
@@ -448,13 +472,8 @@ class Search:
 
     def _title(self, params: Mapping[str, Any], without: str = "") -> str:
         """Return the options of a trial as words of a command line."""
-        words = []
-        for key in (each.key for each in self.space):
-            if key in params and key != without:
-                value = params[key]
-                text = number_text(value) if isinstance(value, int | float) else value
-                words.append(f"{key}={text}")
-        return " ".join(words)
+        keys = [key for key in self._keys if key in params and key != without]
+        return " ".join(f"{key}={_text(params[key])}" for key in keys)
 
     def _write(self) -> None:
         """Write trials.csv, and remove checkpoints that are of no use any more."""
@@ -464,7 +483,7 @@ class Search:
             records.append(
                 {
                     "trial": trial.number,
-                    **{each.key: trial.params.get(each.key) for each in self.space},
+                    **{key: trial.params.get(key) for key in self._keys},
                     f"validation/{self.monitored}": trial.value,
                     "state": trial.state.name.lower(),
                     "epochs": trial.last_step,
@@ -477,8 +496,7 @@ class Search:
             )
         write_records(self.folder / TABLE, records)
         # The mean of further seeds can make any complete trial that of the best setting.
-        has_seeds = any(each.key == SEED for each in self.space)
-        useful = self._settings() if has_seeds else self._settings()[:1]
+        useful = self._settings() if SEED in self._keys else self._settings()[:1]
         numbers = {trial.number for trials in useful for trial in trials}
         for trial in self.finished():
             is_here = trial.user_attrs.get(HOST) == socket.gethostname()
@@ -488,23 +506,18 @@ class Search:
     def _print(self) -> None:
         """Print one row per setting, the best ones first, and the number of trials by state."""
         settings = self._settings()
-        table = Table()
-        table.add_column("trial")
-        for each in self.space:
-            if each.key != SEED:
-                table.add_column(Text(each.key))
-        table.add_column(Text(f"validation {self.monitored}"), justify="right")
+        records: list[dict[str, str]] = []
         for i, trials in enumerate(settings[:MAX_ROWS]):
             numbers = ", ".join(str(trial.number) for trial in trials)
-            row = [numbers + (" *" if i == 0 else "")]
-            row += [
-                self._title({each.key: trials[0].params[each.key]}).partition("=")[2]
-                for each in self.space
-                if each.key != SEED
-            ]
-            row.append(_mean_and_deviation([_value(trial) for trial in trials]))
-            table.add_row(*map(Text, row), style="bold" if i == 0 else "")
-        print_table(table)
+            params = trials[0].params
+            records.append(
+                {
+                    "trial": numbers + (" *" if i == 0 else ""),
+                    **{key: _text(params[key]) for key in self._keys if key != SEED},
+                    f"validation {self.monitored}": _mean_and_deviation(list(map(_value, trials))),
+                }
+            )
+        records_table(records)
         if len(settings) > MAX_ROWS:
             print_line(f"and {count(len(settings) - MAX_ROWS, 'more setting')}, see {TABLE}")
         states = [trial.state.name.lower() for trial in self.finished()]
@@ -525,6 +538,10 @@ class Search:
 def _value(trial: FrozenTrial) -> float:
     assert trial.value is not None  # of a complete trial
     return trial.value
+
+
+def _text(value: Any) -> str:
+    return number_text(value) if isinstance(value, int | float) else value
 
 
 def _link(path: str, new: str) -> None:

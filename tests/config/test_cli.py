@@ -89,6 +89,9 @@ def test_the_help_of_training_has_the_keys_that_everybody_needs(capsys):
     for key in ("optimizer.lr=", "batch_size=", "seed=0", "output=", "run=", "resume=", "weights="):
         assert f" {key}" in page
     assert help_of(capsys, "train", "reviews.csv", "-h") == page
+    # A search continues with its folder.
+    search = help_of(capsys, "tune", "--help")
+    assert " trials=" in search and " run=" in search and "resume" not in search
 
 
 @pytest.mark.parametrize(

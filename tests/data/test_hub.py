@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 import soundfile
 from helpers.data import SMALL_RATE, by_modality, cells_in_order, column_names, sizes
+from helpers.hub import offline
 from PIL import Image
 
 from dxn.core.errors import UserError
@@ -23,14 +24,9 @@ TEXTS = [f"text of number {i}" for i in range(11)]
 
 
 @pytest.fixture(autouse=True)
-def offline(tmp_path, monkeypatch):
-    """Everything is looked up in, and written to, a temporary folder."""
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr(datasets.config, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    datasets.disable_progress_bars()
+def _offline(tmp_path):
+    with offline(tmp_path / "cache"):
+        yield
 
 
 @pytest.fixture

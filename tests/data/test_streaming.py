@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.data import are_same, by_modality
+from helpers.hub import offline
 from helpers.shards import COLORS, SIZES, served, write_parquet, write_tars
 
 from dxn.core.errors import UserError
@@ -23,15 +24,8 @@ TARGETS = {"tar": "label.txt", "parquet": "color"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def offline(tmp_path_factory):
-    """Nothing is looked up on the hub, and nothing is written to the home folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        cache = tmp_path_factory.mktemp("cache")
-        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
-        patch.setattr(datasets.config, "HF_MODULES_CACHE", str(cache / "modules"))
-        datasets.disable_progress_bars()
+def _offline(tmp_path_factory):
+    with offline(tmp_path_factory.mktemp("cache")):
         yield
 
 

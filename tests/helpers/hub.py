@@ -10,11 +10,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
+import datasets
+import pytest
+
 TOKEN = "hf_stand_in"
+
+
+@contextmanager
+def offline(cache: Path) -> Iterator[None]:
+    """Look up nothing on the hub, and write what is downloaded or converted to a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+        patch.setattr(datasets.config, "HF_MODULES_CACHE", str(cache / "modules"))
+        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache / "hub"))
+        datasets.disable_progress_bars()
+        yield
 
 
 @dataclass

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import datasets
 import pytest
+from helpers.hub import offline
 from helpers.runs import (
     PLAIN,
     SMALL,
@@ -52,13 +52,8 @@ Path(sys.argv[1], os.environ["RANK"] + ".json").write_text(json.dumps(rows))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def offline(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        cache = tmp_path_factory.mktemp("cache")
-        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
-        patch.setattr(datasets.config, "HF_MODULES_CACHE", str(cache / "modules"))
+def _offline(tmp_path_factory):
+    with offline(tmp_path_factory.mktemp("cache")):
         yield
 
 

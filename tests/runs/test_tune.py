@@ -61,6 +61,18 @@ def test_a_search_ends_with_the_best_run_and_no_other_one_saw_the_test_split(tab
     assert "test/accuracy" in metrics
     assert (folder / "trials.png").read_bytes().startswith(b"\x89PNG")
     output = capsys.readouterr().out
+    # The trainings print no log of their own, only the last one does.
+    start, _, end = output.partition(f" best: trial {best['trial']} ")
+    assert "target: label (classify)" in start
+    assert "train loss" not in start and "run folder: " in end
+    for row in complete:
+        value = f"{float(row['validation/accuracy']):.4f}"
+        line = rf"trial {row['trial']} \(.*\): validation accuracy {value} after {row['epochs']} "
+        assert re.search(line, start)
+    for row in pruned:
+        assert re.search(
+            rf"trial {row['trial']} \(.*\): pruned after epoch {row['epochs']}: ", start
+        )
     assert f"best options: backbone.depth={best['backbone.depth']} optimizer.lr=" in output
     assert re.search(rf"next: dxn predict run={folder}/best ", output)
     # The folder of the search stands for its best run.
@@ -81,7 +93,7 @@ def test_a_grid_ranks_settings_by_the_mean_over_their_seeds(table, capsys):
     assert evaluated(table) == sorted(best)
     output = capsys.readouterr().out
     for lr, mean in means.items():
-        assert re.search(rf"│ \d, \d( \*)? +│ {lr} +│ +{mean} │", output)
+        assert re.search(rf"│ \d, \d( \*)? +│ {lr} +│ {mean} +│", output)
     assert re.search(r"2 runs of the best setting: test/\w+ [\d.]+ ± [\d.]+, ", output)
 
 
@@ -180,7 +192,7 @@ def test_a_space_in_yaml_has_dotted_or_nested_keys(tmp_path):
         (["backbone.depth=2.5..6"], "backbone.depth: must be a whole number, got 2.5"),
         (["head.dropout=0,x"], "head.dropout: must be a number, got 'x'"),
         (["seed=1,2", "trails=3"], "trails: no such key; did you mean trials?"),
-        (["trials=1,2"], "trials: must be one value"),
+        (["trials=1,2"], "trials: must be one value, got trials=1,2"),
         (["seed=1,2", "ensemble=3"], "ensemble: must be 1 in a search, got 3"),
         (["seed=1,2", "resume=x"], "resume: to continue a search, run the same command again"),
         (["lr=1..2:log", "sampler=grid"], "lr: no such key; did you mean optimizer.lr?"),

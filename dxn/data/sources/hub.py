@@ -176,13 +176,13 @@ def _data_files(name: str, others: Mapping[str, str | None]) -> dict[str, list[s
 
 def _in_range(name: str) -> Iterator[str]:
     """Yield the names that a name with ranges such as {000..099} stands for."""
-    found = RANGE.search(name)
-    if found is None:
+    match = RANGE.search(name)
+    if match is None:
         yield name
         return
-    first, last = found.groups()
+    first, last = match.groups()
     for number in range(int(first), int(last) + 1):
-        yield from _in_range(f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}")
+        yield from _in_range(f"{name[: match.start()]}{number:0{len(first)}}{name[match.end() :]}")
 
 
 def _load(
