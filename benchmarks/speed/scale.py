@@ -46,7 +46,6 @@ WARMUP = 10  # steps that are not timed
 INTERVAL = 0.1  # seconds between two looks at the memory
 # Growth of memory that the goal allows.
 GOAL_FRACTION, GOAL_BYTES = 0.1, 400
-DXN = "import sys; from dxn.cli import main; sys.exit(main())"
 TRAIN = ("adapters=[image,text]", f"adapters.image.image_size={SIDE}", *MODEL[1:])
 
 
@@ -155,7 +154,7 @@ def measure_train(table: Path, rows: int, folder: Path, options: list[str]) -> M
 def measure_predict(table: Path, rows: int, folder: Path, run: Path) -> Measured:
     """Measure `dxn predict` of all rows."""
     output = Path(tempfile.mkdtemp(dir=folder)) / "answers.parquet"
-    command = ["-c", DXN, "predict", f"run={run}", str(table), f"output={output}"]
+    command = ["-m", "dxn", "predict", f"run={run}", str(table), f"output={output}"]
     shared, resident, started, _ = watch(command)
     seconds = time.time() - started
     return Measured("predict", rows, shared, resident, seconds, math.nan, rows / seconds)
@@ -200,7 +199,7 @@ def main() -> None:
             if command == "predict":
                 table = make_table(MODEL_ROWS, folder)
                 words = ["train", str(table), "target=label", f"run={run}", "trainer.epochs=1"]
-                watch(["-c", DXN, *words, *TRAIN, *options])
+                watch(["-m", "dxn", *words, *TRAIN, *options])
             smallest = None
             for rows in sorted(arguments.rows):
                 table = make_table(rows, folder)

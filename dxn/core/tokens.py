@@ -12,7 +12,7 @@ from torch import Tensor
 from dxn.core.display import notebook_html
 
 # Keys of a batch besides those of the inputs, so that an input cannot have such a name.
-RESERVED = ("#size", "#index", "#filler", "target")
+RESERVED = ("#size", "#index", "#filler", "#bad", "target")
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,9 @@ class Samples(Dataset):
     ) -> Loader:
         """Return the loader of a training.
 
+        `ahead` and `is_any` are for streams, whose number of batches is not known, see
+        `dxn.data.streaming.StreamLoader`.
+
         Args:
             batch_size: Number of samples per batch, over all processes.
             seed: Random seed of the order.
@@ -229,6 +232,11 @@ class Samples(Dataset):
         values = [(cells[name][row], self.tokenizers[name]) for name in inputs]
         files = [value for value, tokenizer in values if tokenizer.reader.is_path(value)]
         return self.opened.origin[row] + (f" ({', '.join(files)})" if files else "")
+
+    def sample_of(self, epoch: int, row: int) -> dict[str, Any] | None:
+        """Return the sample of a value of "#index" in a batch. None: it cannot be read again."""
+        (i,) = np.flatnonzero(self.rows == row)
+        return self[epoch, int(i)]
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, i = key

@@ -33,7 +33,9 @@ CHUNK = 256
 # From this number of files on, processes are faster than threads, although they take longer to
 # start.
 MIN_FORKED = 20_000
-THREADS = 2  # more are not faster if the disk is the bottleneck
+# Threads that read files. Image and audio decoders release the GIL, so threads run in parallel;
+# more than two are not faster if the disk is the bottleneck.
+READER_THREADS = 2
 
 
 class Files:
@@ -201,7 +203,7 @@ def in_parts(
         )
         call: Callable[[slice], Any] = _call
     else:
-        pool = ThreadPoolExecutor(THREADS)
+        pool = ThreadPoolExecutor(READER_THREADS)
         call = function
     with pool:
         results = zip(parts, pool.map(call, parts), strict=True)

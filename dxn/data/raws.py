@@ -17,7 +17,7 @@ from torch import Tensor
 from dxn.core.display import track
 from dxn.core.errors import UserError
 from dxn.core.runtime import release_memory
-from dxn.data.files import MISSING, in_parts, with_files
+from dxn.data.files import MISSING, READER_THREADS, in_parts, with_files
 from dxn.data.rows import Column, OnBad, Validate, as_column
 from dxn.data.sources.confine import OutsidePath
 from dxn.tokenize.base import BadMedia, Tokenizer
@@ -26,9 +26,6 @@ GB = 1e9
 # Default of loader.cache_gb. 4,000 photos need half of it with image_size=224, and the whole
 # training stays under 2 GB.
 CACHE_GB = 1.0
-# Number of threads that read files. Image and audio decoders release the GIL, so threads run in
-# parallel; more than two are not faster if the disk is the bottleneck.
-READERS = 2
 # Files that are read before their turn. They are not part of the budget yet.
 MAX_AHEAD = 16
 # From this number of files on, unused memory is returned. This takes as long as a prediction.
@@ -78,8 +75,8 @@ class FileColumn(Sequence[Any]):
         file_of: Number of the file of each row. -1: the row has no value.
         values: Raw value of each file. None: it is not in memory.
         facts: For each file, its size and time of modification, and the number of tokens and the
-            digest of its value, see `FACTS`. If all files were decoded, the last two are only known
-            of values that are not in memory; of others, the number of tokens is NaN.
+            digest of its value, see `VALUE_FACTS`. If all files were decoded, the last two are only
+            known of values that are not in memory; of others, the number of tokens is NaN.
         validate: How files were checked whose values are not in memory.
         on_bad: What to do with a file that was not decoded, and turns out to be bad: "error", or
             any other value to treat it as missing.
@@ -145,7 +142,7 @@ class FileColumn(Sequence[Any]):
         )
 
     def fact(self, row: int) -> Any:
-        """Return the `FACTS` of the file of a row; None if they are not known."""
+        """Return the `VALUE_FACTS` of the file of a row; None if they are not known."""
         file = self.file_of[row]
         fact = self.facts[file]
         return None if file < 0 or np.isnan(fact["num_tokens"]) else fact
@@ -177,7 +174,7 @@ class FileColumn(Sequence[Any]):
 
 
 # Version of a file, and number of tokens and digest of its value.
-FACTS = np.dtype([("size", "i8"), ("time", "i8"), ("num_tokens", "f8"), ("digest", "V16")])
+VALUE_FACTS = np.dtype([("size", "i8"), ("time", "i8"), ("num_tokens", "f8"), ("digest", "V16")])
 
 
 def read_column(
@@ -242,7 +239,7 @@ def _read_files(
         else:
             budget.take_anyway(contents)
 
-    facts = np.zeros(len(sources), FACTS)
+    facts = np.zeros(len(sources), VALUE_FACTS)
     facts["size"] = survey.facts["size"][numbers]
     facts["time"] = survey.facts["time"][numbers]
     facts["num_tokens"] = np.nan
@@ -486,7 +483,7 @@ def _read_ahead(
     if count == 1:
         yield from map(read, files)
         return
-    with ThreadPoolExecutor(READERS) as pool:
+    with ThreadPoolExecutor(READER_THREADS) as pool:
         started: deque[Future[Result]] = deque()
         for file in files:
             started.append(pool.submit(read, file))

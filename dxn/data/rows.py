@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 VALUES = "values"  # column with the series that a layout or a file format of series adds
 TARGET = "target"  # key of the targets in Rows.cells and in batches
-# Batches contain these keys next to one key per input, so an input cannot have such a name.
-RESERVED = ("#size", "#index", "#filler", "#bad", TARGET)
 # At most so many rows, which are evenly spaced, decide what is in a column and fit a vocabulary.
 FIT_ROWS = 100_000
 CHUNK_ROWS = 10_000  # cells that exist as Python objects at the same time while a column is read

@@ -29,8 +29,8 @@ class Stream(Samples):
 
     Args:
         opened: Opened rows.
-        tokenizers: Tokenizer of each input, by input name. The tokenizer of the task's
-            only required input must have a tokenizer.
+        tokenizers: Tokenizer of each input, by input name. That of the task's only required input
+            must have a vocabulary.
         task: Task that encodes and collates the targets.
         seed: Seed of the random positions.
         augment: Whether windows start at random positions, as in training.

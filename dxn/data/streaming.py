@@ -123,6 +123,9 @@ class StreamSamples(Samples):
         """Return the shard and the row of a value of "#index" in a batch."""
         return self.stream.shards.describe(row)
 
+    def sample_of(self, epoch: int, row: int) -> None:
+        """Return None, because a stream is not read twice for a single row."""
+
     def loader(
         self, batch_size: int, *, seed: int, shard: tuple[int, int], **options: Any
     ) -> Loader:

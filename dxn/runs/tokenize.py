@@ -26,7 +26,7 @@ from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.resumable import Batch, Chunks, write_answers
 from dxn.runs.predictor.table import Record, identify
 from dxn.tokenize.media import BadMedia
-from dxn.training.predict import divided_batches
+from dxn.training.predict import run_batches
 
 # Files of numbers. All others are pictures.
 MATRIX_SUFFIXES = (".parquet", ".npz")
@@ -83,7 +83,8 @@ def tokenized_rows(
     def run(batch: dict[str, Any]) -> tuple[list[int], Tokens]:
         return batch["#index"], join(predictor.model.embed(batch))
 
-    parts = divided_batches(run, samples, batch_size, device=predictor.device, start=start)
+    device = predictor.device
+    parts = run_batches(run, samples, batch_size, device=device, start=start, divided=True)
     for rows, tokens in parts:
         names = np.array([span.name for span in tokens.spans for _ in range(len(span))])
         records: list[Record] = []

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from dxn.data.raws import READERS
+from dxn.data.files import READER_THREADS
 from dxn.runs.predictor.attention import Attention
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Text
@@ -51,7 +51,7 @@ class Service:
         self.is_stopping = False
         self.admitted = 0
         # Few threads: each of them can hold a decoded picture or clip in memory.
-        self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="dxn-reader")
+        self.readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="dxn-reader")
         # A single thread, because Matplotlib must not be used by several at once.
         self.drawer = ThreadPoolExecutor(1, thread_name_prefix="dxn-drawer")
 

@@ -13,7 +13,7 @@ from dxn.data.dataset import Samples
 from dxn.models.model import Batch, Network, as_float
 from dxn.stacking.stacked import Stacked, stacks_of
 from dxn.tasks import Task
-from dxn.training.predict import Predictions, divided_batches, score
+from dxn.training.predict import Predictions, run_batches, score
 from dxn.training.state import State
 
 # Names of the parts of an evaluated model, and of their weighted sum.
@@ -49,7 +49,7 @@ def metrics_of_parts(
 
     device = next(network.parameters()).device
     with torch.inference_mode():
-        batches = list(divided_batches(run, samples, batch_size, device=device))
+        batches = list(run_batches(run, samples, batch_size, device=device, divided=True))
     if not batches:
         return {}
     rows = [row for index, _ in batches for row in index]

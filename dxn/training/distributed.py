@@ -178,10 +178,10 @@ def _watch(parent: int) -> None:
 
 
 def _check_gpus(count: int) -> None:
-    processes = int(os.environ.get(PROCESSES, "1"))
-    if processes > count:
+    started = int(os.environ.get(PROCESSES, "1"))
+    if started > count:
         raise ValueError(
-            f"device: torchrun started {processes} processes on this machine, which has {count} "
+            f"device: torchrun started {started} processes on this machine, which has {count} "
             f"GPU{'s' if count > 1 else ''}; start at most one process per GPU "
             f"(--nproc_per_node {count}), or set device=cpu"
         )

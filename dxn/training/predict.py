@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dxn.data.loader import BatchOrder
 
 Result = TypeVar("Result")
-OfRows = TypeVar("OfRows", bound=tuple[Any, ...])  # a result that starts with the rows
 
 MAX_NAMED = 5  # rows in a message
 ROUND = 16  # batches of a process whose results are sent together
@@ -98,8 +97,7 @@ def predict_batches(
         on_batch: Function that is called after each batch with the number of samples that are done.
             Default: show the progress on stderr.
         start: Number of batches to leave out.
-        divided: Whether the processes share the batches, see `divided_batches`. The first process
-            gets all predictions, and the others get none.
+        divided: Whether the processes share the batches, see `run_batches`.
 
     Yields:
         For each batch, the rows of its samples in the split, their predictions in the format of
@@ -143,9 +141,10 @@ def predict_batches(
         model.eval()
     # A single batch has no progress.
     display = Display(stderr=True) if on_batch is None and len(samples) > batch_size else None
-    batches = divided_batches if divided else run_batches
     try:
-        yield from batches(run, samples, batch_size, device=device, start=start)
+        yield from run_batches(
+            run, samples, batch_size, device=device, start=start, divided=divided
+        )
     finally:
         if display is not None:
             display.close()
@@ -171,7 +170,7 @@ def embed(
         batch_size: Number of samples per batch. It is halved if the memory is too small.
         device: Device of the model.
         start: Number of batches to leave out.
-        divided: See `predict_batches`.
+        divided: Whether the processes share the batches, see `run_batches`.
 
     Yields:
         For each batch, the row of each sample in its split, and the embeddings (B, E).
@@ -185,63 +184,7 @@ def embed(
         check_finite(vectors, batch, samples.describe_index)
         return batch["#index"], vectors
 
-    batches = divided_batches if divided else run_batches
-    yield from batches(run, samples, batch_size, device=device, start=start)
-
-
-def divided_batches(
-    run: Callable[[dict[str, Any]], OfRows],
-    samples: Samples,
-    batch_size: int,
-    *,
-    device: torch.device,
-    start: int = 0,
-) -> Iterator[OfRows]:
-    """Run a function on batches of all samples, which the processes share, see `run_batches`.
-
-    All processes must call this. The batches do not depend on the number of processes. The results
-    are sent to the first process in rounds, so that its memory does not grow with the samples.
-
-    Args:
-        run: Function of a batch on the device. The first item of its result must be the rows of the
-            batch.
-        samples: The samples, without augmentation.
-        batch_size: Number of samples per batch.
-        device: Device of the batches.
-        start: Number of batches to leave out.
-
-    Yields:
-        The results in order in the first process, and none in the others.
-
-    Raises:
-        UserError: In all processes, if one of them raises it.
-    """
-    index, count = processes()
-    if count == 1:
-        yield from run_batches(run, samples, batch_size, device=device, start=start)
-        return
-    own = copy.copy(samples)
-    batch = np.arange(len(samples)) // batch_size
-    own.rows = samples.rows[(batch % count == index) & (batch >= start)]
-    results = run_batches(run, own, batch_size, device=device)
-    early: list[OfRows] = []  # the first result of the next round
-
-    def take() -> list[OfRows]:
-        taken: list[OfRows] = []
-        for result in chain(early, results):
-            # The rows of samples without augmentation increase.
-            if result[0][0] > last:
-                early[:] = [result]
-                return taken
-            taken.append(result)
-        early.clear()
-        return taken
-
-    size = ROUND * count * batch_size
-    for end in range(start * batch_size + size, len(samples) + size, size):
-        last = samples.rows[min(end, len(samples)) - 1]
-        parts = from_all(take)
-        yield from sorted(chain.from_iterable(parts), key=lambda result: result[0][0])
+    yield from run_batches(run, samples, batch_size, device=device, start=start, divided=divided)
 
 
 def run_batches(
@@ -251,6 +194,7 @@ def run_batches(
     *,
     device: torch.device,
     start: int = 0,
+    divided: bool = False,
 ) -> Iterator[Result]:
     """Run a function on batches of all samples in order. The batches become smaller if necessary.
 
@@ -262,14 +206,21 @@ def run_batches(
         batch_size: Number of samples per batch.
         device: Device of the batches.
         start: Number of batches to leave out.
+        divided: Whether the processes of a command share the batches, which do not depend on the
+            number of processes. All processes must call this, and a result must be a tuple that
+            starts with the rows of its batch. The first process gets all results, and the others
+            get none.
 
     Yields:
         The results of the function, in order.
 
     Raises:
         UserError: If the memory is too small for a single sample, or all samples turn out to be
-            bad.
+            bad. With `divided`, in all processes, if one of them raises it.
     """
+    if divided and processes()[1] > 1:
+        yield from _divided(run, samples, batch_size, device, start)
+        return
     if len(samples) == 1 and not samples.reads_files:  # needs no loader
         try:
             yield run(to_device(samples.batch(0, [0]), device))
@@ -310,6 +261,43 @@ def run_batches(
     # Another process may have good rows.
     if is_empty and samples.opened.bad_later and processes()[1] == 1:
         raise all_bad("the data", samples.opened.bad_later)
+
+
+def _divided(
+    run: Callable[[dict[str, Any]], Any],
+    samples: Samples,
+    batch_size: int,
+    device: torch.device,
+    start: int,
+) -> Iterator[Any]:
+    """Run a function on the batches of this process, see `run_batches`.
+
+    The results are sent to the first process in rounds, so that its memory does not grow with the
+    samples.
+    """
+    index, count = processes()
+    own = copy.copy(samples)
+    batch = np.arange(len(samples)) // batch_size
+    own.rows = samples.rows[(batch % count == index) & (batch >= start)]
+    results = run_batches(run, own, batch_size, device=device)
+    early: list[Any] = []  # the first result of the next round
+
+    def take() -> list[Any]:
+        taken: list[Any] = []
+        for result in chain(early, results):
+            # The rows of samples without augmentation increase.
+            if result[0][0] > last:
+                early[:] = [result]
+                return taken
+            taken.append(result)
+        early.clear()
+        return taken
+
+    size = ROUND * count * batch_size
+    for end in range(start * batch_size + size, len(samples) + size, size):
+        last = samples.rows[min(end, len(samples)) - 1]
+        parts = from_all(take)
+        yield from sorted(chain.from_iterable(parts), key=lambda result: result[0][0])
 
 
 def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:
@@ -366,16 +354,15 @@ def check_finite(output: Any, batch: Mapping[str, Any], describe: Callable[[int]
 def name_rows(samples: Samples, epoch: int, rows: Sequence[int]) -> str:
     """Name the rows of a batch whose loss is not finite.
 
-    These are the samples with values that are not finite, if there are any, or all rows of the
-    batch.
+    These are the samples with values that are not finite, if there are any and the samples can be
+    read again, or all rows of the batch.
 
     Args:
         samples: Samples of the training split.
         epoch: Epoch, which determines the augmentation.
         rows: Rows of the batch.
     """
-    positions = {row: i for i, row in enumerate(samples.rows)}
-    bad = [row for row in rows if not _is_finite(samples[epoch, positions[row]])]
+    bad = [row for row in rows if not _is_finite(samples.sample_of(epoch, row))]
     kind = "values that are not finite in" if bad else "batch with"
     named = bad or list(rows)
     names = [samples.describe_index(row) for row in named[:MAX_NAMED]]

@@ -257,7 +257,6 @@ class Trainer:
             if self.ema is not None:
                 self.ema.module = sharding.sharded(self.ema.module, accelerator.device)
         else:
-            self.parameters = list(model.parameters())
             lacks = accelerator.num_processes > 1 and self._lacks_gradients()
             self.wrapped = synchronized(model, accelerator, lacks_gradients=lacks)
         self.optimizer = optimizer
@@ -336,7 +335,7 @@ class Trainer:
         self.model.eval()
         batch = to_device(self.train.batch(0, [0]), self.accelerator.device)
         task.loss(as_float(self.model(batch)), batch).total.backward()
-        trained = [each for each in self.parameters if each.requires_grad]
+        trained = [each for each in self.model.parameters() if each.requires_grad]
         lacks = any(each.grad is None for each in trained)
         self.model.zero_grad(set_to_none=True)
         return lacks

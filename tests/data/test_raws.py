@@ -17,7 +17,7 @@ from dxn.data.inspect.check import check
 from dxn.data.inspect.fingerprint import fingerprint
 from dxn.data.loader import BatchOrder, Loader, LoaderOptions, default_workers
 from dxn.data.raws import (
-    FACTS,
+    VALUE_FACTS,
     CacheBudget,
     FileColumn,
     digest_of,
@@ -427,7 +427,7 @@ def column_of(count, num_bytes, *, unloaded=0, source_bytes=0):
     values += [None] * unloaded
     cells = [bytes(source_bytes) if i == 0 else f"{i}.png" for i in range(len(values))]
     file_of = np.array([*range(len(values)), -1])
-    facts = np.zeros(len(values), FACTS)
+    facts = np.zeros(len(values), VALUE_FACTS)
     return FileColumn("image", images(), Column([*cells, None]), file_of, values, facts)
 
 

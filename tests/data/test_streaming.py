@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from helpers.data import are_same, by_modality
@@ -18,6 +17,7 @@ from dxn.data.sources.shards import SHARD_ROWS, to_columns
 from dxn.data.streaming import StreamSamples
 from dxn.tasks import Classify
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter
+from dxn.training.predict import name_rows
 
 B = 4  # samples per batch
 TARGETS = {"tar": "label.txt", "parquet": "color"}
@@ -358,6 +358,13 @@ def test_the_fields_of_objects_are_columns():
     }
 
 
+def test_rows_of_a_stream_are_named(samples):
+    """Their samples cannot be read again to find the values that are not finite."""
+    rows = rows_of(loader_of(samples))[:2]
+    names = [samples.describe_index(row) for row in rows]
+    assert name_rows(samples, 0, rows) == f"batch with {', '.join(names)}"
+
+
 def test_the_samples_of_a_row_do_not_depend_on_its_batch(samples):
     """Augmentation draws from the number of the row."""
     both = []
@@ -368,4 +375,4 @@ def test_the_samples_of_a_row_do_not_depend_on_its_batch(samples):
             found |= dict(zip(batch["#index"], values, strict=True))
         both.append(found)
     assert all(torch.equal(value, both[1][row]) for row, value in both[0].items())
-    assert np.all([row >= 0 for row in both[0]])
+    assert sorted(both[0]) == every_row(samples.source)

@@ -224,8 +224,8 @@ def test_a_batch_with_an_empty_sample_raises_a_clear_error(fusion):
         ({"title": "sound"}, "unknown adapter sound: the adapters are text, image"),
         ({"title": "text"}, "no input uses the adapter image: remove it"),
         (
-            {"#size": "text", "b": "image"},
-            "must not be named #size or #index or #filler or target, got #size",
+            {"#bad": "text", "b": "image"},
+            "must not be named #size or #index or #filler or #bad or target, got #bad",
         ),
     ],
 )

@@ -310,8 +310,8 @@ def count_truncated(
     rows = range(len(opened)) if rows is None else rows
     truncations: dict[str, Truncation] = {}
     for name, tokenizer in tokenizers.items():
-        # A tokenizer without the method `truncated` never truncates. Skip it, because preparing
-        # all of its samples would take long.
+        # A tokenizer that does not define `cut` never truncates. Skip it, because reading all of
+        # its values would take long.
         if name not in opened.raws or type(tokenizer).cut is Tokenizer.cut:
             continue
         num_values = 0

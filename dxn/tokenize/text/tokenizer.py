@@ -241,11 +241,11 @@ class TextTokenizer(Tokenizer):
         return self._lengths(raw)[0]
 
     def lengths(self, raws: Sequence[RawText]) -> np.ndarray:
-        """Return the number of tokens of each text, for many texts estimated from the letters."""
+        """Return the number of tokens of each text, estimated from the characters of many texts."""
         if len(raws) <= MAX_ENCODED:
             return super().lengths(raws)
-        letters = (len(raw) if isinstance(raw, str) else sum(map(len, raw)) for raw in raws)
-        sizes = np.fromiter(letters, np.float64, len(raws))
+        chars = (len(raw) if isinstance(raw, str) else sum(map(len, raw)) for raw in raws)
+        sizes = np.fromiter(chars, np.float64, len(raws))
         rows = spaced_rows(len(raws), NUM_ENCODED)
         counts = [self._lengths(raws[row])[1] for row in rows]
         factor = sum(counts) / sizes[rows].sum()
