@@ -265,7 +265,8 @@ def _calibration_chart(found: Mapping[str, Any]) -> Chart:
         axis.errorbar(x, y, yerr=bars, label="this model, 95% interval", **style)
         axis.set(xlabel="probability", ylabel="share that is right")
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-        finish(axis)
+        # This corner, of confident answers that are mostly wrong, is usually empty.
+        finish(axis, legend="lower right")
 
     confidence, accuracy = found["confidence"], found["accuracy"]
     alt = (

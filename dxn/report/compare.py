@@ -125,7 +125,7 @@ def _test(first: Compared, other: Compared) -> str:
     if result is None:
         return (
             f"{other.name}: no paired test, because both runs have evaluated only {len(pairs):,} "
-            "equal rows; use the same data and data.seed."
+            "rows in common; use the same data and data.seed."
         )
     rows, difference, (low, high), p = result
     better = (difference > 0) == a.higher_is_better

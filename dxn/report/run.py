@@ -73,8 +73,7 @@ def _head(info: RunInfo) -> dict[str, Any]:
             cards.append({"label": label, "value": number(simple), "note": monitored})
     rows = results.data.rows.get("train")
     if rows is not None:
-        evaluated = count(results.evaluated, "row")
-        note = f"{evaluated} of {results.split}" if results.evaluated else ""
+        note = count(results.evaluated, f"{results.split} row") if results.evaluated else ""
         cards.append({"label": "training rows", "value": f"{rows:,}", "note": note})
     if results.train_seconds is not None:
         seconds, epoch, epochs = results.train_seconds, results.best_epoch, results.epochs

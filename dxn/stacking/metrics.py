@@ -110,8 +110,8 @@ def warn_about(
     )
     if state.best_epoch <= EARLY * state.epoch:
         return [
-            f"{line}, which was best in epoch {state.best_epoch} of {state.epoch} and overfits "
-            "after it; collect more rows, or start from public weights (weights=..., see "
+            f"{line}, which was best in epoch {state.best_epoch} of {state.epoch} and did not "
+            "improve after it; collect more rows, or start from public weights (weights=..., see "
             "docs/public-models.md)"
         ]
     options = "trainer.epochs" if max_minutes is None else "trainer.max_minutes, trainer.epochs"

@@ -29,6 +29,10 @@ FAMILIES = {
     "cer": "error rate",
     "rmse": "error, unit of the target",
     "mae": "error, unit of the target",
+    "median_absolute_error": "error, unit of the target",
+    "crps": "error, unit of the target",
+    "mase": "error, 1: repeat the last season",
+    "log_loss": "log loss",
     "perplexity": "perplexity",
     "r2": "R²",
 }

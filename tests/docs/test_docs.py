@@ -35,7 +35,7 @@ def name_of(page) -> str:
 
 
 def lines() -> Iterator[tuple[str, str]]:
-    """Every dxn command of the README and of the pages for whoever has files of their own."""
+    """Every dxn command of the README, of the pages for own files, and of the experiments."""
     for page in [*TEXTS, *PAGES]:
         if page.name == "extend.md" or page in GUIDES:
             continue  # test_extend.py runs the commands of extend.md
@@ -44,6 +44,10 @@ def lines() -> Iterator[tuple[str, str]]:
                 # The others need a folder that the reader has.
                 if not re.search(r" (resume|conf_dir)=", command):
                     yield name_of(page), command
+    for path in sorted((ROOT / "dxn" / "conf" / "experiment").glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        for command in re.findall(r"^# (?:torchrun .* -m )?(dxn .+)$", text, re.MULTILINE):
+            yield name_of(path), command
 
 
 @pytest.fixture(scope="module")

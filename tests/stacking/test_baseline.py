@@ -219,7 +219,7 @@ def test_a_derived_space_that_says_what_a_row_gets_has_a_baseline():
     [
         (0.5, 0.75, 10, None, "train longer (trainer.epochs)"),
         (0.5, 0.75, 10, 5.0, "train longer (trainer.max_minutes, trainer.epochs)"),
-        (0.5, 0.75, 2, 5.0, "best in epoch 2 of 10 and overfits"),
+        (0.5, 0.75, 2, 5.0, "best in epoch 2 of 10 and did not improve"),
         (1.0, 1.0, 2, None, ""),  # nothing can be better
         (0.9, 0.75, 10, None, ""),
     ],

@@ -86,6 +86,7 @@ def test_the_loss_of_short_epochs_is_their_mean(tmp_path, drawn):
 
 def test_metrics_of_different_scales_have_panels_of_their_own(tmp_path, drawn):
     values = {"bleu": 30.0, "chrf": 55.0, "wer": 0.7, "exact_match": 0.1, "rmse": 9e5, "r2": -0.5}
+    values |= {"mase": 1.3, "crps": 6.3}
     row = {"step": 5, "epoch": 1, **{f"validation/{name}": v for name, v in values.items()}}
     draw_curves([row], tmp_path / "curves.png")
     shown = {}
@@ -95,7 +96,8 @@ def test_metrics_of_different_scales_have_panels_of_their_own(tmp_path, drawn):
     assert shown["validation: score, 0 to 100"] == ["bleu", "chrf"]
     assert shown["validation: error rate"] == ["wer"]
     assert shown["validation: metrics from 0 to 1"] == ["exact_match"]
-    assert shown["validation: error, unit of the target"] == ["rmse"]
+    assert shown["validation: error, unit of the target"] == ["rmse", "crps"]
+    assert shown["validation: error, 1: repeat the last season"] == ["mase"]
     assert shown["validation: R²"] == ["r2"]
 
 
