@@ -85,6 +85,7 @@ def start(address: str | None) -> Any:
     if address is None:
         # With a single processor, the tasks of Ray Data wait for each other.
         where = {
+            "address": "local",  # otherwise, Ray connects to a cluster that runs on this machine
             "num_cpus": max(num_cores(), 2),
             "include_dashboard": False,
             "_node_ip_address": LOCALHOST,
