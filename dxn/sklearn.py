@@ -23,6 +23,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 import dxn
 from dxn.core.display import silence
+from dxn.core.files import MODEL
 from dxn.data.sources.memory import is_frame
 from dxn.runs.predictor.predictor import Predictor
 
@@ -99,7 +100,7 @@ class _Estimator(BaseEstimator):
         data = rows if is_divided else {"train": rows}
         with tempfile.TemporaryDirectory() as folder, self._output():
             run = dxn.train(data, target=name, run=Path(folder) / "run", **options)
-            model = run.folder / "model"
+            model = run.folder / MODEL
             files = [path for path in sorted(model.rglob("*")) if path.is_file()]
             contents = {path.relative_to(model).as_posix(): path.read_bytes() for path in files}
         self.model_ = _load(contents, trust)

@@ -12,6 +12,7 @@ from dxn.commands.model import Compute, FromWeights, Labels, TableInput
 from dxn.commands.options import Data, InputTable, Seed
 from dxn.config.command import OUTPUT_FOLDER
 from dxn.core.errors import UserError
+from dxn.core.files import METRICS, PLOTS, PREDICTIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,8 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
             reference = self.load(device=self.device, labels=self.labels, template=self.template)
             print_line(difference(predictor, reference, samples, batch_size=self.batch_size))
         has_answers = predictor.task.is_supervised
-        files = "metrics.json, predictions.csv, plots/" if has_answers else "metrics.json"
+        files = f"{METRICS}, {PREDICTIONS}, {PLOTS}/" if has_answers else METRICS
         print_line(f"written: {folder}: {files}")
         if has_answers:
-            print_line(f"{folder / 'predictions.csv'} has the prediction of each row")
+            print_line(f"{folder / PREDICTIONS} has the prediction of each row")
         return 0

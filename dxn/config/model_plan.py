@@ -13,12 +13,10 @@ from pydantic import Field
 
 from dxn.config.instantiate import MODEL_PACKAGES, check_targets
 from dxn.core.errors import UserError
-from dxn.core.files import SUMS, check_sums
+from dxn.core.files import CARD, CONFIG, SUMS, check_sums
 from dxn.core.schema import Strict, not_valid, validated
 from dxn.core.untrusted import check_file, load_yaml, shortened
 
-CONFIG_FILE = "config.yaml"
-CARD_FILE = "README.md"
 # Suffixes of the files that dxn reads from a model folder.
 SUFFIXES = (".json", ".yaml", ".safetensors")
 MAX_FILES = 10_000
@@ -122,7 +120,7 @@ def read_model_plan(folder: Path, *, trust: Sequence[str] = ()) -> ModelPlan:
         UserError: If the file is not the configuration of a model, or refers to classes that are
             not trusted.
     """
-    path = folder / CONFIG_FILE
+    path = folder / CONFIG
     content = load_yaml(path)
     plan = validated(ModelPlan, content, path)
     if problems := _problems(plan):
@@ -195,7 +193,7 @@ def check_files(folder: Path) -> None:
     if (folder / SUMS).exists():
         check_file(folder / SUMS)
     # Users may edit the model card, which has no effect on the model.
-    listed = check_sums(folder, may_differ=[CARD_FILE])
+    listed = check_sums(folder, may_differ=[CARD])
     # A damaged file could otherwise be hidden by removing its line, or the whole list.
     unlisted = [path.name for path in read if path.name not in listed]
     if unlisted:

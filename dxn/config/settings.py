@@ -12,7 +12,7 @@ import yaml
 from dxn.config.environment import Texts
 from dxn.config.instantiate import check_targets
 from dxn.core.errors import UserError
-from dxn.core.files import write_text
+from dxn.core.files import CONFIG, write_text
 from dxn.core.untrusted import load_any_yaml, load_yaml
 
 # Keys that only choose the folder of a new run.
@@ -64,7 +64,7 @@ class Settings:
     def save(self, folder: Path) -> None:
         """Write .hydra/config.yaml (the values) and .hydra/overrides.yaml in a run folder."""
         directory = folder / FOLDER
-        write_text(directory / "config.yaml", dump_yaml(self.plain()))
+        write_text(directory / CONFIG, dump_yaml(self.plain()))
         write_text(directory / "overrides.yaml", dump_yaml(list(self.overrides)))
 
     @classmethod
@@ -78,9 +78,9 @@ class Settings:
             UserError: If it is not a run folder, its configuration is damaged, or a `_target_`
                 belongs neither to dxn nor to a trusted package.
         """
-        path = folder / FOLDER / "config.yaml"
+        path = folder / FOLDER / CONFIG
         if not path.is_file():
-            raise UserError(f"{folder}: not a run folder, it has no {FOLDER}/config.yaml")
+            raise UserError(f"{folder}: not a run folder, it has no {FOLDER}/{CONFIG}")
         values = load_yaml(path)
         # Imported here, because pydantic takes time to import, and most commands do not need it.
         from dxn.config.run_config import RunConfig

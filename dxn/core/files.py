@@ -34,6 +34,11 @@ PREDICTIONS = "predictions.csv"
 PLOTS = "plots"
 REPORT = "report.html"
 SCORES = "scores.json"
+# Files of a model folder. The first one also contains the settings of a run.
+CONFIG = "config.yaml"
+CARD = "README.md"
+LABELS = "labels.json"
+STACK = "stack.json"  # of a model with a baseline
 
 SUMS = "SHA256SUMS"
 # Start of the names of unfinished files and folders. `remove_unfinished` deletes what a killed

@@ -11,12 +11,11 @@ from typing import Any
 from dxn.config.model_plan import ModelPlan, read_model_plan
 from dxn.config.settings import dump_yaml
 from dxn.core.errors import UserError
+from dxn.core.files import CARD, LABELS
 from dxn.core.printable import without_secrets
 from dxn.core.results import ALL, read_results
 from dxn.core.untrusted import load_json, read_text
-from dxn.runs.saved.model_folder import CARD
 
-LABELS = "labels.json"
 # The section about use, up to the next section, which an author may have added.
 USE = re.compile(r"^## Use\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 # A license is an identifier such as apache-2.0.

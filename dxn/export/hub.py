@@ -9,7 +9,7 @@ from typing import Any
 
 from dxn.config.model_plan import SUFFIXES, check_files
 from dxn.core.errors import UserError
-from dxn.core.files import SUMS
+from dxn.core.files import CARD, SUMS
 from dxn.export.card import hub_card
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.hub import NAME, REVISION, endpoint, reason_of
@@ -115,10 +115,10 @@ def _files(folder: Path, card: str) -> dict[str, Path | bytes]:
     paths = [path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES]
     text = card.encode()
     sums = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-    own = f"{hashlib.sha256(text).hexdigest()}  {model_folder.CARD}"
-    lines = [own if line.endswith(f"  {model_folder.CARD}") else line for line in sums]
+    own = f"{hashlib.sha256(text).hexdigest()}  {CARD}"
+    lines = [own if line.endswith(f"  {CARD}") else line for line in sums]
     return {
         **{path.name: path for path in paths},
-        model_folder.CARD: text,
+        CARD: text,
         SUMS: ("\n".join(lines) + "\n").encode(),
     }

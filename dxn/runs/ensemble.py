@@ -20,9 +20,12 @@ from dxn.config.values import assign, leaves, lookup
 from dxn.core.display import is_main_process, print_line, print_rule
 from dxn.core.errors import Interrupted
 from dxn.core.files import (
+    CARD,
+    CONFIG,
     METRICS,
     MODEL,
     PRETRAINING,
+    STACK,
     SUMS,
     link,
     replace_folder,
@@ -51,8 +54,8 @@ from dxn.training.trainer import Trainer
 FILE = "ensemble.json"  # what the members that have not started yet need, besides the configuration
 # Files of a model folder that those of an ensemble replace.
 REPLACED = (
-    *(model_folder.WEIGHTS, model_folder.CONFIG, model_folder.CARD, SUMS),
-    *(stack_files.FILE, stack_files.TENSORS),
+    *(model_folder.WEIGHTS, CONFIG, CARD, SUMS),
+    *(STACK, stack_files.TENSORS),
 )
 MEAN = f"mean of the {MEMBERS}"
 
@@ -235,14 +238,14 @@ def save_ensemble(folder: Path, members: Sequence[Path]) -> None:
     for number, path in enumerate(members):
         for name, tensor in read_tensors(path / model_folder.WEIGHTS).items():
             tensors[f"{MEMBERS}.{number}.{name}"] = tensor
-    nodes = {**load_yaml(first / model_folder.CONFIG), MEMBERS: len(members)}
+    nodes = {**load_yaml(first / CONFIG), MEMBERS: len(members)}
     with replace_folder(folder) as new:
         for path in first.iterdir():
             if path.name not in REPLACED and path.is_file():
                 link(path, new / path.name)
         write_tensors(new / model_folder.WEIGHTS, tensors)
         stack_files.join_stacks(new, members)
-        (new / model_folder.CONFIG).write_text(dump_yaml(nodes), encoding="utf-8")
+        (new / CONFIG).write_text(dump_yaml(nodes), encoding="utf-8")
         # `write_card` replaces it when the metrics are known.
-        (new / model_folder.CARD).write_text("", encoding="utf-8")
+        (new / CARD).write_text("", encoding="utf-8")
         write_sums(new)

@@ -15,7 +15,16 @@ from dxn.config.settings import FOLDER as CONFIG_FOLDER
 from dxn.config.settings import Settings
 from dxn.core.display import now, print_line
 from dxn.core.errors import UserError
-from dxn.core.files import CHECKPOINTS, LOG, METRICS, PRETRAINING, lock, new_folder, open_own
+from dxn.core.files import (
+    CHECKPOINTS,
+    CONFIG,
+    LOG,
+    METRICS,
+    PRETRAINING,
+    lock,
+    new_folder,
+    open_own,
+)
 from dxn.runs.paths import MEMBERS, is_run, member_folders, runs_below
 from dxn.runs.plan import is_restart, launch, started_by
 from dxn.training.checkpoint import all_checkpoints
@@ -87,7 +96,7 @@ def newest_unfinished(settings: Settings) -> Settings:
         if not started or (folder / METRICS).exists() or not is_run(folder):
             continue
         if Settings.load(folder, settings.trust).overrides == words:
-            written = (folder / CONFIG_FOLDER / "config.yaml").stat().st_mtime_ns
+            written = (folder / CONFIG_FOLDER / CONFIG).stat().st_mtime_ns
             candidates.append((written, folder))
     if not candidates:
         return settings

@@ -12,6 +12,7 @@ import torch
 from dxn.config.instantiate import build
 from dxn.config.settings import FOLDER
 from dxn.core.errors import UserError, similar
+from dxn.core.files import CONFIG
 from dxn.core.untrusted import load_yaml
 from dxn.data.dataset import Samples
 from dxn.models.model import MultimodalModel
@@ -86,7 +87,7 @@ def own_metrics_of(run: str | None, trust: Sequence[str]) -> dict[str, OwnMetric
     """
     if run is None or not is_run(Path(run)):
         return {}
-    return build_metrics(load_yaml(Path(run) / FOLDER / "config.yaml"), trust)
+    return build_metrics(load_yaml(Path(run) / FOLDER / CONFIG), trust)
 
 
 def build_metrics(values: Mapping[str, Any], trust: Sequence[str]) -> dict[str, OwnMetric]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dxn.config.settings import FOLDER
 from dxn.core.errors import UserError, similar
-from dxn.core.files import MODEL
+from dxn.core.files import CONFIG, MODEL
 
 MEMBERS = "members"
 TRIALS = "trials"  # folder of the runs of a search
@@ -92,12 +92,12 @@ def weights_of_run(text: str, key: str = "weights") -> tuple[str, str | None]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder contains the configuration of a run."""
-    return (folder / FOLDER / "config.yaml").is_file()
+    return (folder / FOLDER / CONFIG).is_file()
 
 
 def has_model(folder: Path) -> bool:
     """Whether a folder is a model folder, or the run folder of a finished training."""
-    return any((path / "config.yaml").is_file() for path in (folder, folder / MODEL))
+    return any((path / CONFIG).is_file() for path in (folder, folder / MODEL))
 
 
 def _find(text: str, key: str, is_complete: Callable[[Path], bool]) -> tuple[Path, str | None]:
@@ -116,7 +116,7 @@ def _find(text: str, key: str, is_complete: Callable[[Path], bool]) -> tuple[Pat
         raise UserError(
             f"{key}: {folder}: not a run folder, and no folder in it contains {purpose}"
         )
-    newest = max(runs, key=lambda run: ((run / FOLDER / "config.yaml").stat().st_mtime_ns, run))
+    newest = max(runs, key=lambda run: ((run / FOLDER / CONFIG).stat().st_mtime_ns, run))
     return newest, f"{key}: {newest} (newest of {len(runs)})"
 
 

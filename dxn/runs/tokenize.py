@@ -69,14 +69,9 @@ def tokenized_rows(
     *,
     is_array: bool = False,
 ) -> Iterator[Batch]:
-    """Yield the matrices of each batch as rows, see `write_answers` and `write_matrices`.
+    """Yield the matrices of each batch as rows, see `dxn.runs.predictor.resumable.Answers`.
 
-    Args:
-        predictor: The model.
-        samples: The samples.
-        batch_size: Number of samples per batch.
-        start: Number of batches to leave out.
-        is_array: Whether a row has its origin, in place of the columns that identify it.
+    With `is_array`, a row has its origin instead of the columns that identify it.
     """
     opened = samples.opened
 

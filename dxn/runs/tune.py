@@ -40,7 +40,7 @@ from dxn.core.display import (
     silence,
 )
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import link, new_folder, replace_folder
+from dxn.core.files import CHECKPOINTS, link, new_folder, replace_folder
 from dxn.core.results import BEST, read_results
 from dxn.runs.decide import (
     check_combinations,
@@ -501,7 +501,7 @@ class Search:
         for trial in self.finished():
             is_here = trial.user_attrs.get(HOST) == socket.gethostname()
             if is_here and trial.number not in numbers:
-                shutil.rmtree(Path(trial.user_attrs[FOLDER]) / "checkpoints", ignore_errors=True)
+                shutil.rmtree(Path(trial.user_attrs[FOLDER]) / CHECKPOINTS, ignore_errors=True)
 
     def _print(self) -> None:
         """Print one row per setting, the best ones first, and the number of trials by state."""

@@ -17,6 +17,7 @@ from dxn.config.settings import Settings
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import (
+    CARD,
     CHECKPOINTS,
     LOG,
     METRICS,
@@ -177,8 +178,8 @@ def _check_model(
     try:
         listed = check_sums(path)
     except UserError:
-        listed = check_sums(path, may_differ=[model_folder.CARD])
-        result.notes.append(f"{path / model_folder.CARD}: edited since it was written")
+        listed = check_sums(path, may_differ=[CARD])
+        result.notes.append(f"{path / CARD}: edited since it was written")
     weights = dict(predictor.model.state_dict())
     total = sum(tensor.numel() for tensor in weights.values())
     result.checked.append(

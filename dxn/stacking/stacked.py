@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dxn.core.build_limit import build_limit
 from dxn.core.errors import UserError
-from dxn.core.files import SUMS, link, replace_folder, write_sums, write_text
+from dxn.core.files import STACK, SUMS, link, replace_folder, write_sums, write_text
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import (
     check_after_loading,
@@ -29,7 +29,6 @@ from dxn.models.model import Batch, MultimodalModel, Network
 from dxn.stacking.features import Features, model_features
 from dxn.stacking.modules import Baseline, FeatureBaseline
 
-FILE = "stack.json"
 TENSORS = "stack.safetensors"
 MAX_COUNT = 100_000_000
 MAX_REASON = 300  # characters; load_state_dict lists every tensor that does not match
@@ -172,7 +171,7 @@ def write_stack(folder: Path, stack: Stacked | None) -> None:
     """Add a stacked model to the model folder of its model. None: remove that of before."""
     with replace_folder(folder) as new:
         for path in folder.iterdir():
-            if path.name not in (FILE, TENSORS, SUMS) and path.is_file():
+            if path.name not in (STACK, TENSORS, SUMS) and path.is_file():
                 link(path, new / path.name)
         if stack is not None:
             # One that does not take part would only cost time.
@@ -189,8 +188,8 @@ def join_stacks(new: Path, members: Sequence[Path]) -> None:
     entries: list[Any] = []
     tensors: dict[str, Tensor] = {}
     for number, folder in enumerate(members):
-        exists = (folder / FILE).exists()
-        entries.append(load_json(folder / FILE)["members"][0] if exists else None)
+        exists = (folder / STACK).exists()
+        entries.append(load_json(folder / STACK)["members"][0] if exists else None)
         if exists:
             for name, tensor in read_tensors(folder / TENSORS).items():
                 tensors[f"{number}.{name.partition('.')[2]}"] = tensor
@@ -204,7 +203,7 @@ def load_stacks(folder: Path, models: Sequence[MultimodalModel]) -> list[Network
     Raises:
         UserError: If the files do not fit the models.
     """
-    path = folder / FILE
+    path = folder / STACK
     if not path.exists():
         return list(models)
 
@@ -234,7 +233,7 @@ def load_stacks(folder: Path, models: Sequence[MultimodalModel]) -> list[Network
 def _write(folder: Path, entries: Sequence[Any], tensors: dict[str, Tensor]) -> None:
     check_before_saving(tensors)
     write_tensors(folder / TENSORS, tensors)
-    write_text(folder / FILE, json.dumps({"members": entries}, indent=1) + "\n")
+    write_text(folder / STACK, json.dumps({"members": entries}, indent=1) + "\n")
 
 
 def _read_baseline(
@@ -254,7 +253,7 @@ def _read_baseline(
         baseline.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:MAX_REASON]
-        raise UserError(f"{folder / TENSORS}: does not match {FILE}: {reason}") from error
+        raise UserError(f"{folder / TENSORS}: does not match {STACK}: {reason}") from error
     unknown = [name for name in baseline.inputs if name not in model.inputs]
     # The head of a plug-in can lack it. `Stacked.mixed` compares the shapes of all outputs.
     shape = getattr(model.head, "output_shape", baseline.output_shape)
@@ -265,5 +264,5 @@ def _read_baseline(
     else:
         problem = baseline.problem({name: model.adapter(name) for name in baseline.inputs})
     if problem:
-        raise UserError(f"{folder / FILE}: baseline: {problem}; copy the model folder again")
+        raise UserError(f"{folder / STACK}: baseline: {problem}; copy the model folder again")
     return baseline

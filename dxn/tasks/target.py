@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from dxn.core.files import LABELS
 from dxn.core.schema import CheckedMembers, Strict, validated
 
 # Target index without a loss: the default ignore_index of cross_entropy. It is never equal to a
 # predicted index, so it also never counts as correct.
 IGNORED = -100
-STATE_FILE = "labels.json"
 
 Source = Literal["column", "inputs", "hashes", "stream"]
 
@@ -161,5 +161,5 @@ class Target(CheckedMembers):
         Raises:
             UserError: If a value is missing or invalid.
         """
-        for name, value in validated(self.State, dict(state), STATE_FILE):
+        for name, value in validated(self.State, dict(state), LABELS):
             setattr(self, name, value)

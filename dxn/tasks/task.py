@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
+from dxn.core.files import LABELS
 from dxn.core.schema import CheckedMembers, Strict, validated
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
 from dxn.tasks.metric import Metric, own_metrics
 from dxn.tasks.space import Batch, LossSum, Space
-from dxn.tasks.target import STATE_FILE, Target
+from dxn.tasks.target import Target
 
 AnyTarget = TypeVar("AnyTarget", bound=Target)
 
@@ -246,7 +247,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             chosen = {"monitored": metric.monitored, "higher_is_better": metric.higher_is_better}
         content = {"task": self.name, **chosen, **self.target.state()}
         text = json.dumps(content, indent=1, ensure_ascii=False)
-        (folder / STATE_FILE).write_text(text, encoding="utf-8")
+        (folder / LABELS).write_text(text, encoding="utf-8")
 
     def load(self, folder: Path) -> Self:
         """Restore what `save` wrote.
@@ -254,7 +255,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         Raises:
             UserError: If a file is missing or invalid, or belongs to another task.
         """
-        path = folder / STATE_FILE
+        path = folder / LABELS
         if not path.exists():
             raise UserError(
                 f"{path}: file not found, but every model folder has one; check the path of the "

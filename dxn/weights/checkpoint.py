@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from dxn.core.errors import UserError
-from dxn.core.files import MODEL
+from dxn.core.files import CONFIG, MODEL
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import read_tensors
 from dxn.core.untrusted import load_json, shortened
@@ -156,7 +156,7 @@ def read_checkpoint(
             )
         path = _download(source, revision)
     # A run folder of dxn contains its model in a subfolder.
-    if (path / MODEL / "config.yaml").exists():
+    if (path / MODEL / CONFIG).exists():
         path = path / MODEL
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "config.json")

@@ -10,9 +10,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.config.instantiate import build
-from dxn.config.model_plan import CONFIG_FILE, ModelPlan, check_files, read_model_plan
+from dxn.config.model_plan import ModelPlan, check_files, read_model_plan
 from dxn.core.build_limit import build_limit
 from dxn.core.errors import UserError
+from dxn.core.files import CONFIG, LABELS
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import module_key
@@ -21,7 +22,6 @@ from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import copied
 from dxn.weights.family import Architecture, Family, Options, TensorMap
 
-LABELS_FILE = "labels.json"
 # Tensors that depend on the order of the inputs. The embedding has one row per input, and the names
 # of the layers contain the index of the input: fusion.mix.0.weight.
 INPUT_EMBEDDING = "fusion.input_embedding.weight"
@@ -39,12 +39,12 @@ class Labels(Strict):
 
 def matches(checkpoint: Checkpoint) -> bool:
     """Return whether the folder of the weights contains a config.yaml of dxn."""
-    if checkpoint.folder is None or not (checkpoint.folder / CONFIG_FILE).exists():
+    if checkpoint.folder is None or not (checkpoint.folder / CONFIG).exists():
         return False
     # Other programs also write a config.yaml, but not together with a labels.json.
-    if (checkpoint.folder / LABELS_FILE).exists():
+    if (checkpoint.folder / LABELS).exists():
         return True
-    return {"adapters", *PARTS} <= load_yaml(checkpoint.folder / CONFIG_FILE).keys()
+    return {"adapters", *PARTS} <= load_yaml(checkpoint.folder / CONFIG).keys()
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
@@ -56,7 +56,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     """
     folder = _folder(checkpoint)
     check_files(folder)  # before reading them
-    labels = folder / LABELS_FILE
+    labels = folder / LABELS
     if not labels.exists():
         raise UserError(
             f"weights: {folder}: not a complete model folder, because {labels.name} is missing; "
@@ -98,7 +98,7 @@ def _check_size(plan: ModelPlan, checkpoint: Checkpoint, tokenizer: Tokenizer | 
         UserError: If they cannot be built, or are much larger than the weights.
     """
     trust = checkpoint.trust
-    path = _folder(checkpoint) / CONFIG_FILE
+    path = _folder(checkpoint) / CONFIG
     # Initial weights are drawn, so the generator is restored.
     with build_limit(checkpoint.tensors, path), torch.random.fork_rng(devices=[]):
         for key, node in plan.adapters.items():

@@ -148,6 +148,15 @@ def test_an_error_before_the_first_batch_leaves_nothing(words, capsys, tmp_path,
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize(("verb", "name"), [("embed", "v.npy"), ("tokenize", "k.npz")])
+def test_rows_without_any_answer_write_no_file(words, capsys, tmp_path, monkeypatch, verb, name):
+    monkeypatch.setattr("dxn.training.predict.run_batches", lambda *_, **__: iter(()))
+    monkeypatch.setattr("dxn.runs.tokenize.run_batches", lambda *_, **__: iter(()))
+    line = refused(capsys, *words(name, verb))
+    assert f"none of the {ROWS} rows has an answer; check the files" in line
+    assert names(tmp_path) == []
+
+
 def test_an_ensemble_with_baselines_has_equal_answers_for_any_batch_size(words, tmp_path):
     answers = []
     for size in (1, SIZE, ROWS):

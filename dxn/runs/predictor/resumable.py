@@ -271,7 +271,7 @@ def write_answers(
         other processes than the first.
 
     Raises:
-        UserError: If no row has an input, see also `RowWriter`.
+        UserError: If no row has an input or an answer, see also `RowWriter`.
     """
     if not len(samples):
         raise UserError(f"input: no row has any of the inputs {', '.join(samples.inputs)}")
@@ -297,6 +297,15 @@ def write_answers(
             # The rows of samples without augmentation increase.
             first = int(np.searchsorted(samples.rows, batch[0][0]))
             writer.write(first // batch_size, batch)
+        # Arrays and matrices have no size without a row, and a table has no columns.
+        if not writer.written.records:
+            reasons = [str(issue) for issue in samples.opened.bad]
+            reasons += samples.opened.bad_later.values()
+            about = f" ({reasons[0]})" if reasons else ""
+            raise UserError(
+                f"input: none of the {count(len(samples), 'row')} has an answer{about}; check the "
+                "files"
+            )
         writer.close(-(-len(samples) // batch_size))
     written = writer.written
     skipped = samples.opened.skipped + len(samples) - written.answered

@@ -31,14 +31,7 @@ MAX_LISTED = 5  # classes of which the probability is printed
 def predicted_rows(
     predictor: Predictor, samples: Samples, batch_size: int, start: int = 0
 ) -> Iterator[Batch]:
-    """Yield the predictions of each batch as rows, for `write_answers`.
-
-    Args:
-        predictor: The model.
-        samples: The samples.
-        batch_size: Number of samples per batch.
-        start: Number of batches to leave out.
-    """
+    """Yield the predictions of each batch as rows, see `dxn.runs.predictor.resumable.Answers`."""
     opened, task = samples.opened, predictor.task
     shown = shown_inputs(opened)
     parts = predict_batches(
@@ -61,12 +54,7 @@ def embedded_rows(
 ) -> Iterator[Batch]:
     """Yield the embeddings of each batch as rows with their ids, see `predicted_rows`.
 
-    Args:
-        predictor: The model.
-        samples: The samples.
-        batch_size: Number of samples per batch.
-        start: Number of batches to leave out.
-        split: Whether the numbers have the columns v0, v1 and so on. False: the column `vector`.
+    With `split`, the numbers have the columns v0, v1 and so on, otherwise the column `vector`.
     """
     parts = embed(
         predictor.network,

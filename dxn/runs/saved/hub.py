@@ -10,13 +10,13 @@ from textwrap import shorten
 from typing import Any
 
 from dxn.core.errors import UserError
+from dxn.core.files import CARD, CONFIG, SUMS
 from dxn.runs.paths import HUB
 
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 REVISION = re.compile(r"[\w][\w./-]*")
-CONFIG = "config.yaml"
 # The files of a model folder. Nothing else is downloaded, such as pickles.
-PATTERNS = ("*.json", "*.yaml", "*.safetensors", "SHA256SUMS", "README.md")
+PATTERNS = ("*.json", "*.yaml", "*.safetensors", SUMS, CARD)
 MAX_REASON = 300  # characters of an error of the library
 
 

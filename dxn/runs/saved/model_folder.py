@@ -13,7 +13,19 @@ from torch import Tensor, nn
 from dxn.config.instantiate import build
 from dxn.config.settings import dump_yaml
 from dxn.core.errors import UserError
-from dxn.core.files import MODEL, SUMS, link, replace_folder, sha256, write_sums, write_text
+from dxn.core.files import (
+    CARD,
+    CONFIG,
+    LABELS,
+    MODEL,
+    STACK,
+    SUMS,
+    link,
+    replace_folder,
+    sha256,
+    write_sums,
+    write_text,
+)
 from dxn.core.tensors import (
     check_after_loading,
     check_before_saving,
@@ -25,15 +37,11 @@ from dxn.runs.build import adapters_of, build_adapters, build_model, load_fitted
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.dtypes import Dtype, set_dtype
 from dxn.tasks import Task
-from dxn.tasks.task import STATE_FILE
 
 if TYPE_CHECKING:
     from dxn.config.model_plan import ModelPlan
 
 WEIGHTS = "model.safetensors"
-CONFIG = "config.yaml"
-CARD = "README.md"
-STACK = "stack.json"  # of a model with a baseline
 MAX_REASON = 300  # characters; load_state_dict lists every tensor that does not match
 
 
@@ -246,7 +254,7 @@ def model_folder(folder: Path) -> Path:
         folder = folder / MODEL
     if not folder.is_dir():
         raise UserError(f"{folder}: folder not found (current directory: {Path.cwd()})")
-    for name in (WEIGHTS, CONFIG, STATE_FILE):
+    for name in (WEIGHTS, CONFIG, LABELS):
         if not (folder / name).exists():
             raise UserError(f"{folder}: not a run folder or model folder; {name} is missing")
     return folder
