@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch import distributed as dist
 
-# Number of logits per chunk. They fit into the cache of a CPU, and they need only a small part of
-# the memory of a GPU.
+# Number of logits per chunk on a CPU, in whose cache they fit.
 CHUNK = 2**20
-# Number of chunks per update of the embedding gradient. An update takes about as long as the matrix
-# product of one chunk, so one update per chunk would be too slow.
+# Number of these chunks per update of the embedding gradient. An update takes about as long as the
+# matrix product of one chunk, so one update per chunk would be too slow.
 GROUP = 4
+# Number of logits per chunk on other devices, with one update each. Their kernels take longer to
+# start than to compute a small chunk. In bf16, these logits need 256 MB.
+DEVICE_CHUNK = 2**27
 
 
 def linear_cross_entropy(
@@ -39,6 +41,9 @@ def linear_cross_entropy(
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+    if not torch.is_grad_enabled():
+        # The forward pass below cannot ask for this, because it always runs without gradients.
+        x, embedding = x.detach(), embedding.detach()
     # Autocast is disabled, because it would convert the embedding again for each chunk.
     with torch.autocast(device, enabled=False):
         total = _LinearCrossEntropy.apply(x, embedding, targets, label_smoothing, dtype)
@@ -47,7 +52,7 @@ def linear_cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Computes the loss and both gradients in the forward pass.
+    """Computes the loss and the gradients that are needed in the forward pass.
 
     Let p be the softmax and q the target distribution, both (M, V). The gradient with respect to x
     is (p - q) @ embedding, and that with respect to the embedding is (p - q).T @ x. q is a one-hot
@@ -64,18 +69,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> Tensor:
         """Compute matrix products in `dtype`, and sums over the vocabulary at least in float32."""
-        grad_x = torch.empty_like(x)
-        grad_embedding = torch.zeros_like(embedding)
+        needs_x, needs_embedding = ctx.needs_input_grad[:2]
+        grad_x = torch.empty_like(x) if needs_x else None
+        grad_embedding = torch.zeros_like(embedding) if needs_embedding else None
         total = x.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
         low_x = x.to(dtype)
         low_embedding = embedding.to(dtype)
+        size, num_chunks = (CHUNK, GROUP) if x.device.type == "cpu" else (DEVICE_CHUNK, 1)
         # At least 16 rows, because matrix products with fewer rows are inefficient.
-        rows = max(CHUNK // len(embedding), 16)
-        for start in range(0, len(x), GROUP * rows):
-            group = slice(start, start + GROUP * rows)
+        rows = max(size // len(embedding), 16)
+        for start in range(0, len(x), num_chunks * rows):
+            group = slice(start, start + num_chunks * rows)
             group_x = low_x[group]
             group_targets = targets[group, None]
-            probs = group_x.new_empty(len(group_x), len(embedding))
+            needs_probs = needs_x or needs_embedding
+            probs = group_x.new_empty(len(group_x) if needs_probs else 0, len(embedding))
             for offset in range(0, len(group_x), rows):
                 chunk = slice(offset, offset + rows)
                 logits = group_x[chunk] @ low_embedding.T
@@ -85,24 +93,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 log_sum = logits.amax(-1).to(total.dtype) - softmax.amax(-1).log()
                 true_logits = logits.gather(1, group_targets[chunk]).squeeze(1)
                 total += (log_sum - (1 - smoothing) * true_logits).sum()
-                probs[chunk] = softmax
-            grad_x[group] = (probs @ low_embedding).to(x.dtype)
-            grad_embedding += probs.T @ group_x
+                if needs_probs:
+                    probs[chunk] = softmax
+            if grad_x is not None:
+                grad_x[group] = (probs @ low_embedding).to(x.dtype)
+            if grad_embedding is not None:
+                grad_embedding += probs.T @ group_x
         sum_x = x.sum(0)
         mean_embedding = embedding.mean(0)
         total -= smoothing * (sum_x * mean_embedding).sum()
-        grad_x -= (1 - smoothing) * embedding[targets] + smoothing * mean_embedding
-        grad_embedding.index_add_(0, targets, x.to(embedding.dtype), alpha=smoothing - 1)
-        grad_embedding -= smoothing / len(embedding) * sum_x
+        if grad_x is not None:
+            grad_x -= (1 - smoothing) * embedding[targets] + smoothing * mean_embedding
+        if grad_embedding is not None:
+            grad_embedding.index_add_(0, targets, x.to(embedding.dtype), alpha=smoothing - 1)
+            grad_embedding -= smoothing / len(embedding) * sum_x
         # The backward pass only has to scale these gradients.
         ctx.save_for_backward(grad_x, grad_embedding)
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # pyright: ignore
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the gradients that `forward` computed."""
-        grad_x, grad_embedding = ctx.saved_tensors
-        return grad * grad_x, grad * grad_embedding, None, None, None
+        scaled = [None if each is None else grads[0] * each for each in ctx.saved_tensors]
+        return *scaled, None, None, None
 
 
 def unit(x: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class Packing:
         """Return (B, N, D) with the rows of x (T, D) at the real tokens, and zeros elsewhere."""
         batch, length = self.shape
         out = x.new_zeros(batch * length, x.shape[-1])
-        return out.index_copy(0, self.index, x).unflatten(0, self.shape)
+        return out.index_copy_(0, self.index, x).unflatten(0, self.shape)
 
     def groups(self) -> list[Group]:
         """Divide the samples that have tokens into groups of similar length."""

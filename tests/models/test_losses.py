@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from dxn.models import losses
 from dxn.models.losses import linear_cross_entropy
@@ -229,3 +231,52 @@ def test_under_autocast_x_may_be_bfloat16_and_the_embedding_float32():
     assert [t.dtype for t in ours] == [torch.float32] * 3
     for mine, true in zip(ours, exact, strict=True):
         assert float((mine - true).norm() / true.norm()) < 2e-2
+
+
+def flops(call):
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_without_gradients_the_loss_is_the_same_and_costs_one_product(mode, smoothing):
+    x, embedding, targets = make_inputs()
+
+    def loss():
+        return linear_cross_entropy(x, embedding, targets, label_smoothing=smoothing)
+
+    with mode():
+        assert torch.equal(loss(), loss().detach())
+        assert flops(loss) == 2 * M * V * D
+    assert torch.equal(loss().detach(), mode()(loss)())
+    assert flops(loss) == 3 * 2 * M * V * D
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_side_gets_no_gradient_and_costs_no_product(frozen):
+    inputs = make_inputs()
+    sides = [each.detach().requires_grad_(i != frozen) for i, each in enumerate(inputs[:2])]
+    losses_of = [f(*sides, inputs[2]) for f in (linear_cross_entropy, torch_loss)]
+    ours, theirs = (torch.autograd.grad(loss, sides[1 - frozen])[0] for loss in losses_of)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+    assert flops(lambda: linear_cross_entropy(*sides, inputs[2])) == 2 * 2 * M * V * D
+
+
+def test_other_devices_than_a_cpu_get_few_large_chunks():
+    """2,048 tokens and GPT-2's vocabulary: one chunk, instead of one per 20 tokens."""
+    x = torch.empty(2048, 8, device="meta", requires_grad=True)
+    embedding = torch.empty(50257, 8, device="meta", requires_grad=True)
+    targets = torch.empty(2048, dtype=torch.long, device="meta")
+    shapes = []
+
+    class Softmaxes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._softmax.default:
+                shapes.append(tuple(args[0].shape))
+            return func(*args, **(kwargs or {}))
+
+    with Softmaxes():
+        losses._LinearCrossEntropy.apply(x, embedding, targets, 0.0, torch.float32)
+    assert shapes == [(2048, 50257)]
