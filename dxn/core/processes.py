@@ -1,15 +1,76 @@
-"""The processes of one command that torchrun started: their number, and objects that they send."""
+"""The processes of one command that torchrun started: how they meet, and objects that they send."""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+import time
+import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from dxn.core.errors import UserError
 
 T = TypeVar("T")
+
+HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun sets this to True
+POLL = 0.01  # seconds between two looks for processes that have not arrived
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the processes that one torchrun started on one or several machines have in common.
+
+    Attributes:
+        id: Identifies the torchrun. It stays the same when torchrun restarts the processes.
+        is_restart: Whether torchrun has started the processes before.
+        connection: Arguments of `init_process_group`.
+    """
+
+    id: str
+    is_restart: bool
+    connection: dict[str, Any]
+
+
+@functools.cache
+def launch() -> Launch | None:
+    """Meet the other processes that torchrun started with this one. None without torchrun.
+
+    torchrun keeps its store of addresses when it restarts the processes (--max-restarts). A process
+    could read the address of one that was killed, so each start has its own part of the store. Its
+    name cannot be TORCHELASTIC_RESTART_COUNT: each machine counts only the failures of its own
+    processes. So the first process chooses the name. The others cannot know whether a name in the
+    store is that of this start, so each one asks with a random word that the first one answers.
+    """
+    if os.environ.get(HAS_STORE) != "True":
+        return None
+    store, rank, world_size = next(rendezvous("env://"))
+    own = uuid.uuid4().hex
+    if rank:
+        store.set(f"dxn/word/{rank}", own)
+        # This waits for the answer.
+        start, identity, is_restart = json.loads(store.get(f"dxn/answer/{own}"))
+        store.set(f"dxn/{start}/{rank}", "here")
+    else:
+        start = own
+        identity = store.compare_set("dxn/launch", "", own).decode()
+        is_restart = identity != own
+        missing = set(range(1, world_size))
+        while missing:
+            for each in sorted(missing):
+                # The word can be that of a process before the restart. Nobody reads that answer.
+                if store.check([f"dxn/word/{each}"]):
+                    word = store.get(f"dxn/word/{each}").decode()
+                    store.set(f"dxn/answer/{word}", json.dumps([start, identity, is_restart]))
+            time.sleep(POLL)
+            missing = {each for each in missing if not store.check([f"dxn/{start}/{each}"])}
+    part = dist.PrefixStore(start, store)
+    return Launch(identity, is_restart, {"store": part, "rank": rank, "world_size": world_size})
 
 
 def processes() -> tuple[int, int]:

@@ -31,9 +31,6 @@ MAX_MMAP_THRESHOLD = 1 << 30  # bytes
 #     10,000                         6.5   25
 #     50,000                         6.2   80
 SPINS = "2500"
-# Environment variables that torchrun sets.
-LAUNCH = "TORCHELASTIC_RUN_ID"  # all processes of a training have the same
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 # Messages of the CPU and of GPUs: of torch, of C++, and of oneDNN, which computes layers.
 OUT_OF_MEMORY = (
     "out of memory",

@@ -25,8 +25,9 @@ from dxn.core.files import (
     new_folder,
     open_own,
 )
-from dxn.runs.paths import MEMBERS, is_run, member_folders, runs_below
-from dxn.runs.plan import is_restart, launch, started_by
+from dxn.core.processes import launch
+from dxn.runs.paths import is_run, member_folders, runs_below
+from dxn.runs.plan import started_by
 from dxn.training.checkpoint import all_checkpoints
 
 LOCK = ".lock"
@@ -68,14 +69,8 @@ def has_checkpoint(folder: Path) -> bool:
 
 def after_restart(settings: Settings) -> Settings:
     """Return the settings that continue the run, if torchrun has restarted its processes."""
-    values = settings.values
-    if not is_restart() or settings.is_resumed:
-        return settings
-    folder = Path(values["run"]) if values["run"] else _folder_of_launch(Path(values["output"]))
-    # The processes can also have failed before the training began.
-    if folder is None or not started_by(folder, launch()):
-        return settings
-    return continued(folder, settings)
+    folder = None if settings.is_resumed else _folder_before_restart(settings.values)
+    return settings if folder is None else continued(folder, settings)
 
 
 def newest_unfinished(settings: Settings) -> Settings:
@@ -118,13 +113,22 @@ def continued(folder: Path, settings: Settings) -> Settings:
     return replace(saved, values=values, hidden=hidden)
 
 
-def _folder_of_launch(output: Path) -> Path | None:
-    """Return the run folder that this torchrun created below the folder `output`."""
-    folders = [folder for folder in output.glob("*/*") if started_by(folder, launch())]
-    # The folder of an ensemble has no checkpoints of its own.
-    members = [path for path in output.glob(f"*/*/{MEMBERS}/*") if started_by(path, launch())]
-    folders += [path.parent.parent for path in members]
-    return folders[0] if folders else None
+def _folder_before_restart(values: Mapping[str, Any]) -> Path | None:
+    """Return the run folder of this training before torchrun restarted its processes.
+
+    Returns:
+        The folder. None if there was no restart, or the processes failed before they created it.
+    """
+    started = launch()
+    if started is None or not started.is_restart:
+        return None
+    folders = [Path(values["run"])] if values["run"] else Path(values["output"]).glob("*/*")
+    for folder in folders:
+        # The folder of an ensemble has no plan of its own.
+        runs = [folder] if values["ensemble"] == 1 else member_folders(folder)
+        if any(started_by(each, started) for each in runs):
+            return folder
+    return None
 
 
 def ensemble_folder(settings: Settings) -> Path:
@@ -136,11 +140,9 @@ def ensemble_folder(settings: Settings) -> Path:
     values = settings.values
     if values["resume"]["run"]:
         return Path(values["resume"]["run"])
-    if is_restart():
-        own = Path(values["run"]) if values["run"] else _folder_of_launch(Path(values["output"]))
-        members = [] if own is None else member_folders(own)
-        if own is not None and any(started_by(each, launch()) for each in members):
-            return own
+    own = _folder_before_restart(values)
+    if own is not None:
+        return own
     data = values["data"]
     # The target is inferred when the data is read, so only one that the user set is known.
     name = str(values["name"] or data.get("target") or "ensemble")

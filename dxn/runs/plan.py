@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from dxn.config.settings import Settings, merge_overrides
 from dxn.config.values import leaves, lookup
 from dxn.core.errors import UserError
 from dxn.core.files import CHECKPOINTS, SUMS, check_sums, link, replace_folder, write_sums
-from dxn.core.runtime import LAUNCH, RESTARTS
+from dxn.core.processes import Launch
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 
@@ -219,20 +218,10 @@ def stop_if_changed(changes: Sequence[str], settings: Settings, what: str) -> No
         )
 
 
-def launch() -> str:
-    """Return what identifies the torchrun that started this process; "" without torchrun."""
-    return f"{os.environ[LAUNCH]}/{os.getppid()}" if LAUNCH in os.environ else ""
-
-
-def is_restart() -> bool:
-    """Whether torchrun has started this process again, after one of the processes failed."""
-    return os.environ.get(RESTARTS, "0") != "0"
-
-
-def started_by(folder: Path, launched: str) -> bool:
+def started_by(folder: Path, launched: Launch) -> bool:
     """Whether a folder is the run of this torchrun."""
     path = folder / FOLDER / PLAN
-    return bool(launched) and path.is_file() and read_plan(folder).launch == launched
+    return path.is_file() and read_plan(folder).launch == launched.id
 
 
 def _plan_text(plan: Plan, settings: Settings) -> str:

@@ -20,7 +20,7 @@ from dxn.config.values import refuse_without_effect
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
-from dxn.core.processes import from_all, from_first
+from dxn.core.processes import from_all, from_first, launch
 from dxn.core.randomness import named_draws
 from dxn.core.results import DataFacts, Truncation
 from dxn.core.runtime import release_memory
@@ -65,7 +65,6 @@ from dxn.runs.plan import (
     SplitFingerprint,
     check_config,
     check_data,
-    launch,
     read_plan,
     write_changes,
     write_plan,
@@ -239,6 +238,11 @@ def prepare(
     name = str(config["name"] or source.name or source.target or "run")
     # Each process has another time, and the time of the first one names the folder.
     folder = from_first(lambda: run_folder(config, name))
+    if old is not None:
+        launched = old.launch
+    else:
+        started = launch()
+        launched = "" if started is None else started.id
     plan = Plan(
         config=config,
         name=name,
@@ -248,7 +252,7 @@ def prepare(
         layout=None if source.layout is None else dict(source.layout),
         precision="bf16" if trainer.bf16 else "float32",
         batch_size=batch_size or trainer.batch_size * num_processes,
-        launch=launch() if old is None else old.launch,
+        launch=launched,
     )
 
     # The adapters and the data.

@@ -16,17 +16,15 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from torch import nn
-from torch.distributed import distributed_c10d
-from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from dxn.core.processes import from_first, processes
-from dxn.core.runtime import LAUNCH, RESTARTS, choose_bf16
+from dxn.core.processes import from_first, launch, processes
+from dxn.core.runtime import choose_bf16
 
 Precision = Literal["auto", "float32", "bf16"]
 
-# Further environment variables that torchrun sets.
-HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+# Environment variables that torchrun sets.
+LAUNCH = "TORCHELASTIC_RUN_ID"
 PROCESSES = "LOCAL_WORLD_SIZE"  # on this machine
 INTERVAL = 1.0  # seconds between two checks of torchrun, each of which takes microseconds
 # Seconds to save a checkpoint. A process that waits for a dead one does not react to the signal.
@@ -81,8 +79,9 @@ def connect(device: str) -> torch.device:
     on_cpu = device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
     if not on_cpu and torch.cuda.is_available():
         _check_gpus(torch.cuda.device_count())
-    store = own_store() if os.environ.get(RESTARTS, "0") != "0" else {}
-    selected = torch.device(PartialState(cpu=on_cpu, **store).device or "cpu")
+    started = launch()
+    connection = {} if started is None else started.connection
+    selected = torch.device(PartialState(cpu=on_cpu, **connection).device or "cpu")
     if processes()[1] > 1:
         # Not before: a second connection of the same processes would read the addresses of the
         # first one, and wait forever.
@@ -185,19 +184,6 @@ def _check_gpus(count: int) -> None:
             f"GPU{'s' if count > 1 else ''}; start at most one process per GPU "
             f"(--nproc_per_node {count}), or set device=cpu"
         )
-
-
-def own_store() -> dict[str, Any]:
-    """Return the arguments of `init_process_group` after torchrun has restarted the processes.
-
-    torchrun keeps its store of addresses at a restart (--max-restarts). Without a prefix, a process
-    could read the address of a process that was killed, and would fail to connect to it.
-    """
-    if os.environ.get(HAS_STORE) != "True":
-        return {}
-    store, rank, world_size = next(rendezvous("env://"))
-    own = distributed_c10d.PrefixStore(f"restart-{os.environ[RESTARTS]}", store)
-    return {"store": own, "rank": rank, "world_size": world_size}
 
 
 @contextmanager

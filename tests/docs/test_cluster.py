@@ -56,21 +56,43 @@ def test_the_training_of_each_launch_composes():
         assert len(check_command(f"dxn {training}")) == 1
 
 
-def test_two_machines_find_each_other_with_the_command_of_the_page():
+# The second process is killed at its first start. The first one waits, as for a gradient.
+RANK = """
+import os, sys, time
+from pathlib import Path
+from dxn.core.processes import from_all, launch
+from dxn.training.distributed import connect
+
+connect("cpu")
+started, rank = launch(), os.environ["RANK"]
+words = rank, started.is_restart, os.environ["TORCHELASTIC_RESTART_COUNT"]
+file = Path(sys.argv[1], "-".join(map(str, words)))
+file.write_text(started.id)
+assert from_all(lambda: 1) == ([1, 1] if rank == "0" else [])
+if not started.is_restart:
+    if rank == "1":
+        os.kill(os.getpid(), 9)
+    time.sleep(60)
+"""
+
+
+def test_two_machines_find_each_other_with_the_command_of_the_page_also_after_a_kill(tmp_path):
     (launch,) = (launch for launch, _ in launches() if "node0" in launch)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    words = shlex.split(launch.replace("node0:29500", address))[1:]
-    ranks = ["--no-python", "bash", "-c", "echo $GROUP_RANK $LOCAL_RANK $RANK $WORLD_SIZE"]
-    command = [sys.executable, "-m", "torch.distributed.run", *words, *ranks]
-    machines = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    lines = [
-        line for machine in machines for line in machine.communicate(timeout=60)[0].split("\n")
-    ]
-    found = sorted(tuple(map(int, line.split())) for line in lines if line)
-    assert found == [(m, local, 8 * m + local, 16) for m in range(2) for local in range(8)]
-    assert [machine.returncode for machine in machines] == [0, 0]
+    launch = launch.replace("node0:29500", address).replace("per_node=8", "per_node=1")
+    (tmp_path / "rank.py").write_text(RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", *shlex.split(launch)[1:]]
+    command += [str(tmp_path / "rank.py"), str(tmp_path)]
+    machines = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+    assert [machine.wait(timeout=60) for machine in machines] == [0, 0]
+    # The machine of the first process counts no restart, because none of its processes failed.
+    names = ["0-False-0", "0-True-0", "1-False-0", "1-True-1"]
+    files = {path.name: path.read_text() for path in tmp_path.glob("*-*")}
+    assert sorted(files) == names
+    # Both starts belong to the same torchrun, whose run folder they share.
+    assert len(set(files.values())) == 1
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from dxn.commands.train import Train
 from dxn.config.compose import compose
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
+from dxn.core.processes import Launch
 from dxn.models import Ensemble
 from dxn.models.ensemble import split_tensors
 from dxn.runs.ensemble import MEAN
@@ -246,7 +247,8 @@ def test_a_restart_continues_the_ensemble_in_the_folder_run(tmp_path, monkeypatc
     settings = compose(Train, ["ensemble=2", f"run={tmp_path}"])
     with pytest.raises(UserError, match="already contains an ensemble"):
         ensemble_folder(settings)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    launched = Launch("torchrun", is_restart=True, connection={})
+    monkeypatch.setattr("dxn.runs.folder.launch", lambda: launched)
     with pytest.raises(UserError, match="already contains an ensemble"):
         ensemble_folder(settings)  # of another torchrun
     monkeypatch.setattr("dxn.runs.folder.started_by", lambda folder, launched: True)

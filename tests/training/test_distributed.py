@@ -8,39 +8,59 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from dxn.core.runtime import LAUNCH
+from dxn.core import processes
 from dxn.training import distributed
-from dxn.training.distributed import is_lost_connection
+from dxn.training.distributed import LAUNCH, is_lost_connection
 
 
 @pytest.fixture
 def store(monkeypatch):
     """The store of torchrun, which all restarts of the processes share."""
     shared = HashStore()
-    monkeypatch.setattr(distributed, "rendezvous", lambda url: iter([(shared, 1, 2)]))
+    # The threads of a test stand for processes.
+    thread = threading.current_thread
+    monkeypatch.setattr(
+        processes, "rendezvous", lambda url: iter([(shared, int(thread().name), 2)])
+    )
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     return shared
 
 
+def start_of_two():
+    """What two processes that meet learn about their start."""
+    learned = {}
+
+    def meet():
+        learned[threading.current_thread().name] = processes.launch.__wrapped__()
+
+    threads = [threading.Thread(target=meet, name=rank) for rank in "01"]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(timeout=20)
+    return [learned[rank] for rank in "01"]
+
+
 def test_another_launcher_has_no_store(store, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
-    assert distributed.own_store() == {}
+    assert processes.launch.__wrapped__() is None
 
 
-def test_a_restart_does_not_read_the_addresses_before_it(store, monkeypatch):
-    store.set("address", "of a killed process")
-    stores = []
-    for count in ("1", "2"):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-        own = distributed.own_store()
-        assert (own["rank"], own["world_size"]) == (1, 2)
-        assert not own["store"].check(["address"])
-        own["store"].set("address", count)
-        stores.append(own["store"])
-    assert [store.get("address") for store in stores] == [b"1", b"2"]
-    # All processes of one restart share their part of the store.
-    assert distributed.own_store()["store"].get("address") == b"2"
+def test_a_restart_does_not_read_the_addresses_before_it(store):
+    # Of a process that was killed before the first one arrived.
+    store.set("dxn/word/1", "word")
+    starts = [start_of_two() for _ in range(3)]
+    for i, start in enumerate(starts):
+        first, second = (each.connection for each in start)
+        assert (first["rank"], second["rank"]) == (0, 1)
+        assert first["world_size"] == second["world_size"] == 2
+        assert not first["store"].check(["address"])
+        first["store"].set("address", str(i))
+        # All processes of one start share their part of the store.
+        assert second["store"].get("address") == str(i).encode()
+    every = [each for start in starts for each in start]
+    assert [each.is_restart for each in every] == [False, False, True, True, True, True]
+    assert len({each.id for each in every}) == 1
 
 
 LOST = [
