@@ -37,8 +37,6 @@ from dxn.training.log import read_log
 from dxn.training.state import State
 
 LOSSES = "log/"  # losses in a checkpoint, where NaN is a step that was skipped
-# Parametrizations of LoRA: the model folder has the merged weights under other names.
-LORA = ".parametrizations."
 MAX_LISTED = 5  # names in one line
 
 Result = TypeVar("Result")
@@ -212,7 +210,7 @@ def _check_checkpoint(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, 
         for name, tensor in weights.items()
         if name not in own or own[name].shape != tensor.shape
     ]
-    if wrong and not any(LORA in name for name in own):
+    if wrong:
         raise UserError(
             f"{path}: does not fit the model in model/: missing or of another shape: "
             f"{_listed(wrong)}"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge, Gt
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from dxn.core.errors import UserError
 from dxn.models.fusion import shared_name
@@ -104,13 +104,13 @@ class Finetune:
             if name.endswith(self.targets):
                 linear.weight.requires_grad_(False)
                 update = LowRank(linear.out_features, linear.in_features, self.rank, self.scale)
-                # A parametrization computes `linear.weight` from the frozen matrix at each access,
-                # so code that reads the weight without calling the layer also gets the update.
-                parametrize.register_parametrization(linear, "weight", update.to(linear.weight))
+                linear.add_module("lora", update.to(linear.weight))
+                # A hook instead of another layer: the names of the weights do not change.
+                linear.register_forward_hook(_add_update)
 
 
 class LowRank(nn.Module):
-    """Adds the low-rank update scale * up @ down to a matrix (arXiv:2106.09685, section 4.1).
+    """The low-rank update scale * up @ down of a matrix (arXiv:2106.09685, section 4.1).
 
     Args:
         rows: Number of rows of the matrix.
@@ -126,21 +126,32 @@ class LowRank(nn.Module):
         self.down = nn.Parameter(torch.randn(rank, columns) * columns**-0.5)
         self.scale = scale
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product (..., rows) of x (..., columns) and the update.
+
+        The update itself (rows, columns) and its gradient would need as many operations as the
+        gradient of the frozen matrix.
+        """
+        return F.linear(self.scale * F.linear(x, self.down), self.up)
+
+    def added_to(self, weight: Tensor) -> Tensor:
         """Return the weight (rows, columns) with the update added."""
         return weight + self.scale * (self.up @ self.down)
 
 
+@torch.no_grad()
 def merged(model: nn.Module) -> dict[str, Tensor]:
     """Return a state dict without LowRank modules, with every update added to its matrix."""
     state = model.state_dict()
-    # A parametrized module stores the original matrix and the update below `parametrizations`. The
-    # merged weight replaces both.
     for name, module in model.named_modules():
-        if parametrize.is_parametrized(module, "weight"):
-            prefix = f"{name}.parametrizations.weight."
-            state = {key: t for key, t in state.items() if not key.startswith(prefix)}
-            weight = module.weight
-            assert isinstance(weight, Tensor)
-            state[f"{name}.weight"] = weight.detach()
+        if isinstance(module, LowRank):
+            matrix = f"{name.removesuffix('lora')}weight"
+            state = {key: t for key, t in state.items() if not key.startswith(f"{name}.")}
+            state[matrix] = module.added_to(state[matrix])
     return state
+
+
+def _add_update(linear: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+    """Add the low-rank update of a linear layer to its output."""
+    assert isinstance(linear.lora, LowRank)
+    return output + linear.lora(args[0])

@@ -60,7 +60,7 @@ def test_what_is_not_there_yet_is_no_problem(tmp_path, monkeypatch, capsys):
     assert ".unfinished-0123abcd-step-000000003" in notes[-1]
 
 
-def test_a_model_with_merged_lora_weights_has_other_names_than_its_checkpoints(run, capsys):
+def test_a_model_with_merged_lora_weights_fits_its_checkpoints(run, capsys):
     folder = run.parent / "lora"
     more = [f"weights={run}", "finetune.lora_rank=2", "finetune.freeze=all", "trainer.epochs=1"]
     train(folder, *TINY_DIGITS, "adapters=[text]", *more)

@@ -5,6 +5,7 @@ import torch
 from helpers.runs import checkpoint_of, interrupt, same_tensors
 from helpers.training import fit, make_model, make_samples, make_task
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from dxn.core.errors import UserError
 from dxn.training.finetune import Finetune, LowRank, merged
@@ -126,7 +127,7 @@ def test_a_change_starts_at_zero_and_is_all_that_is_trained_of_a_frozen_model():
     Finetune(freeze="all", lora_rank=3, lora_targets=("attn.qkv", "mlp.up"))(model, loaded)
     assert torch.equal(predictions(model), before)
     changes = {
-        f"backbone.blocks.{i}.{linear}.parametrizations.weight.0.{part}"
+        f"backbone.blocks.{i}.{linear}.lora.{part}"
         for i in range(DEPTH)
         for linear in ("attn.qkv", "mlp.up")
         for part in ("up", "down")
@@ -157,7 +158,21 @@ def test_a_change_is_scaled_by_alpha_over_the_rank():
     nn.init.normal_(change.up)
     weight = torch.randn(7, 11, dtype=torch.float64)
     expected = weight + 0.6 * change.up @ change.down
-    torch.testing.assert_close(change(weight), expected)
+    torch.testing.assert_close(change.added_to(weight), expected)
+    x = torch.randn(5, 3, 11, dtype=torch.float64)
+    torch.testing.assert_close(x @ weight.T + change(x), x @ expected.T)
+
+
+def test_a_step_of_low_rank_changes_computes_no_gradient_of_the_frozen_matrices():
+    """Per token, a frozen matrix costs 2 products (4 RC), and a change of rank r 6 r (R + C)."""
+    model = make()
+    Finetune(freeze="all", lora_rank=2)(model, set())
+    layer = model.backbone.blocks[0].attn.qkv
+    rows, columns = layer.weight.shape
+    x = torch.randn(7, columns, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        layer(x).sum().backward()
+    assert counter.get_total_flops() == 7 * (4 * rows * columns + 6 * 2 * (rows + columns))
 
 
 def test_the_merged_weights_predict_as_the_changed_model():
