@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -152,6 +153,14 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
             f"{paths[1]}: dxn {verb} takes one path, got {len(paths)}; put a pattern in quotes, "
             "such as 'photos/*.jpg', or pass their folder"
         )
+    # A shell replaces train-{000..099}.tar outside of quotes by a word for each of the numbers.
+    for word, other in pairwise(words):
+        name = word.partition("=")[0]
+        if name.startswith("data.") and other.partition("=")[0] == name and word != other:
+            raise UserError(
+                f"{name}: must be one value, got {word} and {other}; put a range such as "
+                f"{{000..099}} in quotes: '{name}=...'"
+            )
     lines = [f"{key}={path}" for path in paths]
     if len(paths) > 1:
         # In quotes, because commas and brackets have a meaning in a list.

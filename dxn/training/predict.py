@@ -221,7 +221,7 @@ def run_batches(
     if divided and processes()[1] > 1:
         yield from _divided(run, samples, batch_size, device, start)
         return
-    if len(samples) == 1 and not samples.reads_files:  # needs no loader
+    if len(samples) == 1 and start == 0 and not samples.reads_files:  # needs no loader
         try:
             yield run(to_device(samples.batch(0, [0]), device))
         except Exception as error:

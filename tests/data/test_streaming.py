@@ -1,6 +1,9 @@
 """Streams: every row once per epoch for any processes and workers, exact positions, bad shards."""
 
+import gzip
+import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import datasets
 import pytest
@@ -40,7 +43,7 @@ def names(tmp_path_factory):
 
 
 def source_of(name, **options):
-    target = TARGETS[name.rpartition(".")[2]]
+    target = TARGETS.get(name.rpartition(".")[2])
     values = {"target": target, "shuffle_buffer": 9, **options}
     return read_hub(name, readers=by_modality(), streaming=True, **values)
 
@@ -210,12 +213,13 @@ def test_rows_of_parquet_files_are_those_of_tar_files(names):
     assert all(str(both[0][row][0]) == str(both[1][row][0]) for row in common)
 
 
+@pytest.mark.parametrize("query", ["", "?signature=a.b&expires=1"])
 @pytest.mark.parametrize("form", ["tar", "parquet"])
-def test_files_are_streamed_from_a_server(names, form):
+def test_files_are_streamed_from_a_server(names, form, query):
     folder, _, files = names[form].rpartition("/")
     # A tar file is read from the first to the last byte.
     with served(folder, parts=form == "parquet") as url:
-        source = source_of(f"{url}/{files}")
+        source = source_of(f"{url}/{files}{query}", target=TARGETS[form])
         found = rows_of(loader_of(samples_of(source, workers=2)))
     assert sorted(found) == every_row(source)
 
@@ -226,6 +230,36 @@ def test_a_local_folder_and_other_splits_are_streamed(names):
     assert list(two.splits) == ["train", "validation"]
     whole = read_hub(folder, readers=by_modality(), streaming=True, target="label.txt")
     assert whole.stream.num_rows == sum(SIZES) - len(whole.stream.held_out)
+
+
+def test_a_compressed_tar_file_is_streamed(names, tmp_path):
+    folder = Path(names["tar"]).parent
+    packed = tmp_path / "part.tar.gz"
+    packed.write_bytes(gzip.compress((folder / "part-00.tar").read_bytes()))
+    rows = source_of(str(packed), target="label.txt").stream.num_rows
+    assert rows == source_of(f"{folder}/part-00.tar").stream.num_rows
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "must be a data set of the hub, a folder, or files that end in .tar, .tar.gz"),
+        ("table.csv", "files that end in .tar, .tar.gz, .tgz, .parquet, got 'table.csv'"),
+        ("none-*.tar", "data.name: no file matches none-*.tar (current directory: "),
+        ("part-{09..00}.tar", "a range must begin with its lower end, got part-{09..00}.tar"),
+        ("first.tar", "first.tar cannot be loaded (its first file has no rows; remove this file)"),
+        ("text.tar", "text.tar cannot be loaded (ReadError: "),
+    ],
+)
+def test_wrong_names_of_files_are_refused(tmp_path, monkeypatch, name, words):
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text("a,b\n")
+    Path("text.tar").write_text("no archive")
+    tarfile.open("first.tar", "w").close()
+    with pytest.raises(UserError) as error:
+        source_of(name, target="label.txt")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def bad_shards(tmp_path, change):
@@ -249,15 +283,20 @@ def empty(file):
     file.write_bytes(b"")
 
 
+def compress(file):
+    file.write_bytes(gzip.compress(file.read_bytes()))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (cut, "part-02.tar: the tar file is cut off"),
         (damage, "part-02.tar: the tar file is damaged at byte "),
         (empty, "part-02.tar: the tar file is cut off"),
+        (compress, "part-02.tar: the tar file is compressed, and its name must end in .tar.gz"),
         (lambda file: file.unlink(), "cannot be loaded (Unable to find"),
     ],
-    ids=["cut", "damaged", "empty", "missing"],
+    ids=["cut", "damaged", "empty", "compressed", "missing"],
 )
 def test_a_bad_tar_file_is_named(tmp_path, change, words):
     with pytest.raises(UserError) as error:

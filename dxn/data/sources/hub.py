@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,13 +16,20 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
 from dxn.data.rows import OnBad, Origins, Source, Validate
-from dxn.data.sources.shards import MAX_REASON, Sample, Shards, Stream, to_columns
+from dxn.data.sources.shards import MAX_REASON, Sample, Shards, Stream, path_of, to_columns
 from dxn.data.sources.table import from_tables
 from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
 from dxn.data.tables.read import Table
 
 # Formats of shards whose paths or URLs the user names, by the end of their names.
-FORMATS = {".tar": "webdataset", ".parquet": "parquet"}
+FORMATS = {
+    ".tar": "webdataset",
+    ".tar.gz": "webdataset",
+    ".tgz": "webdataset",
+    ".parquet": "parquet",
+}
+# What `datasets` says about a first tar file without rows, from which it knows the columns.
+NO_ROWS = "Must pass at least one table"
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # such as {000..099}
 
 
@@ -162,16 +170,41 @@ def _data_files(name: str, others: Mapping[str, str | None]) -> dict[str, list[s
         others: Files of the other splits.
     """
     chosen = {split: files for split, files in others.items() if files is not None}
-    if Path(name).suffix in FORMATS:
-        named = {"train": name, **chosen}
-        return {split: list(_in_range(files)) for split, files in named.items()}
-    if chosen:
-        split = next(iter(chosen))
-        raise UserError(
-            f"data.{split}: needs files in data.name too, such as train-{{000..099}}.tar, got "
-            f"{name}"
-        )
-    return None
+    kind = _format(name)
+    if kind is None:
+        if not name or Path(name).is_file():
+            raise UserError(
+                "data.name: must be a data set of the hub, a folder, or files that end in "
+                f"{', '.join(FORMATS)}, got {name!r}"
+            )
+        for split in chosen:
+            raise UserError(
+                f"data.{split}: needs files in data.name too, such as train-{{000..099}}.tar, got "
+                f"{name}"
+            )
+        return None
+    named: dict[str, list[str]] = {}
+    for split, files in {"name": name, **chosen}.items():
+        if _format(files) != kind:
+            raise UserError(
+                f"data.{split}: must have the same format as data.name, got {files} and {name}"
+            )
+        # Not Path.glob, which takes no absolute pattern.
+        is_local = "://" not in files
+        if is_local and glob.has_magic(files) and not glob.glob(files, recursive=True):  # noqa: PTH207
+            raise UserError(
+                f"data.{split}: no file matches {files} (current directory: {Path.cwd()})"
+            )
+        named["train" if split == "name" else split] = list(_in_range(files))
+    return named
+
+
+def _format(name: str) -> str | None:
+    """Return the format of files, by the end of their names; None: it is no name of files."""
+    path = path_of(name).lower()
+    kinds = (kind for end, kind in FORMATS.items() if path.endswith(end))
+    # Some programs write a Parquet file as a folder.
+    return None if Path(name).is_dir() else next(kinds, None)
 
 
 def _in_range(name: str) -> Iterator[str]:
@@ -181,6 +214,8 @@ def _in_range(name: str) -> Iterator[str]:
         yield name
         return
     first, last = match.groups()
+    if int(first) > int(last):
+        raise UserError(f"data.name: a range must begin with its lower end, got {name}")
     for number in range(int(first), int(last) + 1):
         yield from _in_range(f"{name[: match.start()]}{number:0{len(first)}}{name[match.end() :]}")
 
@@ -198,7 +233,7 @@ def _load(
     import datasets
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 
-    path = name if data_files is None else FORMATS[Path(name).suffix]
+    path = _format(name) or name
     try:
         builder: Any = None
         if streaming:
@@ -208,10 +243,16 @@ def _load(
             splits: Any = builder.as_streaming_dataset()
         else:
             splits = datasets.load_dataset(path, config, revision=revision, data_files=data_files)
-    except (ValueError, OSError, DatasetsError) as error:
+    # The library and the formats that it reads have errors of many classes.
+    except Exception as error:
         # The message of a DatasetGenerationError has no details; those are in its cause.
         is_wrapper = isinstance(error, DatasetGenerationError) and error.__cause__ is not None
-        reason = " ".join(str(error.__cause__ if is_wrapper else error).split())
+        cause = error.__cause__ if is_wrapper else error
+        reason = " ".join(str(cause).split())
+        if NO_ROWS in reason:
+            reason = "its first file has no rows; remove this file"
+        elif not isinstance(cause, ValueError | OSError | DatasetsError):
+            reason = f"{type(cause).__name__}: {reason}"
         raise UserError(f"data.name: {name} cannot be loaded ({reason[:MAX_REASON]})") from error
     return builder, {str(split): splits[split] for split in splits}
 

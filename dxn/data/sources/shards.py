@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from dxn.core.display import track
+from dxn.core.display import count, track
 from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.data.rows import Column, Origins, as_column, blank_to_none
@@ -22,6 +23,7 @@ MAX_REASON = 300  # characters; error messages of `datasets` can be pages long
 SHARD_ROWS = 2**31
 PIECE = 256  # rows that `datasets` returns together; those of large photos take 100 MB
 BLOCK = tarfile.BLOCKSIZE  # bytes
+GZIP = b"\x1f\x8b"  # start of a compressed file
 ADVICE = "replace the file, or remove it from the data set"
 
 
@@ -79,10 +81,10 @@ class Shards:
             rows = self.rows.shard(len(self), shard).skip(start)
             for batch in rows.iter(batch_size=PIECE):
                 columns = to_columns(self.rows.features or {}, batch)
-                count = len(next(iter(columns.values())))
-                lines = np.arange(start + 1, start + count + 1)
+                size = len(next(iter(columns.values())))
+                lines = np.arange(start + 1, start + size + 1)
                 yield Table(columns, Origins([Path(name)], lines))
-                start += count
+                start += size
         except UserError:
             raise
         # The file systems and formats of `datasets` have errors of many classes.
@@ -123,7 +125,10 @@ class Shards:
             if table is not None:
                 tables.append(table.take(np.array(spaced_rows(len(table), quota), np.int64)))
         if not tables:
-            raise UserError(f"{self.names[0]}: the shards have no rows; choose other ones")
+            raise UserError(
+                f"{self.names[chosen[0]]}: there are no rows in {count(len(chosen), 'file')} of "
+                f"{len(self):,}; raise data.sample_shards, or choose other files"
+            )
         is_exact = len(chosen) == len(self)
         if not is_exact:
             total = round(total / len(chosen) * len(self))
@@ -165,7 +170,7 @@ class Stream:
 
     def __str__(self) -> str:
         about = "" if self.is_exact else "about "
-        return f"{about}{self.num_rows:,} rows in {len(self.shards):,} shards"
+        return f"{about}{count(self.num_rows, 'row')} in {count(len(self.shards), 'shard')}"
 
 
 def to_columns(
@@ -219,6 +224,11 @@ def _cached(path: str | None) -> Path | None:
     return None if path is None else Path(path)
 
 
+def path_of(name: str) -> str:
+    """Return a path, or the path of a URL, which can have a query such as a signature."""
+    return urlsplit(name).path if "://" in name else name
+
+
 def check_archive(name: str) -> None:
     """Check that a tar file is complete, because `tarfile` takes a damaged file for a shorter one.
 
@@ -230,7 +240,7 @@ def check_archive(name: str) -> None:
     Raises:
         UserError: If it is damaged.
     """
-    if not name.endswith(".tar"):
+    if not path_of(name).endswith(".tar"):
         return
     import fsspec
 
@@ -264,4 +274,7 @@ def _damage(file: Any) -> str | None:
             break
         has_content = not (info.isdir() or info.issym() or info.islnk())
         place += BLOCK + has_content * math.ceil(info.size / BLOCK) * BLOCK
+    file.seek(0)
+    if file.read(len(GZIP)) == GZIP:
+        return "is compressed, and its name must end in .tar.gz"
     return "is cut off" if place + BLOCK > size else f"is damaged at byte {place:,}"
