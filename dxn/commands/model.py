@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,6 +47,12 @@ class FromRun(Command):
         from dxn.runs.saved.loading import load_predictor
 
         return load_predictor(self.run, trust=self.settings.folder_trust, **options)
+
+    def loader(self, **options: Any) -> Callable[..., Predictor]:
+        """Return `load` with options, as a function that can be sent to other processes."""
+        # Other machines have another current directory.
+        run = None if self.run is None else str(Path(self.run).absolute())
+        return functools.partial(replace(self, run=run).load, **options)
 
     def identity(self, opened: Opened) -> str:
         """Return a hash of the model, the options and the input, for a file of its answers."""
@@ -177,10 +183,8 @@ class ManyRows(OnRay, FromRun, TableInput):
         from dxn.runs.engine.cluster import answer_rows
 
         values = self.settings.plain()
-        # Other machines have another current directory.
-        run = None if self.run is None else str(Path(self.run).absolute())
         return answer_rows(
-            functools.partial(replace(self, run=run).load, **options),
+            self.loader(**options),
             values["input"],
             values["output"],
             rows_of,

@@ -155,7 +155,11 @@ def run(
         listener: Socket to listen on.
         ready: Function that is called with the URL when the server answers.
     """
-    port = listener.getsockname()[1]
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    server = Server(configure(app, options), lambda: ready(f"http://{host}:{port}"))
+    server = Server(configure(app, options), lambda: ready(url_of(options, listener)))
     server.run(sockets=[listener])
+
+
+def url_of(options: ServeOptions, listener: socket.socket) -> str:
+    """Return the address of a server, whose option port can be 0."""
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"http://{host}:{listener.getsockname()[1]}"

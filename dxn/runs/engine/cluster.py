@@ -93,7 +93,7 @@ def start(address: str | None) -> Any:
     elif ":" in address:
         _require_port(address)
     try:
-        with _without_stderr():
+        with without_stderr():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
     except (ConnectionError, RuntimeError, ValueError) as error:
         place = "this machine" if address is None else address
@@ -116,8 +116,8 @@ def _require_port(address: str) -> None:
 
 
 @contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Suppress what the C++ code of Ray prints while it starts. Errors are exceptions."""
+def without_stderr() -> Iterator[None]:
+    """Suppress what the C++ code of Ray prints. Errors are exceptions."""
     saved = os.dup(2)
     try:
         with open(os.devnull, "w") as null:  # noqa: PTH123
