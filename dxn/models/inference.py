@@ -154,6 +154,24 @@ class PackedLinear(InferenceLinear):
         self._pack(self.packed)
 
 
+class LowLinear(InferenceLinear):
+    """A linear layer with weights of fewer digits than its input, on other devices than a CPU.
+
+    Args:
+        linear: Layer to replace, with the dtype of the weights.
+        activation: Activation that is applied to the output.
+    """
+
+    def __init__(self, linear: nn.Linear, activation: Activation = "none"):
+        super().__init__(linear, activation)
+        self.weight = nn.Parameter(linear.weight.detach(), requires_grad=False)
+        self.bias = _fixed(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to x (..., D)."""
+        return _reference(self, x)
+
+
 class Int8Linear(InferenceLinear):
     """A linear layer that multiplies int8 numbers.
 
@@ -300,7 +318,7 @@ def convert(
             adapter.to(dtype)
         elif dtype != torch.float32:
             if pack:
-                _replace(adapter, partial(_pack_wide, dtype=dtype))
+                _replace(adapter, partial(_convert_wide, dtype=dtype))
             adapter.register_forward_hook(partial(_cast_tokens, dtype=dtype))
     if int8:
         for module in list(model.modules()):
@@ -366,13 +384,14 @@ def _quantize(linear: nn.Linear, activation: Activation) -> nn.Module | None:
     return Int8Linear(linear, activation) if Int8Linear.supports(linear) else None
 
 
-def _pack_wide(
+def _convert_wide(
     linear: nn.Linear, activation: Activation, *, dtype: torch.dtype
 ) -> nn.Module | None:
-    """Pack a layer of an adapter, unless it may be one that receives a few precise numbers."""
+    """Convert a layer of an adapter, unless it may be one that receives a few precise numbers."""
     if min(linear.in_features, linear.out_features) < MIN_ADAPTER_WIDTH:
         return None
-    return _pack(deepcopy(linear).to(dtype), activation)
+    low = deepcopy(linear).to(dtype)
+    return _pack(low, activation) if low.weight.device.type == "cpu" else LowLinear(low, activation)
 
 
 def _activation_after(parent: nn.Module, name: str) -> Activation:

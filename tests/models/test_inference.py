@@ -14,6 +14,7 @@ from dxn.models.blocks import BlockOptions
 from dxn.models.inference import (
     ROWS,
     Int8Linear,
+    LowLinear,
     PackedLinear,
     convert,
     foreign_parts,
@@ -113,6 +114,26 @@ def test_an_adapter_keeps_the_precision_of_a_single_number():
     assert adapter.number.weight.dtype == torch.float32
     assert adapter.proj.weight.dtype == torch.bfloat16
     assert adapter(make_batch()["vectors"]).x.dtype == torch.bfloat16
+
+
+def test_outside_of_a_cpu_wide_layers_of_an_adapter_multiply_in_bf16_too():
+    model = build().to("meta")
+    convert(model, torch.bfloat16)
+    adapter = model.adapters["vectors"]
+    assert isinstance(adapter.proj, LowLinear) and adapter.proj.weight.dtype == torch.bfloat16
+    assert type(adapter.number) is nn.Linear and adapter.number.weight.dtype == torch.float32
+    batch = {"x": torch.empty(B, N, D, device="meta"), "mask": torch.ones(B, N, dtype=torch.bool)}
+    assert adapter(batch).x.dtype == torch.bfloat16
+    restore(model)
+    assert type(model.adapters["vectors"].proj) is nn.Linear
+
+
+@torch.no_grad()
+def test_a_layer_with_fewer_digits_returns_the_dtype_of_its_input():
+    linear, x = nn.Linear(D, D), torch.randn(B, N, D)
+    out = LowLinear(copy.deepcopy(linear).bfloat16())(x)
+    assert out.dtype == torch.float32
+    assert float((out - linear(x)).norm() / linear(x).norm()) < LIMITS["bf16"]
 
 
 @pytest.mark.parametrize("bias", [True, False])
