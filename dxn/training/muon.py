@@ -116,30 +116,36 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _update_matrices(self, group: dict[str, Any]) -> None:
-        """Update the matrices of a group, those of the same shape together."""
+        """Update the matrices of a group, those of the same shape together.
+
+        Their gradients are overwritten.
+        """
+        parameters = [p for p in group["params"] if p.grad is not None]
+        if not parameters:
+            return
+        for each in parameters:
+            if each not in self.state:
+                self.state[each] = {"momentum_buffer": torch.zeros_like(each)}
+        averages = [self.state[each]["momentum_buffer"] for each in parameters]
+        gradients = [each.grad for each in parameters]
+        # A GPU applies each of these functions to all tensors of a list in few kernels. The second
+        # one returns Nesterov's look-ahead.
+        torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])  # pyright: ignore
+        torch._foreach_lerp_(gradients, averages, group["momentum"])  # pyright: ignore
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])  # pyright: ignore
         by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                average = self.whole(self._averaged(parameter, group["momentum"]))
-                matrices = average.reshape(group["num_matrices"], -1, average[0].numel())
-                by_shape.setdefault(matrices.shape, []).append((parameter, matrices))
+        for parameter, gradient in zip(parameters, map(self.whole, gradients), strict=True):
+            matrices = gradient.reshape(group["num_matrices"], -1, gradient[0].numel())
+            by_shape.setdefault(matrices.shape, []).append((parameter, matrices))
         for shape, pairs in by_shape.items():
             updates = orthogonalized(torch.cat([matrices for _, matrices in pairs]))
             rate = group["lr"] * group["scale"] * RMS * math.sqrt(max(shape[1:]))
-            for (parameter, _), update in zip(pairs, updates.split(shape[0]), strict=True):
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                own = self.divided(update.reshape(parameter.shape), parameter)
-                parameter.add_(own, alpha=-rate)
-
-    def _averaged(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Add the gradient to the average, and return Nesterov's look-ahead of the average."""
-        state = self.state[parameter]
-        gradient = parameter.grad
-        assert gradient is not None
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        return gradient.lerp(average, momentum)
+            changed = [parameter for parameter, _ in pairs]
+            own = [
+                self.divided(update.reshape(parameter.shape), parameter)
+                for parameter, update in zip(changed, updates.split(shape[0]), strict=True)
+            ]
+            torch._foreach_add_(changed, own, alpha=-rate)  # pyright: ignore
 
 
 def orthogonalized(x: Tensor) -> Tensor:

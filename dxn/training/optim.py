@@ -268,14 +268,14 @@ def make_ema(model: nn.Module, decay: float) -> AveragedModel:
     optimizer step.
     """
 
-    def update(averages: Sequence[Tensor], values: Sequence[Tensor], step: Tensor | int) -> None:
-        n = int(step)
+    def update(averages: Any, values: Any, step: Tensor | int) -> None:
+        # All tensors of a list have the same dtype. `step` is on their device, and this one is not.
+        n = int(ema.n_averaged)
         weight = 1 - min(decay, n / (n + 10))
-        for average, value in zip(averages, values, strict=True):
-            if average.is_floating_point():
-                average.lerp_(value, weight)
-            else:
-                average.copy_(value)  # a counter
+        if averages[0].is_floating_point():
+            torch._foreach_lerp_(averages, values, weight)  # pyright: ignore
+        else:
+            torch._foreach_copy_(averages, values)  # pyright: ignore  # counters
 
     ema = AveragedModel(model, multi_avg_fn=update, use_buffers=True)
     # The first update of an AveragedModel only copies the weights. After it, n_averaged is 1, so

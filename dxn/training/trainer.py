@@ -532,11 +532,10 @@ class Trainer:
             as_sum: Whether the gradients are those of the sum of the losses.
         """
         gradients = [cast("Tensor", p.grad) for p in self.parameters if p.grad is not None]
-        if as_sum:
+        if as_sum and gradients:
             # DDP has already divided the sum over the processes by their number.
             weight = torch.where(loss.weight > 0, loss.weight, 1.0) / self.accelerator.num_processes
-            for gradient in gradients:
-                gradient.div_(weight)
+            torch._foreach_div_(gradients, weight)  # pyright: ignore
         # Of the accumulated gradient, not of each batch: accumulated batches must make the same
         # step as one large batch.
         norm = get_total_norm(gradients)
