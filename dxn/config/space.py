@@ -19,6 +19,8 @@ from dxn.core.untrusted import load_yaml
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 # Such as 2..6, 1e-4..1e-2:log and 64..512:64.
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::(log|{NUMBER}))?")
+RANGE_START = re.compile(rf"{NUMBER}\.\.[^/]*")  # a path has a slash
+MAX_DIGITS = 1e15  # above it, a whole number is written as 1e+15
 MAX_GRID = 10_000  # steps of a range in a grid
 
 
@@ -106,7 +108,8 @@ def with_types(
 
 def number_text(value: float) -> str:
     """Return a number with four significant digits, as a readable value of an option."""
-    return str(int(value)) if value == int(value) else f"{value:.4g}"
+    is_short = abs(value) < MAX_DIGITS and value == int(value)
+    return str(int(value)) if is_short else f"{value:.4g}"
 
 
 def words_of(path: Path) -> list[str]:
@@ -150,6 +153,10 @@ def split(words: Sequence[str]) -> tuple[list[str], list[Dimension]]:
         try:
             if match := RANGE.fullmatch(value):
                 space[key] = _range(word, *match.groups())
+            elif RANGE_START.fullmatch(value):
+                raise UserError(
+                    f"{key}: a range must be like 2..6, 64..512:64 or 1e-4..1e-2:log, got {word}"
+                )
             elif values := alternatives(word):
                 space[key] = Dimension(key, tuple(values))
             else:

@@ -17,6 +17,8 @@ from dxn.config.signatures import marks_of
 from dxn.core.errors import UserError
 from dxn.core.printable import quoted
 
+FILES = ("data.name", "data.path", "data.validation", "data.test")  # options that name files
+
 
 @dataclass
 class Request:
@@ -156,7 +158,7 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
     # A shell replaces train-{000..099}.tar outside of quotes by a word for each of the numbers.
     for word, other in pairwise(words):
         name = word.partition("=")[0]
-        if name.startswith("data.") and other.partition("=")[0] == name and word != other:
+        if name in FILES and other.partition("=")[0] == name and word != other:
             raise UserError(
                 f"{name}: must be one value, got {word} and {other}; put a range such as "
                 f"{{000..099}} in quotes: '{name}=...'"

@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,12 @@ def tune(
         folder.mkdir(parents=True, exist_ok=True)
     else:
         folder = new_folder(folder)
-    study = open_study(settings, space, folder, higher_is_better=metric.higher_is_better)
+    try:
+        study = open_study(settings, space, folder, higher_is_better=metric.higher_is_better)
+    except UserError:
+        with suppress(OSError):  # it is not empty, because it is that of another search
+            folder.rmdir()
+        raise
     print_line(f"search folder: {folder}")
     search = Search(study, settings, fixed, space, settings_of, folder, metric.monitored)
     if earlier := len(search.finished()):
@@ -387,6 +392,12 @@ class Search:
                 )
             if value is None:
                 raise UserError(f"the validation {self.monitored} was NaN in all epochs")
+            loss = results.metrics.get("validation/loss", 0.0)
+            # A model whose outputs are NaN has an accuracy nevertheless.
+            if not math.isfinite(loss):
+                raise UserError(
+                    f"the training diverged, its validation loss is {loss}; lower optimizer.lr"
+                )
         except KeyboardInterrupt:
             # As that of a killed process, the trial runs again when the search continues.
             interrupted = self.study.get_trials()[trial.number]
@@ -410,7 +421,7 @@ class Search:
             f"{count(results.epochs or 0, 'epoch')}"
         )
         trial.report(value, results.epochs or 0)
-        trial.set_user_attr(LOSS, results.metrics.get("validation/loss", 0.0))
+        trial.set_user_attr(LOSS, loss)
         return value
 
     def _same(self, options: Mapping[str, str]) -> list[FrozenTrial]:

@@ -158,6 +158,8 @@ def test_a_word_with_several_values_is_searched(word, expected):
         ("lr=0..1:log", "lr: a range with :log must begin above 0, got lr=0..1:log"),
         ("lr=0..1:2", "lr: the step must be above 0 and fit into the range, got lr=0..1:2"),
         ("lr=interval(0,1)", "lr=interval(0,1): must be a list of values such as 1,2,3 or a range"),
+        ("lr=1e-4..", "lr: a range must be like 2..6, 64..512:64 or 1e-4..1e-2:log, got lr=1e-4.."),
+        ("lr=1..2:log:2", "lr: a range must be like 2..6"),
         ("lr=1", "tune: no option has several values; give at least one of them a range"),
     ],
 )
@@ -205,4 +207,11 @@ def test_a_space_in_yaml_has_dotted_or_nested_keys(tmp_path):
 def test_everything_is_checked_before_the_first_trial(words, message, table, capsys):
     (line,) = refused(capsys, command(table, *words))
     assert line.removeprefix("dxn: ").startswith(message)
-    assert not list(table.parent.glob("search/trials/*"))
+    assert not (table.parent / "search").exists()
+
+
+def test_a_training_that_diverges_is_a_trial_that_failed(table, capsys):
+    rows = search(table, "optimizer.lr=1e30,1e-3", "sampler=grid", "trainer.epochs=1")
+    states = {row["optimizer.lr"]: row["state"] for row in rows}
+    assert states == {"1e+30": "fail", "0.001": "complete"}
+    assert "failed: the training diverged, its validation loss is nan" in capsys.readouterr().out
