@@ -12,6 +12,7 @@ CONLL = (".conll", ".iob", ".bio")
 TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json", ".ts", *CONLL)
 TABLES = (*TEXT_TABLES, ".xlsx", ".parquet")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+SHARD = ".tar"  # rows whose files have the same name, if the rows are predicted (WebDataset)
 TEXT = ".txt"
 METADATA = "metadata.csv"  # usual name of a table of the files of a folder
 SPLITS: tuple[str, ...] = ("train", "validation", "test")

@@ -16,10 +16,18 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
 from dxn.data.rows import OnBad, Origins, Source, Validate
-from dxn.data.sources.shards import MAX_REASON, Sample, Shards, Stream, path_of, to_columns
+from dxn.data.sources.shards import (
+    MAX_REASON,
+    Sample,
+    Shards,
+    Stream,
+    check_archive,
+    path_of,
+    to_columns,
+)
 from dxn.data.sources.table import from_tables
 from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
-from dxn.data.tables.read import Table
+from dxn.data.tables.read import Table, concatenate
 
 # Formats of shards whose paths or URLs the user names, by the end of their names.
 FORMATS = {
@@ -30,6 +38,7 @@ FORMATS = {
 }
 # What `datasets` says about a first tar file without rows, from which it knows the columns.
 NO_ROWS = "Must pass at least one table"
+URL = "__url__"  # column with the path of the tar file, which the origins of the rows have
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # such as {000..099}
 
 
@@ -143,6 +152,20 @@ def hub(
     return replace(source, notes=notes, stream=stream)
 
 
+def read_shard(path: Path) -> Table:
+    """Read all rows of a tar file. The files of a row have the same name, as in WebDataset.
+
+    Raises:
+        UserError: If it is damaged, or has no rows.
+    """
+    name = str(path)
+    check_archive(name)  # before `datasets` reads its first rows
+    _, splits = _load(name, None, None, {"train": [name]}, streaming=True, key="")
+    table = concatenate(list(Shards(splits["train"], [name]).pieces(0)))
+    columns = {name: column for name, column in table.columns.items() if name != URL}
+    return Table(columns, table.origins)
+
+
 def _stream_of(source: Source, shards: Shards, sample: Sample, shuffle_buffer: int) -> Stream:
     """Return all training rows but those that the sample gave to another split."""
     if source.layout is not None:
@@ -227,6 +250,7 @@ def _load(
     data_files: Mapping[str, Sequence[str]] | None,
     *,
     streaming: bool,
+    key: str = "data.name: ",
 ) -> tuple[Any, dict[str, Any]]:
     """Return the builder of `datasets`, and a `Dataset` or an `IterableDataset` for each split."""
     # Importing the library takes seconds, and only this data source needs it.
@@ -253,7 +277,7 @@ def _load(
             reason = "its first file has no rows; remove this file"
         elif not isinstance(cause, ValueError | OSError | DatasetsError):
             reason = f"{type(cause).__name__}: {reason}"
-        raise UserError(f"data.name: {name} cannot be loaded ({reason[:MAX_REASON]})") from error
+        raise UserError(f"{key}{name} cannot be loaded ({reason[:MAX_REASON]})") from error
     return builder, {str(split): splits[split] for split in splits}
 
 

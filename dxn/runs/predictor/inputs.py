@@ -137,7 +137,7 @@ class ModelInputs:
 
         if tables := tables_of(str(path), confine=confine):
             # A table of queries, for example, need not have the columns of the other inputs.
-            path = tables if len(tables) > 1 else path
+            path = tables if len(tables) > 1 else tables[0]
             rows = self.table(path, confine=confine, with_target=False, only=only, **options)
             # A target column in a new table has no effect on predictions.
             cells = {name: column for name, column in rows.cells.items() if name != TARGET}

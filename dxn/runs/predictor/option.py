@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.data.sources.detect import table_format, tables_in
+from dxn.data.sources.detect import SHARD, table_format, tables_in
 from dxn.data.tables.files import read_text
 from dxn.tokenize.base import Reader
 
@@ -22,7 +22,7 @@ def has_many_samples(value: Any) -> bool:
     if isinstance(value, Mapping):
         return False
     path = str(value)
-    return _is_folder(path) or table_format(path) is not None or _is_pattern(path)
+    return _is_folder(path) or _is_table(path) or _is_pattern(path)
 
 
 def is_table(value: Any) -> bool:
@@ -33,11 +33,13 @@ def is_table(value: Any) -> bool:
 def tables_of(path: str, *, confine: bool = False) -> list[str]:
     """Return a table, the tables in a folder, or those of a pattern; none for any other files.
 
+    Tar files whose files of a row have the same name are tables, too.
+
     Raises:
         UserError: If a link in a folder leads out of it, and `confine` is set.
     """
     if _is_folder(path):
-        tables = [str(table) for table in tables_in(Path(path))]
+        tables = list(map(str, tables_in(Path(path)) or sorted(Path(path).glob(f"*{SHARD}"))))
         if confine:
             from dxn.data.sources.confine import OutsidePath, confined
 
@@ -47,7 +49,7 @@ def tables_of(path: str, *, confine: bool = False) -> list[str]:
                     raise UserError(f"{table}: {found.reason}")
         return tables
     files = _matches(path) if _is_pattern(path) else [path]
-    return files if all(map(table_format, files)) else []
+    return files if all(map(_is_table, files)) else []
 
 
 def files_of(path: str) -> tuple[list[str], Path]:
@@ -168,6 +170,10 @@ def _modality_of_text(text: str, readers: Mapping[str, Reader]) -> str | None:
     # A mistyped path such as "foto.jpg" must be an error instead of a text.
     looks_like_file = Path(text).suffix != "" and " " not in text.strip()
     return modalities.pop() if len(modalities) == 1 and not looks_like_file else None
+
+
+def _is_table(path: str) -> bool:
+    return table_format(path) is not None or path.lower().endswith(SHARD)
 
 
 def _is_folder(path: str | Path) -> bool:
