@@ -24,6 +24,8 @@ WIDTH = 64
 MAX_SEED = 2**62
 MAX_BRANCHES = 256  # tensors to which a model applies the same module
 
+MAX_INT64 = 2**63 - 1
+
 # Odd multipliers that spread consecutive numbers over all 64 bits.
 ROW_FACTOR = 0x1E3779B97F4A7C15
 TOKEN_FACTOR = 0x5851F42D4C957F2D
@@ -88,11 +90,13 @@ class Keys:
         tokens: (...) int64. A number per token. The shape is that of the tensor without its
             features.
         rows: int64, broadcastable to the shape of `tokens`. A number per sample.
+        cache: Results of `parts`.
     """
 
     noise: Noise
     tokens: Tensor
     rows: Tensor
+    cache: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, shape: torch.Size, device: torch.device) -> Keys:
@@ -128,7 +132,21 @@ class Keys:
     def select(self, index: Tensor) -> Keys:
         """Return the keys of the tokens of index (T,), among all tokens in one axis."""
         rows = self.rows.expand_as(self.tokens).flatten()
-        return replace(self, tokens=self.tokens.flatten()[index], rows=rows[index])
+        return Keys(self.noise, self.tokens.flatten()[index], rows[index])
+
+    def parts(self, width: int) -> Tensor:
+        """Return keys (..., P) int64 of the parts of WIDTH features of tokens with `width` ones.
+
+        All layers use them, so each of them starts fewer kernels.
+        """
+        count = -(-width // WIDTH)
+        parts = self.cache.get(count)
+        if parts is None:
+            index = torch.arange(count, device=self.tokens.device)
+            parts = self.tokens[..., None] + index * FEATURE_FACTOR
+            if not torch.compiler.is_compiling():
+                self.cache[count] = parts
+        return parts
 
 
 class Dropout(nn.Module):
@@ -196,7 +214,7 @@ class DropPath(nn.Module):
         if keys is None:
             keys = Keys.of(x.shape[:-1], x.device)
         # One draw per sample, which applies to all of its tokens.
-        draw = _uniform_op if torch.compiler.is_compiling() else uniform
+        draw = _uniform_op if _is_compiling_for_cpu(x) else uniform
         keep = draw(keys.rows, MAX_BRANCHES * self.layer + branch) >= self.rate
         return x * (keep.to(x.dtype) / (1 - self.rate))[..., None]
 
@@ -222,14 +240,15 @@ def drop(x: Tensor, rate: float, keys: Keys | None = None, *, layer: int = 0) ->
         return x
     if keys is None:
         keys = Keys.of(x.shape[:-1], x.device)
-    select = _select_op if torch.compiler.is_compiling() else _select
-    return x * select(keys.noise.factors(rate, x.dtype), keys.tokens, layer, x.shape[-1])
+    select = _select_op if _is_compiling_for_cpu(x) else _select
+    factors = select(keys.noise.factors(rate, x.dtype), keys.parts(x.shape[-1]), layer)
+    return x * factors[..., : x.shape[-1]]
 
 
 def uniform(keys: Tensor, layer: int) -> Tensor:
     """Return a random number from 0 to 1 for each of the keys (...) int64."""
     # The upper 24 of 63 bits, which a float32 represents exactly.
-    return (mix(keys + _salt(layer)) >> 39).float() / 2**24
+    return (mix(_salted(keys, layer)) >> 39).float() / 2**24
 
 
 def mix(keys: Tensor) -> Tensor:
@@ -277,27 +296,27 @@ def selected(rows: Tensor, salt: int = 0) -> Iterator[None]:
     if _noise is None:
         yield
         return
-    with keyed(replace(_noise, rows=mix(_noise.rows[rows] + _salt(salt)))):
+    with keyed(replace(_noise, rows=mix(_salted(_noise.rows[rows], salt)))):
         yield
 
 
-def _select(table: Tensor, keys: Tensor, layer: int, width: int) -> Tensor:
-    """Return (..., width): parts of random rows of table (ROWS, WIDTH) for each of keys (...)."""
-    parts = torch.arange(-(-width // WIDTH), device=keys.device) * FEATURE_FACTOR
-    chosen = mix((keys + _salt(layer))[..., None] + parts) & (ROWS - 1)
-    return table.index_select(0, chosen.flatten()).view(*keys.shape, -1)[..., :width]
+def _select(table: Tensor, parts: Tensor, layer: int) -> Tensor:
+    """Return (..., P WIDTH): a random row of table (ROWS, WIDTH) for each of the parts (..., P)."""
+    chosen = mix(_salted(parts, layer)) & (ROWS - 1)
+    return table.index_select(0, chosen.flatten()).view(*parts.shape[:-1], -1)
 
 
 # torch.compile cannot look into an operator, so it calls these as they are. Inside of a kernel, it
-# would compute the hash of a token again for each of its features.
+# would compute the hash of a token again for each of its features, which takes a CPU long. On other
+# devices, the whole dropout is part of the kernel before or after it.
 @torch.library.custom_op("dxn::select", mutates_args=())
-def _select_op(table: Tensor, keys: Tensor, layer: int, width: int) -> Tensor:
-    return _select(table, keys, layer, width).contiguous()
+def _select_op(table: Tensor, parts: Tensor, layer: int) -> Tensor:
+    return _select(table, parts, layer)
 
 
 @_select_op.register_fake
-def _(table: Tensor, keys: Tensor, layer: int, width: int) -> Tensor:
-    return table.new_empty(*keys.shape, width)
+def _(table: Tensor, parts: Tensor, layer: int) -> Tensor:
+    return table.new_empty(*parts.shape[:-1], parts.shape[-1] * WIDTH)
 
 
 @torch.library.custom_op("dxn::uniform", mutates_args=())
@@ -310,9 +329,17 @@ def _(keys: Tensor, layer: int) -> Tensor:
     return torch.empty_like(keys, dtype=torch.float32)
 
 
-def _salt(number: int) -> int:
-    """Return an int64 that depends on `number`, for an addition to keys."""
-    return number * LAYER_FACTOR % 2**63
+def _is_compiling_for_cpu(x: Tensor) -> bool:
+    return torch.compiler.is_compiling() and x.device.type == "cpu"
+
+
+def _salted(keys: Tensor, number: int) -> Tensor:
+    """Add an int64 that depends on `number` to keys."""
+    if torch.compiler.is_compiling():
+        # The number can be a symbol, and kernels have no numbers beyond int64.
+        salt = torch.full((), number, dtype=torch.int64, device=keys.device) * LAYER_FACTOR
+        return keys + (salt & MAX_INT64)
+    return keys + number * LAYER_FACTOR % 2**63
 
 
 # Each layer has another number at first, see `number_layers`.

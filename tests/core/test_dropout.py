@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from dxn.core import dropout
 from dxn.core.dropout import (
     WIDTH,
     Dropout,
@@ -27,6 +29,14 @@ def deviations(hits, count, probability):
 
 def noise(rows, seed=0):
     return Noise.of_step(torch.tensor(rows), seed)
+
+
+def keys_of(noise, tokens):
+    """The keys of `tokens` tokens per sample, in one axis."""
+    count = len(noise.rows)
+    with keyed(noise):
+        keys = Keys.of((count, tokens), noise.rows.device)
+    return keys.select(torch.arange(count * tokens))
 
 
 @pytest.mark.parametrize("rate", [0.003, 0.1, 0.15, 0.3, 0.5, 0.9, 0.997])
@@ -165,3 +175,56 @@ def test_dropout_of_attention_drops_single_weights_and_scales_the_others(dtype):
 def test_an_invalid_rate_raises_a_clear_error(build, rate):
     with pytest.raises(ValueError, match=f"dropout must be at least 0 and below 1, got {rate}"):
         build(rate)
+
+
+class Operations(TorchDispatchMode):
+    """Records the names of the operations that read or write memory."""
+
+    VIEWS = ("view", "_unsafe_view", "unsqueeze", "slice")
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name not in self.VIEWS:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_layers_after_the_first_start_few_operations():
+    """One addition, eight of the hash, the choice of a row, and the product."""
+    keys, x = keys_of(noise([3, 5, 7]), 11), torch.ones(33, WIDTH + 8)
+    drop(x, 0.1, keys)
+    with Operations() as operations:
+        drop(x, 0.1, keys, layer=1)
+    assert len(operations.names) == 12
+    assert operations.names[-2:] == ["index_select", "mul"]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_compiled_dropout_has_the_same_masks(monkeypatch, fused):
+    """Outside of a CPU, the graph has no operator that cannot be part of a kernel."""
+    monkeypatch.setattr(dropout, "_is_compiling_for_cpu", lambda x: not fused)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    def both(x, tokens, rows, uniform, layer):
+        keys = Keys(Noise(tokens, uniform), tokens, rows)
+        return drop(x, 0.3, keys, layer=layer), dropout.uniform(rows, layer)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(both, backend=backend, fullgraph=True, dynamic=True)
+    keys = keys_of(noise([3, 5, 7]), 11)
+    # The product of a number and the factor of layers needs more than 64 bits.
+    for layer in (1, 2, 300 * 256):
+        inputs = torch.ones(33, WIDTH + 8), keys.tokens, keys.rows, keys.noise.uniform, layer
+        for ours, theirs in zip(compiled(*inputs), both(*inputs), strict=True):
+            assert torch.equal(ours, theirs)
+    assert ("dxn" in graphs[-1]) != fused
+    # Number 1 can be a constant. All others share a graph.
+    assert len(graphs) <= 2
