@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Gt
 
+from dxn.commands.model import OnRay
 from dxn.commands.options import Count
 from dxn.commands.train import Train
 from dxn.config.command import Options, check_paths
@@ -22,7 +23,7 @@ FOLDERS = ("name", "output", "run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tune(Train):
+class Tune(OnRay, Train):
     """Search the options of a training that are best for the validation split.
 
     Args:
@@ -39,6 +40,7 @@ class Tune(Train):
         "dxn tune reviews.csv target=label head.dropout=0,0.1,0.3 trials=50 minutes=60",
         "dxn tune reviews.csv target=label sampler=grid seed=1,2,3 backbone=nano,tiny",
         "dxn tune reviews.csv target=label space=space.yaml run=outputs/search",
+        "dxn tune reviews.csv target=label optimizer.lr=1e-4..1e-2:log engine=ray ray.replicas=4",
     )
 
     trials: Count | None = None
@@ -94,6 +96,11 @@ class Tune(Train):
         from dxn.core.display import next_step
         from dxn.runs.tune import tune
 
+        if self.engine == "ray":
+            from dxn.runs.engine.cluster import require_ray
+
+            require_ray()
+
         words, space = split(self.settings.overrides)
         excluded = {*self._own(), *FOLDERS}
         fixed = [word for word in words if word.partition("=")[0] not in excluded]
@@ -102,7 +109,8 @@ class Tune(Train):
             return check_paths(Train.compose(words)).settings
 
         space = with_types(space, Tune, self.settings)
-        for words in tune(self.settings, fixed, space, settings_of):
+        ray_options = self.ray if self.engine == "ray" else None
+        for words in tune(self.settings, fixed, space, settings_of, ray_options):
             next_step("dxn", *words)
         return 0
 

@@ -8,14 +8,15 @@ import shlex
 import shutil
 import socket
 import statistics
+import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -37,7 +38,6 @@ from dxn.core.display import (
     print_line,
     print_rule,
     records_table,
-    silence,
 )
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import CHECKPOINTS, link, new_folder, replace_folder
@@ -49,6 +49,7 @@ from dxn.runs.decide import (
     read_pretraining,
     readers_of,
 )
+from dxn.runs.engine.trials import RunTrial, on_ray, run_here
 from dxn.runs.folder import continued, has_checkpoint, locked, refuse_other_run
 from dxn.runs.monitoring import build_metrics
 from dxn.runs.paths import BEST_RUN, TRIALS
@@ -56,6 +57,9 @@ from dxn.runs.predictor.output import write_records
 from dxn.runs.prepare import PARTS
 from dxn.runs.train import train_one
 from dxn.tasks.metric import Metric
+
+if TYPE_CHECKING:
+    from dxn.commands.options import RayOptions
 
 STUDY = "study.db"
 TABLE = "trials.csv"
@@ -81,12 +85,18 @@ def _quiet() -> Iterator[None]:
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
+        # A trial whose process was lost reports some of its epochs again.
+        warnings.filterwarnings("ignore", "The reported value is ignored")
         yield
 
 
 @_quiet()
 def tune(
-    settings: Settings, fixed: Sequence[str], space: Sequence[Dimension], settings_of: SettingsOf
+    settings: Settings,
+    fixed: Sequence[str],
+    space: Sequence[Dimension],
+    settings_of: SettingsOf,
+    ray_options: RayOptions | None = None,
 ) -> Sequence[Sequence[str]]:
     """Run trials until the budget is used, and evaluate the best one on the test split.
 
@@ -95,6 +105,7 @@ def tune(
         fixed: The words of the command line that all trials have.
         space: The searched options.
         settings_of: Function that returns the settings of a training from its words.
+        ray_options: The cluster that runs the trials. None: this process.
 
     Returns:
         The words of the commands that a user may want next.
@@ -122,6 +133,7 @@ def tune(
         raise
     print_line(f"search folder: {folder}")
     search = Search(study, settings, fixed, space, settings_of, folder, metric.monitored)
+    engine = on_ray(ray_options) if ray_options else nullcontext((run_here, 1))
     if earlier := len(search.finished()):
         print_line(f"the study already has {count(earlier, 'trial')}")
     trials = values["trials"]
@@ -130,7 +142,8 @@ def tune(
     elif trials is None and values["minutes"] is None:
         trials = DEFAULT_TRIALS
     try:
-        search.run(trials=trials, minutes=values["minutes"])
+        with engine as (run_trial, size):
+            search.run(run_trial, size, trials=trials, minutes=values["minutes"])
         return search.finish()
     except optuna.exceptions.StorageInternalError as error:
         raise UserError(
@@ -253,22 +266,37 @@ class Search:
     settings_of: SettingsOf
     folder: Path
     monitored: str
+    # Of what threads that run trials may not do at a time: Hydra, and files of the folder.
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def _keys(self) -> list[str]:
         return [each.key for each in self.space]
 
-    def run(self, *, trials: int | None, minutes: float | None) -> None:
+    def run(
+        self, run_trial: RunTrial, size: int, *, trials: int | None, minutes: float | None
+    ) -> None:
         """Run trials until the study has enough of them, or the time is over.
+
+        Args:
+            run_trial: Function that trains a model.
+            size: Number of trials that run at a time.
+            trials: Number of trials of the study.
+            minutes: Time limit.
 
         Raises:
             UserError: If no trial succeeds.
         """
-        seconds = None if minutes is None else 60 * minutes
-        self.deadline = math.inf if seconds is None else time.monotonic() + seconds
+        self.run_trial = run_trial
+        self.shows_epochs = size == 1
+        self.interrupted: KeyboardInterrupt | None = None
+        self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        is_over = trials is not None and len(self.finished()) >= trials
 
         def after_trial(study: optuna.Study, trial: FrozenTrial) -> None:
-            self._write()
+            nonlocal is_over
+            with self.lock:
+                self._write()
             finished = self.finished()
             failed = [each for each in finished if ERROR in each.user_attrs]
             has_enough = trials is not None and len(finished) >= trials
@@ -276,17 +304,23 @@ class Search:
             last = study.get_trials(deepcopy=False)[-MAX_REPEATS:]
             repeats = [each for each in last if REPEATS in each.user_attrs]
             if has_enough or only_fails or len(repeats) == MAX_REPEATS:
+                is_over = True
                 study.stop()
 
-        if trials is None or len(self.finished()) < trials:
-            caught = () if os.environ.get("DXN_DEBUG") else (Exception,)
+        caught = () if os.environ.get("DXN_DEBUG") else (Exception,)
+        # Several times, because a trial that repeats another one does not count.
+        while not is_over and (left := self.deadline - time.monotonic()) > 0:
             self.study.optimize(
                 self._train,
-                timeout=seconds,
+                n_trials=None if trials is None else trials - len(self.finished()),
+                timeout=None if minutes is None else left,
+                n_jobs=size,
                 catch=caught,
                 callbacks=[after_trial],
                 gc_after_trial=True,
             )
+            if self.interrupted is not None:  # in another thread
+                raise self.interrupted
         if not self._complete():
             errors = [
                 each.user_attrs[ERROR] for each in self.finished() if ERROR in each.user_attrs
@@ -374,15 +408,12 @@ class Search:
             if is_late or trial.should_prune():
                 reason = "the time is over" if is_late else "worse than other trials"
                 raise TrialPruned(f"pruned after epoch {epoch}: {reason}")
-            if display.is_due():
+            if self.shows_epochs and display.is_due():
                 figure = f"validation {self.monitored} {format_number(value)}"
                 display.update(f"{title}, epoch {epoch}/{epochs}", epoch, epochs, figure)
 
         try:
-            # The log of a training is in its run folder.
-            with silence():
-                trained = train_one(self._start(trial, options), on_epoch=on_epoch)
-            results = trained.results
+            results = self.run_trial(self._start(trial, options), on_epoch)
             assert results is not None  # this process is the main one
             value = results.metrics.get(BEST)
             if results.monitored != self.monitored:
@@ -398,7 +429,8 @@ class Search:
                 raise UserError(
                     f"the training diverged, its validation loss is {loss}; lower optimizer.lr"
                 )
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            self.interrupted = error
             # As that of a killed process, the trial runs again when the search continues.
             interrupted = self.study.get_trials()[trial.number]
             RetryHeartbeatStaleTrialCallback()(self.study, interrupted)
@@ -442,7 +474,8 @@ class Search:
         run = str(self.folder.absolute() / TRIALS / str(trial.number))
         trial.set_user_attr(FOLDER, run)
         words = [f"{key}={text}" for key, text in options.items()]
-        settings = self.settings_of([*self.fixed, *words])
+        with self.lock:
+            settings = self.settings_of([*self.fixed, *words])
         return replace(settings, values={**settings.values, "run": run})
 
     def _suggest(self, trial: optuna.Trial, option: Dimension) -> str:
@@ -507,9 +540,11 @@ class Search:
             )
         write_records(self.folder / TABLE, records)
         # The mean of further seeds can make any complete trial that of the best setting.
+        # Those that finish from now on stay.
+        finished = self.finished()
         useful = self._settings() if SEED in self._keys else self._settings()[:1]
         numbers = {trial.number for trials in useful for trial in trials}
-        for trial in self.finished():
+        for trial in finished:
             is_here = trial.user_attrs.get(HOST) == socket.gethostname()
             if is_here and trial.number not in numbers:
                 shutil.rmtree(Path(trial.user_attrs[FOLDER]) / CHECKPOINTS, ignore_errors=True)
