@@ -37,7 +37,8 @@ class Score(nn.Module):
             raise ValueError(f"score must be one of {', '.join(get_args(ScoreKind))}, got {kind!r}")
         self.kind: ScoreKind = kind
         if kind == "cosine":
-            self.factor = nn.Parameter(torch.tensor(10.0))
+            # Not (), because a single number cannot be divided over processes (trainer.shard).
+            self.factor = nn.Parameter(torch.tensor([10.0]))
         elif kind == "bilinear":
             # The initial score equals the scaled dot product.
             self.weight = nn.Parameter(torch.eye(dim) * dim**-0.5)

@@ -239,11 +239,6 @@ def check_combinations(
     # With head=auto, the task is checked after it has been inferred from the targets.
     if not isinstance(task, Auto):
         task.check({**config, "ensemble": ensemble})
-    if config["trainer"].get("shard") and not isinstance(task, Auto) and task.separates_inputs:
-        raise UserError(
-            f"trainer.shard: head={task.name} has parameters that are single numbers, which cannot "
-            "be divided; set trainer.shard=false"
-        )
     fusion = config["fusion"]
     leading = fusion.get("pool") in WITH_CLASS or "num_tokens" in fusion
     if leading and config["backbone"].get("causal"):

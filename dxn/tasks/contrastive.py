@@ -101,15 +101,16 @@ class ContrastiveHead(nn.Module):
     ):
         super().__init__()
         self.pre = pre
-        # The logarithm, so that the scale stays positive.
-        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
+        # The logarithm, so that the scale stays positive. (1,) and not (), because a single number
+        # cannot be divided over processes (trainer.shard).
+        self.log_scale = nn.Parameter(torch.tensor([-math.log(temperature)]))
         self.max_log_scale = -math.log(min_temperature)
-        self.bias = None if bias is None else nn.Parameter(torch.tensor(bias))
+        self.bias = None if bias is None else nn.Parameter(torch.tensor([bias]))
 
     @property
     def scale(self) -> Tensor:
         """() Factor of the cosine similarities."""
-        return self.log_scale.clamp(max=self.max_log_scale).exp()
+        return self.log_scale.squeeze().clamp(max=self.max_log_scale).exp()
 
     def forward(self, tokens: Tokens, pooled: InputVectors, batch: Batch) -> Aligned:
         """Return the unit vectors of the samples, and of those that they are compared with."""
@@ -120,7 +121,7 @@ class ContrastiveHead(nn.Module):
             keys = torch.full(x.shape[:2], MISSING, device=x.device)
         # An input can be present but have no tokens, such as an empty text.
         own = Embedded(x, keys.masked_fill(~pooled.mask, MISSING))
-        bias = self.log_scale.new_zeros(()) if self.bias is None else self.bias
+        bias = self.log_scale.new_zeros(()) if self.bias is None else self.bias.squeeze()
         # Only in training: evaluation runs on all samples in each process, or in one process alone.
         others, first = gather(own) if self.training else (own, 0)
         return Aligned(own, Embedded(*others), first, self.scale, bias)

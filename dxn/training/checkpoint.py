@@ -76,15 +76,22 @@ def save(
     """
     averaged = {} if ema is None else ema.state_dict()
     tensors: dict[str, Tensor] = {}
+
+    def take(name: str, tensor: Tensor) -> Tensor:
+        result = whole(tensor)
+        if main:
+            # All whole tensors together may not fit into the device.
+            tensors[name] = result if result is tensor else result.cpu()
+        return result
+
     for group, values in (("model", model.state_dict()), ("ema", averaged)):
-        values = {name: whole(tensor) for name, tensor in values.items()}
-        check_before_saving(values)
-        tensors |= {f"{group}/{name}": tensor for name, tensor in values.items()}
+        for name, tensor in values.items():
+            check_before_saving({name: take(f"{group}/{name}", tensor)})
     # The state dict of an optimizer numbers the parameters in the order of its groups. safetensors
     # stores only tensors, so scalars such as the step become tensors.
     for i, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
-            tensors[f"optimizer/{i}/{name}"] = whole(torch.as_tensor(value))
+            take(f"optimizer/{i}/{name}", torch.as_tensor(value))
     if not main:
         return
     for group, values in (("generators", generators), ("order", order), ("log", log)):

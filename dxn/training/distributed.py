@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dxn.core.processes import from_first, launch, processes
@@ -109,11 +110,30 @@ def synchronized(model: nn.Module, accelerator: Accelerator, *, lacks_gradients:
     if accelerator.num_processes == 1:
         return model
     on_cpu = accelerator.device.type == "cpu"
-    return DistributedDataParallel(
-        model,
-        device_ids=None if on_cpu else [accelerator.local_process_index],
-        find_unused_parameters=lacks_gradients,
-    )
+    with warnings.catch_warnings():
+        # The new name does not exist in torch 2.11.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        return DistributedDataParallel(
+            model,
+            device_ids=None if on_cpu else [accelerator.local_process_index],
+            find_unused_parameters=lacks_gradients,
+            # `use_first` sends weights and buffers before the training. With the defaults, each
+            # step would wait for the buffers of the first process.
+            init_sync=False,
+            broadcast_buffers=False,
+        )
+
+
+@torch.no_grad()
+def use_first(tensors: Iterable[Tensor], accelerator: Accelerator) -> None:
+    """Replace tensors, in place, by those of the first process. All processes must call this."""
+    if accelerator.num_processes == 1:
+        return
+    for tensor in tensors:
+        # NCCL can only send tensors on the GPU.
+        sent = tensor.to(accelerator.device).contiguous()
+        torch.distributed.broadcast(sent, src=0)
+        tensor.copy_(sent)
 
 
 def not_synchronized(model: nn.Module) -> AbstractContextManager[None]:

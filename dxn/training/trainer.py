@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -38,6 +39,7 @@ from dxn.training.distributed import (
     not_synchronized,
     stop_signals,
     synchronized,
+    use_first,
 )
 from dxn.training.log import Log, Tracker
 from dxn.training.optim import make_ema, use_ema
@@ -237,6 +239,8 @@ class Trainer:
         # The optimizer and the average refer to the parameters, so these must be on the device.
         # The whole weights of a sharded model are on the CPU, except for validation.
         self.model = model.to("cpu" if self.shard else accelerator.device)
+        # Only the first process has fitted the statistics of the inputs.
+        use_first(chain(model.parameters(), model.buffers()), accelerator)
         number_layers(model)
         task.prepare_loss(train[0, row] for row in spaced_rows(len(train), MAX_BALANCED))
         self.ema = make_ema(model, self.ema_decay) if self.ema_decay else None
@@ -621,6 +625,9 @@ class Trainer:
         # Without torch.compile: validation would need other variants of the kernels.
         set_compiled(self.trained, False)
         with self._kept_weights():
+            # A module of the user can have buffers that change, such as those of a batch norm. The
+            # weights that are kept are those of the first process.
+            use_first(self.model.buffers(), self.accelerator)
             if samples is None:
                 # Nothing tells which epoch is the best.
                 state.best_epoch = state.epoch

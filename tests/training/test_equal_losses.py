@@ -3,6 +3,8 @@
 All trainings of two processes run in one start of torchrun, which takes longer than they do.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from helpers.runs import log_of
 from helpers.training import fit, make_model, make_task
 from safetensors.torch import load_file
+from torch import nn
 
 from dxn.training.checkpoint import FILE, all_checkpoints
 from dxn.training.finetune import Finetune
@@ -19,11 +22,15 @@ from dxn.training.optim import adamw, muon
 ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 EPOCHS = 5  # of four batches: 47 samples are three batches of 12, and one of 11
+MORE = 2  # epochs of a resumed training
 # Each case by name: options of the training, of the task, and the optimizer. The model has dropout.
 CASES = {
     "plain": ({}, {}, "adamw"),
-    "accumulated": ({"grad_accum_steps": 3, "epochs": 10}, {}, "adamw"),
-    "weights": ({"ema_decay": 0.9}, {"balance": True}, "adamw"),
+    "weights": (
+        {"grad_accum_steps": 3, "epochs": 10, "ema_decay": 0.9},
+        {"balance": True},
+        "adamw",
+    ),
     "muon": ({}, {}, "muon"),
     "lora": ({}, {}, "adamw"),
 }
@@ -38,32 +45,39 @@ folder = Path(sys.argv[1])
 for name in CASES:
     for shard in (False, True):
         train(folder / f"{name}-{shard}", name, batch_size=6, shard=shard)
+# Of one process.
+train(folder / "plain-copy", "plain", batch_size=6, shard=True, resume=True)
 """
 
 
-def train(folder, name, *, batch_size, **more):
+def train(folder, name, *, batch_size, resume=False, **more):
     """Train the model of a case, with its last batches smaller than the others."""
     options, task_options, optimizer = CASES[name]
     task = make_task(**task_options)
     model = make_model(task, depth=2)
     if name == "lora":
         Finetune(lora_rank=2)(model, set())
+    if os.environ.get("RANK", "0") != "0":
+        # Only the first process has fitted the statistics of the inputs.
+        nn.init.normal_(model.adapter("series").norm.weight)
     # A learning rate as of a real training: AdamW amplifies rounding errors at first.
     settings = {"epochs": EPOCHS, "log_every": 1, "lr": 1e-3, "task": task, "model": model}
-    chosen = {"adamw": adamw, "muon": muon}[optimizer]
-    return fit(folder, batch_size=batch_size, optimizer=chosen, **settings | options | more)
+    settings |= {"optimizer": {"adamw": adamw, "muon": muon}[optimizer], **options}
+    settings["epochs"] += MORE * resume
+    return fit(folder, batch_size=batch_size, resume=resume, **settings, **more)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("equal")
+    for name in CASES:
+        train(folder / name, name, batch_size=12)
+    shutil.copytree(folder / "plain", folder / "plain-copy")
     (folder / "script.py").write_text(SCRIPT)
     command = [*LAUNCH, str(folder / "script.py"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr[:6000]
     assert "find_unused_parameters" not in done.stderr
-    for name in CASES:
-        train(folder / name, name, batch_size=12)
     return folder
 
 
@@ -81,15 +95,23 @@ def test_two_processes_have_the_losses_of_one(trained, name, shard):
     assert losses_of(trained / f"{name}-{shard}") == pytest.approx(expected, abs=1e-6)
 
 
-def test_one_process_continues_a_sharded_training(trained, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "other"), [("plain", "plain-copy"), ("weights", "weights-True")], ids=["1-2", "2-1"]
+)
+def test_another_number_of_processes_continues_a_sharded_training(trained, name, other):
     """A checkpoint contains whole tensors, so that any number of processes can resume."""
-    files = []
-    for folder in (trained / "weights", trained / "weights-True"):
-        files.append(load_file(all_checkpoints(folder / "checkpoints")[0] / FILE))
-    whole, sharded = ({n: t for n, t in each.items() if "generators" not in n} for each in files)
-    assert {n: t.shape for n, t in whole.items()} == {n: t.shape for n, t in sharded.items()}
-    _, state, _ = train(trained / "weights-True", "weights", batch_size=12, epochs=7, resume=True)
-    assert state.step == 7 * 4
+    if name == "weights":
+        files = []
+        for folder in (trained / name, trained / other):
+            files.append(load_file(all_checkpoints(folder / "checkpoints")[0] / FILE))
+        whole, own = ({n: t for n, t in each.items() if "generators" not in n} for each in files)
+        assert {n: t.shape for n, t in whole.items()} == {n: t.shape for n, t in own.items()}
+        train(trained / other, name, batch_size=12, resume=True)
+    before = len(losses_of(trained / name))
+    train(trained / name, name, batch_size=12, resume=True)
+    expected = losses_of(trained / name)
+    assert len(expected) > before
+    assert losses_of(trained / other) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_single_process_cannot_be_sharded(tmp_path):
