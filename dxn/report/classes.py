@@ -42,7 +42,8 @@ def class_figures(scores: ClassScores, names: Sequence[str]) -> list[dict[str, A
 
     Returns:
         "name" of the class, its number of "rows", "precision", "recall", "f1" (NaN where a figure
-        is not defined) and the 95% "interval" of the F1 score (None: there are too few rows).
+        is not defined) and the 95% "interval" of the F1 score (None: there are too few rows, or
+        all resamples are equal).
     """
     predicted, true = scores.predicted.bool(), scores.true.bool()
     parts = (predicted & true, predicted, true)
@@ -57,8 +58,11 @@ def class_figures(scores: ClassScores, names: Sequence[str]) -> list[dict[str, A
     for k, name in enumerate(names):
         right, num_predicted, num_true = (float(each[k]) for each in sums)
         values = drawn[:, k][np.isfinite(drawn[:, k])]
-        # In most resamples, a rare class has no row, and its F1 is not defined.
-        is_reliable = num_true >= MIN_ROWS and len(values) > len(drawn) / 2
+        # In most resamples, a rare class has no row, and its F1 is not defined. If all rows are
+        # right, all resamples are equal, which does not mean that other rows are right too.
+        is_reliable = (
+            num_true >= MIN_ROWS and len(values) > len(drawn) / 2 and values.min() < values.max()
+        )
         figures.append(
             {
                 "name": name,

@@ -232,7 +232,7 @@ def examples(
                 "truth": _cut(_line(answer, truths[i])),
                 "is_right": is_right,  # None: it is neither right nor wrong
                 "note": note,
-                "shares": listed_probabilities(answer)[:3],
+                "shares": [(n, p, percent(p)) for n, p in listed_probabilities(answer)[:3]],
                 "inputs": fragments(inputs, budget),
                 "more": max(len(inputs) - MAX_INPUTS, 0),  # inputs that are left out
             }

@@ -212,7 +212,7 @@ def _brief(value: float) -> str:
 
 def _short(value: float) -> str:
     """Return a figure. Shares have four decimals, so that all rows of a column look alike."""
-    return f"{value:.4f}" if _has_decimals(value) else number(value, 5)
+    return f"{value:.4f}" if _has_decimals(value) else number(value, 5 if abs(value) > 1 else 2)
 
 
 def _has_decimals(value: float) -> bool:

@@ -15,16 +15,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import optuna
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from optuna.exceptions import ExperimentalWarning, TrialPruned
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
-from optuna.visualization.matplotlib import plot_slice
 
 from dxn.config.instantiate import build
 from dxn.config.settings import Settings
@@ -57,6 +57,8 @@ from dxn.runs.predictor.output import write_records
 from dxn.runs.prepare import PARTS
 from dxn.runs.train import train_one
 from dxn.tasks.metric import Metric
+from dxn.viz.chart import Chart, finish, write_png
+from dxn.viz.figure import BLUE, GREY, ORANGE, plain_numbers
 
 if TYPE_CHECKING:
     from dxn.commands.options import RayOptions
@@ -571,14 +573,50 @@ class Search:
         print_line(f"{count(len(states), 'trial')} ({numbers}); best by validation: *")
 
     def _draw(self) -> None:
-        """Draw the trials with Optuna: the value of each one by each searched option."""
-        with mpl.rc_context({"backend": "Agg"}), warnings.catch_warnings():
-            # A single value is no range of an axis.
-            warnings.filterwarnings("ignore", "Attempting to set identical", UserWarning)
-            plot_slice(self.study, target_name=f"validation {self.monitored}")
-            figure = plt.gcf()
-            figure.savefig(self.folder / CHART, bbox_inches="tight")
-            plt.close(figure)
+        """Draw the value of each trial by each searched option."""
+        best = {trial.number for trial in self._settings()[0]}
+        trials = [trial for trial in self.finished() if trial.value is not None]
+        trials.sort(key=lambda trial: trial.number in best)  # in front of the others
+        colors = [
+            ORANGE if trial.number in best else BLUE if trial.state is TrialState.COMPLETE else GREY
+            for trial in trials
+        ]
+
+        def draw(axis: Axes, option: Dimension) -> None:
+            texts = [] if option.is_range else option.grid()
+            chosen = [trial.params[option.key] for trial in trials]
+            places = [texts.index(value) if texts else float(value) for value in chosen]
+            axis.scatter(places, list(map(_value, trials)), s=24, color=colors, zorder=3)
+            if texts:
+                axis.set_xticks(range(len(texts)), texts)
+                axis.set_xlim(-0.5, len(texts) - 0.5)
+            else:
+                low, high = map(float, option.values)
+                if option.is_log:
+                    axis.set_xscale("log")
+                    axis.xaxis.set_major_locator(
+                        LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,))
+                    )
+                    axis.xaxis.set_minor_formatter(NullFormatter())
+                    margin = (high / low) ** 0.05
+                    axis.set_xlim(low / margin, high * margin)
+                else:
+                    axis.xaxis.set_major_locator(MaxNLocator(5, integer=option.is_whole))
+                    margin = (high - low) / 20
+                    axis.set_xlim(low - margin, high + margin)
+                axis.xaxis.set_major_formatter(plain_numbers(high))
+            finish(axis, legend=None)
+
+        charts = [
+            Chart(each.key, f"trials by {each.key}", partial(draw, option=each), (3.2, 2.7))
+            for each in self.space
+        ]
+        write_png(
+            charts,
+            self.folder / CHART,
+            title=f"validation {self.monitored} by {', '.join(each.key for each in self.space)}",
+            about="orange: best setting, blue: other complete trials, gray: stopped early",
+        )
 
 
 def _value(trial: FrozenTrial) -> float:

@@ -134,8 +134,9 @@ def test_many_rows_that_are_sorted_by_class_have_the_interval_of_all_rows():
     assert half == pytest.approx(binomtest(rows // 2, rows).proportion_ci(), abs=0.002)
     names = ["ant"] * (rows // 2) + ["bee"] * (rows // 2)
     scores = classify().metric.class_scores(predictions[: rows // 4] * 4, names)
-    ends = [each["interval"] for each in class_figures(scores, NAMES)]
-    assert all(each is not None and each[1] - each[0] < 0.02 for each in ends[:2])
+    ends, none, _ = (each["interval"] for each in class_figures(scores, NAMES))
+    assert ends[1] - ends[0] < 0.02
+    assert none is None  # no row of the class is found
 
 
 def test_names_with_dollar_signs_are_no_formulas():
@@ -194,6 +195,12 @@ def test_a_class_without_rows_has_no_figures_instead_of_zero():
     assert math.isnan(figures[1]["recall"])
     assert figures[1]["interval"] is None
     assert tables.share(figures[1]["recall"]) == "–"
+
+
+def test_a_class_without_a_mistake_has_no_interval():
+    right = one_hot(torch.arange(N) % K, K)
+    figures = class_figures(ClassScores(right.float(), right), NAMES)
+    assert [(each["f1"], each["interval"]) for each in figures] == [(1, None)] * K
 
 
 def test_a_calibrated_model_has_no_calibration_error():
