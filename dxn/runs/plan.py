@@ -73,7 +73,7 @@ class Plan(Strict):
     nodes: dict[str, str]
     target: str | None
     layout: dict[str, Any] | None
-    precision: Literal["float32", "bf16"]
+    precision: Literal["float32", "tf32", "bf16", "fp16"]
     batch_size: PositiveInt
     data: dict[str, SplitFingerprint] = Field(default_factory=dict)
     loaded: list[str] = Field(default_factory=list)

@@ -250,7 +250,7 @@ def prepare(
         nodes=decided.nodes,
         target=source.target if task.is_supervised else None,
         layout=None if source.layout is None else dict(source.layout),
-        precision="bf16" if trainer.bf16 else "float32",
+        precision=trainer.used_precision,
         batch_size=batch_size or trainer.batch_size * num_processes,
         launch=launched,
     )

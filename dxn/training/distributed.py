@@ -22,7 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from dxn.core.processes import from_first, launch, processes
 from dxn.core.runtime import choose_bf16
 
-Precision = Literal["auto", "float32", "bf16"]
+UsedPrecision = Literal["float32", "tf32", "bf16", "fp16"]
+Precision = Literal["auto"] | UsedPrecision
+TF32_CAPABILITY = (8, 0)  # of the GPU
 
 # Environment variables that torchrun sets.
 LAUNCH = "TORCHELASTIC_RUN_ID"
@@ -36,25 +38,40 @@ GRACE = 60.0
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
 
 
-def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, bool, str]:
+def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, UsedPrecision, str]:
     """Create the accelerator of a training, which knows its device and its processes.
 
     Args:
         device: Device to train on: auto, cpu, cuda or mps.
-        precision: Precision of matrix products: auto, float32 or bf16.
+        precision: Precision of matrix products: auto, float32, tf32, bf16 or fp16.
 
     Returns:
-        The accelerator, whether to use bf16, and a note that says why.
+        The accelerator, the precision to use, and a note that says why.
 
     Raises:
-        ValueError: If the device is not available, or there are more processes than GPUs.
+        ValueError: If the device is not available or has no tf32, or there are more processes than
+            GPUs.
     """
     selected = connect(device)
-    bf16, note = precision == "bf16", f"{precision}, as configured"
+    used: UsedPrecision
     if precision == "auto":
         # Processes on different GPUs must agree.
         bf16, note = from_first(lambda: choose_bf16(selected))
-    return Accelerator(cpu=selected.type == "cpu"), bf16, note
+        used = "bf16" if bf16 else "float32"
+    else:
+        used, note = precision, f"{precision}, as configured"
+    is_cuda = selected.type == "cuda"
+    if used == "tf32" and not (
+        is_cuda and torch.cuda.get_device_capability(selected) >= TF32_CAPABILITY
+    ):
+        raise ValueError(
+            "precision: tf32 needs an NVIDIA GPU of the Ampere generation or a newer one, got "
+            f"device={selected.type}; set precision=float32"
+        )
+    if is_cuda:
+        # Also the reset of an earlier training of this process.
+        torch.backends.cuda.matmul.allow_tf32 = used == "tf32"
+    return Accelerator(cpu=selected.type == "cpu"), used, note
 
 
 def connect(device: str) -> torch.device:

@@ -151,7 +151,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonalized(x: Tensor) -> Tensor:
     """Replace the singular values of matrices by numbers near 1, with a Newton-Schulz iteration.
 
-    In bfloat16 on a GPU, as Jordan et al. do, and in float32 elsewhere.
+    In bfloat16 on a GPU that has it, as Jordan et al. do, and in float32 elsewhere.
 
     Args:
         x: (B, R, C).
@@ -160,7 +160,8 @@ def orthogonalized(x: Tensor) -> Tensor:
         (B, R, C). A matrix of zeros stays one.
     """
     original = x.dtype
-    x = x.bfloat16() if x.is_cuda else x.float()
+    is_low = x.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    x = x.bfloat16() if is_low else x.float()
     is_tall = x.shape[1] > x.shape[2]
     if is_tall:  # products of the shorter side are cheaper
         x = x.mT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,6 +68,12 @@ def predict(model: Network, task: Task, samples: Samples, **options: Any) -> Pre
     return Predictions(rows, predicted, total / weight if weight else math.nan)
 
 
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Return the context of matrix products with a precision: float32, tf32, bf16 or fp16."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
 @torch.inference_mode()
 def predict_batches(
     model: Network,
@@ -76,7 +82,7 @@ def predict_batches(
     *,
     batch_size: int,
     device: torch.device,
-    bf16: bool = False,
+    precision: str = "float32",
     draft: bool = False,
     finite: bool = False,
     on_batch: Callable[[int], None] | None = None,
@@ -91,7 +97,7 @@ def predict_batches(
         samples: Samples of one split.
         batch_size: Number of samples per batch. It is halved if the memory is too small.
         device: Device of the model.
-        bf16: Compute matrix products in bf16.
+        precision: Precision of matrix products: float32, tf32, bf16 or fp16.
         draft: For a task that generates sequences, use the fastest decoding, such as greedy search.
         finite: Whether an output of the model that is not finite is an error.
         on_batch: Function that is called after each batch with the number of samples that are done.
@@ -109,7 +115,7 @@ def predict_batches(
     """
 
     def run(batch: dict[str, Any]) -> tuple[list[int], list[Any], tuple[float, float]]:
-        with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
+        with autocast(device, precision):
             output = as_float(model(batch))
             if finite:
                 check_finite(output, batch, samples.describe_index)

@@ -34,6 +34,7 @@ from dxn.tasks.task import Task
 from dxn.training import checkpoint
 from dxn.training.distributed import (
     Precision,
+    UsedPrecision,
     is_any,
     make_accelerator,
     not_synchronized,
@@ -43,7 +44,7 @@ from dxn.training.distributed import (
 )
 from dxn.training.log import Log, Tracker
 from dxn.training.optim import make_ema, use_ema
-from dxn.training.predict import name_rows, predict, score, to_device
+from dxn.training.predict import autocast, name_rows, predict, score, to_device
 from dxn.training.state import State
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
@@ -69,8 +70,9 @@ class Trainer:
             targets in the batches of all processes.
         seed: Seed of the order of the samples, of augmentation and of dropout.
         device: Device to train on: auto, cpu, cuda or mps.
-        precision: Precision of matrix products: auto, float32 or bf16. auto is bf16 on a GPU or a
-            processor that has instructions for it, otherwise float32.
+        precision: Precision of matrix products: auto, float32, tf32 (NVIDIA GPUs since Ampere),
+            bf16 or fp16 (for GPUs without bf16, such as T4 and V100; the loss is scaled). auto is
+            bf16 on a GPU or a processor that has instructions for it, otherwise float32.
         max_grad_norm: Maximum norm of the gradient; a larger gradient is scaled down to this norm.
             0 turns clipping off.
         grad_accum_steps: Number of batches whose gradients are added up before an optimizer step.
@@ -173,7 +175,8 @@ class Trainer:
 
             check_trackers(self.trackers)
         made = make_accelerator(self.device, self.precision)
-        self.accelerator, self.bf16, self.precision_note = made
+        self.accelerator, _, self.precision_note = made
+        self.used_precision: UsedPrecision = made[1]
         if self.shard and self.accelerator.num_processes == 1:
             raise ValueError("shard needs several processes; start them with torchrun")
         if self.shard and self.r_drop:
@@ -501,7 +504,7 @@ class Trainer:
         with keyed(Noise.of_step(torch.tensor(batch["#index"], device=device), seed)):
 
             def output() -> Any:
-                with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+                with autocast(device, self.used_precision):
                     # Losses are computed in float32, because bf16 has too few digits for sums over
                     # many terms.
                     return as_float(self.wrapped(batch, mixing))
@@ -525,7 +528,10 @@ class Trainer:
             if batch.get("#filler"):
                 # It only keeps this process in step with the others, which have one more sample.
                 loss = LossSum(0 * loss.total, 0 * loss.weight)
-            (loss.total if as_sum else loss.mean).backward()
+            objective = loss.total if as_sum else loss.mean
+            if self.used_precision == "fp16":
+                objective = objective * state.loss_scale
+            objective.backward()
         return LossSum(loss.total.detach(), loss.weight.detach())
 
     def _norm_of_gradients(self, loss: LossSum, *, as_sum: bool) -> Tensor:
@@ -540,6 +546,8 @@ class Trainer:
             # DDP has already divided the sum over the processes by their number.
             weight = torch.where(loss.weight > 0, loss.weight, 1.0) / self.accelerator.num_processes
             torch._foreach_div_(gradients, weight)  # pyright: ignore
+        if self.used_precision == "fp16" and gradients:
+            torch._foreach_div_(gradients, self.state.loss_scale)  # pyright: ignore
         # Of the accumulated gradient, not of each batch: accumulated batches must make the same
         # step as one large batch.
         norm = get_total_norm(gradients)
@@ -573,6 +581,12 @@ class Trainer:
                     "the batch size; use a smaller model"
                 ) from error
             state.skipped_in_row = 0
+            if self.used_precision == "fp16":
+                state.count_scaled()
+            return
+        if self.used_precision == "fp16" and state.loss_scale > 1 and loss.total.isfinite():
+            # The gradient may fit into fp16 with a smaller factor.
+            state.loss_scale, state.steps_of_scale = max(state.loss_scale / 2, 1.0), 0
             return
         state.skipped += 1
         state.skipped_in_row += 1
@@ -647,7 +661,7 @@ class Trainer:
                 # Without gradients there is enough memory for twice the batch size.
                 batch_size=2 * math.ceil(state.batch_size / self.accelerator.num_processes),
                 device=self.accelerator.device,
-                bf16=self.bf16,
+                precision=self.used_precision,
                 # Fast decoding is enough to compare epochs.
                 draft=True,
                 on_batch=show,

@@ -307,11 +307,16 @@ def test_adamw_takes_the_steps_of_torch():
 # Precision
 
 
-@pytest.mark.parametrize("kind", ["bf16", "float32"])
+@pytest.mark.parametrize("kind", ["fp16", "bf16", "float32"])
 def test_a_configured_precision_is_used(kind):
-    _, bf16, note = make_accelerator("cpu", kind)
-    assert bf16 == (kind == "bf16")
+    _, precision, note = make_accelerator("cpu", kind)
+    assert precision == kind
     assert note == f"{kind}, as configured"
+
+
+def test_tf32_needs_a_gpu_that_has_it():
+    with pytest.raises(ValueError, match=r"^precision: tf32 needs .*got device=cpu"):
+        make_accelerator("cpu", "tf32")
 
 
 @pytest.mark.parametrize("has", [True, False])
@@ -323,3 +328,4 @@ def test_otherwise_the_instructions_of_the_device_decide(has, monkeypatch):
         bf16, note = choose_bf16(torch.device(device))
         assert bf16 == has
         assert note.startswith("bf16: the device has i" if has else "float32: the device has no i")
+        assert ("trainer.precision=fp16" in note) == (device == "cuda" and not has)

@@ -5,13 +5,14 @@ import math
 
 import pytest
 import torch
-from helpers.runs import log_of
+from helpers.runs import checkpoint_of, interrupt, log_of, same_tensors
 from helpers.training import fit, make_model, make_samples, make_task
 
 from dxn.data.dataset import Samples
 from dxn.data.loader import InputDropout
+from dxn.training import trainer as trainer_module
 from dxn.training.optim import adamw, constant, sgd
-from dxn.training.state import State
+from dxn.training.state import MAX_SCALE, SCALE_STEPS, State
 from dxn.training.trainer import Trainer
 
 
@@ -315,3 +316,52 @@ def test_a_schedule_scales_every_group_from_its_own_rate(tmp_path):
     for rates, factor in zip(seen, factors, strict=True):
         assert rates == pytest.approx([rate * factor for rate in base])
     assert all(a > b for a, b in itertools.pairwise(rates[0] for rates in seen))
+
+
+# fp16
+
+
+def test_a_training_in_fp16_is_close_to_one_in_float32_and_resumes_bit_for_bit(
+    tmp_path, monkeypatch
+):
+    options = {"epochs": 3, "batch_size": 11, "checkpoint_every": 1, "log_every": 1}
+    _, state, _ = fit(tmp_path / "whole", precision="fp16", **options)
+    fit(tmp_path / "float32", precision="float32", **options)
+    ours, theirs = (
+        [row["train/loss"] for row in log_of(tmp_path / name) if "train/loss" in row]
+        for name in ("whole", "float32")
+    )
+    assert ours == pytest.approx(theirs, rel=2e-2) and ours != theirs
+    assert state.skipped == 0 and state.loss_scale == 2**16 and state.steps_of_scale == state.step
+    with interrupt(monkeypatch, step=7), pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "cut", precision="fp16", **options)
+    fit(tmp_path / "cut", precision="fp16", resume=True, **options)
+    last = [checkpoint_of(tmp_path / name) for name in ("cut", "whole")]
+    assert same_tensors(*last)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_loss_is_scaled_by_less_until_its_gradient_fits_into_fp16(
+    tmp_path, monkeypatch, capsys, accumulated
+):
+    start = {"loss_scale": MAX_SCALE}
+    monkeypatch.setattr(trainer_module, "State", lambda **more: State(**start, **more))
+    options = {"epochs": 3, "batch_size": 3, "grad_accum_steps": accumulated}
+    model, state, _ = fit(tmp_path / "run", precision="fp16", **options)
+    taken = state.steps_of_scale
+    assert 1 < state.loss_scale < MAX_SCALE and 0 < taken < state.step
+    assert state.step - taken >= math.log2(MAX_SCALE / state.loss_scale)
+    assert state.skipped == 0 and "warning" not in capsys.readouterr().out
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_after_many_steps_the_loss_is_scaled_by_more():
+    state = State()
+    for _ in range(SCALE_STEPS):
+        assert state.loss_scale == 2**16
+        state.count_scaled()
+    assert (state.loss_scale, state.steps_of_scale) == (2**17, 0)
+    state.loss_scale = MAX_SCALE
+    for _ in range(SCALE_STEPS):
+        state.count_scaled()
+    assert state.loss_scale == MAX_SCALE
