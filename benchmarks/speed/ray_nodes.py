@@ -1,20 +1,23 @@
 """Kill one of two Ray nodes in the middle of dxn predict, and measure the speed of engine=ray.
 
-    python benchmarks/speed/ray_nodes.py [--rows 20000] [--rounds 3]
+    python benchmarks/speed/ray_nodes.py [--rows 20000] [--more 100000] [--rounds 5]
 
-The script trains a small model in a temporary folder and predicts a table of generated texts. Both
+The script trains a small model in a temporary folder and predicts tables of generated texts. Both
 nodes are on this machine, and listen on 127.0.0.1 only.
 
 - nodes: the second node gets SIGKILL after a quarter of the parts. Every row must be answered
   exactly once, with the answers of one process.
-- speed: the whole command with engine=local and with engine=ray on the same cores, alternately. The
-  rate of Ray without its start is that between the first and the last part that it writes. It must
-  not be compared with the rate of a whole command, which has a start of several seconds.
+- speed: dxn predict with engine=local and with engine=ray, alternately, on a table of `rows` rows
+  and on one of `more`. The difference of the two tables is the time of the additional rows, without
+  the start and the end of a command. Both engines have the same cores and write Parquet. CPU
+  seconds are those of all processes that a command starts; other work on the machine affects them
+  less than the seconds of the clock.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import os
 import random
@@ -25,6 +28,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet
 
 WORDS = ("film", "plot", "story", "actors", "fine", "lovely", "great", "dull", "awful", "boring")
@@ -37,7 +41,8 @@ def main() -> None:
     """Run the measurements, and print their results."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--more", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     # Before Ray is imported.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -45,23 +50,50 @@ def main() -> None:
         os.chdir(name)
         write_table(Path("train.csv"), 1000)
         write_table(Path("rows.csv"), options.rows)
+        write_table(Path("more.csv"), options.more)
         dxn("train", "data.path=train.csv", "target=label", *MODEL, "run=run")
-        seconds: dict[str, list[float]] = {"local": [], "ray": []}
-        rates: list[float] = []
-        predict("output=local.parquet")
+        dxn("predict", "run=run", "input=rows.csv", "output=local.parquet")
         kill_a_node(options.rows)
-        if not options.rounds:
-            return
-        for i in range(options.rounds):
-            seconds["local"].append(predict(f"output=local{i}.parquet"))
-            seconds["ray"].append(predict(f"output=ray{i}", "engine=ray"))
-            rates.append(rate_of(Path(f"ray{i}"), options.rows))
-        local, whole = (statistics.median(each) for each in seconds.values())
-        print(f"one process: {local:.1f} s, {options.rows / local:.0f} rows/s (whole command)")
-        print(f"ray: {whole:.1f} s, {options.rows / whole:.0f} rows/s (whole command)")
-        rate = statistics.median(rates)
-        print(f"ray after its start: {rate:.0f} rows/s")
-        print(f"rounds: {seconds}, rates {rates}; load {os.getloadavg()}, {os.cpu_count()} cores")
+        if options.rounds:
+            compare(options.rounds, options.more - options.rows)
+
+
+def compare(rounds: int, rows: int) -> None:
+    """Print the rates of both engines, and their ratio, for the additional rows."""
+    engines = {"local": "local.parquet", "ray": "ray"}
+    found: dict[str, list[tuple[float, float]]] = {engine: [] for engine in engines}
+    for i in range(rounds):
+        for engine, output in engines.items():
+            short, long = (
+                measure(f"input={table}.csv", f"output={i}{table}{output}", f"engine={engine}")
+                for table in ("rows", "more")
+            )
+            found[engine].append((long[0] - short[0], long[1] - short[1]))
+            print(f"{engine}: {short[0]:.1f} and {long[0]:.1f} s, ", end="")
+            print(f"{short[1]:.1f} and {long[1]:.1f} CPU s; load {os.getloadavg()[0]:.1f}")
+    for k, unit in enumerate(("s", "CPU s")):
+        local, ray = (statistics.median(pair[k] for pair in found[engine]) for engine in engines)
+        print(
+            f"{rows:,} rows: one process {local:.1f} {unit} ({rows / local:,.0f} rows/{unit}), "
+            f"Ray {ray:.1f} {unit} ({rows / ray:,.0f} rows/{unit}); ratio {local / ray:.2f}"
+        )
+
+
+def measure(*words: str) -> tuple[float, float]:
+    """Run dxn predict, and return its seconds and the CPU seconds of all of its processes."""
+    start = time.perf_counter()
+    used: dict[int, float] = {}
+    command = [sys.executable, "-m", "dxn", "predict", "run=run", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        root = psutil.Process(process.pid)
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                for each in (root, *root.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        used[each.pid] = sum(each.cpu_times()[:2])
+            time.sleep(0.1)
+        assert process.wait() == 0, "dxn predict failed"
+    return time.perf_counter() - start, sum(used.values())
 
 
 def write_table(path: Path, count: int) -> None:
@@ -78,19 +110,6 @@ def write_table(path: Path, count: int) -> None:
 def dxn(*words: str) -> None:
     """Run a command."""
     subprocess.run([sys.executable, "-m", "dxn", *words], check=True, stdout=subprocess.DEVNULL)
-
-
-def predict(*words: str) -> float:
-    """Run dxn predict on the table, and return its seconds."""
-    start = time.perf_counter()
-    dxn("predict", "run=run", "input=rows.csv", *words)
-    return time.perf_counter() - start
-
-
-def rate_of(folder: Path, rows: int) -> float:
-    """Return the rows per second after the first part was written."""
-    times = sorted(file.stat().st_mtime for file in (folder / "progress").iterdir())
-    return (rows - PART_ROWS) / (times[-1] - times[0])
 
 
 def kill_a_node(rows: int) -> None:

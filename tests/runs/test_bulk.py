@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import tarfile
+import types
 
 import numpy as np
 import pyarrow as pa
@@ -232,6 +233,16 @@ def test_an_address_without_a_cluster_is_an_error(place, run, tmp_path, capsys):
     words = [f"run={run}", f"input={place / 'all.parquet'}", f"output={tmp_path / 'o'}", *OPTIONS]
     assert main(["predict", *words, "ray.address=127.0.0.1:1"]) == 2
     assert "ray.address: no Ray cluster answers at 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_cluster_with_one_processor_is_refused(place, run, tmp_path, monkeypatch, capsys):
+    # There, Ray Data would wait for ever.
+    small = types.SimpleNamespace(cluster_resources=lambda: {"CPU": 1.0})
+    monkeypatch.setattr(cluster, "require_ray", lambda: None)
+    monkeypatch.setattr(cluster, "start", lambda address: small)
+    words = [f"run={run}", f"input={place / 'all.parquet'}", f"output={tmp_path / 'o'}", *OPTIONS]
+    assert main(["predict", *words]) == 2
+    assert "needs at least 2 processors, and the cluster has 1; start" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(

@@ -52,6 +52,8 @@ TASK_CPUS = 0.45
 # A copy of the model reserves almost none: after the loss of a machine, it must be able to start on
 # one of the others, even if they are full.
 MODEL_CPUS = 0.001
+# Logical ones. With a single processor, the tasks of Ray Data wait for each other.
+MIN_CPUS = 2
 CONNECT_SECONDS = 10.0
 LOCALHOST = "127.0.0.1"
 
@@ -83,10 +85,9 @@ def start(address: str | None) -> Any:
         return ray
     where: dict[str, Any] = {"address": address}
     if address is None:
-        # With a single processor, the tasks of Ray Data wait for each other.
         where = {
             "address": "local",  # otherwise, Ray connects to a cluster that runs on this machine
-            "num_cpus": max(num_cores(), 2),
+            "num_cpus": max(num_cores(), MIN_CPUS),
             "include_dashboard": False,
             "_node_ip_address": LOCALHOST,
         }
@@ -258,7 +259,15 @@ def compute(
 
     Yields:
         The numbers of rows of each part as soon as it is written, see `bulk.answer`.
+
+    Raises:
+        UserError: If the cluster is too small, or Ray fails.
     """
+    if (num_cpus := ray.cluster_resources().get("CPU", 0)) < MIN_CPUS:
+        raise UserError(
+            f"ray.address: engine=ray needs at least {MIN_CPUS} processors, and the cluster has "
+            f"{num_cpus:g}; start it with ray start --head --num-cpus={MIN_CPUS}"
+        )
     data = importlib.import_module("ray.data")
     context = data.DataContext.get_current()
     context.enable_progress_bars = False
