@@ -5,7 +5,6 @@ import importlib.util
 import io
 import json
 import tarfile
-import types
 
 import numpy as np
 import pyarrow as pa
@@ -181,13 +180,21 @@ def test_a_folder_of_pictures_is_divided_into_parts(here, tmp_path):
     assert bad["file"].endswith("5.png") and "not a supported image" in bad["reason"]
 
 
-def test_columns_without_values_in_a_part_get_the_type_of_the_other_parts(tmp_path):
-    for i, values in enumerate(([None, None], ["a", None], ["b", "c"])):
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (([None, None], ["a", None], ["b", "c"]), [None, None, "a", None, "b", "c"]),
+        # Such as identifiers of two tables.
+        (([1, None], ["a", "b"]), ["1", None, "a", "b"]),
+    ],
+)
+def test_the_columns_of_all_parts_get_the_same_type(tmp_path, parts, expected):
+    for i, values in enumerate(parts):
         (tmp_path / "answers").mkdir(exist_ok=True)
         table = pa.table({"row": [1, 2], "note": values})
         pq.write_table(table, tmp_path / "answers" / f"{bulk.part_name(0, i)}.parquet")
     bulk.unify(tmp_path)
-    assert [row["note"] for row in answers(tmp_path)] == [None, None, "a", None, "b", "c"]
+    assert [row["note"] for row in answers(tmp_path)] == expected
 
 
 @pytest.mark.parametrize(
@@ -235,21 +242,13 @@ def test_an_address_without_a_cluster_is_an_error(place, run, tmp_path, capsys):
     assert "ray.address: no Ray cluster answers at 127.0.0.1:1" in capsys.readouterr().err
 
 
-def test_a_cluster_with_one_processor_is_refused(place, run, tmp_path, monkeypatch, capsys):
-    # There, Ray Data would wait for ever.
-    small = types.SimpleNamespace(cluster_resources=lambda: {"CPU": 1.0})
-    monkeypatch.setattr(cluster, "require_ray", lambda: None)
-    monkeypatch.setattr(cluster, "start", lambda address: small)
-    words = [f"run={run}", f"input={place / 'all.parquet'}", f"output={tmp_path / 'o'}", *OPTIONS]
-    assert main(["predict", *words]) == 2
-    assert "needs at least 2 processors, and the cluster has 1; start" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs the optional libraries of dxn[ray]"
 )
 @pytest.mark.filterwarnings("ignore")  # those of Ray
 def test_ray_has_the_answers_of_one_process(place, run, tmp_path, monkeypatch):
+    # With one processor, tasks that need two of them would wait for ever.
+    monkeypatch.setattr(cluster, "num_cores", lambda: 1)
     # Of a cluster that ran on this machine: without ray.address, it is not used.
     monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
     try:

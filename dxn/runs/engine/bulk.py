@@ -33,7 +33,7 @@ from dxn.data.rows import OnBad, Rows
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.resumable import Batch
+from dxn.runs.predictor.resumable import Batch, common_schema, with_schema
 from dxn.runs.predictor.table import Record, locate
 
 # Rows of a part, as a multiple of the batch size: large enough that files and messages cost little,
@@ -288,14 +288,9 @@ def unify(folder: Path) -> None:
     for table in (folder / ANSWERS, folder / BAD):
         files = sorted(table.glob("part-*.parquet"))
         schemas = [pyarrow.parquet.read_schema(file) for file in files]
-        if all(schema.equals(schemas[0]) for schema in schemas):
-            continue
-        whole = pyarrow.unify_schemas(schemas, promote_options="permissive")
+        whole = common_schema(schemas)
         for file, schema in zip(files, schemas, strict=True):
             if not schema.equals(whole):
                 part = pyarrow.parquet.read_table(file)
-                missing = pyarrow.nulls(len(part))
-                columns = [part[n] if n in part.column_names else missing for n in whole.names]
                 with atomic_file(file) as partial:
-                    arrays = [c.cast(whole.field(i).type) for i, c in enumerate(columns)]
-                    pyarrow.parquet.write_table(pyarrow.table(arrays, schema=whole), partial)
+                    pyarrow.parquet.write_table(with_schema(part, whole), partial)

@@ -46,14 +46,12 @@ from dxn.runs.predictor.table import predicted_rows
 if TYPE_CHECKING:
     from dxn.commands.options import RayOptions
 
-# Logical processors. A task reads or tokenizes. A single core must have room for a task of either
-# kind beside the model: otherwise nothing would start, and Ray would wait for ever.
+# Logical processors of a task, which reads or tokenizes, as a part of a small cluster. It must have
+# room for a task of either kind beside the model: otherwise, Ray would wait for ever.
 TASK_CPUS = 0.45
 # A copy of the model reserves almost none: after the loss of a machine, it must be able to start on
 # one of the others, even if they are full.
 MODEL_CPUS = 0.001
-# Logical ones. With a single processor, the tasks of Ray Data wait for each other.
-MIN_CPUS = 2
 CONNECT_SECONDS = 10.0
 LOCALHOST = "127.0.0.1"
 
@@ -87,7 +85,7 @@ def start(address: str | None) -> Any:
     if address is None:
         where = {
             "address": "local",  # otherwise, Ray connects to a cluster that runs on this machine
-            "num_cpus": max(num_cores(), MIN_CPUS),
+            "num_cpus": num_cores(),
             "include_dashboard": False,
             "_node_ip_address": LOCALHOST,
         }
@@ -261,30 +259,27 @@ def compute(
         The numbers of rows of each part as soon as it is written, see `bulk.answer`.
 
     Raises:
-        UserError: If the cluster is too small, or Ray fails.
+        UserError: If Ray fails.
     """
-    if (num_cpus := ray.cluster_resources().get("CPU", 0)) < MIN_CPUS:
-        raise UserError(
-            f"ray.address: engine=ray needs at least {MIN_CPUS} processors, and the cluster has "
-            f"{num_cpus:g}; start it with ray start --head --num-cpus={MIN_CPUS}"
-        )
     data = importlib.import_module("ray.data")
     context = data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+    # A block per part, so that several tasks tokenize the parts of one table.
+    context.target_max_block_size = 1
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     # Few parts do not need all copies of the model.
     warnings.filterwarnings("ignore", "The minimum number of concurrent actors", UserWarning)
     size, num_gpus = num_replicas(ray, replicas)
+    # One task per processor, because each process that runs tasks imports torch.
+    task_cpus = TASK_CPUS * min(ray.cluster_resources().get("CPU", 1), 2)
     held = ray.put(reading)
     contents = [{"content": pickle.dumps(source)} for source in sources]
     one = {"batch_size": 1, "batch_format": "numpy"}
     parts = (
         data.from_items(contents, override_num_blocks=len(contents))
-        .map_batches(read, fn_kwargs={"held": [held]}, num_cpus=TASK_CPUS, **one)
-        # A message per part, so that several tasks tokenize the parts of one table.
-        .repartition(target_num_rows_per_block=1)
-        .map_batches(tokenize, fn_kwargs={"held": [held]}, num_cpus=TASK_CPUS, **one)
+        .map_batches(read, fn_kwargs={"held": [held]}, num_cpus=task_cpus, **one)
+        .map_batches(tokenize, fn_kwargs={"held": [held]}, num_cpus=task_cpus, **one)
         .map_batches(
             Answers,
             fn_constructor_args=(load, rows_of, folder),

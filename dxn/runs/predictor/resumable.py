@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -341,16 +341,11 @@ def identity_of(
 
 def write_parquet(chunks: Chunks, path: Path) -> None:
     """Write chunks as one Parquet file. A column whose types differ contains texts."""
-    kinds: dict[str, pyarrow.DataType] = {}
-    for chunk in chunks():
-        for field in chunk.schema:
-            kinds[field.name] = _common(kinds.get(field.name, pyarrow.null()), field.type)
-    schema = pyarrow.schema(list(kinds.items()))
+    schema = common_schema(chunk.schema for chunk in chunks())
     with atomic_file(path) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
         group: list[pyarrow.Table] = []
         for chunk in chunks():
-            columns = [_typed(chunk, name, kind) for name, kind in kinds.items()]
-            group.append(pyarrow.table(columns, schema=schema))
+            group.append(with_schema(chunk, schema))
             num_bytes = sum(table.nbytes for table in group)
             if num_bytes >= GROUP_BYTES or sum(map(len, group)) >= GROUP_ROWS:
                 writer.write_table(pyarrow.concat_tables(group).combine_chunks())
@@ -381,6 +376,21 @@ def write_array(chunks: Chunks, path: Path) -> None:
 def ids_file(path: Path) -> Path:
     """Return the file with the columns that identify the rows of an array."""
     return path.with_suffix(".ids.csv")
+
+
+def common_schema(schemas: Iterable[pyarrow.Schema]) -> pyarrow.Schema:
+    """Return all columns of tables. A column whose types differ contains texts."""
+    kinds: dict[str, pyarrow.DataType] = {}
+    for schema in schemas:
+        for field in schema:
+            kinds[field.name] = _common(kinds.get(field.name, pyarrow.null()), field.type)
+    return pyarrow.schema(list(kinds.items()))
+
+
+def with_schema(table: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
+    """Return a table with the columns of `common_schema`."""
+    columns = [_typed(table, field.name, field.type) for field in schema]
+    return pyarrow.table(columns, schema=schema)
 
 
 def _common(old: pyarrow.DataType, new: pyarrow.DataType) -> pyarrow.DataType:
