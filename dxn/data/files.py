@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
@@ -76,6 +77,8 @@ class Files:
                     status = os.stat(cell)  # noqa: PTH116
                 except (OSError, ValueError):
                     continue  # a missing file is reported when it is opened
+                if not stat.S_ISREG(status.st_mode):
+                    continue  # to open a pipe could wait forever
                 ids = status.st_dev, status.st_ino % 2**64
                 facts[i] = (status.st_size, status.st_mtime_ns, *ids, (0, 0))
         return facts

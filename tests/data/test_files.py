@@ -41,6 +41,14 @@ def test_equal_files_have_equal_codes(folder):
     assert (missing, x) == (-1, y)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    column = with_files(as_column([str(tmp_path / name) for name in ("pipe", "empty")]))
+    assert len({*column.files.codes().tolist()}) == 2
+
+
 def test_a_file_of_two_splits_is_listed_once(folder):
     paths = [str(folder / name) for name in "abc"]
     splits = {
