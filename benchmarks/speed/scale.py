@@ -1,6 +1,6 @@
 """Measure how memory and time grow with the number of rows.
 
-    python benchmarks/speed/scale.py [--rows N ...] [--only train|predict] [OPTION=VALUE ...]
+    python benchmarks/speed/scale.py [--rows N ...] [--only train|predict|decode] [OPTION=VALUE ...]
 
 Each row of the generated table has a picture of 64×64 pixels, a text and a label. Every row has a
 path of its own, but the paths are hard links to a few hundred pictures, so that a million rows need
@@ -12,6 +12,9 @@ page that several processes share counts once; the growth in bytes per row since
 the seconds to the first step, on the clock and of the processor; and the samples per second.
 Further options are passed to `dxn train`. The cache of decoded files is small, so that it is full
 at each number of rows.
+
+At last, `dxn train` of the smallest table is run several times with all pictures in memory, and as
+many times with pictures that are decoded in each step, in turns. The medians of both are printed.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import json
 import math
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,6 +48,9 @@ BATCH_SIZE = 64
 STEPS = 60
 WARMUP = 10  # steps that are not timed
 INTERVAL = 0.1  # seconds between two looks at the memory
+REPEATS = 3  # of the trainings with and without decoding
+IN_MEMORY_GB = 8.0
+PARTS = ("train", "predict", "decode")
 # Growth of memory that the goal allows.
 GOAL_FRACTION, GOAL_BYTES = 0.1, 400
 TRAIN = ("adapters=[image,text]", f"adapters.image.image_size={SIDE}", *MODEL[1:])
@@ -56,7 +63,7 @@ class Measured:
     Args:
         command: The command, such as "train".
         rows: Number of rows of the table.
-        megabytes: Peak memory of the process and its workers; a shared page counts once.
+        megabytes: Peak memory of the process and its workers; a page that they share counts once.
         resident: Sum of the resident memory of these processes, in megabytes.
         start: Seconds to the end of the first step. For predict, of the whole command.
         processor: Seconds of the processor until then. For predict, NaN: its processes still run.
@@ -126,16 +133,21 @@ def watch(command: list[str], expected: int = 0) -> tuple[float, float, float, s
 
 
 def sizes_of(process: psutil.Process) -> tuple[float, float]:
-    """Return the memory of a process and its children in bytes: proportional, and resident."""
-    shared = resident = 0.0
+    """Return the memory of a process and its children in bytes: shared pages once, and resident."""
+    shared = resident = files = 0.0
     try:
         for each in [process, *process.children(recursive=True)]:
-            memory = each.memory_full_info()
-            shared += getattr(memory, "pss", memory.uss)  # only Linux counts shared pages
+            memory = each.memory_info()
+            rollup = Path(f"/proc/{each.pid}/smaps_rollup").read_text(encoding="utf-8")
+            sizes = {words[0]: words[1] for words in map(str.split, rollup.splitlines()[1:])}
+            shared += 1024 * (int(sizes["Pss_Anon:"]) + int(sizes["Pss_Shmem:"]))
+            # The libraries, which all of them have. Other commands can share them as well, so their
+            # part of the proportional size depends on what else runs on the machine.
+            files = max(files, memory.shared)
             resident += memory.rss
-    except psutil.Error:  # it has ended
+    except (psutil.Error, OSError, KeyError):  # it has ended
         return 0.0, 0.0
-    return shared, resident
+    return shared + files, resident
 
 
 def measure_train(table: Path, rows: int, folder: Path, options: list[str]) -> Measured:
@@ -160,6 +172,20 @@ def measure_predict(table: Path, rows: int, folder: Path, run: Path) -> Measured
     return Measured("predict", rows, shared, resident, seconds, math.nan, rows / seconds)
 
 
+def compare_decoding(table: Path, rows: int, folder: Path, options: list[str]) -> None:
+    """Print the samples per second of trainings with pictures in memory, and with decoded ones."""
+    rates: dict[float, list[float]] = {IN_MEMORY_GB: [], 0.0: []}
+    for _ in range(REPEATS):
+        for gigabytes, found in rates.items():
+            used = [*options, f"loader.cache_gb={gigabytes}"]
+            found.append(measure_train(table, rows, folder, used).rate)
+    in_memory, decoded = map(statistics.median, rates.values())
+    print(
+        f"{rows:,} rows, median of {REPEATS}: {in_memory:,.0f} samples/s with pictures in memory, "
+        f"{decoded:,.0f} with decoding ({decoded / in_memory:.2f})"
+    )
+
+
 def line_of(measured: Measured, smallest: Measured) -> str:
     """Return one line of the table."""
     growth = measured.megabytes - smallest.megabytes
@@ -180,7 +206,7 @@ def main() -> None:
     )
     parser.add_argument("options", nargs="*", help="further options of dxn train")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="numbers of rows")
-    parser.add_argument("--only", choices=("train", "predict"), help="default: both commands")
+    parser.add_argument("--only", choices=PARTS, help="default: all of them")
     parser.add_argument("--cache-gb", type=float, default=0.1, help="cache of decoded files")
     parser.add_argument("--folder", type=Path, help="folder of the tables; default: temporary")
     parser.add_argument("--json", type=Path, help="file for the numbers")
@@ -194,7 +220,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         temporary = Path(name)
         folder = arguments.folder or temporary
-        for command in ("train", "predict") if arguments.only is None else (arguments.only,):
+        for command in PARTS if arguments.only is None else (arguments.only,):
+            if command == "decode":
+                rows = min(arguments.rows)
+                compare_decoding(make_table(rows, folder), rows, temporary, arguments.options)
+                continue
             run = temporary / "run"
             if command == "predict":
                 table = make_table(MODEL_ROWS, folder)

@@ -21,8 +21,8 @@ ALL = "all"  # the row of all inputs in tables
 BEST = "validation/best"  # the monitored metric in the epoch that it selected
 # Fields that describe the training, and not the evaluation.
 TRAINING = (
-    *("best_epoch", "epochs", "train_seconds", "parameters", "precision", "seeds"),
-    *("data", "environment"),
+    *("best_epoch", "epochs", "train_seconds", "bad_files", "parameters"),
+    *("precision", "seeds", "data", "environment"),
 )
 
 # A metric that is NaN or infinite is written, and `dxn verify` reports it.
@@ -103,6 +103,8 @@ class Results(Strict):
         best_epoch: Epoch whose weights are saved, counted from 1.
         epochs: Number of epochs.
         train_seconds: Time spent in training.
+        bad_files: Number of rows that were left out because a file turned out to be bad during the
+            training, see `data.on_bad`.
         parameters: Number of parameters of the model.
         precision: Precision of the training.
         seeds: Seed of each member of an ensemble.
@@ -131,6 +133,7 @@ class Results(Strict):
     best_epoch: int | None = None
     epochs: int | None = None
     train_seconds: float | None = None
+    bad_files: int = 0
     parameters: int | None = None
     precision: str | None = None
     seeds: list[int] = Field(default_factory=list)

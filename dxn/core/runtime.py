@@ -31,6 +31,10 @@ MAX_MMAP_THRESHOLD = 1 << 30  # bytes
 #     10,000                         6.5   25
 #     50,000                         6.2   80
 SPINS = "2500"
+# Kernels that oneDNN, and torch's interface to it, keep for operations of other shapes. Each needs
+# 0.5 MB in bf16, and the default of 1,024 was 600 MB after a hundred batches of texts. A step of a
+# small model with pictures and texts uses about 60.
+KERNELS = "256"
 # Messages of the CPU and of GPUs: of torch, of C++, and of oneDNN, which computes layers.
 OUT_OF_MEMORY = (
     "out of memory",
@@ -55,6 +59,8 @@ def configure() -> None:
     # By default, MKL may choose another code path in each process. Then the last bits of a Fourier
     # transform differ between processes, and runs with equal seeds have different spectrograms.
     os.environ.setdefault("MKL_CBWR", "AUTO")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS)
+    os.environ.setdefault("LRU_CACHE_CAPACITY", KERNELS)  # of torch's interface to oneDNN
     # In a notebook, tqdm warns that ipywidgets is missing. dxn shows its progress without it.
     warnings.filterwarnings("ignore", message="IProgress not found")
     # Let the C library keep freed memory: returning large blocks to the operating system and
@@ -138,8 +144,11 @@ def release_memory() -> None:
     """Return unused memory to the operating system, although the C library keeps freed memory.
 
     Reading thousands of files leaves small gaps between the values that are kept. They add up to
-    almost half of the size of the values, and are too small for the tensors of a model.
+    almost half of the size of the values, and are too small for the tensors of a model. Arrow has
+    its own memory, which the C library cannot use.
     """
+    if "pyarrow" in sys.modules:
+        sys.modules["pyarrow"].default_memory_pool().release_unused()
     # Only glibc has malloc_trim. On macOS and Windows the call fails, and is not needed.
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

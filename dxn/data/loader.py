@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
-from dxn.core.runtime import spare_processes
+from dxn.core.runtime import release_memory, spare_processes
 from dxn.core.schema import options
 from dxn.data.dataset import BAD, TIMEOUT, Samples
 from dxn.data.raws import CACHE_GB
@@ -250,6 +250,9 @@ class Loader:
             if self.workers is None:
                 from dxn.data.workers import Workers  # most data sets need no processes
 
+                # The forked processes would keep the pages of unused memory, and this one would
+                # get copies of them as soon as it uses them again.
+                release_memory()
                 self.workers = Workers(self.order, self.num_workers, self.pin_memory)
             for batch in self.workers:
                 self._count_bad(batch)

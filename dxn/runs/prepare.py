@@ -272,6 +272,7 @@ def prepare(
         check_data(old, prints, settings)
     tokenizers = {name: adapters[key].tokenizer for name, key in plan.model.keys.items()}
     truncations = describe(source, splits, task, plan, tokenizers)
+    release_memory()  # that of the fingerprints, because finding problems needs as much
     warnings = [problem.reason for problem in find_problems(source, splits, task)]
     for line in [*(f"warning: {warning}" for warning in warnings), *decided.lines]:
         print_line(line)

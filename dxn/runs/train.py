@@ -18,7 +18,7 @@ from dxn.config.instantiate import build
 from dxn.config.settings import Settings
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import LOG, MODEL, PRETRAINING, refuse_links_out
-from dxn.core.processes import from_first
+from dxn.core.processes import from_all, from_first
 from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import ALL, BEST, Results
 from dxn.models.model import MultimodalModel, count_parameters
@@ -139,6 +139,10 @@ def train_one(
                 on_epoch=on_epoch
                 and (lambda epoch, figures: on_epoch(epoch, trainer.epochs, figures[monitored])),
             )
+            # Each process has met the bad files of its own samples.
+            for met in from_all(lambda: {n: each.bad_later for n, each in run.splits.items()}):
+                for name, reasons in met.items():
+                    run.splits[name].bad_later.update(reasons)
             if not state.best_epoch:
                 raise UserError(
                     f"the validation {monitored} and loss were NaN in all "
@@ -267,6 +271,7 @@ def results_of(
             "best_epoch": state.best_epoch,
             "epochs": state.epoch,
             "train_seconds": round(state.seconds, 1),
+            "bad_files": sum(len(split.bad_later) for split in run.splits.values()),
         }
     results = record(
         task,

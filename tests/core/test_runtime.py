@@ -8,7 +8,13 @@ import pytest
 
 from dxn.core import runtime
 
-VARIABLES = ("GOMP_SPINCOUNT", "MKL_CBWR")
+VARIABLES = (
+    "GOMP_SPINCOUNT",
+    "MKL_CBWR",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+    "LRU_CACHE_CAPACITY",
+)
+KERNELS = [runtime.KERNELS] * 2
 OTHERS = ("OMP_WAIT_POLICY",)  # of the user
 
 
@@ -26,22 +32,22 @@ SHOW = f"import os, sys; print(*map(os.environ.get, {VARIABLES}), 'torch' in sys
 def test_importing_dxn_changes_nothing_and_does_not_import_torch():
     code = "import os, warnings; before = dict(os.environ), list(warnings.filters); import dxn; "
     code += f"assert before == (dict(os.environ), warnings.filters); {SHOW}"
-    assert run(code) == ["None", "None", "False"]
+    assert run(code) == ["None"] * 4 + ["False"]
 
 
 def test_the_command_line_configures_the_process_the_same_way():
     code = f"from dxn.cli import main; main(['--version']); {SHOW}"
-    assert run(code)[-3:] == [runtime.SPINS, "AUTO", "False"]
+    assert run(code)[-5:] == [runtime.SPINS, "AUTO", *KERNELS, "False"]
 
 
 def test_a_variable_of_the_user_is_kept():
     code = f"from dxn.core.runtime import configure; configure(); {SHOW}"
-    assert run(code, GOMP_SPINCOUNT="7") == ["7", "AUTO", "False"]
-    assert run(code, OMP_WAIT_POLICY="ACTIVE") == ["None", "AUTO", "False"]
+    assert run(code, GOMP_SPINCOUNT="7") == ["7", "AUTO", *KERNELS, "False"]
+    assert run(code, OMP_WAIT_POLICY="ACTIVE") == ["None", "AUTO", *KERNELS, "False"]
 
 
 def test_the_tests_run_with_the_same_settings():
-    assert [os.environ[name] for name in VARIABLES] == [runtime.SPINS, "AUTO"]
+    assert [os.environ[name] for name in VARIABLES] == [runtime.SPINS, "AUTO", *KERNELS]
 
 
 @pytest.mark.parametrize("error", [OSError, AttributeError, TypeError])

@@ -1,6 +1,7 @@
 """Photos in a run: the same pixels in training and in use, whatever fits into memory."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -137,3 +138,13 @@ def test_long_texts_are_counted_as_truncated(tmp_path, capsys):
     assert "text: 32 of 32 samples are truncated to 13 tokens (median: 25% of a" in printed
     assert "sample is kept); set adapters.text.max_len\n" in printed
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["data"]["truncated"]
+
+
+def test_the_record_counts_files_that_turn_out_to_be_bad_during_the_training(photos, tmp_path):
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    damaged = folder / "train" / "a" / "3.jpg"
+    damaged.write_bytes(damaged.read_bytes()[:-3000])  # its header is complete
+    options = [*OPTIONS, f"data.path={folder}", "data.on_bad=skip", "loader.cache_gb=0"]
+    train(tmp_path / "run", *options)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["bad_files"] == 1
