@@ -75,7 +75,7 @@ MAX_ROWS = 20  # of the printed table
 HEARTBEAT, GRACE = 20, 60
 # What Optuna stores about a trial, besides its values.
 FOLDER, HOST, LOSS, ERROR, REPEATS = "folder", "host", "loss", "error", "repeats"
-SPACE = "space"  # what it stores about the study
+SPACE, FIXED = "space", "fixed"  # what it stores about the study
 GRID = "grid"
 
 SettingsOf = Callable[[Sequence[str]], Settings]
@@ -138,6 +138,15 @@ def tune(
     engine = on_ray(ray_options) if ray_options else nullcontext((run_here, 1))
     if earlier := len(search.finished()):
         print_line(f"the study already has {count(earlier, 'trial')}")
+    first = study.user_attrs.get(FIXED, list(fixed))
+    if {*first} != {*fixed}:
+        old = shlex.join(word for word in first if word not in fixed) or "none of these"
+        new = shlex.join(word for word in fixed if word not in first) or "none of these"
+        print_line(
+            f"warning: the first command of this study had other options ({old}) than this one "
+            f"({new}), and the best trial is chosen from all trials"
+        )
+    study.set_user_attr(FIXED, first)
     trials = values["trials"]
     if trials is None and values["sampler"] == GRID:
         trials = math.prod(len(each.grid()) for each in space)

@@ -110,6 +110,10 @@ def test_an_interrupted_trial_continues_with_the_same_command(table, monkeypatch
     assert [row["state"] for row in rows] == ["complete", "fail", "complete"]
     assert {row["optimizer.lr"] for row in rows[::2]} == {"0.001", "0.1"}
     assert rows[1]["folder"] == rows[2]["folder"]
+    assert "had other options" not in output
+    search(table, *words, "backbone.dropout=0.1")
+    expected = "had other options (none of these) than this one (backbone.dropout=0.1)"
+    assert expected in capsys.readouterr().out
     # Other options would make the trials of the folder incomparable.
     (line,) = refused(capsys, command(table, "optimizer.lr=0.001,0.2", "sampler=grid"))
     assert "searches optimizer.lr=0.001,0.1, got optimizer.lr=0.001,0.2; choose another" in line
