@@ -17,8 +17,8 @@ from dxn.runs.engine.cluster import (
     MODEL_CPUS,
     explained,
     num_replicas,
+    quiet,
     start,
-    without_stderr,
 )
 from dxn.serve.options import ServeOptions
 from dxn.serve.server import KEEP_ALIVE, MAX_CONNECTIONS, url_of
@@ -88,7 +88,7 @@ def run(
     except (RuntimeError, ray.exceptions.RayError) as error:
         raise explained(error) from error
     finally:
-        with without_stderr():
+        with quiet():
             serve.shutdown()
             ray.shutdown()
         for number, handler in before.items():

@@ -10,7 +10,7 @@ import pickle
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ def start(address: str | None) -> Any:
     elif ":" in address:
         _require_port(address)
     try:
-        with without_stderr():
+        with quiet():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **where)
     except (ConnectionError, RuntimeError, ValueError) as error:
         place = "this machine" if address is None else address
@@ -115,13 +115,13 @@ def _require_port(address: str) -> None:
 
 
 @contextmanager
-def without_stderr() -> Iterator[None]:
-    """Suppress what the C++ code of Ray prints. Errors are exceptions."""
+def quiet() -> Iterator[None]:
+    """Suppress what threads and the C++ code of Ray print. Errors are exceptions."""
     saved = os.dup(2)
     try:
-        with open(os.devnull, "w") as null:  # noqa: PTH123
+        with open(os.devnull, "w") as null, redirect_stdout(null):  # noqa: PTH123
             os.dup2(null.fileno(), 2)
-        yield
+            yield
     finally:
         os.dup2(saved, 2)
         os.close(saved)
