@@ -7,17 +7,14 @@ import os
 import signal
 import threading
 import time
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from dxn.core.processes import from_first, launch, processes
 from dxn.core.runtime import choose_bf16
@@ -113,65 +110,6 @@ def disconnect() -> None:
     """End the connection of the processes, if there is one."""
     if processes()[1] > 1:
         torch.distributed.destroy_process_group()
-
-
-def synchronized(model: nn.Module, accelerator: Accelerator, *, lacks_gradients: bool) -> nn.Module:
-    """Return a model whose backward pass averages the gradients of all processes.
-
-    Args:
-        model: The model.
-        accelerator: The processes.
-        lacks_gradients: Whether some parameters can get no gradient. DDP must then look for them in
-            each step, and otherwise raises an error.
-    """
-    if accelerator.num_processes == 1:
-        return model
-    on_cpu = accelerator.device.type == "cpu"
-    with warnings.catch_warnings():
-        # The new name does not exist in torch 2.11.
-        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        return DistributedDataParallel(
-            model,
-            device_ids=None if on_cpu else [accelerator.local_process_index],
-            find_unused_parameters=lacks_gradients,
-            # `use_first` sends weights and buffers before the training. With the defaults, each
-            # step would wait for the buffers of the first process.
-            init_sync=False,
-            broadcast_buffers=False,
-        )
-
-
-@torch.no_grad()
-def use_first(tensors: Iterable[Tensor], accelerator: Accelerator) -> None:
-    """Replace tensors, in place, by those of the first process. All processes must call this."""
-    if accelerator.num_processes == 1:
-        return
-    for tensor in tensors:
-        # NCCL can only send tensors on the GPU.
-        sent = tensor.to(accelerator.device).contiguous()
-        torch.distributed.broadcast(sent, src=0)
-        tensor.copy_(sent)
-
-
-def not_synchronized(model: nn.Module) -> AbstractContextManager[None]:
-    """Let the backward passes of this context add up the gradients of this process only."""
-    if isinstance(model, DistributedDataParallel):
-        return model.no_sync()
-    # The module of FSDP2 takes time to import, and a model of it has the class.
-    if any(each.__name__ == "FSDPModule" for each in type(model).__mro__):
-        return _not_synchronized_shards(model)
-    return nullcontext()
-
-
-@contextmanager
-def _not_synchronized_shards(model: nn.Module) -> Iterator[None]:
-    from dxn.training.sharding import set_synchronized
-
-    set_synchronized(model, False)
-    try:
-        yield
-    finally:
-        set_synchronized(model, True)
 
 
 def is_any(accelerator: Accelerator, value: bool) -> bool:

@@ -12,7 +12,7 @@ import copy
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dxn.core.errors import UserError
@@ -52,12 +52,6 @@ def move_optimizer(optimizer: torch.optim.Optimizer, old: nn.Module, new: nn.Mod
         optimizer.whole, optimizer.divided = whole, divided_like
     for group in optimizer.param_groups:
         group["params"] = [parameters[names[id(each)]] for each in group["params"]]
-
-
-def set_synchronized(model: nn.Module, on: bool) -> None:
-    """Whether the backward pass exchanges the gradients of a sharded model."""
-    assert isinstance(model, FSDPModule)
-    model.set_requires_gradient_sync(on)
 
 
 def whole(tensor: Tensor, like: Tensor | None = None) -> Tensor:

@@ -1,4 +1,7 @@
-"""The training loop, read from top to bottom: options, epochs, steps, validation, the end."""
+"""The training loop, read from top to bottom: options, epochs, steps, validation, the end.
+
+What belongs to several processes is in `dxn.training.parallel`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,14 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import torch
 from annotated_types import Ge
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.core.display import duration
@@ -37,13 +39,10 @@ from dxn.training.distributed import (
     UsedPrecision,
     is_any,
     make_accelerator,
-    not_synchronized,
     stop_signals,
-    synchronized,
-    use_first,
 )
 from dxn.training.log import Log, Tracker
-from dxn.training.optim import make_ema, use_ema
+from dxn.training.parallel import Parallel
 from dxn.training.predict import autocast, name_rows, predict, score, to_device
 from dxn.training.state import State
 
@@ -239,36 +238,24 @@ class Trainer:
         self.train, self.validation, self.folder = train, validation, folder
         accelerator = self.accelerator
         self.state = State(batch_size=batch_size or self.batch_size * accelerator.num_processes)
-        # The optimizer and the average refer to the parameters, so these must be on the device.
-        # The whole weights of a sharded model are on the CPU, except for validation.
-        self.model = model.to("cpu" if self.shard else accelerator.device)
-        # Only the first process has fitted the statistics of the inputs.
-        use_first(chain(model.parameters(), model.buffers()), accelerator)
+        self.model = model
         number_layers(model)
         task.prepare_loss(train[0, row] for row in spaced_rows(len(train), MAX_BALANCED))
-        self.ema = make_ema(model, self.ema_decay) if self.ema_decay else None
         # The schedule multiplies these. Steps overwrite the rates in the groups, so they are stored
         # before the first step, and before a checkpoint restores overwritten ones.
         self.base_lrs = [group["lr"] for group in optimizer.param_groups]
-        # With several processes, `wrapped` is the model in DDP; only its forward synchronizes the
-        # gradients. `model` is used for everything else, such as saving and validation.
-        # `trained` has the parameters of the optimizer: those of the model, or of a sharded copy.
-        self.trained: nn.Module = model
-        self.whole, self.divided = checkpoint.unchanged, checkpoint.unchanged
-        if self.shard:
-            from dxn.training import sharding  # takes a second to import
-
-            self.whole, self.divided = sharding.whole, sharding.divided_like
-            self.wrapped = self.trained = sharding.sharded(model, accelerator.device)
-            sharding.move_optimizer(optimizer, model, self.trained)
-            if self.ema is not None:
-                self.ema.module = sharding.sharded(self.ema.module, accelerator.device)
-        else:
-            lacks = accelerator.num_processes > 1 and self._lacks_gradients()
-            self.wrapped = synchronized(model, accelerator, lacks_gradients=lacks)
+        self.parallel = Parallel(
+            model,
+            optimizer,
+            accelerator,
+            task=task,
+            train=train,
+            ema_decay=self.ema_decay,
+            shard=self.shard,
+        )
         self.optimizer = optimizer
         # Collecting these in each step would take as long as clipping the gradients.
-        self.parameters = list(self.trained.parameters())
+        self.parameters = list(self.parallel.trained.parameters())
         # The order of the batches also distributes their samples over the processes, so the loader
         # does not go through the accelerator.
         self.loader = train.loader(
@@ -321,31 +308,11 @@ class Trainer:
             finally:
                 self.log.close()
                 self.loader.stop()
-                set_compiled(self.trained, False)
+                set_compiled(self.parallel.trained, False)
                 compiling.on_failure = None
                 # The evaluation needs their memory.
-                del self.optimizer, self.ema, self.wrapped, self.parameters, self.loader
-                del self.trained
+                del self.optimizer, self.parallel, self.parameters, self.loader
         return self.state
-
-    def _lacks_gradients(self) -> bool:
-        """Whether parameters can get no gradient in a step.
-
-        That is the case if samples can lack an input, or the loss does not depend on a parameter,
-        which one backward pass shows.
-        """
-        task = self.task
-        # What a masked sample predicts is random, and samples are compared by pairs of inputs.
-        if self.train.may_lack_inputs or task.target.random or task.separates_inputs:
-            return True
-        # Without dropout and without statistics of batches, so that the training does not change.
-        self.model.eval()
-        batch = to_device(self.train.batch(0, [0]), self.accelerator.device)
-        task.loss(as_float(self.model(batch)), batch).total.backward()
-        trained = [each for each in self.model.parameters() if each.requires_grad]
-        lacks = any(each.grad is None for each in trained)
-        self.model.zero_grad(set_to_none=True)
-        return lacks
 
     def train_epoch(self) -> dict[str, float]:
         """Train for the rest of this epoch, validate, and save a checkpoint.
@@ -361,12 +328,12 @@ class Trainer:
             # generator of this process.
             key = f"{self.seed}/{state.epoch}/{self.accelerator.process_index}"
             torch.manual_seed(random.Random(key).getrandbits(63))
-        self.wrapped.train()
+        self.parallel.wrapped.train()
         if self.compile:
             compiling.on_failure = lambda why: self.log.print(
                 f"note: training without torch.compile: {why}"
             )
-            set_compiled(self.trained, True)
+            set_compiled(self.parallel.trained, True)
         parts: Iterator[dict[str, Any]] | None = None
         while state.batch < len(self.order) and not self.is_out_of_time:
             if parts is None:
@@ -442,7 +409,7 @@ class Trainer:
             part = to_device(next(parts), self.accelerator.device)
             # The processes exchange the gradients of all parts together.
             is_last = i == num_parts - 1
-            with nullcontext() if is_last else not_synchronized(self.wrapped):
+            with nullcontext() if is_last else self.parallel.not_synchronized():
                 losses.append(self.add_gradients(part, as_sum=as_sum))
             if not part.get("#filler"):
                 rows += part["#index"]
@@ -507,12 +474,12 @@ class Trainer:
                 with autocast(device, self.used_precision):
                     # Losses are computed in float32, because bf16 has too few digits for sums over
                     # many terms.
-                    return as_float(self.wrapped(batch, mixing))
+                    return as_float(self.parallel.wrapped(batch, mixing))
 
             if self.r_drop:
                 # DDP prepares each forward pass that synchronizes gradients for a backward pass of
                 # its own. Both passes have the same one, so only the second pass is prepared.
-                with not_synchronized(self.wrapped):
+                with self.parallel.not_synchronized():
                     first = output()
                 with selected(torch.arange(batch["#size"], device=device), SECOND_PASS):
                     second = output()
@@ -551,7 +518,7 @@ class Trainer:
         # Of the accumulated gradient, not of each batch: accumulated batches must make the same
         # step as one large batch.
         norm = get_total_norm(gradients)
-        return self.whole(norm)
+        return self.parallel.whole(norm)
 
     def _update(self, loss: LossSum, norm: Tensor, rows: Sequence[int], *, is_finite: bool) -> None:
         """Change the weights and their average, unless the loss or the gradient is not finite.
@@ -569,8 +536,8 @@ class Trainer:
                 clip_grads_with_norm_(parameters, self.max_grad_norm, norm)
             try:
                 self.optimizer.step()
-                if self.ema is not None:
-                    self.ema.update_parameters(self.trained)
+                if self.parallel.ema is not None:
+                    self.parallel.ema.update_parameters(self.parallel.trained)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -637,11 +604,8 @@ class Trainer:
         """
         state, samples = self.state, self.validation
         # Without torch.compile: validation would need other variants of the kernels.
-        set_compiled(self.trained, False)
-        with self._kept_weights():
-            # A module of the user can have buffers that change, such as those of a batch norm. The
-            # weights that are kept are those of the first process.
-            use_first(self.model.buffers(), self.accelerator)
+        set_compiled(self.parallel.trained, False)
+        with self.parallel.kept_weights():
             if samples is None:
                 # Nothing tells which epoch is the best.
                 state.best_epoch = state.epoch
@@ -673,63 +637,39 @@ class Trainer:
                 self.keep(metrics)
             return metrics
 
-    @contextmanager
-    def _kept_weights(self) -> Iterator[None]:
-        """Let the model have the weights that are validated and kept: the averaged ones, if any."""
-        if not self.shard:
-            with use_ema(self.model, self.ema):
-                yield
-            return
-        own = self.trained if self.ema is None else self.ema.module
-        weights = self.model.state_dict()
-        for name, tensor in own.state_dict().items():
-            weights[name].copy_(self.whole(tensor))
-        self.model.to(self.accelerator.device)
-        yield
-        self.model.to("cpu")
-
     def save(self) -> None:
         """Write a checkpoint. Every process must call this, because generator states are gathered.
 
         Only the main process writes the file.
         """
-        generators = self._of_all(checkpoint.generator_states(self.accelerator.device))
-        order = self._of_all(self.order.position(self.state.batch))
+        generators = self.parallel.of_all(checkpoint.generator_states(self.accelerator.device))
+        order = self.parallel.of_all(self.order.position(self.state.batch))
         if self.main or self.shard:
             checkpoint.save(
                 self.folder / CHECKPOINTS,
-                model=self.trained,
+                model=self.parallel.trained,
                 optimizer=self.optimizer,
-                ema=self.ema,
+                ema=self.parallel.ema,
                 state=self.state,
                 generators=generators,
                 order=order,
                 log=self.log.pending(),
                 main=self.main,
-                whole=self.whole,
+                whole=self.parallel.whole,
             )
         self.saved_at = time.monotonic()
-
-    def _of_all(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors of this process with those of all P processes, (P, ...) each."""
-        rows: dict[str, Tensor] = {}
-        for name, tensor in own.items():
-            # NCCL can only gather tensors on the GPU.
-            gathered = self.accelerator.gather(tensor[None].to(self.accelerator.device))
-            rows[name] = cast("Tensor", gathered).cpu()
-        return rows
 
     def restore(self) -> None:
         """Continue from the last checkpoint."""
         batch_size = self.state.batch_size
         self.state, pending, order = checkpoint.load(
             self.folder / CHECKPOINTS,
-            model=self.trained,
+            model=self.parallel.trained,
             optimizer=self.optimizer,
-            ema=self.ema,
+            ema=self.parallel.ema,
             process=self.accelerator.process_index,
             say=self.log.print,
-            divided=self.divided,
+            divided=self.parallel.divided,
         )
         self.saved_at = time.monotonic()
         state = self.state
