@@ -94,7 +94,10 @@ def open_splits(
             )
             splits[name] = replace(opened, num_workers=loader.num_workers, timeout=loader.timeout)
     if not source.splits.get("train"):
-        raise UserError("data: the training split has no rows; check data.path and the splits")
+        raise UserError(
+            "data: the training split has no rows; check the data and its splits, or set "
+            "data.fractions=[0.8,0.1,0.1] to divide the rows"
+        )
     if task.is_supervised:
         check_learnable(splits["train"], source.target, task)
     return splits

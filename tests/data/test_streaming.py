@@ -382,6 +382,12 @@ def test_wrong_options_are_refused(names, options, words):
         source_of(names["tar"], **options)
 
 
+def test_the_columns_of_the_format_are_the_last_candidates_for_the_target(names):
+    source = source_of(names["tar"], target=None)
+    assert source.candidates[-1] == "__key__"
+    assert not source.candidates[0].startswith("__")
+
+
 def test_other_splits_need_files(names):
     folder = names["tar"].rpartition("/")[0]
     with pytest.raises(UserError, match=r"data\.validation: needs files in data\.name too"):

@@ -285,8 +285,10 @@ def candidate_targets(table: Table, inputs: Mapping[str, InputSpec]) -> list[str
     """
     used = {spec.column for spec in inputs.values()}
 
-    def order(column: str) -> tuple[bool, bool]:
-        return column in used, kind_of(table.columns[column]) not in ("categories", "numbers")
+    def order(column: str) -> tuple[bool, bool, bool]:
+        is_own = column.startswith("__")  # of a file format, such as __key__ of tar files
+        kind = kind_of(table.columns[column])
+        return is_own, column in used, kind not in ("categories", "numbers")
 
     from_last = list(table.columns)[::-1]
     return sorted(from_last, key=order)
