@@ -1,12 +1,10 @@
 """Trainings on streamed rows: exact resume, two processes, and options that do not fit."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from helpers.hub import offline
+from helpers.ranks import run_ranks
 from helpers.runs import (
     PLAIN,
     SMALL,
@@ -22,7 +20,6 @@ from helpers.shards import SIZES, write_tars
 
 import dxn
 
-ROOT = Path(__file__).parents[2]
 ASKED = [
     *("data=hub", "data.streaming=true", "data.target=label.txt", "data.shuffle_buffer=9"),
     *("trainer.epochs=2", "trainer.log_every=1", "report=false", *PLAIN, *SMALL),
@@ -103,19 +100,15 @@ def test_another_number_of_workers_starts_the_epoch_again(name, tmp_path, monkey
 
 
 def test_two_processes_read_every_row_once(name, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     options = [f"data.name={name}", "loader.num_workers=0", f"run={tmp_path}/run"]
-    command = [*launch, str(tmp_path / "script.py"), str(tmp_path), *ASKED, *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    output, _ = run_ranks(SCRIPT, tmp_path, *ASKED, *options)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     for epoch in ("0", "1"):
         rows = found[0][epoch] + found[1][epoch]
         assert len(rows) == len(set(rows)) == 43
         assert min(len(found[0][epoch]), len(found[1][epoch])) > 10
     assert found[0]["0"] != found[0]["1"]
-    assert done.stdout.count("train: 43 rows in 5 shards, read in each epoch") == 1
+    assert output.count("train: 43 rows in 5 shards, read in each epoch") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,13 @@
 """One process, several processes with DDP, and several with FSDP2 have equal losses.
 
-All trainings of two processes run in one start of torchrun, which takes longer than they do.
+All trainings of two processes run in one start of these.
 """
 
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from helpers.ranks import run_ranks
 from helpers.runs import log_of
 from helpers.training import fit, make_model, make_task
 from safetensors.torch import load_file
@@ -19,8 +17,6 @@ from dxn.training.checkpoint import FILE, all_checkpoints
 from dxn.training.finetune import Finetune
 from dxn.training.optim import adamw, muon
 
-ROOT = Path(__file__).parents[2]
-LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 EPOCHS = 5  # of four batches: 47 samples are three batches of 12, and one of 11
 MORE = 2  # epochs of a resumed training
 # Each case by name: options of the training, of the task, and the optimizer. The model has dropout.
@@ -73,11 +69,8 @@ def trained(tmp_path_factory):
     for name in CASES:
         train(folder / name, name, batch_size=12)
     shutil.copytree(folder / "plain", folder / "plain-copy")
-    (folder / "script.py").write_text(SCRIPT)
-    command = [*LAUNCH, str(folder / "script.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode == 0, done.stderr[:6000]
-    assert "find_unused_parameters" not in done.stderr
+    _, errors = run_ranks(SCRIPT, folder)
+    assert "find_unused_parameters" not in errors
     return folder
 
 

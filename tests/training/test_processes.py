@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.newcomer import write_csv
+from helpers.ranks import start_ranks
 from helpers.runs import TINY_DIGITS, checkpoint_of, log_of, metrics_of, same_tensors
 from helpers.training import fit, without_randomness
 
@@ -68,26 +69,23 @@ assert main([*json.loads(sys.argv[2]), f"output={folder}", "name=digits"]) == 0
 run = next((folder / "digits").iterdir())
 options = [f"run={run}", "batch_size=3", "device=cpu"]
 assert main(["evaluate", *options, f"output={folder}/evaluated"]) == 0
-"""
+
 # Only the first process may fit a tokenizer, and train a baseline. At first, each process gets a
 # table of its own.
-APART = """
-import os, sys
-from pathlib import Path
-from dxn.cli import main
+import os
 from dxn.stacking import train
 from dxn.tokenize import TextAdapter
 
-folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+rank = os.environ["RANK"]
 options = ["target=label", "dim=8", "backbone.depth=1", "backbone.num_heads=2", "trainer.epochs=1"]
 options += ["trainer.device=cpu", "report=false"]
 
 
-def fit(adapter, texts):
+def refuse(adapter, texts):
     assert adapter.tokenizer.vocabulary is not None  # the second member has that of the first one
 
 if rank != "0":
-    TextAdapter.fit, train.train_stack = fit, None
+    TextAdapter.fit, train.train_stack = refuse, None
 assert main(["train", f"{folder}/{rank}.csv", *options, f"run={folder}/apart"]) == 2
 assert main(["train", f"{folder}/0.csv", *options, "ensemble=2", f"run={folder}/same"]) == 0
 options = [f"run={folder}/same", f"{folder}/0.csv", "batch_size=5", "device=cpu"]
@@ -124,26 +122,31 @@ except Interrupted as error:
 def trained(tmp_path_factory):
     """The folder of the runs, and what was printed."""
     folder = tmp_path_factory.mktemp("processes")
+    rows = [[f"{'good' if i % 2 else 'bad'} film {i}", "yes" if i % 2 else "no"] for i in range(24)]
+    for number in range(2):
+        write_csv(folder / f"{number}.csv", ["text", "label"], rows)
+        rows[0][0] = "another text"
     (folder / "script.py").write_text(SCRIPT)
     command = [*LAUNCH, str(folder / "script.py"), str(folder), json.dumps(ASKED)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr[:6000]
-    return folder, done.stdout
+    return folder, done.stdout, done.stderr
 
 
 def test_the_command_line_trains_and_evaluates_one_model(trained):
-    folder, output = trained
+    folder, output, _ = trained
     # Each process has another time, and that of the first one names the folder.
     (run,) = (folder / "digits").iterdir()
     # 47 samples are three batches of 22, of which each process gets half.
     log = log_of(run)
     assert [row["step"] for row in log if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
-    assert output.count("run folder: ") == output.count("next: dxn predict ") == 1
+    printed = (f"run folder: {run}\n", f"next: dxn predict run={run} ")
+    assert [output.count(each) for each in printed] == [1, 1]
     assert dxn.load(run).predict(text="seven")
 
 
 def test_two_processes_share_the_rows_of_an_evaluation(trained, tmp_path):
-    folder, _ = trained
+    folder, *_ = trained
     (run,) = (folder / "digits").iterdir()
     options = [f"run={run}", "batch_size=3", "device=cpu"]
     assert main(["evaluate", *options, f"output={tmp_path}/evaluated"]) == 0
@@ -153,7 +156,7 @@ def test_two_processes_share_the_rows_of_an_evaluation(trained, tmp_path):
 
 
 def test_each_process_takes_its_share_and_one_of_them_prints(trained):
-    folder, output = trained
+    folder, output, _ = trained
     # 47 samples are five batches of ten, of which each process gets half.
     steps = [row["step"] for row in log_of(folder / "whole") if "train/loss" in row]
     assert steps == list(range(1, 11))
@@ -163,28 +166,23 @@ def test_each_process_takes_its_share_and_one_of_them_prints(trained):
     assert output.count("interrupted") == 2  # this print is the test's own, in each process
 
 
-def test_the_first_process_fits_tokenizers_and_baselines_and_different_tables_are_refused(tmp_path):
-    rows = [[f"{'good' if i % 2 else 'bad'} film {i}", "yes" if i % 2 else "no"] for i in range(24)]
-    for number in range(2):
-        write_csv(tmp_path / f"{number}.csv", ["text", "label"], rows)
-        rows[0][0] = "another text"
-    (tmp_path / "script.py").write_text(APART)
-    command = [*LAUNCH, str(tmp_path / "script.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "same" / "model").is_dir() and not (tmp_path / "apart").exists()
-    figures = metrics_of(tmp_path / "same")
+def test_the_first_process_fits_tokenizers_and_baselines_and_different_tables_are_refused(
+    trained, tmp_path
+):
+    folder, output, errors = trained
+    assert (folder / "same" / "model").is_dir() and not (folder / "apart").exists()
+    figures = metrics_of(folder / "same")
     assert {name for name in figures if name.endswith("accuracy[baseline alone]")}
     # The processes have shared the rows of the prediction.
-    options = [f"run={tmp_path}/same", f"{tmp_path}/0.csv", "batch_size=5", "device=cpu"]
+    options = [f"run={folder}/same", f"{folder}/0.csv", "batch_size=5", "device=cpu"]
     assert main(["predict", *options, f"output={tmp_path}/one.jsonl"]) == 0
-    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
+    assert (tmp_path / "one.jsonl").read_bytes() == (folder / "two.jsonl").read_bytes()
     expected = "process 1: reads other data than process 0: the "
-    assert expected in done.stderr + done.stdout
+    assert expected in errors + output
 
 
 def test_an_interrupted_training_resumes_bit_for_bit(trained):
-    folder, _ = trained
+    folder, *_ = trained
     whole, cut = checkpoint_of(folder / "whole"), checkpoint_of(folder / "cut")
     assert len(cut["generators/cpu"]) == 2  # one for each process
     assert same_tensors(whole, cut)
@@ -193,7 +191,7 @@ def test_an_interrupted_training_resumes_bit_for_bit(trained):
 
 def test_one_process_continues_a_training_of_two_and_loses_no_sample(trained, tmp_path):
     """The two processes had six samples each, and the last batch of an epoch has eleven."""
-    folder, _ = trained
+    folder, *_ = trained
     options = {"epochs": 2, "ema_decay": 0.9, "log_every": 1, "batch_size": 12}
     # AdamW would amplify rounding errors: its first steps are almost the signs of the gradients.
     options |= {"checkpoint_every": 1, "optimizer": sgd}
@@ -210,7 +208,7 @@ def test_one_process_continues_a_training_of_two_and_loses_no_sample(trained, tm
 
 
 def test_two_processes_take_the_steps_of_one_with_r_drop(trained, tmp_path):
-    folder, _ = trained
+    folder, *_ = trained
     options = {"r_drop": 0.7, "epochs": 1, "batch_size": 12, "optimizer": sgd}
     fit(tmp_path / "alone", **options)
     alone, shared = checkpoint_of(tmp_path / "alone"), checkpoint_of(folder / "twice")
@@ -221,14 +219,12 @@ def test_two_processes_take_the_steps_of_one_with_r_drop(trained, tmp_path):
 
 @pytest.fixture
 def orphans(tmp_path, request):
-    """torchrun with two processes that train, and their process ids.
+    """A process as torchrun with two processes that train, and their process ids.
 
     The parameter is the number of seconds that they have to save a checkpoint.
     """
-    (tmp_path / "script.py").write_text(ORPHAN)
-    command = [*LAUNCH, str(tmp_path / "script.py"), str(tmp_path), str(request.param)]
     with (tmp_path / "log.txt").open("w") as log:
-        launcher = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+        launcher = start_ranks(ORPHAN, tmp_path, str(request.param), stdout=log, stderr=log)
     files = [tmp_path / f"rank-{rank}" for rank in range(2)]
 
     def is_training():
