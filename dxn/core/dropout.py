@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Annotated
 
 import torch
@@ -25,6 +26,7 @@ MAX_SEED = 2**62
 MAX_BRANCHES = 256  # tensors to which a model applies the same module
 
 MAX_INT64 = 2**63 - 1
+COUNT = 2**16  # more tokens of a sample, and more parts of their features, than most models have
 
 # Odd multipliers that spread consecutive numbers over all 64 bits.
 ROW_FACTOR = 0x1E3779B97F4A7C15
@@ -40,11 +42,13 @@ class Noise:
     Args:
         rows: (B,) int64. A random number per sample of the batch.
         uniform: (ROWS, WIDTH). Random numbers from 0 to 1.
+        indices: (COUNT,) int64. The numbers from 0 on.
         cache: Results of `factors`.
     """
 
     rows: Tensor
     uniform: Tensor
+    indices: Tensor
     cache: dict[tuple[float, torch.dtype], Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -57,12 +61,20 @@ class Noise:
         """
         generator = torch.Generator().manual_seed(seed)
         uniform = torch.rand(ROWS, WIDTH, generator=generator).to(samples.device)
-        return cls(mix(samples * ROW_FACTOR + seed), uniform)
+        return cls(mix(samples * ROW_FACTOR + seed), uniform, _indices(samples.device))
 
     @classmethod
     def random(cls, count: int, device: torch.device) -> Noise:
         """Create random numbers for `count` samples from the global random generator."""
         return cls.of_step(torch.arange(count, device=device), int(torch.randint(MAX_SEED, ())))
+
+    def count(self, size: int) -> Tensor:
+        """Return the numbers from 0 to size - 1."""
+        # Not arange: a compiled kernel can treat it as the index of an element, whose product with
+        # a large factor it computes with too few digits.
+        if size <= COUNT:
+            return self.indices[:size]
+        return torch.arange(size, device=self.indices.device)
 
     def factors(self, rate: float, dtype: torch.dtype) -> Tensor:
         """Return random factors (ROWS, WIDTH): 0 with probability `rate`, otherwise 1 / (1 - rate).
@@ -118,7 +130,7 @@ class Keys:
         rows = noise.rows.view(-1, *[1] * (len(shape) - 1))
         tokens = rows
         for axis, size in enumerate(shape[1:], 1):
-            index = torch.arange(size, device=device).view(-1, *[1] * (len(shape) - 1 - axis))
+            index = noise.count(size).view(-1, *[1] * (len(shape) - 1 - axis))
             tokens = mix(tokens + index * TOKEN_FACTOR)
         return cls(noise, tokens, rows)
 
@@ -142,8 +154,7 @@ class Keys:
         count = -(-width // WIDTH)
         parts = self.cache.get(count)
         if parts is None:
-            index = torch.arange(count, device=self.tokens.device)
-            parts = self.tokens[..., None] + index * FEATURE_FACTOR
+            parts = self.tokens[..., None] + self.noise.count(count) * FEATURE_FACTOR
             if not torch.compiler.is_compiling():
                 self.cache[count] = parts
         return parts
@@ -327,6 +338,12 @@ def _uniform_op(keys: Tensor, layer: int) -> Tensor:
 @_uniform_op.register_fake
 def _(keys: Tensor, layer: int) -> Tensor:
     return torch.empty_like(keys, dtype=torch.float32)
+
+
+@cache
+def _indices(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(COUNT, device=device)
 
 
 def _is_compiling_for_cpu(x: Tensor) -> bool:

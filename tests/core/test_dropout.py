@@ -213,8 +213,8 @@ def test_a_compiled_dropout_has_the_same_masks(monkeypatch, fused):
         graphs.append(str(graph.graph))
         return graph.forward
 
-    def both(x, tokens, rows, uniform, layer):
-        keys = Keys(Noise(tokens, uniform), tokens, rows)
+    def both(x, tokens, rows, uniform, indices, layer):
+        keys = Keys(Noise(rows, uniform, indices), tokens, rows)
         return drop(x, 0.3, keys, layer=layer), dropout.uniform(rows, layer)
 
     torch._dynamo.reset()
@@ -222,9 +222,19 @@ def test_a_compiled_dropout_has_the_same_masks(monkeypatch, fused):
     keys = keys_of(noise([3, 5, 7]), 11)
     # The product of a number and the factor of layers needs more than 64 bits.
     for layer in (1, 2, 300 * 256):
-        inputs = torch.ones(33, WIDTH + 8), keys.tokens, keys.rows, keys.noise.uniform, layer
+        numbers = keys.tokens, keys.rows, keys.noise.uniform, keys.noise.indices
+        inputs = torch.ones(33, WIDTH + 8), *numbers, layer
         for ours, theirs in zip(compiled(*inputs), both(*inputs), strict=True):
             assert torch.equal(ours, theirs)
     assert ("dxn" in graphs[-1]) != fused
     # Number 1 can be a constant. All others share a graph.
     assert len(graphs) <= 2
+
+
+def test_generated_code_has_the_same_masks_for_wide_tokens():
+    """Sixteen parts: a vector of indices, whose products inductor would round."""
+    torch._dynamo.reset()
+    keys, x = keys_of(noise([3, 5, 7]), 11), torch.ones(33, 16 * WIDTH)
+    compiled = torch.compile(lambda x, keys: drop(x, 0.3, keys, layer=5), fullgraph=True)
+    ours = compiled(x, Keys(keys.noise, keys.tokens, keys.rows))
+    assert torch.equal(ours, drop(x, 0.3, keys, layer=5))
