@@ -22,7 +22,7 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
 from dxn.tasks import Task
 from dxn.tokenize.base import Adapter
-from dxn.training.predict import record, to_device
+from dxn.training.predict import task_results, to_device
 
 
 class Model(models.MultimodalModel):
@@ -140,7 +140,7 @@ class Model(models.MultimodalModel):
             backbone=node_of(_first(self.backbone), "backbone"),
             head=node_of(self.task, "head"),
         )
-        results = record(self.task, "test", {}, parameters=models.count_parameters(self))
+        results = task_results(self.task, "test", {}, parameters=models.count_parameters(self))
         card = Card(title or folder.name, plan, self.task).markdown(results)
         model_folder.save(folder, model=self, plan=plan, task=self.task, card=card)
 

@@ -31,7 +31,7 @@ from dxn.tasks import Task
 from dxn.training.distributed import is_lost_connection
 from dxn.training.log import read_log
 from dxn.training.optim import adamw, cosine
-from dxn.training.predict import record
+from dxn.training.predict import task_results
 from dxn.training.state import State
 from dxn.training.trainer import Trainer
 
@@ -273,7 +273,7 @@ def results_of(
             "train_seconds": round(state.seconds, 1),
             "bad_files": sum(len(split.bad_later) for split in run.splits.values()),
         }
-    results = record(
+    results = task_results(
         task,
         "validation",
         {ALL: figures} if figures else {},

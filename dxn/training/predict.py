@@ -405,7 +405,7 @@ def score(predictions: Predictions, samples: Samples, task: Task) -> dict[str, f
     return task.score(predictions.predicted, truths, predictions.loss)
 
 
-def record(task: Task, split: str, figures: Figures, **others: Any) -> Results:
+def task_results(task: Task, split: str, figures: Figures, **others: Any) -> Results:
     """Return the results of a model.
 
     Args:

@@ -26,7 +26,7 @@ from dxn.stacking.metrics import about_stack, metrics_of_parts
 from dxn.tasks import Task
 from dxn.tasks.metric import defined
 from dxn.tokenize.base import Reader
-from dxn.training.predict import record, score
+from dxn.training.predict import score, task_results
 
 # With more inputs than this, "a+b+c" is harder to read than "all but d".
 MAX_LISTED_INPUTS = 3
@@ -156,7 +156,7 @@ def evaluate_subsets(
     figures |= further or {}
     figures |= trivial_figures(task, last)
     figures |= task.metric.further_rows(last.predictions.predicted)
-    results = record(
+    results = task_results(
         task,
         data.split,
         figures,

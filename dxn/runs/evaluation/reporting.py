@@ -24,7 +24,7 @@ from dxn.runs.evaluation.next_commands import report_again
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.training.log import read_log
-from dxn.training.predict import record
+from dxn.training.predict import task_results
 
 MAX_REASON = 200  # characters of an error in a warning
 
@@ -86,7 +86,7 @@ def write_again(
     notes: list[str] = []
     if results is None:
         notes.append("The training has not finished, so there are no metrics yet.")
-        results = record(predictor.task, "test", {}, target=predictor.target)
+        results = task_results(predictor.task, "test", {}, target=predictor.target)
     else:
         try:
             opened = open_evaluation_data(
