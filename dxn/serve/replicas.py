@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dxn.core.errors import UserError
 from dxn.runs.engine.cluster import (
     LOCALHOST,
     MODEL_CPUS,
     explained,
-    num_replicas,
     quiet,
+    replicas_on,
     start,
 )
 from dxn.serve.options import ServeOptions
@@ -61,17 +63,18 @@ def run(
             f"ray.address: {ray_options.address} serves another application already; stop it with "
             "serve shutdown, or leave the option out"
         )
-    size, num_gpus = num_replicas(ray, ray_options.replicas)
+    copies = replicas_on(ray, ray_options.replicas)
+    app = _builder(build, copies.num_threads, is_local=ray_options.address is None)
     deployment = serve.deployment(
         name=NAME,
-        num_replicas=size,
+        num_replicas=copies.size,
         # Beyond its own limits, the application answers with 503, as it does without Ray.
         max_ongoing_requests=MAX_CONNECTIONS,
-        ray_actor_options={"num_cpus": MODEL_CPUS, "num_gpus": num_gpus},
+        ray_actor_options={"num_cpus": MODEL_CPUS, "num_gpus": copies.num_gpus},
         graceful_shutdown_timeout_s=options.timeout,
         graceful_shutdown_wait_loop_s=POLL_SECONDS,
         max_constructor_retry_count=1,
-    )(serve.ingress(build if ray_options.address else _on_localhost(build))())
+    )(serve.ingress(app)())
     url = url_of(options, listener)
     port = listener.getsockname()[1]
     before = {each: signal.signal(each, signal.default_int_handler) for each in SIGNALS}
@@ -95,17 +98,17 @@ def run(
             signal.signal(number, handler)
 
 
-def _on_localhost(build: Callable[[], Any]) -> Callable[[], Any]:
-    """Let a copy of the model listen on 127.0.0.1 only, where the proxy is.
+def _builder(build: Callable[[], Any], num_threads: int, *, is_local: bool) -> Callable[[], Any]:
+    """Return the function that builds the application in the process of a copy."""
 
-    Ray Serve opens a port of each copy on all addresses. It has no option for it, and executes what
-    anyone sends there.
-    """
-
-    def build_on_localhost() -> Any:
-        replica: Any = importlib.import_module("ray.serve._private.replica")
-        add_port = replica.add_port_to_grpc_server
-        replica.add_port_to_grpc_server = lambda server, _: add_port(server, f"{LOCALHOST}:0")
+    def build_copy() -> Any:
+        torch.set_num_threads(num_threads)
+        # Ray Serve opens a port of each copy on all addresses. It has no option for it, and
+        # executes what anyone sends there. The proxy is on this machine.
+        if is_local:
+            replica: Any = importlib.import_module("ray.serve._private.replica")
+            add_port = replica.add_port_to_grpc_server
+            replica.add_port_to_grpc_server = lambda server, _: add_port(server, f"{LOCALHOST}:0")
         return build()
 
-    return build_on_localhost
+    return build_copy

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -127,11 +127,31 @@ def quiet() -> Iterator[None]:
         os.close(saved)
 
 
-def num_replicas(ray: Any, chosen: int | None) -> tuple[int, int]:
-    """Return the number of copies of the model, and the number of GPUs of each of them."""
+class Replicas(NamedTuple):
+    """Copies of the model on a cluster.
+
+    Attributes:
+        size: Number of copies.
+        num_gpus: Number of GPUs of each copy.
+        num_cpus: Number of processors per copy.
+    """
+
+    size: int
+    num_gpus: int
+    num_cpus: float
+
+    @property
+    def num_threads(self) -> int:
+        """Number of threads of each copy. Ray itself would give it a single one."""
+        return max(int(self.num_cpus), 1)
+
+
+def replicas_on(ray: Any, chosen: int | None) -> Replicas:
+    """Return how the copies of the model divide a cluster, whose number the user can choose."""
     resources = ray.cluster_resources()
-    num_gpus = int(resources.get("GPU", 0))
-    return chosen or num_gpus or max(int(resources.get("CPU", 1)), 1), min(num_gpus, 1)
+    num_gpus, num_cpus = int(resources.get("GPU", 0)), resources.get("CPU", 1)
+    size = chosen or num_gpus or max(int(num_cpus), 1)
+    return Replicas(size, min(num_gpus, 1), num_cpus / size)
 
 
 def answer_rows(
@@ -253,7 +273,7 @@ def compute(
         load: Function that loads the model, which each copy of it calls.
         rows_of: Function that computes the answers of samples.
         folder: Folder of the answers, which all machines can write to.
-        replicas: Number of copies of the model. Default: see `num_replicas`.
+        replicas: Number of copies of the model. Default: see `replicas_on`.
 
     Yields:
         The numbers of rows of each part as soon as it is written, see `bulk.answer`.
@@ -270,7 +290,7 @@ def compute(
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     # Few parts do not need all copies of the model.
     warnings.filterwarnings("ignore", "The minimum number of concurrent actors", UserWarning)
-    size, num_gpus = num_replicas(ray, replicas)
+    copies = replicas_on(ray, replicas)
     # One task per processor, because each process that runs tasks imports torch.
     task_cpus = TASK_CPUS * min(ray.cluster_resources().get("CPU", 1), 2)
     held = ray.put(reading)
@@ -282,10 +302,10 @@ def compute(
         .map_batches(tokenize, fn_kwargs={"held": [held]}, num_cpus=task_cpus, **one)
         .map_batches(
             Answers,
-            fn_constructor_args=(load, rows_of, folder),
-            compute=data.ActorPoolStrategy(size=size),
+            fn_constructor_args=(load, rows_of, folder, copies.num_threads),
+            compute=data.ActorPoolStrategy(size=copies.size),
             num_cpus=MODEL_CPUS,
-            num_gpus=num_gpus,
+            num_gpus=copies.num_gpus,
             **one,
         )
     )
@@ -311,7 +331,10 @@ def tokenize(batch: dict[str, Any], held: Sequence[Any]) -> dict[str, Any]:
 class Answers:
     """A copy of the model in a process of its own: an actor of Ray Data."""
 
-    def __init__(self, load: Callable[..., Predictor], rows_of: Answering, folder: Path):
+    def __init__(
+        self, load: Callable[..., Predictor], rows_of: Answering, folder: Path, num_threads: int
+    ):
+        torch.set_num_threads(num_threads)
         self.predictor = load()
         self.rows_of = rows_of
         self.folder = folder

@@ -18,7 +18,7 @@ from dxn.config.settings import Settings
 from dxn.core.display import silence
 from dxn.core.errors import Interrupted
 from dxn.core.results import Results
-from dxn.runs.engine.cluster import explained, num_replicas, start
+from dxn.runs.engine.cluster import explained, replicas_on, start
 from dxn.runs.folder import continued, has_checkpoint
 from dxn.runs.train import train_one
 from dxn.training.distributed import stop_signals
@@ -51,10 +51,9 @@ def on_ray(options: RayOptions) -> Iterator[tuple[RunTrial, int]]:
         Threads can call it. It raises Interrupted after a signal.
     """
     ray = start(options.address)
-    size, num_gpus = num_replicas(ray, options.replicas)
-    share = ray.cluster_resources().get("CPU", 1) / size
+    size, num_gpus, num_cpus = replicas_on(ray, options.replicas)
     # Ray divides a processor, but accepts only whole numbers above 1.
-    resources = {"num_cpus": int(share) or share, "num_gpus": num_gpus}
+    resources = {"num_cpus": int(num_cpus) or num_cpus, "num_gpus": num_gpus}
     task = ray.remote(max_retries=RESTARTS, **resources)(_run)
     # On this machine, so that the search survives the loss of another one.
     strategies = importlib.import_module("ray.util.scheduling_strategies")
