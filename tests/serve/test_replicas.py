@@ -1,5 +1,6 @@
 """dxn serve engine=ray: the answers of one server, from copies of the model in other processes."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -45,9 +46,10 @@ def listening(pid):
     psutil = pytest.importorskip("psutil")
     process = psutil.Process(pid)
     for each in (process, *process.children(recursive=True)):
-        for connection in each.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN:
-                yield connection.laddr.ip
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            for connection in each.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    yield connection.laddr.ip
 
 
 @pytest.mark.skipif(
@@ -80,8 +82,9 @@ def test_copies_on_ray_answer_as_one_server_until_a_signal_arrives(run):
         finally:
             server.send_signal(signal.SIGINT)
         output, errors = server.communicate(timeout=60)
-    # The second line is about the key.
-    assert output.splitlines()[1:] == ["stopped"] and errors == "" and server.returncode == 0
+    # The line about the key may have been read already.
+    assert output.splitlines()[-1] == "stopped" and "raylet" not in output
+    assert errors == "" and server.returncode == 0
 
 
 def test_without_ray_one_sentence_says_what_to_install(run, monkeypatch, capsys):
