@@ -56,6 +56,26 @@ def test_a_file_of_each_format_has_the_frames_that_were_written(tmp_path, suffix
     assert "video" in kinds_of(path)
 
 
+@pytest.mark.parametrize("suffix", CODECS)
+@pytest.mark.parametrize("sampling", [{}, {"num_frames": 5}, {"fps": 5}, {"mode": "random"}])
+def test_a_header_tells_the_length_of_a_clip_of_each_format(tmp_path, suffix, sampling):
+    path = write_video(tmp_path / f"a{suffix}", moving_bar(frames=11))
+    adapter = VideoAdapter(dim=8, image_size=[16, 24], sampling=VideoSampling(**sampling))
+    tokenizer = adapter.tokenizer
+    assert tokenizer.header(path) == tokenizer.length(tokenizer.reader.read(path))
+
+
+def test_a_header_of_a_clip_finds_what_reading_it_would_find(tmp_path):
+    path = write_video(tmp_path / "a.mp4", moving_bar(frames=11))
+    for sampling, limit in (({"max_frames": 10}, "max_frames"), ({"max_seconds": 0.5}, "seconds")):
+        options = VideoSampling(**sampling)
+        tokenizer = VideoAdapter(dim=8, image_size=16, sampling=options).tokenizer
+        with pytest.raises(BadMedia, match=limit):
+            tokenizer.header(path)
+        with pytest.raises(BadMedia, match=limit):
+            tokenizer.reader.read(path)
+
+
 def test_the_content_decides_about_the_format_not_the_suffix(tmp_path):
     path = write_video(tmp_path / "a.webm", moving_bar())
     wrong = tmp_path / "a.mp4"

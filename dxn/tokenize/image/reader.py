@@ -148,7 +148,7 @@ def read_image(
         height, width = pixels.shape[1:]
         check_pixels(width, height, max_pixels)
         pixels = _with_channels(pixels, channels)
-        size = _target_size(height, width, reduced_size)
+        size = target_size(height, width, reduced_size)
         return pixels if size is None else resize(pixels, size, interpolation)
     try:
         with _open_image(source) as image:
@@ -256,7 +256,7 @@ def _decode(
     """Decode an opened image, turn it upright and reduce it."""
     exchanged, flipped = _orientation(image)
     height, width = (image.width, image.height) if exchanged else (image.height, image.width)
-    size = _target_size(height, width, reduced_size)
+    size = target_size(height, width, reduced_size)
     # The same before the rotation, which is how the file stores the image.
     stored_size = size if size is None or not exchanged else (size[1], size[0])
     content = _draft(image, stored_size) if may_draft and stored_size is not None else None
@@ -277,7 +277,7 @@ def _decode(
     return pixels.contiguous()
 
 
-def _target_size(
+def target_size(
     height: int, width: int, reduced_size: ReducedSize | None
 ) -> tuple[int, int] | None:
     """Return the height and width to resize an image to. None: the image keeps its size."""

@@ -32,6 +32,7 @@ from dxn.tokenize.image.reader import (
     check_pixels,
     read_image,
     resize,
+    target_size,
 )
 
 SamplingMode = Literal["uniform", "first", "random"]
@@ -114,6 +115,26 @@ class VideoReader(Reader):
             reduced_size=self.reduced_size,
             interpolation=self.interpolation,
         )
+
+    def shape(self, cell: Any) -> tuple[int, int, int]:
+        """Return the number of frames, the height and the width of what `read` returns.
+
+        No frame is decoded. A rotation, which can exchange height and width, is left out of
+        account.
+
+        Args:
+            cell: Path or bytes.
+
+        Raises:
+            BadMedia: If the container cannot be read or exceeds a limit.
+        """
+        with open_container(cell, UNSUPPORTED, max_pixels=self.max_pixels) as container:
+            stream = _video_stream(container, self.max_pixels)
+            _, times, end = _frame_times(container, stream, self.sampling)
+            height, width = stream.codec_context.height, stream.codec_context.width
+        wanted = sample_times(times, end, self.sampling, self.num_kept, fps=self.sampling.fps)
+        height, width = target_size(height, width, self.reduced_size) or (height, width)
+        return len(wanted), height, width
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the numbers of frames that are read, and the sizes and rates of the files."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Interval
@@ -60,6 +60,8 @@ class VideoTokenizer(Tokenizer):
         resize: Options of reading and resizing frames.
         augment: Augmentation of training clips.
     """
+
+    reader: VideoReader
 
     def __init__(
         self,
@@ -118,6 +120,11 @@ class VideoTokenizer(Tokenizer):
     def length(self, raw: Tensor) -> float:
         """Return the approximate number of tokens of a clip raw (T, 3, H, W)."""
         return min(len(raw), self.sampling.num_frames) * raw[0, 0].numel() / USUAL_PATCH
+
+    def header(self, cell: Any) -> float:
+        """Check the times of the frames and their size, and return the `length` of a clip."""
+        count, height, width = self.reader.shape(cell)
+        return min(count, self.sampling.num_frames) * height * width / USUAL_PATCH
 
     def _chosen(self, count: int, rand: random.Random | None) -> Tensor:
         """Return the indices of the frames of a sample, of `count` frames that were read."""
