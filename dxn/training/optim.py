@@ -272,10 +272,16 @@ def make_ema(model: nn.Module, decay: float) -> AveragedModel:
         # All tensors of a list have the same dtype. `step` is on their device, and this one is not.
         n = int(ema.n_averaged)
         weight = 1 - min(decay, n / (n + 10))
-        if averages[0].is_floating_point():
-            torch._foreach_lerp_(averages, values, weight)  # pyright: ignore
-        else:
-            torch._foreach_copy_(averages, values)  # pyright: ignore  # counters
+        # The buffers of a sharded model are not divided, and a list cannot contain both types.
+        for kind in {type(value) for value in values}:
+            old = [
+                each for each, value in zip(averages, values, strict=True) if type(value) is kind
+            ]
+            new = [value for value in values if type(value) is kind]
+            if old[0].is_floating_point():
+                torch._foreach_lerp_(old, new, weight)  # pyright: ignore
+            else:
+                torch._foreach_copy_(old, new)  # pyright: ignore  # counters
 
     ema = AveragedModel(model, multi_avg_fn=update, use_buffers=True)
     # The first update of an AveragedModel only copies the weights. After it, n_averaged is 1, so

@@ -7,6 +7,7 @@ import os
 import shutil
 
 import pytest
+import torch
 from helpers.ranks import run_ranks
 from helpers.runs import log_of
 from helpers.training import fit, make_model, make_task
@@ -51,6 +52,7 @@ def train(folder, name, *, batch_size, resume=False, **more):
     options, task_options, optimizer = CASES[name]
     task = make_task(**task_options)
     model = make_model(task, depth=2)
+    model.register_buffer("constant", torch.ones(3))  # sharding does not divide buffers
     if name == "lora":
         Finetune(lora_rank=2)(model, set())
     if os.environ.get("RANK", "0") != "0":
