@@ -141,10 +141,15 @@ class Keys:
         rows = keys.rows[:, None]
         return cls(keys.noise, mix(rows + mask.cumsum(1) * TOKEN_FACTOR), rows)
 
+    def flatten(self) -> Keys:
+        """Return the keys of all tokens in one axis."""
+        rows = self.rows.expand_as(self.tokens).flatten()
+        return Keys(self.noise, self.tokens.flatten(), rows)
+
     def select(self, index: Tensor) -> Keys:
         """Return the keys of the tokens of index (T,), among all tokens in one axis."""
-        rows = self.rows.expand_as(self.tokens).flatten()
-        return Keys(self.noise, self.tokens.flatten()[index], rows[index])
+        keys = self.flatten()
+        return Keys(self.noise, keys.tokens[index], keys.rows[index])
 
     def parts(self, width: int) -> Tensor:
         """Return keys (..., P) int64 of the parts of WIDTH features of tokens with `width` ones.

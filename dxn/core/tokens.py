@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,20 +25,32 @@ class Span:
         modality: Modality of the input, such as "text". Class tokens and registers use "class".
         start: Index of the first column.
         stop: Index after the last column.
-        coords: (B, stop - start, k) float. Text: (start, stop) in characters. Image: (top, left,
-            bottom, right) in pixels. Audio: (start, stop) in seconds. Video: (start, stop) in
-            frames, then the box of an image. NaN for columns without a position in the raw input,
-            such as padding or a class token.
+        locate: Function that computes `coords`, or the coordinates themselves. Only explanations
+            need them, so a training does not compute them.
     """
 
     name: str
     modality: str
     start: int
     stop: int
-    coords: Tensor
+    locate: Callable[[], Tensor] | Tensor
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    @property
+    def coords(self) -> Tensor:
+        """(B, stop - start, k) float: the position of each column in the raw input.
+
+        Text: (start, stop) in characters. Image: (top, left, bottom, right) in pixels. Audio:
+        (start, stop) in seconds. Video: (start, stop) in frames, then the box of an image. NaN for
+        columns without a position in the raw input, such as padding or a class token.
+        """
+        return self.locate if isinstance(self.locate, Tensor) else self.locate()
+
+    def moved(self, change: Callable[[Tensor], Tensor]) -> Span:
+        """Return the span with `change(coords)` as its coordinates."""
+        return replace(self, locate=lambda: change(self.coords))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,8 @@ class Tokens:
         x: (B, N, D). Embeddings of the tokens.
         mask: (B, N) bool. True at real tokens, False at padding.
         spans: Columns of each input, in ascending order. Empty if the inputs are not tracked.
+        num_real: Number of real tokens of all samples, if it is known without reading the mask,
+            which could be on a GPU. None: unknown.
 
     Raises:
         ValueError: If the shapes do not match, or the spans do not cover all columns in order.
@@ -57,6 +71,7 @@ class Tokens:
     x: Tensor
     mask: Tensor
     spans: tuple[Span, ...] = ()
+    num_real: int | None = None
 
     def __post_init__(self) -> None:
         if self.x.ndim != 3 or self.mask.shape != self.x.shape[:2]:
@@ -68,10 +83,12 @@ class Tokens:
         end = 0
         for span in self.spans:
             shape = self.x.shape[0], span.stop - span.start
-            if span.start != end or span.coords.shape[:2] != shape:
+            # Coordinates that are a function are not computed here.
+            known = span.locate.shape[:2] if isinstance(span.locate, Tensor) else shape
+            if span.start != end or known != shape:
                 raise ValueError(
-                    f"span {span.name!r} covers columns {span.start}:{span.stop} with coords "
-                    f"{tuple(span.coords.shape)}; it must start at column {end}"
+                    f"span {span.name!r} covers columns {span.start}:{span.stop} with coords of "
+                    f"{tuple(known)}; it must start at column {end}"
                 )
             end = span.stop
         if self.spans and end != self.x.shape[1]:
@@ -95,6 +112,14 @@ class Tokens:
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the inputs, and the matrix of the first sample."""
         return notebook_html(self)
+
+    @property
+    def has_no_padding(self) -> bool:
+        """Whether all columns are known to be real, so that a computation needs no mask.
+
+        It is False while a model is exported, because a graph must be correct for any values.
+        """
+        return is_full(self.mask, self.num_real)
 
     def with_x(self, x: Tensor) -> Tokens:
         """Return the same columns with x (B, N, D) as their embeddings."""
@@ -134,22 +159,26 @@ class Tokens:
         x = self.x.new_zeros(batch_size, *self.x.shape[1:])
         mask = self.mask.new_zeros(batch_size, self.mask.shape[1])
         spans = tuple(
-            replace(span, coords=_spread_numbers(span.coords, rows, batch_size))
+            span.moved(lambda coords: _spread_numbers(coords, rows, batch_size))
             for span in self.spans
         )
-        return Tokens(x.index_copy(0, rows, self.x), mask.index_copy(0, rows, self.mask), spans)
+        x, mask = x.index_copy(0, rows, self.x), mask.index_copy(0, rows, self.mask)
+        return Tokens(x, mask, spans, self.num_real)
 
     def take(self, rows: Tensor) -> Tokens:
         """Return the samples of the rows (b,), in ascending order. `spread` undoes it."""
-        if len(rows) == len(self):
+        if rows.shape[0] == self.x.shape[0]:
             return self
-        spans = tuple(replace(span, coords=span.coords[rows]) for span in self.spans)
+        spans = tuple(span.moved(lambda coords: coords[rows]) for span in self.spans)
         return Tokens(self.x[rows], self.mask[rows], spans)
 
     def _columns(self, span: Span) -> Tokens:
         columns = slice(span.start, span.stop)
         moved = replace(span, start=0, stop=span.stop - span.start)
-        return Tokens(self.x[:, columns], self.mask[:, columns], (moved,))
+        x, mask = self.x[:, columns], self.mask[:, columns]
+        # All columns are real if those of all inputs are.
+        num_real = mask.numel() if self.num_real == self.mask.numel() else None
+        return Tokens(x, mask, (moved,), num_real)
 
 
 def join(parts: Sequence[Tokens]) -> Tokens:
@@ -170,38 +199,40 @@ def join(parts: Sequence[Tokens]) -> Tokens:
         offset += part.x.shape[1]
     x = torch.cat([part.x for part in parts], 1)
     mask = torch.cat([part.mask for part in parts], 1)
-    return Tokens(x, mask, tuple(spans))
+    counts = [part.num_real for part in parts if part.num_real is not None]
+    num_real = sum(counts) if len(counts) == len(parts) else None
+    return Tokens(x, mask, tuple(spans), num_real)
 
 
-def check_columns(mask: Tensor, names: Iterable[str] | None = None) -> None:
-    """Check that every sample of mask (B, N) has at least one real token.
+def is_full(mask: Tensor, num_real: int | None) -> bool:
+    """Whether a mask (B, N) is known to be True everywhere. See `Tokens.has_no_padding`.
 
     Args:
         mask: (B, N) bool.
-        names: Names of the samples in the error message. Default: their indices.
-
-    Raises:
-        ValueError: If a sample has no real token. The message lists these samples.
+        num_real: Number of its True values. None: it is read from the mask, see `can_read`.
     """
-    if torch.compiler.is_exporting():  # a graph cannot raise an error that depends on values
-        return
-    has_tokens = mask.any(1)
-    if bool(has_tokens.all()):
-        return
-    empty = (~has_tokens).nonzero().flatten().tolist()
-    labels = list(names) if names is not None else list(range(len(mask)))
-    listed = ", ".join(str(labels[i]) for i in empty)
-    raise ValueError(
-        f"each sample needs at least one input that is not empty: no tokens in sample {listed}"
-    )
+    if torch.compiler.is_exporting():
+        return False
+    if num_real is not None:
+        return num_real == mask.numel()
+    return can_read(mask) and bool(mask.all())
 
 
-def has_no_padding(mask: Tensor) -> bool:
-    """Whether a whole mask is True, so that a faster computation without a mask is possible.
+def can_read(x: Tensor) -> bool:
+    """Whether a computation may depend on the values of x.
 
-    It is False while a model is exported, because a graph must be correct for any values.
+    A GPU would be asked for them, and the answer would have to wait for all computations before it.
+    A graph must be correct for any values.
     """
-    return not torch.compiler.is_exporting() and bool(mask.all())
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def matmul_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which matrix products of x are computed, with autocast or without."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
 
 
 def sinusoidal(index: Tensor, dim: int) -> Tensor:

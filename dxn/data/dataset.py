@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.data.rows import TARGET
 from dxn.tokenize.base import Tokenizer
@@ -372,6 +373,9 @@ class Samples(Dataset):
             are targets, and one key per input. The value of an input is the collated dict of the
             samples that have this input, together with "rows", the indices of these samples in the
             batch. An input that no sample has is left out.
+
+        Raises:
+            UserError: If no input of a sample has a token.
         """
         batch: dict[str, Any] = {
             "#size": len(samples),
@@ -385,9 +389,25 @@ class Samples(Dataset):
                 done = None if encoded is None else encoded.get(name)
                 batch[name] = collate([samples[i][name] for i in rows]) if done is None else done
                 batch[name]["rows"] = torch.tensor(rows)
+        self._require_tokens(batch)
         if self.target is not None and TARGET in samples[0]:
             batch[TARGET] = self.target.collate([sample[TARGET] for sample in samples])
         return batch
+
+    def _require_tokens(self, batch: Mapping[str, Any]) -> None:
+        """Check that each sample has a token: otherwise its vector would silently be zeros."""
+        has_tokens = torch.zeros(batch["#size"], dtype=torch.bool)
+        for name in self.inputs:
+            part = batch.get(name)
+            if part is not None:
+                mask = part.get("mask")  # only texts and categories can be without tokens
+                has_tokens[part["rows"]] |= True if mask is None else mask.any(1)
+        if not has_tokens.all():
+            row = batch["#index"][int(has_tokens.int().argmin())]
+            raise UserError(
+                f"{self.describe_index(row)}: its inputs have no tokens, such as a text whose "
+                "characters the tokenizer does not know; leave the row out"
+            )
 
     def _number(self, row: int, copy: int) -> str:
         """Return what the random draws of a sample depend on, besides seed and epoch."""

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dxn.core.tokens import Tokens, join
+from dxn.core.tokens import Tokens
 from dxn.export.examples import COUNTED, NONE, PRESENT, Tensors
 from dxn.models.backbone import Backbone
 from dxn.models.ensemble import Ensemble
 from dxn.models.model import MultimodalModel, Network
-from dxn.models.separate import InputVectors
 from dxn.stacking.features import Features, features_of
 from dxn.stacking.stacked import Stacked
 from dxn.tasks import Task
@@ -126,19 +125,7 @@ class Graph(nn.Module):
 
 def encode(model: MultimodalModel, batch: Mapping[str, Any]) -> tuple[Tokens, Any]:
     """Return the encoded tokens and the pooled vectors of a batch, see `MultimodalModel.encode`."""
-    parts = [_without_absent(part, batch) for part in model.embed(batch)]
-    if not model.separates_inputs:
-        return model.encode(parts)
-    encoded: list[Tokens] = []
-    vectors: list[Tensor] = []
-    masks = [part.mask.any(1) for part in parts]
-    for part, mask in zip(parts, masks, strict=True):
-        # Samples without the input get the vector of some tokens, which is then replaced by zeros.
-        readable = replace(part, mask=part.mask | ~mask[:, None])
-        tokens, pooled = model.fusion([readable], model.backbone)
-        encoded.append(tokens)
-        vectors.append(torch.where(mask[:, None], pooled, 0.0))
-    return join(encoded), InputVectors(torch.stack(vectors, 1), torch.stack(masks, 1))
+    return model.encode([_without_absent(part, batch) for part in model.embed(batch)])
 
 
 def features_in_graph(stack: Stacked, batch: Mapping[str, Any]) -> dict[str, Features]:
@@ -171,7 +158,9 @@ def features_in_graph(stack: Stacked, batch: Mapping[str, Any]) -> dict[str, Fea
 def _without_absent(part: Tokens, batch: Mapping[str, Any]) -> Tokens:
     """Return the tokens of an input, with only padding for samples that lack it."""
     present = batch[part.spans[-1].name].get(PRESENT)
-    return part if present is None else replace(part, mask=part.mask & present[:, None])
+    if present is None:
+        return part
+    return replace(part, mask=part.mask & present[:, None], num_real=None)
 
 
 @contextmanager

@@ -15,11 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from dxn.core.arguments import Recorded
 from dxn.core.dropout import Keys, Rate
-from dxn.core.tokens import Tokens, has_no_padding
+from dxn.core.tokens import Tokens, can_read, is_full
 from dxn.models.attention import Attention, Group
 from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, PositionOptions, make_norm
 from dxn.models.positions import (
     alibi_slopes,
+    as_offsets,
     make_attn_mask,
     rope_factors,
     token_index,
@@ -27,6 +28,7 @@ from dxn.models.positions import (
 
 if TYPE_CHECKING:
     from dxn.models.decoding.decoder import KVCache, Memory
+    from dxn.models.packing import Packing
 
 
 class Backbone(Recorded, nn.Module):
@@ -138,7 +140,7 @@ class Backbone(Recorded, nn.Module):
 
     def forward(self, tokens: Tokens) -> Tokens:
         """Apply all blocks and the final norm to Tokens (B, N, D)."""
-        return tokens.with_x(self.norm(self.run(tokens.x, tokens.mask)))
+        return tokens.with_x(self.norm(self.run(tokens.x, tokens.mask, num_real=tokens.num_real)))
 
     def run(
         self,
@@ -147,6 +149,7 @@ class Backbone(Recorded, nn.Module):
         start: int = 0,
         stop: int | None = None,
         *,
+        num_real: int | None = None,
         memory: Memory | None = None,
         caches: Sequence[KVCache] | None = None,
     ) -> Tensor:
@@ -157,6 +160,7 @@ class Backbone(Recorded, nn.Module):
             mask: (B, N) bool. True at the real tokens of the whole sequence.
             start: Index of the first block.
             stop: Index after the last block. Default: the number of blocks.
+            num_real: Number of real tokens of all samples, see `Tokens`.
             memory: Sequence to which the cross-attention of the blocks attends.
             caches: One `KVCache` per block of the backbone.
 
@@ -172,20 +176,18 @@ class Backbone(Recorded, nn.Module):
                 "a backbone needs a memory if cross=true, and must not get one if cross=false: "
                 f"got cross={self.cross} and {received}"
             )
-        is_full = has_no_padding(mask)
+        has_no_padding = is_full(mask, num_real)
         packing = None
         # Generation has no padding to remove, and few tokens.
-        if self.packed and caches is None and not is_full:
-            from dxn.models.packing import Packing
-
-            packing = Packing.of(mask, self.dim)
+        if self.packed and caches is None and not has_no_padding:
+            packing = self._packing(x, mask, num_real)
         keys = Keys.of_mask(mask) if self.training and self.drops else None
         shape = x.shape[:2]
         if packing is None:
             x = x.flatten(0, 1)
-            keys = keys and keys.select(torch.arange(len(x), device=x.device))
+            keys = keys and keys.flatten()
             positions = torch.arange(shape[1], device=x.device)[None]
-            is_whole = is_full and shape[1] == mask.shape[1]
+            is_whole = has_no_padding and shape[1] == mask.shape[1]
             if self.head_dim is not None and not is_whole:
                 positions = token_index(mask)[:, -shape[1] :]
             every = slice(None)
@@ -194,18 +196,12 @@ class Backbone(Recorded, nn.Module):
         else:
             x = packing.pack(x)
             keys = keys and keys.select(packing.index)
-            memory = memory and memory.select(packing.order)
-            from dxn.models.packing import has_kernel
-
-            # The kernel has no scores but the scaled dot product, no offsets and no dropout.
-            drops = self.training and self.attn_dropout > 0
-            needs_groups = self.cross or drops or self.slopes is not None
-            needs_groups = needs_groups or self.score != "scaled_dot"
-            has_sequences = not needs_groups and has_kernel(x, self.dim // self.num_heads)
-            groups = [packing.sequences()] if has_sequences else packing.groups()
+            if memory is not None and packing.order is not None:
+                memory = memory.select(packing.order)
+            groups = packing.groups()
         # Once per window size instead of once per block, because most blocks share a window size.
         by_window = {
-            window: [self._limited(group, window) for group in groups]
+            window: [self._limited(group, window, x) for group in groups]
             for window in set(self.windows[start:stop])
         }
         # A slice of a ModuleList would register all modules of a new one.
@@ -219,6 +215,18 @@ class Backbone(Recorded, nn.Module):
                 x = block(x, groups, memory, cache, keys)
         return x.unflatten(0, shape) if packing is None else packing.unpack(x)
 
+    def _packing(self, x: Tensor, mask: Tensor, num_real: int | None) -> Packing | None:
+        """Return how the padding of x (B, N, D) is removed. None: it is not."""
+        from dxn.models.packing import GroupPacking, SequencePacking, has_kernel
+
+        # The kernel has no scores but the scaled dot product, no offsets and no dropout.
+        drops = self.training and self.attn_dropout > 0
+        is_plain = self.score == "scaled_dot" and self.slopes is None and not self.cross
+        if is_plain and not drops and has_kernel(x, self.dim // self.num_heads):
+            return SequencePacking.of(mask, num_real, self.dim)
+        # Groups depend on the lengths.
+        return GroupPacking.of(mask) if can_read(mask) else None
+
     @contextmanager
     def unpacked(self) -> Iterator[None]:
         """Keep padding inside of the context: each block gets one group with all samples."""
@@ -228,8 +236,8 @@ class Backbone(Recorded, nn.Module):
         finally:
             self.packed = before
 
-    def _limited(self, group: Group, window: int | None) -> Group:
-        """Return a group with the attention mask and the rotary positions for a window size."""
+    def _limited(self, group: Group, window: int | None, x: Tensor) -> Group:
+        """Return a group of x with the attention mask and rotary positions for a window size."""
         rope = None
         if self.head_dim is not None:
             theta = self.rope_theta if window is None else self.window_rope_theta
@@ -249,6 +257,9 @@ class Backbone(Recorded, nn.Module):
         attn_mask = make_attn_mask(
             mask, num_queries=num_tokens, causal=self.causal, slopes=self.slopes, window=window
         )
+        # The kernels of a GPU add a mask: converted here, it is not converted by each block.
+        if attn_mask is not None and x.device.type != "cpu":
+            attn_mask = as_offsets(attn_mask, x)
         return replace(group, attn_mask=attn_mask, rope=rope)
 
     def _init_weights(self, num_branches: int) -> None:

@@ -11,7 +11,7 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded
-from dxn.core.tokens import Tokens, check_columns, join
+from dxn.core.tokens import Tokens, join
 from dxn.models.pooling import Pool, Pooling
 
 
@@ -52,10 +52,8 @@ class EarlyFusion(Recorded, nn.Module):
         """Return the encoded Tokens of all parts, and one vector per sample (B, width)."""
         if self.input_embedding is not None:
             parts = self.input_embedding(parts)
-        joined = join(parts)
-        # Without this check, such a sample would silently get a vector of zeros.
-        check_columns(joined.mask)
-        encoded = backbone(self.pool.lead(joined))
+        # A sample has at least one real column, see `Samples.collate`.
+        encoded = backbone(self.pool.lead(join(parts), all_real=True))
         return encoded, self.pool(encoded.x, encoded.mask)
 
 

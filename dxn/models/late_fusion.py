@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded
 from dxn.core.dropout import selected
-from dxn.core.tokens import Tokens, check_columns, join
+from dxn.core.tokens import Tokens, join
 from dxn.models.fusion import InputEmbedding
 from dxn.models.pooling import CLASS, Pool, Pooling, masked_mean
 
@@ -31,8 +31,16 @@ class Encoder(Protocol):
         """Apply all blocks and the final norm to Tokens."""
         ...
 
-    def run(self, x: Tensor, mask: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Apply the blocks start:stop to x (B, N, D) with mask (B, N), without the final norm."""
+    def run(
+        self,
+        x: Tensor,
+        mask: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        num_real: int | None = None,
+    ) -> Tensor:
+        """Apply the blocks start:stop to x (B, N, D), see `Backbone.run`."""
         ...
 
 
@@ -68,7 +76,6 @@ class LateFusion(Recorded, nn.Module):
 
     def forward(self, parts: Sequence[Tokens], backbone: Encoder) -> tuple[Tokens, Tensor]:
         """Return the encoded Tokens of all parts, concatenated, and vectors (B, width)."""
-        check_columns(torch.cat([part.mask for part in parts], 1))
         if self.input_embedding is not None:
             parts = self.input_embedding(parts)
         encoded: list[Tokens] = []
@@ -130,7 +137,6 @@ class BottleneckFusion(Recorded, nn.Module):
 
     def forward(self, parts: Sequence[Tokens], backbone: Encoder) -> tuple[Tokens, Tensor]:
         """Return the encoded Tokens of all parts, concatenated, and vectors (B, width)."""
-        check_columns(torch.cat([part.mask for part in parts], 1))
         backbones: list[Encoder] = [backbone] * len(parts)
         if isinstance(backbone, SeparateBackbones):
             # The last span, because the first one can belong to a class token.
@@ -145,7 +151,9 @@ class BottleneckFusion(Recorded, nn.Module):
             parts = self.input_embedding(parts)
         parts = [self.pool.lead(part) for part in parts]
         pairs = zip(backbones, parts, strict=True)
-        xs = [own.run(part.x, part.mask, 0, self.start) for own, part in pairs]
+        xs = [
+            own.run(part.x, part.mask, 0, self.start, num_real=part.num_real) for own, part in pairs
+        ]
         present = torch.stack([part.mask.any(1) for part in parts]).to(xs[0].dtype)  # (P, B)
         shared = repeat(self.shared, "k d -> b k d", b=parts[0].x.shape[0]).to(xs[0].dtype)
         for layer in range(self.start, depth):
@@ -183,7 +191,9 @@ class BottleneckFusion(Recorded, nn.Module):
             # The shared tokens are real for all samples, even for those without this input.
             mask = torch.cat([part.mask.new_ones(part.mask.shape[0], k), part.mask], 1)
             with _own_noise(part, self.inputs):
-                out = backbone.run(torch.cat([shared, x], 1), mask, layer, layer + 1)
+                joined = torch.cat([shared, x], 1)
+                num_real = part.num_real and part.num_real + k * len(joined)
+                out = backbone.run(joined, mask, layer, layer + 1, num_real=num_real)
             new_shared.append(out[:, :k])
             new_xs.append(out[:, k:])
         # Shared tokens of a missing input have seen no other tokens, so their weight is 0.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch import distributed as dist
+
+from dxn.core.tokens import can_read, matmul_dtype
 
 # Number of logits per chunk on a CPU, in whose cache they fit.
 CHUNK = 2**20
@@ -20,33 +23,45 @@ DEVICE_CHUNK = 2**27
 
 
 def linear_cross_entropy(
-    x: Tensor, embedding: Tensor, targets: Tensor, *, label_smoothing: float = 0.0
+    x: Tensor,
+    embedding: Tensor,
+    targets: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
 ) -> Tensor:
     """Compute the sum of the cross-entropy between x @ embedding.T and the targets.
 
-    It equals `cross_entropy(x @ embedding.T, targets, label_smoothing=..., reduction="sum")`, but
-    the logits and their gradient are computed for only a few tokens at a time. The effect is
-    measured by benchmarks/speed/attention.py.
+    It equals `cross_entropy(x @ embedding.T, targets, ..., reduction="sum")`, but the logits and
+    their gradient are computed for only a few tokens at a time. The effect is measured by
+    benchmarks/speed/attention.py.
 
     Args:
         x: (M, D). Output vectors.
         embedding: (V, D). Vectors of the vocabulary.
-        targets: (M,). Target token ids, without padding.
+        targets: (M,). Target token ids.
         label_smoothing: Probability that is distributed over the whole vocabulary
             (arXiv:1512.00567, section 7).
+        ignore_index: Target of vectors that are left out, such as padding.
 
     Returns:
         A scalar.
     """
-    device = x.device.type
-    autocast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+    real = targets != ignore_index
+    if can_read(real):
+        x, targets = x[real], targets[real]
+        real = None
+    else:
+        # Padding is computed, from zeros, but does not count.
+        x, targets = x * real[:, None], targets.clamp(min=0)
+    device, dtype = x.device.type, matmul_dtype(x)
     if not torch.is_grad_enabled():
         # The forward pass below cannot ask for this, because it always runs without gradients.
         x, embedding = x.detach(), embedding.detach()
     # Autocast is disabled, because it would convert the embedding again for each chunk.
-    with torch.autocast(device, enabled=False):
-        total = _LinearCrossEntropy.apply(x, embedding, targets, label_smoothing, dtype)
+    has_autocast = torch.amp.is_autocast_available(device)
+    with torch.autocast(device, enabled=False) if has_autocast else nullcontext():
+        total = _LinearCrossEntropy.apply(x, embedding, targets, real, label_smoothing, dtype)
     assert isinstance(total, Tensor)
     return total
 
@@ -65,6 +80,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x: Tensor,
         embedding: Tensor,
         targets: Tensor,
+        real: Tensor | None,
         smoothing: float,
         dtype: torch.dtype,
     ) -> Tensor:
@@ -92,7 +108,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 # 1 / V, so its logarithm is finite. It avoids a second pass of exponentials.
                 log_sum = logits.amax(-1).to(total.dtype) - softmax.amax(-1).log()
                 true_logits = logits.gather(1, group_targets[chunk]).squeeze(1)
-                total += (log_sum - (1 - smoothing) * true_logits).sum()
+                losses = log_sum - (1 - smoothing) * true_logits
+                if real is not None:
+                    losses = losses * real[group][chunk]
+                    softmax = softmax * real[group][chunk, None]
+                total += losses.sum()
                 if needs_probs:
                     probs[chunk] = softmax
             if grad_x is not None:
@@ -115,7 +135,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the gradients that `forward` computed."""
         scaled = [None if each is None else grads[0] * each for each in ctx.saved_tensors]
-        return *scaled, None, None, None
+        return *scaled, None, None, None, None
 
 
 def unit(x: Tensor) -> Tensor:
@@ -126,7 +146,7 @@ def unit(x: Tensor) -> Tensor:
 def softmax_loss(
     logits: Tensor, at: Tensor, ignored: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Return the mean cross-entropy () of choosing the right candidate (arXiv:2103.00020).
+    """Return the cross-entropy (Q,) of choosing the right candidate (arXiv:2103.00020).
 
     Args:
         logits: (Q, C). Scaled similarity of each query and each candidate.
@@ -141,11 +161,11 @@ def softmax_loss(
         # Zeros before the sum, because 0 * -inf is NaN.
         total = -log_prob.masked_fill(ignored, 0).sum(-1)
         loss = (1 - label_smoothing) * loss + label_smoothing * total / (~ignored).sum(-1)
-    return loss.mean()
+    return loss
 
 
 def sigmoid_loss(logits: Tensor, right: Tensor, ignored: Tensor) -> Tensor:
-    """Return the sum over the candidates of binary cross-entropies, averaged over the queries.
+    """Return the sum (Q,) over the candidates of binary cross-entropies.
 
     Each pair is a decision of its own (arXiv:2303.15343, section 3.2).
 
@@ -155,7 +175,7 @@ def sigmoid_loss(logits: Tensor, right: Tensor, ignored: Tensor) -> Tensor:
         ignored: (Q, C) bool. Candidates that are neither right nor wrong.
     """
     losses = F.binary_cross_entropy_with_logits(logits, right.to(logits), reduction="none")
-    return losses.masked_fill(ignored, 0).sum(1).mean()
+    return losses.masked_fill(ignored, 0).sum(1)
 
 
 def gather(own: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, Tensor], int]:

@@ -174,7 +174,9 @@ def mix(tokens: Tokens, order: Tensor, share: float) -> Tokens:
     # Padding of one sample can be a real column of the other one, so its values must be 0.
     x = tokens.x * tokens.mask[..., None]
     mixed = share * x + (1 - share) * x[order]
-    return Tokens(mixed, tokens.mask | tokens.mask[order], tokens.spans)
+    # Without padding, there is none in the mixed samples either.
+    num_real = tokens.num_real if tokens.num_real == tokens.mask.numel() else None
+    return Tokens(mixed, tokens.mask | tokens.mask[order], tokens.spans, num_real)
 
 
 def as_float(output: Any) -> Any:

@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dxn.core.tokens import can_read, matmul_dtype
 from dxn.models.attention import Group
+from dxn.models.positions import token_index
 
 # Up to this share of padding, packing would take longer than it saves.
 MAX_PADDING = 0.05
@@ -80,40 +82,24 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The order of the real tokens of a batch in one matrix: the longest sample comes first.
+    """The real tokens of a batch as the rows of one matrix (T, D): their base class.
 
     Args:
-        order: (B,). Index of each sample in the batch.
-        lengths: Number of real tokens of each sample, in this order.
         index: (T,). Index of each row among the B N tokens of the batch.
         shape: (B, N).
     """
 
-    order: Tensor
-    lengths: Sequence[int]
     index: Tensor
     shape: tuple[int, int]
 
-    @classmethod
-    def of(cls, mask: Tensor, dim: int) -> Packing | None:
-        """Return the packing of a batch, or None if it is not worthwhile.
+    @property
+    def order(self) -> Tensor | None:
+        """(B,). Index in the batch of each sample. None: 0, 1, 2, ..."""
+        return None
 
-        Args:
-            mask: (B, N) bool. True at real tokens.
-            dim: Width D of a token.
-        """
-        most = max_padding(mask.numel(), dim, mask.device)
-        if mask.numel() <= most:  # decided without waiting for a GPU
-            return None
-        counts = mask.sum(1)
-        lengths = sorted(counts.tolist(), reverse=True)
-        total = sum(lengths)
-        if not total or mask.numel() - total <= most:
-            return None
-        order = counts.argsort(descending=True, stable=True)
-        columns = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
-        index = columns[order][mask[order]]
-        return cls(order, lengths, index, (mask.shape[0], mask.shape[1]))
+    def groups(self) -> list[Group]:
+        """Return the groups of samples whose attention is computed together."""
+        raise NotImplementedError
 
     def pack(self, x: Tensor) -> Tensor:
         """Return the rows (T, D) of the real tokens of x (B, N, D)."""
@@ -124,6 +110,37 @@ class Packing:
         batch, length = self.shape
         out = x.new_zeros(batch * length, x.shape[-1])
         return out.index_copy_(0, self.index, x).unflatten(0, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPacking(Packing):
+    """Groups of samples of similar length, for a CPU. The longest sample comes first.
+
+    Args:
+        longest_first: (B,). Index in the batch of each sample.
+        lengths: Number of real tokens of each sample, in this order.
+    """
+
+    longest_first: Tensor
+    lengths: Sequence[int]
+
+    @classmethod
+    def of(cls, mask: Tensor) -> GroupPacking | None:
+        """Return the packing of a batch with mask (B, N), or None if it is not worthwhile."""
+        counts = mask.sum(1)
+        lengths = sorted(counts.tolist(), reverse=True)
+        total = sum(lengths)
+        if not total or mask.numel() - total <= MAX_PADDING * mask.numel():
+            return None
+        order = counts.argsort(descending=True, stable=True)
+        columns = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
+        index = columns[order][mask[order]]
+        return cls(index, (mask.shape[0], mask.shape[1]), order, lengths)
+
+    @property
+    def order(self) -> Tensor:
+        """(B,). Index in the batch of each sample."""
+        return self.longest_first
 
     def groups(self) -> list[Group]:
         """Divide the samples that have tokens into groups of similar length."""
@@ -140,18 +157,6 @@ class Packing:
             row = group.rows.stop
             first = stop
         return groups
-
-    def sequences(self) -> Group:
-        """Return all samples as parts of one sequence."""
-        device = self.index.device
-        counts = torch.tensor(self.lengths)
-        starts = F.pad(counts.cumsum(0), (1, 0))
-        positions = torch.arange(len(self.index)) - starts[:-1].repeat_interleave(counts)
-        sequences = Sequences(starts.int().to(device), longest=self.lengths[0])
-        return Group(
-            *(slice(None), slice(None), (1, len(self.index)), positions[None].to(device)),
-            sequences=sequences,
-        )
 
     def _group(self, samples: slice, row: int) -> Group:
         """Return the group of some samples, whose tokens begin at a row of the matrix."""
@@ -170,26 +175,60 @@ class Packing:
         return Group(rows, samples, shape, columns[None], mask, index, real)
 
 
-def max_padding(size: int, dim: int, device: torch.device) -> float:
-    """Return the number of padding tokens up to which packing takes longer than it saves.
+@dataclass(frozen=True, slots=True)
+class SequencePacking(Packing):
+    """All samples as parts of one sequence, for a kernel that computes each part separately.
+
+    Args:
+        mask: (B, N) bool. True at real tokens.
+    """
+
+    mask: Tensor
+
+    @classmethod
+    def of(cls, mask: Tensor, num_real: int | None, dim: int) -> SequencePacking | None:
+        """Return the packing of a batch, or None if it is not worthwhile.
+
+        Args:
+            mask: (B, N) bool. True at real tokens.
+            num_real: Number of real tokens. None: a GPU is not asked for it, so its batches are not
+                packed.
+            dim: Width D of a token.
+        """
+        if num_real is None and can_read(mask):
+            num_real = int(mask.sum())
+        if not num_real or mask.numel() - num_real <= max_padding(mask.numel(), dim):
+            return None
+        # With the number, a GPU does not have to report how many indices there are.
+        index = torch.nonzero_static(mask.flatten(), size=num_real).flatten()
+        return cls(index, (mask.shape[0], mask.shape[1]), mask)
+
+    def groups(self) -> list[Group]:
+        """Return one group, whose only sequence has the tokens of all samples."""
+        total = len(self.index)
+        starts = F.pad(self.mask.sum(1).cumsum(0), (1, 0)).int()
+        sequences = Sequences(starts, longest=self.shape[1])
+        positions = token_index(self.mask).flatten()[self.index]
+        every = slice(None)
+        return [Group(every, every, (1, total), positions[None], sequences=sequences)]
+
+
+def max_padding(size: int, dim: int) -> float:
+    """Return the number of padding tokens up to which a GPU takes longer to remove them.
 
     Args:
         size: Number B N of tokens of the batch, with padding.
         dim: Width D of a token.
-        device: Device of the batch.
     """
-    most = MAX_PADDING * size
-    return most if device.type == "cpu" else max(most, GPU_PADDING / dim**2)
+    return max(MAX_PADDING * size, GPU_PADDING / dim**2)
 
 
 def has_kernel(x: Tensor, head_dim: int) -> bool:
     """Whether a kernel can compute attention to tokens x (..., D) with heads of d features."""
     if not x.is_cuda or torch.version.cuda is None or torch.compiler.is_exporting():
         return False
-    autocast = torch.is_autocast_enabled("cuda")
-    dtype = torch.get_autocast_dtype("cuda") if autocast else x.dtype
-    fits = head_dim <= MAX_HEAD_DIM and head_dim % HEAD_DIM_STEP == 0
-    return fits and dtype in DTYPES and torch.cuda.get_device_capability(x.device) >= CAPABILITY
+    fits = head_dim <= MAX_HEAD_DIM and head_dim % HEAD_DIM_STEP == 0 and matmul_dtype(x) in DTYPES
+    return fits and torch.cuda.get_device_capability(x.device) >= CAPABILITY
 
 
 class Pad(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -47,16 +48,25 @@ class Pooling(nn.Module):
             self.tokens = nn.Parameter(torch.zeros(self.leading, dim))
             nn.init.trunc_normal_(self.tokens, std=0.02)
 
-    def lead(self, tokens: Tokens) -> Tokens:
-        """Prepend the class token and the registers to the columns, if there are any."""
+    def lead(self, tokens: Tokens, *, all_real: bool = False) -> Tokens:
+        """Prepend the class token and the registers to the columns, if there are any.
+
+        Args:
+            tokens: The columns.
+            all_real: Whether it is known that each sample has real columns.
+        """
         if not self.leading:
             return tokens
         x = repeat(self.tokens, "k d -> b k d", b=tokens.x.shape[0]).to(tokens.x.dtype)
-        # A sample without this input has no class token for it, so it is excluded from fusion.
-        mask = repeat(tokens.mask.any(1), "b -> b k", k=self.leading)
-        coords = torch.full((*mask.shape, 1), torch.nan, device=x.device)
-        span = Span(CLASS, CLASS, 0, self.leading, coords)
-        return join([Tokens(x, mask, (span,)), tokens])
+        num_real = None
+        if all_real or tokens.num_real == tokens.mask.numel():
+            mask = tokens.mask.new_ones(x.shape[:2])
+            num_real = mask.numel()
+        else:
+            # A sample without this input has no class token for it, so it is excluded from fusion.
+            mask = repeat(tokens.mask.any(1), "b -> b k", k=self.leading)
+        span = Span(CLASS, CLASS, 0, self.leading, partial(_nowhere, mask))
+        return join([Tokens(x, mask, (span,), num_real), tokens])
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Pool x (B, N, D) with mask (B, N) bool to (B, width).
@@ -89,6 +99,11 @@ class Pooling(nn.Module):
             return _weighted_mean(x, mask.to(x.dtype) * score.softmax(1).to(x.dtype))
         mean = masked_mean(x, mask)
         return torch.cat([class_token, mean], 1) if self.kind == "cls_mean" else mean
+
+
+def _nowhere(mask: Tensor) -> Tensor:
+    """Return NaN (B, K, 1) as the position of the leading tokens of mask (B, K)."""
+    return torch.full((*mask.shape, 1), torch.nan, device=mask.device)
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from dxn.core.tokens import has_no_padding
+from dxn.core.tokens import is_full, matmul_dtype
 
 
 def make_attn_mask(
@@ -39,8 +39,8 @@ def make_attn_mask(
     m = n if num_queries is None else num_queries
     # A single new token is the last one of its sequence.
     causal = causal and m > 1
-    # Depends on the values, because torch can choose its fastest kernel without a mask.
-    unrestricted = not causal and window is None and has_no_padding(mask)
+    # Without a mask, torch can choose its fastest kernel.
+    unrestricted = not causal and window is None and is_full(mask, None)
     allowed = rearrange(mask | ~mask.any(1, keepdim=True), "b n -> b 1 1 n")
     past = torch.ones(())
     if causal or window is not None:
@@ -59,6 +59,17 @@ def make_attn_mask(
         return None if unrestricted else allowed
     offset = -rearrange(slopes, "h -> 1 h 1 1") * distance
     return offset if unrestricted else offset.masked_fill(~allowed, -torch.inf)
+
+
+def as_offsets(attn_mask: Tensor, x: Tensor) -> Tensor:
+    """Return an attention mask, see `make_attn_mask`, as numbers that are added to the scores of x.
+
+    0 where attention is allowed, otherwise -inf, in the dtype that the scores have.
+    """
+    dtype = matmul_dtype(x)
+    if attn_mask.dtype != torch.bool:
+        return attn_mask.to(dtype)
+    return torch.zeros((), dtype=dtype, device=x.device).masked_fill(~attn_mask, -torch.inf)
 
 
 def token_index(mask: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from dxn.core.arguments import Recorded
 from dxn.core.dropout import Dropout, Keys, Rate
-from dxn.core.tokens import Tokens
+from dxn.core.tokens import Tokens, is_full
 from dxn.models.positions import token_index
 
 CellKind = Literal["gru", "lstm"]
@@ -65,13 +65,21 @@ class Recurrent(Recorded, nn.Module):
 
     def forward(self, tokens: Tokens) -> Tokens:
         """Apply all layers to Tokens (B, N, D)."""
-        return tokens.with_x(self.run(tokens.x, tokens.mask))
+        return tokens.with_x(self.run(tokens.x, tokens.mask, num_real=tokens.num_real))
 
-    def run(self, x: Tensor, mask: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Apply the layers start:stop to x (B, N, D) with mask (B, N) bool."""
+    def run(
+        self,
+        x: Tensor,
+        mask: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        num_real: int | None = None,
+    ) -> Tensor:
+        """Apply the layers start:stop to x (B, N, D), see `Backbone.run`."""
         layers = list(self.blocks)[start:stop]
         # Packing is slow, and not necessary without padding.
-        if bool(mask.all()):
+        if is_full(mask, num_real):
             for number, layer in enumerate(layers, start):
                 x = self.dropout(apply(layer, x)[0], mask=mask, branch=number)
             return x

@@ -317,29 +317,30 @@ class Contrastive(Task[InputKeys]):
         Its weight is the number of samples with at least two inputs.
         """
         own, others = output.own, output.others
+        has, is_candidate = own.keys != MISSING, others.keys != MISSING
+        # The position of each own sample among the candidates.
+        at = torch.arange(len(own.keys), device=own.keys.device) + output.first
+        right = at[:, None] == torch.arange(len(others.keys), device=at.device)
         losses: list[Tensor] = []
+        counts: list[Tensor] = []
         for a, b in combinations(range(own.keys.shape[1]), 2):
-            rows = _having(own, a, b)
-            candidates = _having(others, a, b)
-            if not len(rows):
-                continue
-            # The position of each own sample among the candidates.
-            at = torch.searchsorted(candidates, rows + output.first)
-            right = torch.zeros(len(rows), len(candidates), dtype=torch.bool, device=at.device)
-            right[torch.arange(len(rows), device=at.device), at] = True
-            equal = own.keys[rows, a][:, None] == others.keys[candidates, a]
-            equal |= own.keys[rows, b][:, None] == others.keys[candidates, b]
-            ignored = equal & ~right
+            # All samples are computed, because a GPU is not asked which of them have both inputs.
+            has_both = has[:, a] & has[:, b]
+            equal = own.keys[:, a, None] == others.keys[:, a]
+            equal |= own.keys[:, b, None] == others.keys[:, b]
+            ignored = (equal | ~(is_candidate[:, a] & is_candidate[:, b])) & ~right
             for query, key in ((a, b), (b, a)):
-                cosine = own.x[rows, query] @ others.x[candidates, key].T
+                cosine = own.x[:, query] @ others.x[:, key].T
                 logits = cosine * output.scale + output.bias
                 if self.kind == "sigmoid":
-                    losses.append(sigmoid_loss(logits, right, ignored))
+                    each = sigmoid_loss(logits, right, ignored)
                 else:
-                    losses.append(softmax_loss(logits, at, ignored, self.label_smoothing))
+                    each = softmax_loss(logits, at, ignored, self.label_smoothing)
+                losses.append(each.where(has_both, 0).sum() / has_both.sum().clamp(min=1))
+                counts.append(has_both.any())
         # Connects the loss to the weights of all inputs, also if no sample has two of them.
         connected = 0 * (own.x.sum() + output.scale + output.bias)
-        mean = connected + (torch.stack(losses).mean() if losses else 0)
+        mean = connected + torch.stack(losses).sum() / torch.stack(counts).sum().clamp(min=1)
         weight = ((own.keys != MISSING).sum(1) > 1).sum().float()
         return LossSum(mean * weight, weight)
 
@@ -377,8 +378,3 @@ def zero_shot_classifier(
 def key_of(digest: bytes) -> int:
     """Return the key of an input from the hash of its raw value."""
     return (int.from_bytes(digest[:8], "big") >> (64 - KEY_BITS)) or 1
-
-
-def _having(samples: Embedded, a: int, b: int) -> Tensor:
-    """Return the indices of the samples that have the inputs a and b."""
-    return ((samples.keys[:, a] != MISSING) & (samples.keys[:, b] != MISSING)).nonzero().flatten()

@@ -76,14 +76,14 @@ class LanguageHead(nn.Module):
         if "target" not in batch:
             return pooled.new_zeros(()).float()
         ids = batch["target"]["ids"]
-        real = ids != IGNORED
         # An adapter may append extra columns, such as n-grams, after the tokens of the text.
         states = tokens.select(self.input).x[:, : ids.shape[1]]
         return linear_cross_entropy(
-            states[real],
+            states.flatten(0, 1),
             self.embedding.weight,
-            ids[real],
+            ids.flatten(),
             label_smoothing=self.label_smoothing,
+            ignore_index=IGNORED,
         )
 
 

@@ -87,9 +87,11 @@ class MaskedHead(nn.Module):
         if part is None or "masked" not in part:
             return statistics
         masked = part["masked"]
-        x = tokens.select(name).x[part["rows"], : masked.shape[1]][masked]
-        predicted = self.predictions(name, x).float()
         target = part["masked_target"]
+        # With their number, a GPU does not have to report how many columns are masked.
+        index = torch.nonzero_static(masked, size=len(target))
+        rows = part["rows"][index[:, 0]]
+        predicted = self.predictions(name, tokens.select(name).x[rows, index[:, 1]]).float()
         if name in self.embeddings:
             # No reduction: losses are summed over samples and batches first, and `metrics` divides
             # by the number of predictions at the end.
@@ -102,9 +104,6 @@ class MaskedHead(nn.Module):
             losses = ((predicted - target.float()).square() * valid).sum(-1)
             counts = valid.sum(-1).float()
             correct = torch.zeros_like(losses)
-        # `masked` has one row per sample that has this input. Map each masked column to the index
-        # of its sample in the batch.
-        rows = part["rows"][masked.nonzero()[:, 0]]
         return statistics.index_add(0, rows, torch.stack([losses, counts, correct], -1))
 
 

@@ -55,6 +55,9 @@ READERS: dict[str, str] = {
 }
 
 MASKED = "masked"  # key of samples and batches: True at the columns to predict
+# Keys of a batch that say what a GPU would have to be asked for: whether no sample was padded, and
+# the number of tokens of all samples, if they have a mask.
+FULL, NUM_REAL = "#full", "#real"
 # Keys of a masked sample that are concatenated over the masked columns of all samples of a batch.
 JOINED = ("masked_target", "masked_valid")
 # What the adapters have learned besides their weights. One file for all of them: a table can have
@@ -374,9 +377,11 @@ def pad(samples: Sequence[Mapping[str, Any]], fill: Mapping[str, float]) -> Batc
     Returns:
         Tensors (B, ...), and lists of what is no tensor. `masked` has the shape (B, N), as the
         columns have. `masked_target` and `masked_valid` are concatenated over the masked columns of
-        all samples.
+        all samples. FULL and, for samples with a key `mask`, NUM_REAL are added.
     """
-    batch: Batch = {}
+    batch: Batch = {FULL: True}
+    if "mask" in samples[0]:
+        batch[NUM_REAL] = sum(len(sample["mask"]) for sample in samples)
     for key in samples[0]:
         values = [sample[key] for sample in samples]
         if not isinstance(values[0], Tensor):
@@ -389,6 +394,7 @@ def pad(samples: Sequence[Mapping[str, Any]], fill: Mapping[str, float]) -> Batc
         if len(set(shapes)) == 1:
             batch[key] = torch.stack(values)
         else:
+            batch[FULL] = False
             largest = [max(lengths) for lengths in zip(*shapes, strict=True)]
             batch[key] = values[0].new_full((len(values), *largest), fill.get(key, 0))
             for row, value in zip(batch[key], values, strict=True):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from dxn.core.tokens import sinusoidal
+from dxn.core.tokens import can_read, sinusoidal
 from dxn.tokenize.positions import PosEmbedKind
 
 
@@ -86,7 +86,7 @@ class PosEmbed2d(nn.Module):
             return self.weight
         return interpolate_grid(self.weight, height, width, antialias=self.antialias)
 
-    def of_grids(self, grids: Tensor, height: int, width: int) -> Tensor:
+    def of_grids(self, grids: Tensor, height: int, width: int, *, are_equal: bool) -> Tensor:
         """Return position embeddings (1, height, width, D), or a scalar 0 () without positions.
 
         The shape is (B, height, width, D) if the samples of a batch have different grids.
@@ -95,32 +95,31 @@ class PosEmbed2d(nn.Module):
             grids: (B, 2). Height and width of the grid of each sample.
             height: Height of the padded grid.
             width: Width of the padded grid.
+            are_equal: Whether it is known that all samples have the padded grid.
         """
-        if torch.compiler.is_exporting():
-            return self._in_graph(grids, height, width)
+        # In a graph, pictures of a fixed size have a number here, and others a symbol.
+        is_fixed = isinstance(height, int) and isinstance(width, int)
+        are_equal = is_fixed if torch.compiler.is_exporting() else are_equal
+        # Other positions of a smaller grid are the first ones of a larger grid.
+        if are_equal or self.kind != "learned":
+            codes = self(height, width, grids.device)
+            return codes[None] if codes.ndim else codes
+        if not can_read(grids):
+            rows = resize_weights(
+                grids[:, 0], height, self.weight.shape[0], antialias=self.antialias
+            )
+            columns = resize_weights(
+                grids[:, 1], width, self.weight.shape[1], antialias=self.antialias
+            )
+            return torch.einsum("bhi,ijd,bwj->bhwd", rows, self.weight, columns)
         shapes = [(h, w) for h, w in grids.tolist()]
-        if set(shapes) == {(height, width)}:
-            return self(height, width, grids.device)[None]
         # One interpolation per distinct shape: samples of a batch often share a few shapes.
         codes = {shape: self(*shape, grids.device) for shape in set(shapes)}
-        if next(iter(codes.values())).ndim == 0:
-            return torch.zeros((), device=grids.device)
         padded = {
             (h, w): F.pad(code, (0, 0, 0, width - w, 0, height - h))
             for (h, w), code in codes.items()
         }
         return torch.stack([padded[shape] for shape in shapes])
-
-    def _in_graph(self, grids: Tensor, height: int, width: int) -> Tensor:
-        """Return what `of_grids` returns, without branches that depend on the grids."""
-        # Pictures of a fixed size have a number here, and others a symbol.
-        is_fixed = isinstance(height, int) and isinstance(width, int)
-        if self.kind != "learned" or is_fixed:
-            codes = self(height, width, grids.device)
-            return codes[None] if codes.ndim else codes
-        rows = resize_weights(grids[:, 0], height, self.weight.shape[0], antialias=self.antialias)
-        columns = resize_weights(grids[:, 1], width, self.weight.shape[1], antialias=self.antialias)
-        return torch.einsum("bhi,ijd,bwj->bhwd", rows, self.weight, columns)
 
 
 def interpolate_grid(grid: Tensor, height: int, width: int, *, antialias: bool) -> Tensor:

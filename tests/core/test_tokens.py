@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.core.tokens import Span, Tokens, check_columns, join, sinusoidal
+from dxn.core.tokens import Span, Tokens, join, sinusoidal
 
 
 def make(name="text", lengths=(3, 5), dim=7, num_coords=2, modality="text"):
@@ -104,14 +104,6 @@ def test_spans_must_cover_all_columns_in_order(spans, message):
     mask = torch.ones(2, 5, dtype=torch.bool)
     with pytest.raises(ValueError, match=message):
         Tokens(torch.zeros(2, 5, 7), mask, spans)
-
-
-def test_a_sample_without_any_token_raises_a_clear_error():
-    mask = torch.tensor([[True, False], [False, False]])
-    with pytest.raises(ValueError, match="no tokens in sample 1"):
-        check_columns(mask)
-    with pytest.raises(ValueError, match="no tokens in sample b"):
-        check_columns(mask, ["a", "b"])
 
 
 def test_joining_nothing_raises_a_clear_error():

@@ -223,14 +223,6 @@ def test_every_real_column_affects_the_vector_and_padding_does_not(fusion, pool)
 
 
 @each_fusion
-def test_samples_without_any_token_are_named(fusion):
-    fuse, backbone = build(fusion)
-    parts = [part_of(TEXT, [7, 0, 5, 0]), part_of(FRONT, [3, 0, 0, 0])]
-    with pytest.raises(ValueError, match=r"no tokens in sample 1, 3$"):
-        fuse(parts, backbone)
-
-
-@each_fusion
 def test_the_spans_keep_the_order_of_the_parts_with_class_tokens_first(fusion):
     fuse, backbone = build(fusion, "cls")
     encoded, _ = fuse([part_of(FRONT, [3, 2]), part_of(TEXT, [7, 5])], backbone)

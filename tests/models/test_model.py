@@ -210,13 +210,6 @@ def test_the_embedding_is_the_pooled_vector_after_the_pre_of_the_head():
     assert torch.equal(model.embedding(pooled), model.head.pre(pooled))
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
-def test_a_batch_with_an_empty_sample_raises_a_clear_error(fusion):
-    batch = collate([sample_of({"text": 3}), {}, sample_of({"image": 2})])
-    with pytest.raises(ValueError, match="no tokens in sample 1"):
-        make(fusion)(batch)
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [

@@ -9,7 +9,7 @@ from helpers.reference import backbone_of, lively, numbers, tokens_of
 from dxn.core.dropout import Noise, keyed
 from dxn.models.attention import attend
 from dxn.models.decoding.decoder import Memory
-from dxn.models.packing import Packing, Sequences, max_padding
+from dxn.models.packing import GroupPacking, Sequences, max_padding
 from dxn.models.positions import make_attn_mask
 
 D, H = 20, 5
@@ -40,7 +40,7 @@ def outputs(backbone, x, mask, packed, memory=None):
     x = x.clone().requires_grad_()
     backbone.zero_grad()
     with keyed(Noise.of_step(torch.arange(4), 3)):
-        out = backbone.run(x, mask, memory=memory)
+        out = backbone.run(x, mask, num_real=int(mask.sum()), memory=memory)
         (out.sin() * mask[..., None]).sum().backward()
     grads = [p.grad for p in backbone.parameters() if p.grad is not None]
     return out[mask], x.grad, *grads
@@ -52,7 +52,7 @@ def test_a_packed_batch_has_the_outputs_and_gradients_of_a_padded_one(options, l
     backbone = lively(backbone_of(D, depth=2, num_heads=H, dropout=0.3, drop_path=0.3, **options))
     x = numbers(4, 70, D)
     for mask in masks_of(lengths):
-        assert Packing.of(mask, D) is not None
+        assert GroupPacking.of(mask) is not None
         for mode in (backbone.train(), backbone.eval()):
             padded = outputs(mode, x, mask, packed=False)
             for actual, expected in zip(outputs(mode, x, mask, packed=True), padded, strict=True):
@@ -83,7 +83,7 @@ def test_the_layers_see_only_real_tokens():
 
 def test_a_group_has_samples_of_similar_length_or_short_ones():
     mask = torch.arange(200) < torch.tensor([[200], [30], [180], [90], [31], [2], [149], [0]])
-    packing = Packing.of(mask, D)
+    packing = GroupPacking.of(mask)
     groups = packing.groups()
     assert [group.shape for group in groups] == [(2, 200), (1, 149), (1, 90), (3, 31)]
     assert [group.rows for group in groups] == [
@@ -96,22 +96,20 @@ def test_a_group_has_samples_of_similar_length_or_short_ones():
 
 
 def test_a_batch_with_little_padding_is_not_packed():
-    assert Packing.of(torch.arange(100) < torch.tensor([[100], [91]]), D) is None
-    assert Packing.of(torch.zeros(2, 9, dtype=torch.bool), D) is None
-    assert Packing.of(torch.arange(100) < torch.tensor([[100], [89]]), D) is not None
+    assert GroupPacking.of(torch.arange(100) < torch.tensor([[100], [91]])) is None
+    assert GroupPacking.of(torch.zeros(2, 9, dtype=torch.bool)) is None
+    assert GroupPacking.of(torch.arange(100) < torch.tensor([[100], [89]])) is not None
 
 
 def test_on_a_gpu_packing_must_save_more_computation():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert max_padding(1000, 768, cpu) == max_padding(1000, 64, cpu) == 50
-    assert max_padding(10_000, 100, gpu) == 100_000
-    assert max_padding(10_000, 1000, gpu) == 1000
-    assert max_padding(100_000, 1000, gpu) == 5000
+    assert max_padding(10_000, 100) == 100_000
+    assert max_padding(10_000, 1000) == 1000
+    assert max_padding(100_000, 1000) == 5000
 
 
 def test_packing_and_unpacking_keep_every_token_in_its_place():
     for mask in masks_of([70, 3, 40, 41]):
-        packing, x = Packing.of(mask, D), numbers(4, 70, D)
+        packing, x = GroupPacking.of(mask), numbers(4, 70, D)
         assert torch.equal(packing.unpack(packing.pack(x)), x * mask[..., None])
         for group in packing.groups():
             rows = packing.pack(x)[group.rows]
@@ -140,13 +138,21 @@ def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_ba
     options, lengths, monkeypatch
 ):
     monkeypatch.setattr("dxn.models.packing.has_kernel", lambda x, head_dim: head_dim == D // H)
-    monkeypatch.setattr(Sequences, "attend", attend_one_by_one)
+    monkeypatch.setattr("dxn.models.packing.GPU_PADDING", 0)
+    calls = []
+
+    def attend(*args):
+        calls.append(1)
+        return attend_one_by_one(*args)
+
+    monkeypatch.setattr(Sequences, "attend", attend)
     backbone = lively(backbone_of(D, depth=2, num_heads=H, dropout=0.3, **options)).train()
     x = numbers(4, 70, D)
     for mask in masks_of(lengths):
         padded = outputs(backbone, x, mask, packed=False)
         for actual, expected in zip(outputs(backbone, x, mask, packed=True), padded, strict=True):
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+    assert calls
 
 
 @pytest.mark.parametrize(
@@ -156,6 +162,7 @@ def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_ba
 )
 def test_what_the_kernel_cannot_compute_is_not_given_to_it(options, monkeypatch):
     monkeypatch.setattr("dxn.models.packing.has_kernel", lambda x, head_dim: True)
+    monkeypatch.setattr("dxn.models.packing.GPU_PADDING", 0)
     monkeypatch.setattr(Sequences, "attend", lambda *_: pytest.fail("was called"))
     backbone = lively(backbone_of(D, depth=1, num_heads=H, **options)).train()
     mask, _ = masks_of([70, 3, 40, 41])

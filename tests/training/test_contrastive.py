@@ -22,7 +22,7 @@ def loss_of(x, others, at):
     """The mean loss of the samples x, compared with all others that are not zero."""
     present = others.abs().sum((1, 2)) > 0
     ignored = ~present.expand(len(x), -1)
-    return softmax_loss(unit(x[:, 0]) @ F.normalize(others[:, 1], dim=-1).T, at, ignored)
+    return softmax_loss(unit(x[:, 0]) @ F.normalize(others[:, 1], dim=-1).T, at, ignored).mean()
 
 
 def worker(rank, port, folder):

@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Keys, Rate, check_rate, uniform
-from dxn.core.tokens import Tokens, has_no_padding, sinusoidal
+from dxn.core.tokens import Tokens, sinusoidal
 from dxn.models.backbone import Backbone
 from dxn.models.inference import PackedLinear
 from dxn.models.positions import token_index
@@ -41,7 +41,7 @@ class Memory:
         A sample without real tokens attends to its padding, because a softmax over no keys is NaN.
         """
         # Without a mask, torch can choose its fastest kernel.
-        if has_no_padding(tokens.mask):
+        if tokens.has_no_padding:
             return cls(tokens.x, None)
         readable = tokens.mask | ~tokens.mask.any(1, keepdim=True)
         return cls(tokens.x, rearrange(readable, "b m -> b 1 1 m"))

@@ -57,15 +57,15 @@ class GenerateHead(nn.Module):
         # The decoder predicts token i + 1 at position i.
         inputs = batch["target"][:, :-1]
         following = batch["target"][:, 1:]
-        real = following != IGNORED
         # Padding has the negative id IGNORED, which has no row in the embedding. Any valid id can
         # replace it, because the mask hides these positions.
         states = self.decoder.states(inputs.clamp(min=0), inputs != IGNORED, memory)
         loss_sum = linear_cross_entropy(
-            states[real],
+            states.flatten(0, 1),
             self.decoder.embedding.weight,
-            following[real],
+            following.flatten(),
             label_smoothing=self.label_smoothing,
+            ignore_index=IGNORED,
         )
         return Generated(loss_sum, memory)
 

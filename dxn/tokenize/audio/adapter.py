@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from einops import rearrange
@@ -23,7 +23,7 @@ from dxn.tokenize.audio.tokenizer import (
     PatchOptions,
     bins_and_frames,
 )
-from dxn.tokenize.base import MASKED, Adapter, raws_of
+from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
 from dxn.tokenize.grid_positions import PosEmbed2d
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
@@ -161,7 +161,7 @@ class AudioAdapter(Adapter):
         rate = self.tokenizer.sample_rate
         return f"{steps} frames of {duration:.3g} s{bands}, {len(raw) / rate:.2f} s at {rate} Hz"
 
-    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+    def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D).
 
         The columns are ordered by time. Patches at the same time are ordered from low to high mel
@@ -186,11 +186,15 @@ class AudioAdapter(Adapter):
         counts = self.grid.counts(lengths, 0)
         mask = torch.arange(steps, device=x.device) < counts[:, None]
         mask = mask.repeat_interleave(self.bands, 1)
-        coords = self._coords(lengths, steps, mask)
+        num_real = None
+        if batch.get(FULL, False):
+            num_real = len(x) * self.grid.count(features.shape[1], 0) * self.bands
+        locate = partial(self._coords, lengths, steps, mask)
         x = self.dropout(x)
         if MASKED in batch:
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
-        return Tokens(x, mask, (Span(self.modality, self.modality, 0, x.shape[1], coords),))
+        span = Span(self.modality, self.modality, 0, x.shape[1], locate)
+        return Tokens(x, mask, (span,), num_real)
 
     def _stem(self, features: Tensor, lengths: Tensor) -> Tensor:
         """Embed features (B, T, F) as (B, t, f, D)."""

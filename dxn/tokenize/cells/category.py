@@ -10,11 +10,11 @@ from itertools import chain
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
-from dxn.tokenize.base import Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
+from dxn.tokenize.base import NUM_REAL, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens
 from dxn.tokenize.cells.cell_values import cell_values, find_separator, has_no_value
 from dxn.tokenize.masking import TokenMasking, check_ratio
@@ -252,8 +252,9 @@ class CategoryAdapter(Adapter):
         pairs = zip(raw, known, strict=True)
         return ", ".join(value if is_known else f"{value} (unknown)" for value, is_known in pairs)
 
-    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+    def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D), one per value."""
         if not self.fitted:
             raise ValueError("the category adapter has no values yet: call fit(raws)")
-        return cell_tokens(self.embedding(batch["ids"]), batch["mask"], self.modality)
+        x, mask = self.embedding(batch["ids"]), batch["mask"]
+        return cell_tokens(x, mask, self.modality, batch.get(NUM_REAL))

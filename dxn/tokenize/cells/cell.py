@@ -6,6 +6,7 @@ The cells of a column have an adapter of their own, so its weights also tell whi
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,24 @@ from dxn.core.tokens import Span, Tokens
 MASK_RATIO = 0.3
 
 
-def cell_tokens(x: Tensor, mask: Tensor, modality: str) -> Tokens:
-    """Return Tokens of x (B, N, D), mask (B, N), with the index of each value as its position."""
-    start = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
-    coords = torch.stack([start, start + 1], -1).expand(x.shape[0], -1, -1)
-    coords = coords.where(mask[..., None], torch.nan)
-    return Tokens(x, mask, (Span(modality, modality, 0, x.shape[1], coords),))
+def cell_tokens(x: Tensor, mask: Tensor, modality: str, num_real: int | None = None) -> Tokens:
+    """Return Tokens with the index of each value as its position.
+
+    Args:
+        x: (B, N, D).
+        mask: (B, N) bool.
+        modality: Name of the modality.
+        num_real: Number of real tokens, see `Tokens`.
+    """
+    span = Span(modality, modality, 0, x.shape[1], partial(_indices, mask))
+    return Tokens(x, mask, (span,), num_real)
+
+
+def _indices(mask: Tensor) -> Tensor:
+    """Return start and stop (B, N, 2) of each value, NaN at padding."""
+    start = torch.arange(mask.shape[1], device=mask.device, dtype=torch.float32)
+    coords = torch.stack([start, start + 1], -1).expand(mask.shape[0], -1, -1)
+    return coords.where(mask[..., None], torch.nan)
 
 
 def is_finite_number(value: Any) -> bool:

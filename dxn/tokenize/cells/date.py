@@ -206,7 +206,7 @@ class DateAdapter(Adapter):
             masked = batch[MASKED][..., None]
             x = torch.where(masked, self.proj.bias + self.mask_embedding, x)
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        return cell_tokens(x, mask, self.modality)
+        return cell_tokens(x, mask, self.modality, mask.numel())
 
 
 def _waves(phase: float, count: int) -> list[float]:

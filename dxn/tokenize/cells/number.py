@@ -230,7 +230,7 @@ class NumberAdapter(Adapter):
         if MASKED in batch:
             masked = batch[MASKED][..., None]
             x = torch.where(masked, self.proj.bias + self.mask_embedding, x)
-        return cell_tokens(x, mask, self.modality)
+        return cell_tokens(x, mask, self.modality, mask.numel())
 
     def _bins(self, value: Tensor) -> Tensor:
         """Return the piecewise linear encoding (B, 1, T) of value (B, 1, 1)."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from einops import rearrange
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import MAX_BRANCHES, Dropout, Keys, Rate, uniform
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import MASKED, Adapter, raws_of
+from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
 from dxn.tokenize.image.augment import ImageAugment
 from dxn.tokenize.image.reader import ImageReader
 from dxn.tokenize.image.tokenizer import ImageNormalization, ImageTokenizer, ResizeOptions
@@ -156,7 +156,7 @@ class ImageAdapter(Adapter):
         patch = f"{self.patch_size}×{self.patch_size}"
         return f"{rows}×{columns} patches of {patch} pixels of {height}×{width} (height×width)"
 
-    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+    def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D) with N patches, row by row."""
         sizes = batch["sizes"]
         x = self._normalized(batch["pixels"], sizes)
@@ -168,20 +168,29 @@ class ImageAdapter(Adapter):
             x = self.stem(x, sizes)
         else:
             x = self.proj(rearrange(self.grid.windows(x), "b c h w p q -> b h w (c p q)"))
-        x = x + self.pos_embed.of_grids(grids, x.shape[1], x.shape[2])
+        is_full = batch.get(FULL, False)
+        x = x + self.pos_embed.of_grids(grids, x.shape[1], x.shape[2], are_equal=is_full)
         mask = grid_mask(grids, x.shape[1], x.shape[2])
-        coords = patch_boxes(self.grid, batch["frame"], sizes, mask)
+        num_real = None
+        if is_full:
+            height, width = batch["pixels"].shape[2:]
+            num_real = len(x) * self.grid.count(height, 0) * self.grid.count(width, 1)
+        locate: Callable[[], Tensor] = partial(patch_boxes, self.grid, batch["frame"], sizes, mask)
         x = rearrange(x, "b h w d -> b (h w) d")
         mask = rearrange(mask, "b h w -> b (h w)")
         # Masked pretraining needs all patches, because it predicts the hidden ones.
         if self.training and self.token_dropout and MASKED not in batch:
             # Another number than that of self.dropout, whose masks are independent.
             draws = uniform(Keys.of_mask(mask).tokens, MAX_BRANCHES * self.dropout.layer + 1)
-            x, mask, coords = _drop_tokens(x, mask, coords, draws, self.token_dropout)
+            is_whole = num_real == mask.numel()
+            x, mask, columns = _drop_tokens(x, mask, draws, self.token_dropout)
+            num_real = mask.numel() if is_whole else None
+            locate = partial(_boxes_of, locate, columns, mask)
         x = self.dropout(self.norm(x), mask=mask)
         if MASKED in batch:
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
-        return Tokens(x, mask, (Span(self.modality, self.modality, 0, x.shape[1], coords),))
+        span = Span(self.modality, self.modality, 0, x.shape[1], locate)
+        return Tokens(x, mask, (span,), num_real)
 
     def _normalized(self, pixels: Tensor, sizes: Tensor) -> Tensor:
         """Normalize uint8 pixels (B, C, H, W) and set the padding of each image to 0."""
@@ -193,11 +202,14 @@ class ImageAdapter(Adapter):
 
 
 def _drop_tokens(
-    x: Tensor, mask: Tensor, coords: Tensor, draws: Tensor, fraction: float
+    x: Tensor, mask: Tensor, draws: Tensor, fraction: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Drop this fraction of the columns of each sample: those with the largest draws (B, N).
 
     The columns are removed instead of masked, because shorter sequences make training faster.
+
+    Returns:
+        x (B, n, D), the mask, and the columns (B, n) that are left.
     """
     width = max(round(x.shape[1] * (1 - fraction)), 1)  # without waiting for the numbers of a GPU
     counts = (mask.sum(1).double() * (1 - fraction)).round().clamp(min=1)
@@ -206,8 +218,11 @@ def _drop_tokens(
     is_kept = mask & (ranks < counts[:, None])
     # Columns that are kept come first. The sort is stable, so that their order is preserved.
     columns = (~is_kept).int().argsort(dim=1, stable=True)[:, :width]
-    mask = is_kept.gather(1, columns)
-    columns = columns[..., None]
-    x = x.gather(1, columns.expand(-1, -1, x.shape[2]))
-    coords = coords.gather(1, columns.expand(-1, -1, coords.shape[2]))
-    return x, mask, coords.masked_fill(~mask[..., None], torch.nan)
+    x = x.gather(1, columns[..., None].expand(-1, -1, x.shape[2]))
+    return x, is_kept.gather(1, columns), columns
+
+
+def _boxes_of(locate: Callable[[], Tensor], columns: Tensor, mask: Tensor) -> Tensor:
+    """Return the boxes of the columns (B, n) that are left."""
+    boxes = locate().gather(1, columns[..., None].expand(-1, -1, 4))
+    return boxes.masked_fill(~mask[..., None], torch.nan)

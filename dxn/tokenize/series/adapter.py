@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self, get_args
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import MASKED, Adapter, raws_of
+from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
@@ -176,7 +177,7 @@ class SeriesAdapter(Adapter):
             f"{steps} time steps, {channels} channel{plural}{missing}"
         )
 
-    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+    def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D).
 
         The columns are ordered by time. With channels=independent, the columns of all channels at
@@ -204,11 +205,15 @@ class SeriesAdapter(Adapter):
         counts = self.grid.counts(lengths, 0)
         is_inside = torch.arange(steps, device=x.device) < counts[:, None]
         mask = (mask & is_inside[..., None]).flatten(1)
-        coords = self._coords(lengths, steps, groups, mask)
+        num_real = None
+        if batch.get(FULL, False):
+            num_real = len(x) * self.grid.count(observed.shape[1], 0) * groups
+        locate = partial(self._coords, lengths, steps, groups, mask)
         x = self.dropout(x)
         if MASKED in batch:
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
-        return Tokens(x, mask, (Span(self.modality, self.modality, 0, x.shape[1], coords),))
+        span = Span(self.modality, self.modality, 0, x.shape[1], locate)
+        return Tokens(x, mask, (span,), num_real)
 
     def _create_layers(self, num_channels: int, patch_size: int, mean: Tensor, std: Tensor) -> None:
         """Create the layers for a number of channels, and set the statistics."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dxn.core.randomness import torch_generator
 from dxn.core.schema import options
-from dxn.tokenize.base import Sample, Tokenizer
+from dxn.tokenize.base import FULL, Batch, Sample, Tokenizer
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.statistics import Moments
 
@@ -115,6 +115,11 @@ class SeriesTokenizer(Tokenizer):
             "loc": loc,
             "scale": scale,
         }
+
+    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        """Collate samples to a batch, see `pad`. It is not FULL if a value is missing."""
+        batch = super().collate(samples)
+        return {**batch, FULL: batch[FULL] and bool(batch["observed"].all())}
 
     def statistics(self, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Return loc and scale (C,), by which a series raw (T, C) is normalized."""

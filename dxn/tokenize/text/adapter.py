@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout, Rate
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import Adapter, file_of_adapter
+from dxn.tokenize.base import NUM_REAL, Adapter, file_of_adapter
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.text.options import (
     EmbeddingNormOptions,
@@ -221,7 +222,7 @@ class TextAdapter(Adapter):
         texts = token_texts(self.tokenizer.vocabulary, ids[:MAX_DESCRIBED])
         return " | ".join(texts) + (" | ..." if len(ids) > MAX_DESCRIBED else "")
 
-    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+    def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D)."""
         if not self.fitted:
             raise ValueError(
@@ -229,7 +230,7 @@ class TextAdapter(Adapter):
             )
         ids = batch["ids"]
         mask = batch["mask"]
-        coords = batch["coords"]
+        num_real = batch.get(NUM_REAL)
         x = self.embedding(ids) * self.scale
         grams = [self._ngram_vectors(ids, n) for n in self.ngrams.lengths]
         if grams and not self.ngrams.columns:
@@ -253,12 +254,23 @@ class TextAdapter(Adapter):
             num_copies = 1 + len(grams)
             x = torch.cat([x, *grams], 1)
             mask = repeat(mask, "b n -> b (k n)", k=num_copies)
-            coords = coords.repeat(1, num_copies, 1)
+            num_real = num_real and num_copies * num_real
         if self.tokens_per_column > 1:
-            x, mask, coords = pooled(x, mask, coords, self.tokens_per_column)
+            is_whole = num_real == mask.numel()
+            x, mask = pooled(x, mask, self.tokens_per_column)
+            num_real = mask.numel() if is_whole else None
         x = self.dropout(self.norm(x))
-        span = Span(self.modality, self.modality, 0, x.shape[1], coords)
-        return Tokens(x, mask, (span,))
+        locate = partial(self._coords, batch["coords"])
+        span = Span(self.modality, self.modality, 0, x.shape[1], locate)
+        return Tokens(x, mask, (span,), num_real)
+
+    def _coords(self, coords: Tensor) -> Tensor:
+        """Return the position of each column, given that of each token (B, N, 2)."""
+        if self.ngrams.columns and self.ngrams.lengths:
+            coords = coords.repeat(1, 1 + len(self.ngrams.lengths), 1)
+        if self.tokens_per_column > 1:
+            coords = hulls(coords, self.tokens_per_column)
+        return coords
 
     def _ngram_vectors(self, ids: Tensor, n: int) -> Tensor:
         """Return the embedding (B, N, D) of the n-gram that ends at each token.
@@ -275,30 +287,41 @@ class TextAdapter(Adapter):
         return self.ngram_embedding(code % self.ngram_embedding.num_embeddings)
 
 
-def pooled(x: Tensor, mask: Tensor, coords: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def pooled(x: Tensor, mask: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the mean of each group of neighboring tokens, without padding.
 
     Args:
         x: (B, N, D). Embedded tokens.
         mask: (B, N). True at real tokens.
-        coords: (B, N, 2). Start and stop of each token in characters, NaN where unknown.
         size: Number of tokens P of a group.
 
     Returns:
-        Means (B, ceil(N / P), D), their mask, and the start of the first and the stop of the last
-        token of each group.
+        Means (B, ceil(N / P), D), and their mask.
     """
     rest = -x.shape[1] % size
     weights = rearrange(F.pad(mask, (0, rest)), "b (n p) -> b n p 1", p=size).to(x.dtype)
     groups = rearrange(F.pad(x, (0, 0, 0, rest)), "b (n p) d -> b n p d", p=size)
     counts = weights.sum(2)
-    means = (groups * weights).sum(2) / counts.clamp(min=1)
+    return (groups * weights).sum(2) / counts.clamp(min=1), counts[..., 0] > 0
+
+
+def hulls(coords: Tensor, size: int) -> Tensor:
+    """Return the start of the first and the stop of the last token of each group of neighbors.
+
+    Args:
+        coords: (B, N, 2). Start and stop of each token in characters, NaN where unknown.
+        size: Number of tokens P of a group.
+
+    Returns:
+        (B, ceil(N / P), 2).
+    """
+    rest = -coords.shape[1] % size
     ends = F.pad(coords, (0, 0, 0, rest), value=torch.nan)
     ends = rearrange(ends, "b (n p) e -> b n p e", p=size)
     starts = ends[..., 0].nan_to_num(torch.inf).amin(2)
     stops = ends[..., 1].nan_to_num(-torch.inf).amax(2)
     coords = torch.stack([starts, stops], -1)
-    return means, counts[..., 0] > 0, coords.masked_fill(coords.isinf(), torch.nan)
+    return coords.masked_fill(coords.isinf(), torch.nan)
 
 
 def _tokenizer_path(folder: Path, name: str) -> Path:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Vocabulary
 
 from dxn.core.randomness import spaced_rows
 from dxn.core.untrusted import shortened
-from dxn.tokenize.base import BadMedia, Batch, Reader, Sample, Tokenizer
+from dxn.tokenize.base import FULL, NUM_REAL, BadMedia, Batch, Reader, Sample, Tokenizer
 from dxn.tokenize.text.options import TextAugment
 from dxn.tokenize.text.vocabulary import encode, special_ids, token_of
 
@@ -231,6 +231,8 @@ class TextTokenizer(Tokenizer):
             "mask": torch.from_numpy(mask),
             "coords": torch.full((1, 1, 1), torch.nan).expand(*mask.shape, 2),
             "words": torch.full((1, 1), -1).expand(mask.shape),
+            FULL: bool(lengths.min() == lengths.max()),
+            NUM_REAL: int(lengths.sum()),
         }
         if all(rand is None for rand in rands):
             batch["text"] = [raw[:MAX_KEPT] for raw in raws]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import MASKED, Adapter, raws_of
+from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
 from dxn.tokenize.image.tokenizer import ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes
@@ -159,7 +159,7 @@ class VideoAdapter(Adapter):
         tubelet = f"{self.tubelet_frames} frames × {self.patch_size}×{self.patch_size} pixels"
         return f"{steps}×{rows}×{columns} tubelets of {tubelet}, {frames}"
 
-    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+    def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D), by time and then row by row."""
         sizes, lengths = batch["sizes"], batch["lengths"]
         cells = self._cells(batch["pixels"], sizes, lengths, batch.get("hidden"))
@@ -169,24 +169,31 @@ class VideoAdapter(Adapter):
         patch_mask = grid_mask(grids, height, width)
         counts = -(-lengths // self.tubelet_frames)
         time_mask = torch.arange(steps, device=x.device) < counts[:, None]
-        place = self.pos_embed.of_grids(grids, height, width)
+        is_full = batch.get(FULL, False)
+        place = self.pos_embed.of_grids(grids, height, width, are_equal=is_full)
         x = x + (place[:, None] if place.ndim else place)
-        boxes = patch_boxes(self.grid, batch["frame"], sizes, patch_mask)  # (B, h w, 4)
         if self.pool is None:
             mask = time_mask[:, :, None] & patch_mask.flatten(1)[:, None]
             x = rearrange(x, "b t h w d -> b t (h w) d")
         else:
             mask = time_mask[:, :, None]
             x = self.pool(x, patch_mask)[:, :, None]
-            boxes = _hull(boxes)
         times = self.time_embed(steps, x.device)
         x = rearrange(x + (times[:, None] if times.ndim else times), "b t p d -> b (t p) d")
-        coords = self._coords(batch["times"], lengths, boxes, mask)
+        num_real = None
+        if is_full:
+            pixels = batch["pixels"].shape[3:]
+            places = (
+                1 if self.pool else self.grid.count(pixels[0], 0) * self.grid.count(pixels[1], 1)
+            )
+            num_real = len(x) * steps * places
+        locate = partial(self._coords, batch, patch_mask, mask)
         mask = mask.flatten(1)
         x = self.dropout(x, mask=mask)
         if MASKED in batch:
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
-        return Tokens(x, mask, (Span(self.modality, self.modality, 0, x.shape[1], coords),))
+        span = Span(self.modality, self.modality, 0, x.shape[1], locate)
+        return Tokens(x, mask, (span,), num_real)
 
     def _cells(
         self, pixels: Tensor, sizes: Tensor, lengths: Tensor, hidden: Tensor | None
@@ -215,15 +222,18 @@ class VideoAdapter(Adapter):
         # The order of the weights of a three-dimensional convolution.
         return rearrange(x, "b (t f) h w c k -> b t h w (c f k)", f=self.tubelet_frames)
 
-    def _coords(self, times: Tensor, lengths: Tensor, boxes: Tensor, mask: Tensor) -> Tensor:
+    def _coords(self, batch: Mapping[str, Any], patch_mask: Tensor, mask: Tensor) -> Tensor:
         """Return the coords (B, N, 6) of tokens, NaN at padding.
 
         Args:
-            times: (B, T). Index of each frame in the raw clip.
-            lengths: (B,). Number of frames of each clip.
-            boxes: (B, p, 4). Box of each token of a time step.
+            batch: The collated batch.
+            patch_mask: (B, h, w). True at real patches of a time step.
             mask: (B, t, p). True at real tokens.
         """
+        times, lengths = batch["times"], batch["lengths"]
+        boxes = patch_boxes(self.grid, batch["frame"], batch["sizes"], patch_mask)  # (B, h w, 4)
+        if self.pool is not None:
+            boxes = _hull(boxes)
         steps, places = mask.shape[1:]
         first = torch.arange(steps, device=times.device) * self.tubelet_frames
         # Padded steps get an index inside of the clip, and are overwritten below.

@@ -1,0 +1,263 @@
+"""A model on an accelerator: the processor never waits for a value.
+
+On the device "meta", tensors have a shape but no values. So a computation that finishes there has
+asked for no value, and need not wait for a GPU either.
+"""
+
+from functools import partial
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from helpers.tasks import build_model, make_batch
+
+import dxn
+from dxn.core.dropout import Noise, keyed
+from dxn.models import Backbone, BottleneckFusion, EarlyFusion, LateFusion
+from dxn.models.blocks import BlockOptions, NormOptions, PositionOptions
+from dxn.models.decoding.decoder import Decoder
+from dxn.models.decoding.language_model import LanguageModel
+from dxn.models.decoding.search import Beams, Choice, greedy
+from dxn.tasks import (
+    IGNORED,
+    Classify,
+    Contrastive,
+    Forecast,
+    Generate,
+    Language,
+    Masked,
+    Multilabel,
+    Regress,
+    Tag,
+)
+from dxn.tasks.forecast.futures import Future
+from dxn.tokenize import (
+    AudioAdapter,
+    CategoryAdapter,
+    DateAdapter,
+    EmbeddingOptions,
+    ImageAdapter,
+    ImageAugment,
+    NgramOptions,
+    NumberAdapter,
+    SeriesAdapter,
+    SpectrogramOptions,
+    TextAdapter,
+    TokenizerOptions,
+    VideoAdapter,
+)
+from dxn.training.predict import to_device
+
+D = 16
+DEVICE = torch.device("meta")
+FUSIONS = {"early": EarlyFusion, "late": LateFusion, "bottleneck": BottleneckFusion}
+WORD = TokenizerOptions(kind="word")
+
+
+def sound(i):
+    return np.sin(np.arange(1600 + 100 * i) * (0.05 + 0.05 * i)).astype(np.float32), 8000
+
+
+# Values of different sizes.
+VALUES = {
+    "text": ["a cat", "two dogs and a cat chase it", "no", "one dog sleeps"],
+    "image": [np.full((21 + 9 * i, 34, 3), 40 * i, np.uint8) for i in range(4)],
+    "audio": [sound(i) for i in range(4)],
+    "video": [np.full((4 + i, 16, 24, 3), 30 * i, np.uint8) for i in range(4)],
+    "series": [np.arange(9 + i, dtype=np.float32)[:, None] for i in range(4)],
+    "number": [1.0, 2.0, 3.0, 4.0],
+    "category": ["a", "b", "a", "c"],
+    "date": ["2024-01-02", "2024-02-03", "2024-05-06", "2023-01-01"],
+}
+MODALITIES = tuple(VALUES)
+
+
+def adapter_of(name, **options):
+    spectrogram = SpectrogramOptions(n_mels=8)
+    options = {"dropout": 0.1, **options} if name in MODALITIES[:5] else options
+    make = {
+        "text": lambda: TextAdapter(D, **{"tokenizer": WORD, **options}),
+        "image": lambda: ImageAdapter(D, **{"image_size": None, "patch_size": 8, **options}),
+        "audio": lambda: AudioAdapter(D, sample_rate=8000, spectrogram=spectrogram, **options),
+        "video": lambda: VideoAdapter(D, image_size=None, patch_size=8, **options),
+        "series": lambda: SeriesAdapter(D, patch_size=2, **options),
+        "number": lambda: NumberAdapter(D, **options),
+        "category": lambda: CategoryAdapter(D, **options),
+        "date": lambda: DateAdapter(D, **options),
+    }
+    return make[name]().fit(VALUES[name])
+
+
+def model_of(task, names, targets=None, *, fusion="early", pool="cls_mean", **options):
+    backbone = Backbone(
+        D, depth=2, num_heads=2, dropout=0.1, drop_path=0.1, **options.pop("backbone", {})
+    )
+    inputs = {name: adapter_of(name, **options) for name in names}
+    fused = FUSIONS[fusion](D, inputs=tuple(names), pool=pool)
+    return dxn.Model(inputs, backbone=backbone, fusion=fused, head=task, targets=targets)
+
+
+def batch_of(model, names, targets=None, *, missing=()):
+    rows = [{name: VALUES[name][i] for name in names} for i in range(4)]
+    for name in missing:
+        rows[1][name] = None
+    if targets is not None:
+        rows = [{**row, "target": target} for row, target in zip(rows, targets, strict=True)]
+    return to_device(model.collate(rows), DEVICE)
+
+
+def train(model, batch):
+    """A training step without the optimizer, then an evaluation."""
+    model.to(DEVICE).train()
+    with keyed(Noise.of_step(torch.tensor(batch["#index"]).to(DEVICE), 1)):
+        model.loss(model(batch), batch).backward()
+    model.eval()
+    with torch.inference_mode():
+        return model(batch)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("names", [*((name,) for name in MODALITIES), MODALITIES], ids="-".join)
+def test_inputs(names, fusion):
+    targets = [1.0, 2.0, 3.0, 4.0]
+    model = model_of(Regress(), names, targets, fusion=fusion)
+    missing = names[:1] if len(names) > 1 else ()
+    train(model, batch_of(model, names, targets, missing=missing))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("text", {"embedding": EmbeddingOptions(pool=2)}),
+        ("text", {"ngrams": NgramOptions(lengths=(2, 3), columns=True)}),
+        ("image", {"augment": ImageAugment(token_dropout=0.5)}),
+        ("image", {"pos_embed": "sinusoidal"}),
+        ("image", {"image_size": 16}),
+    ],
+    ids=str,
+)
+def test_options_of_adapters(name, options):
+    model = model_of(Regress(), [name], [1.0, 2.0, 3.0, 4.0], **options)
+    train(model, batch_of(model, [name], [1.0, 2.0, 3.0, 4.0]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position": PositionOptions(kind="alibi")},
+        {"position": PositionOptions(kind="rotary", window=2, global_every=2)},
+        {"causal": True},
+        {"block": BlockOptions(attn_dropout=0.1, qk_norm=True, layer_scale=1e-4)},
+        {"norm": NormOptions(pre_norm=False)},
+        {"activation_checkpointing": True},
+    ],
+    ids=str,
+)
+def test_options_of_the_backbone(options):
+    model = model_of(Regress(), ["text", "image"], [1.0, 2.0, 3.0, 4.0], backbone=options)
+    train(model, batch_of(model, ["text", "image"], [1.0, 2.0, 3.0, 4.0], missing=["text"]))
+
+
+LAYERS = Backbone(D, depth=1, num_heads=2, causal=True, cross=True, dropout=0.1)
+TAGS = [["O"] * 2, ["A", "O", "O", "A", "O", "A", "O"], ["O"], ["O", "A", "O"]]
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "targets"),
+    [
+        (Classify, ["text", "image"], ["x", "y", "x", "y"]),
+        (Multilabel, ["text"], [["x"], ["x", "y"], [], ["y"]]),
+        (lambda: Generate(decoder=partial(Decoder, LAYERS), max_len=9), ["image"], VALUES["text"]),
+        (lambda: Contrastive(embedding_dim=8), ["text", "image"], None),
+    ],
+    ids=["classify", "multilabel", "generate", "contrastive"],
+)
+def test_tasks(make, names, targets):
+    model = model_of(make(), names, targets)
+    train(model, batch_of(model, names, targets))
+
+
+def test_a_forecast():
+    task = Forecast(dropout=0.1)
+    histories = [torch.from_numpy(series) for series in VALUES["series"]]
+    futures = [Future(torch.ones(3, 1), season=2, history=history) for history in histories]
+    adapters = {"series": adapter_of("series")}
+    task.target.bind(adapters)
+    task.target.fit(futures)
+    model = build_model(task, adapters, dim=D)
+    batch = to_device(make_batch(task, adapters, {"series": histories}, futures), DEVICE)
+    model.to(DEVICE)
+    task.loss(model(batch), batch).mean.backward()
+
+
+def test_tags():
+    words = [text.split() for text in VALUES["text"]]
+    model = model_of(Tag(), ["text"], TAGS)
+    rows = [{"text": cell, "target": tags} for cell, tags in zip(words, TAGS, strict=True)]
+    train(model, to_device(model.collate(rows), DEVICE))
+
+
+def test_masked_inputs():
+    names = ["text", "image", "audio", "series", "number", "category"]
+    task = Masked()
+    model = model_of(task, names)
+    adapters = {name: model.adapter(name) for name in names}
+    raws = {
+        name: [adapter.tokenizer.reader.read(value) for value in VALUES[name]]
+        for name, adapter in adapters.items()
+    }
+    batch = make_batch(task, adapters, raws, rand=Random(0))
+    train(model, to_device(batch, DEVICE))
+
+
+def test_a_language_model():
+    model = model_of(Language(), ["text"], backbone={"causal": True})
+    ids = torch.tensor([[1, 2, 3], [2, 1, IGNORED]])
+    text = {"ids": ids.clamp(min=0), "mask": ids != IGNORED, "coords": torch.zeros(2, 3, 2)}
+    batch = {"#size": 2, "#index": [0, 1], "text": {**text, "rows": torch.arange(2)}}
+    target = {"ids": ids, "chars_per_token": [1.0, 1.0]}
+    train(model, to_device({**batch, "target": target}, DEVICE))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_steps_of_a_generation(beams):
+    """Each step. Whether the sequences are complete is checked in a few of them only."""
+    names = ["image"]
+    model = model_of(
+        Generate(decoder=partial(Decoder, LAYERS), max_len=9), names, VALUES["text"]
+    ).to(DEVICE)
+    batch = batch_of(model, names)
+    decoder = model.head.decoder
+    options = {"max_new": 5, "device": DEVICE}
+    with torch.inference_mode():
+        memory = model.eval()(batch).memory
+        ids = torch.zeros(4, 1, dtype=torch.long, device=DEVICE)
+        mask, caches = torch.ones_like(ids, dtype=torch.bool), decoder.caches()
+        if beams == 1:
+            search = Choice(4, 1, sampler=greedy, end=1, **options)
+        else:
+            search = Beams(4, beams, end=1, length_penalty=1.0, **options)
+        logits = decoder.output_layer()(decoder.next_states(ids, mask, memory, caches))
+        mask = mask.repeat_interleave(search.width, 0)
+        for _ in range(3):
+            ids, parents = search.advance(logits)
+            for cache in caches if parents is not None else ():
+                cache.select(parents)
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+            logits = decoder(ids[:, None], mask, memory, caches)[:, -1]
+
+
+def test_steps_of_a_language_model():
+    model = model_of(Language(), ["text"], backbone={"causal": True}).to(DEVICE).eval()
+    with torch.inference_mode():
+        decoder = LanguageModel(model)
+        caches = decoder.caches()
+        ids = torch.zeros(4, 6, dtype=torch.long, device=DEVICE)
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        search = Choice(4, 1, sampler=greedy, end=1, max_new=5, device=DEVICE)
+        logits = decoder.output_layer()(decoder.next_states(ids, mask, None, caches))
+        for _ in range(3):
+            ids, _ = search.advance(logits)
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+            logits = decoder(ids[:, None], mask, None, caches)[:, -1]
