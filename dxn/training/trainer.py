@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import torch
 from annotated_types import Ge
@@ -56,7 +56,26 @@ GRACE = 0.05
 MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
 # Number of the dropout masks of a second pass. The model numbers its selections from 0.
 SECOND_PASS = 2**20
+CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_
 MAX_BALANCED = 64  # samples from which a task computes constants of its loss
+
+
+class Step(NamedTuple):
+    """A step of the optimizer, of which it may not be known yet whether it was skipped.
+
+    Args:
+        number: Number of the step.
+        epoch: Number of its epoch.
+        loss: () Sum of the loss.
+        rows: Rows of its batches, of this process only.
+        is_finite: () bool. Whether the loss and the gradient are finite.
+    """
+
+    number: int
+    epoch: int
+    loss: Tensor
+    rows: Sequence[int]
+    is_finite: Tensor
 
 
 @dataclass(kw_only=True, eq=False)
@@ -254,6 +273,8 @@ class Trainer:
             shard=self.shard,
         )
         self.optimizer = optimizer
+        # Steps of which it is not known yet whether they were skipped.
+        self.skips_on_device, self.unread = self._skips_on_device(), list[Step]()
         # Collecting these in each step would take as long as clipping the gradients.
         self.parameters = list(self.parallel.trained.parameters())
         # The order of the batches also distributes their samples over the processes, so the loader
@@ -314,6 +335,13 @@ class Trainer:
                 del self.optimizer, self.parallel, self.parameters, self.loader
         return self.state
 
+    def _skips_on_device(self) -> bool:
+        """Whether the kernel of the optimizer decides about a step, which a GPU need not report."""
+        is_alone = self.accelerator.num_processes == 1 and self.accelerator.device.type != "cpu"
+        # The next step in fp16 needs to know it. Kernels with this ability are those of GradScaler.
+        has_kernel = getattr(self.optimizer, "_step_supports_amp_scaling", False)
+        return is_alone and has_kernel and self.used_precision != "fp16"
+
     def train_epoch(self) -> dict[str, float]:
         """Train for the rest of this epoch, validate, and save a checkpoint.
 
@@ -362,6 +390,7 @@ class Trainer:
                 self._divide_batches()
         if parts is not None and state.batch == len(self.order):
             next(parts, None)  # the end, after which the data workers wait for the next epoch
+        self._read_steps()
         state.epoch += 1
         state.batch = 0
         try:
@@ -419,19 +448,20 @@ class Trainer:
         must_save = minutes >= self.checkpoint_minutes > 0
         now = time.perf_counter()
         took, self.ticked = now - self.ticked, now
-        counts = torch.tensor(
-            # All processes take these decisions at the same step. The first one has the clock.
-            [size, must_stop, must_save and self.main, took if self.main else 0.0],
-            device=self.accelerator.device,
-        )
+        # All processes take these decisions at the same step. The first one has the clock.
+        numbers: list[Any] = [size, must_stop, must_save and self.main, took if self.main else 0.0]
+        counts = torch.tensor(numbers, device=self.accelerator.device)
         if self.accelerator.num_processes > 1:
             own = torch.cat([torch.stack(loss).float(), counts])
             summed = cast("Tensor", self.accelerator.reduce(own))
             loss, counts = LossSum(summed[0], summed[1]), summed[2:]
         norm = self._norm_of_gradients(loss, as_sum=as_sum)
-        # In one transfer, because each of them waits for the GPU.
         is_finite = (norm + loss.total).isfinite()
-        size, must_stop, must_save, took, is_finite = torch.cat([counts, is_finite[None]]).tolist()
+        finite = True
+        if not self.skips_on_device:
+            # In one transfer, because each of them waits for the GPU.
+            *numbers, finite = torch.cat([counts, is_finite[None]]).tolist()
+        size, must_stop, must_save, took = numbers
         state.batch += num_batches
         state.seconds += took
         state.elapsed += took
@@ -439,7 +469,24 @@ class Trainer:
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
         state.step += 1
-        self._update(loss, norm, rows, is_finite=bool(is_finite))
+        done = Step(state.step, state.epoch, loss.total, rows, is_finite)
+        if self.skips_on_device:
+            # Fused optimizers divide by the factor, and change nothing if there was an infinity.
+            optimizer: Any = self.optimizer
+            optimizer.found_inf = (~is_finite).float()
+            if self.max_grad_norm:
+                optimizer.grad_scale = ((norm + CLIP_EPS) / self.max_grad_norm).clamp(min=1)
+            self._update()
+            self.unread.append(done)
+            if state.step % self.log_every == 0:
+                self._read_steps()
+        else:
+            if finite and self.max_grad_norm:
+                parameters = [p for p in self.parameters if p.grad is not None]
+                clip_grads_with_norm_(parameters, self.max_grad_norm, norm)
+            if finite:
+                self._update()
+            self._count(done, is_finite=bool(finite))
         # The learning rate of the first group is logged.
         lr = self.optimizer.param_groups[0]["lr"]
         self.log.step(loss.mean, int(size), num_batches, lr, state)
@@ -520,46 +567,47 @@ class Trainer:
         norm = get_total_norm(gradients)
         return self.parallel.whole(norm)
 
-    def _update(self, loss: LossSum, norm: Tensor, rows: Sequence[int], *, is_finite: bool) -> None:
-        """Change the weights and their average, unless the loss or the gradient is not finite.
+    def _update(self) -> None:
+        """Change the weights and their average."""
+        try:
+            self.optimizer.step()
+            if self.parallel.ema is not None:
+                self.parallel.ema.update_parameters(self.parallel.trained)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            # Some weights may have changed already, so the step cannot be repeated. It needs
+            # the same memory for smaller batches.
+            raise UserError(
+                "out of memory for the state of the optimizer, whose size does not depend on the "
+                "batch size; use a smaller model"
+            ) from error
 
-        Args:
-            loss: Loss of all batches of the step, over all processes.
-            norm: Norm of the gradient.
-            rows: Rows of these batches, of this process only.
-            is_finite: Whether the loss and the norm are finite.
-        """
+    def _read_steps(self) -> None:
+        """Count the steps that were taken and skipped since the last call."""
+        steps, self.unread = self.unread, []
+        if steps:
+            answers = torch.stack([step.is_finite for step in steps]).tolist()
+            for step, is_finite in zip(steps, answers, strict=True):
+                self._count(step, is_finite=is_finite)
+
+    def _count(self, step: Step, *, is_finite: bool) -> None:
+        """Count a step, which was skipped if the loss or the gradient is not finite."""
         state = self.state
         if is_finite:
-            if self.max_grad_norm:
-                parameters = [p for p in self.parameters if p.grad is not None]
-                clip_grads_with_norm_(parameters, self.max_grad_norm, norm)
-            try:
-                self.optimizer.step()
-                if self.parallel.ema is not None:
-                    self.parallel.ema.update_parameters(self.parallel.trained)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                # Some weights may have changed already, so the step cannot be repeated. It needs
-                # the same memory for smaller batches.
-                raise UserError(
-                    "out of memory for the state of the optimizer, whose size does not depend on "
-                    "the batch size; use a smaller model"
-                ) from error
             state.skipped_in_row = 0
             if self.used_precision == "fp16":
                 state.count_scaled()
             return
-        if self.used_precision == "fp16" and state.loss_scale > 1 and loss.total.isfinite():
+        if self.used_precision == "fp16" and state.loss_scale > 1 and step.loss.isfinite():
             # The gradient may fit into fp16 with a smaller factor.
             state.loss_scale, state.steps_of_scale = max(state.loss_scale / 2, 1.0), 0
             return
         state.skipped += 1
         state.skipped_in_row += 1
-        what = "gradient" if math.isfinite(float(loss.total)) else "loss"
-        named = name_rows(self.train, state.epoch, rows)
-        where = f"step {state.step} (epoch {state.epoch + 1}), where the {what} is not finite"
+        what = "gradient" if math.isfinite(float(step.loss)) else "loss"
+        named = name_rows(self.train, step.epoch, step.rows)
+        where = f"step {step.number} (epoch {step.epoch + 1}), where the {what} is not finite"
         if self.max_skipped_steps and state.skipped_in_row >= self.max_skipped_steps:
             raise UserError(
                 f"training stopped: {state.skipped_in_row} optimizer steps in a row were not "
@@ -642,6 +690,7 @@ class Trainer:
 
         Only the main process writes the file.
         """
+        self._read_steps()
         generators = self.parallel.of_all(checkpoint.generator_states(self.accelerator.device))
         order = self.parallel.of_all(self.order.position(self.state.batch))
         if self.main or self.shard:

@@ -280,6 +280,34 @@ def test_an_infinite_gradient_makes_no_step(tmp_path, capsys, monkeypatch):
     assert "where the gradient is not finite" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.01])
+def test_a_step_that_the_optimizer_skips_is_counted_later(
+    tmp_path, capsys, backward, monkeypatch, max_grad_norm
+):
+    """As on a GPU, which is asked for the steps that are logged, and before each checkpoint."""
+    found = []
+    for name in ("asked", "later"):
+        monkeypatch.setattr(Trainer, "_skips_on_device", lambda trainer, name=name: name == "later")
+        with monkeypatch.context() as patch:
+            original = Trainer.add_gradients
+
+            def add_gradients(trainer, batch, *, as_sum, original=original):
+                bad = trainer.state.step == 2
+                return original(trainer, spoil(batch) if bad else batch, as_sum=as_sum)
+
+            patch.setattr(Trainer, "add_gradients", add_gradients)
+            folder = tmp_path / name
+            state = fit(folder, log_every=4, max_grad_norm=max_grad_norm)[1]
+        assert (state.step, state.skipped, state.skipped_in_row) == (10, 1, 0)
+        printed = capsys.readouterr().out.splitlines()
+        warning = next(line for line in printed if line.startswith("warning"))
+        found.append((warning, checkpoint_of(folder)))
+    (warning, one), (same, other) = found
+    assert warning == same
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-3, atol=1e-4)
+
+
 def test_a_training_stops_after_too_many_steps_without_a_finite_loss(tmp_path, backward):
     backward(lambda original, batch, count: original(spoil(batch) if count > 2 else batch))
     message = (
