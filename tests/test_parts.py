@@ -12,8 +12,15 @@ from torch.utils.data import DataLoader
 
 import dxn
 from dxn.models import Backbone, Decoder, LateFusion, SeparateBackbones
-from dxn.tasks import Classify, Contrastive, Generate, Regress
-from dxn.tokenize import ImageAdapter, NumberAdapter, TextAdapter, TokenizerOptions
+from dxn.tasks import Classify, Contrastive, Forecast, Generate, Regress
+from dxn.tasks.forecast.futures import Future
+from dxn.tokenize import (
+    ImageAdapter,
+    NumberAdapter,
+    SeriesAdapter,
+    TextAdapter,
+    TokenizerOptions,
+)
 
 TEXTS = ["a red cup", "a blue cup"] * 4
 LABELS = ["red", "blue"] * 4
@@ -107,6 +114,16 @@ def test_a_model_of_numbers():
     targets = [2.0, 4.0, 6.0, 8.0]
     model = dxn.Model({"size": adapter}, backbone=backbone(), head=Regress(), targets=targets)
     assert np.isfinite(train(model, rows(size=[1.0, 2.0, 3.0, 4.0], target=targets)))
+
+
+def test_a_forecast_needs_the_series_of_its_targets():
+    series = [torch.arange(9.0)[:, None] for _ in range(4)]
+    futures = [Future(torch.ones(2, 1), season=1, history=history) for history in series]
+    inputs = {"series": SeriesAdapter(16, patch_size=2).fit(series)}
+    model = dxn.Model(inputs, backbone=backbone(), head=Forecast(), targets=futures)
+    assert len(model.predictor.predict(series=series[0])) == 2
+    with pytest.raises(dxn.UserError, match="targets: a forecast needs the series"):
+        dxn.Model(inputs, backbone=backbone(), head=Forecast(), targets=[[1.0, 2.0]] * 4)
 
 
 class Deeper(Backbone):

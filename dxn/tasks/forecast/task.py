@@ -150,7 +150,11 @@ class FutureValues(Target):
         (self.input,) = self.required = self.prepared_inputs = tuple(candidates)
 
     def fit(self, values: Sequence[Future]) -> None:
-        """Store the sizes of the training targets and their histories, and the season."""
+        """Store the sizes of the training targets and their histories, and the season.
+
+        Raises:
+            UserError: If the targets have different numbers of channels, or no history.
+        """
         first = values[0]
         self.horizon = max(len(value.values) for value in values)
         channels = first.values.shape[1]
@@ -161,6 +165,11 @@ class FutureValues(Target):
         if self.residual is None:
             self.residual = "none" if len(values) >= MANY_WINDOWS else "season"
         histories = [value.history.shape for value in values if value.history is not None]
+        if not histories:
+            raise UserError(
+                "targets: a forecast needs the series that each target continues, got values only; "
+                "pass dxn.tasks.forecast.futures.Future(values, history=series)"
+            )
         self.context = max(shape[0] for shape in histories)
         self.num_channels = max(shape[1] for shape in histories)
 
