@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dxn.core.errors import UserError
 from dxn.export.examples import Tensors
 from dxn.export.graph import Graph, encode
+from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.decoder import Decoder, KVCache, Memory
 from dxn.models.model import MultimodalModel
@@ -116,15 +117,16 @@ class GraphCache(KVCache):
         super().__init__()
         self.keys, self.values = keys, values
 
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def is_empty(self) -> bool:
+        """False, because the graph must be correct for any number of previous tokens."""
+        return False
+
+    def extend(self, key: Tensor, value: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         """Append keys and values (B, H, n, d) of new tokens, and return all."""
         self.keys = torch.cat([self.keys, key], 2)
         self.values = torch.cat([self.values, value], 2)
         return self.keys, self.values
-
-    def mask(self, attn_mask: Tensor | None) -> Tensor | None:
-        """Return the mask unchanged: there are no columns without tokens."""
-        return attn_mask
 
 
 def memory_of(memory: Memory, decoder: Decoder) -> Tensors:

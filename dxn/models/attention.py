@@ -37,6 +37,8 @@ class Group:
         positions: (1 or b, n). Position of each token in its sequence.
         mask: (b, N) bool. True at the real tokens of the whole sequences. None: all tokens are
             real, and none of them is in a cache.
+        columns: (b, n). Columns of the tokens in the caches, or those of all rows. None: the caches
+            have no tokens yet.
         index: (b n,). Row of each token, counted from the first row. Padding has the row of the
             last token of the sample. None: all samples have n tokens.
         real: (t,). Index of each row among the b n tokens. None: all samples have n tokens.
@@ -52,6 +54,7 @@ class Group:
     shape: Sequence[int]
     positions: Tensor
     mask: Tensor | None = None
+    columns: Tensor | slice | None = None
     index: Tensor | None = None
     real: Tensor | None = None
     attn_mask: Tensor | None = None
@@ -133,16 +136,14 @@ class Attention(nn.Module):
         parts: list[Tensor] = []
         for group in groups:
             q, k, v = self._split(qkv, group)
-            attn_mask = group.attn_mask
             if cache is not None:
                 # After the rotation, because the position of a token does not change.
-                k, v = cache.extend(k, v)
-                attn_mask = cache.mask(attn_mask)
+                k, v = cache.extend(k, v, group)
             if group.sequences is not None:
                 out = group.sequences.attend(q, k, v)
             else:
                 out = attend(
-                    q, k, v, attn_mask, causal=group.causal, score=self.score, dropout=rate
+                    q, k, v, group.attn_mask, causal=group.causal, score=self.score, dropout=rate
                 )
             parts.append(group.unpad(out.transpose(1, 2).flatten(2)))
         return self.proj(parts[0] if len(parts) == 1 else torch.cat(parts))

@@ -21,6 +21,7 @@ from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, PositionOpt
 from dxn.models.positions import (
     alibi_slopes,
     as_offsets,
+    last_index,
     make_attn_mask,
     rope_factors,
     token_index,
@@ -127,6 +128,8 @@ class Backbone(Recorded, nn.Module):
             None if every is not None and layer % every == 0 else position.window
             for layer in range(depth)
         ]
+        # Whether the attention depends on the positions of the tokens.
+        self.uses_positions = position.kind != "none" or position.window is not None
         self.rope_theta = position.rope_theta
         self.window_rope_theta = position.window_rope_theta or position.rope_theta
         # Removed here, because an option of Block would serve only the first block.
@@ -157,7 +160,8 @@ class Backbone(Recorded, nn.Module):
 
         Args:
             x: (B, N, D). With caches, only the new tokens (B, n, D).
-            mask: (B, N) bool. True at the real tokens of the whole sequence.
+            mask: (B, N) bool. True at the real tokens of the whole sequence. With caches that have
+                tokens, see `StepDecoder.forward`.
             start: Index of the first block.
             stop: Index after the last block. Default: the number of blocks.
             num_real: Number of real tokens of all samples, see `Tokens`.
@@ -188,11 +192,18 @@ class Backbone(Recorded, nn.Module):
             keys = keys and keys.flatten()
             positions = torch.arange(shape[1], device=x.device)[None]
             is_whole = has_no_padding and shape[1] == mask.shape[1]
-            if self.head_dim is not None and not is_whole:
-                positions = token_index(mask)[:, -shape[1] :]
+            columns = None
+            if caches and not caches[0].is_empty:
+                columns = positions = last_index(mask, shape[1])
+                # A CPU writes the same columns of all rows faster.
+                if can_read(mask) and bool((mask == mask[:1]).all()):
+                    mask, positions = mask[:1], positions[:1]
+                    columns = slice(int(positions[0, 0]), int(positions[0, -1]) + 1)
+            elif self.uses_positions and not is_whole:
+                positions = token_index(mask)
             every = slice(None)
             real = None if is_whole else mask
-            groups = [Group(every, every, shape, positions, mask=real)]
+            groups = [Group(every, every, shape, positions, real, columns)]
         else:
             x = packing.pack(x)
             keys = keys and keys.select(packing.index)
@@ -255,10 +266,12 @@ class Backbone(Recorded, nn.Module):
         if mask is None:
             mask = torch.ones(1, num_tokens, dtype=torch.bool, device=group.positions.device)
         attn_mask = make_attn_mask(
-            mask, num_queries=num_tokens, causal=self.causal, slopes=self.slopes, window=window
+            mask, queries=group.positions, causal=self.causal, slopes=self.slopes, window=window
         )
-        # The kernels of a GPU add a mask: converted here, it is not converted by each block.
-        if attn_mask is not None and x.device.type != "cpu":
+        # The kernels of a GPU add a mask, and so does a CPU for few queries: converted here, it is
+        # not converted by each block.
+        is_added = group.columns is not None or x.device.type != "cpu"
+        if attn_mask is not None and is_added:
             attn_mask = as_offsets(attn_mask, x)
         return replace(group, attn_mask=attn_mask, rope=rope)
 

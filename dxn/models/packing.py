@@ -172,7 +172,7 @@ class GroupPacking(Packing):
         index = (starts + torch.minimum(columns, counts - 1)).flatten()
         mask = columns < counts
         real = mask.flatten().nonzero().flatten()
-        return Group(rows, samples, shape, columns[None], mask, index, real)
+        return Group(rows, samples, shape, columns[None], mask=mask, index=index, real=real)
 
 
 @dataclass(frozen=True, slots=True)

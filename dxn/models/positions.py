@@ -12,7 +12,7 @@ from dxn.core.tokens import is_full, matmul_dtype
 def make_attn_mask(
     mask: Tensor,
     *,
-    num_queries: int | None = None,
+    queries: Tensor | None = None,
     causal: bool = False,
     slopes: Tensor | None = None,
     window: int | None = None,
@@ -25,7 +25,8 @@ def make_attn_mask(
 
     Args:
         mask: (B, N) bool. True at real tokens.
-        num_queries: Number M of queries, which are the last tokens. Default: all N tokens.
+        queries: (1 or B, M). Indices of the queries among the real tokens, which they are the last
+            of. Default: all N tokens are queries.
         causal: Let each token attend only to itself and the tokens before it.
         slopes: (H,). ALiBi slopes of the heads (arXiv:2108.12409). Default: no ALiBi.
         window: Maximum distance between a query and a key (arXiv:2004.05150, section 3.1). Default:
@@ -36,8 +37,8 @@ def make_attn_mask(
         attention is allowed. With slopes, (B, H, M, N) float, which is added to the scores.
     """
     n = mask.shape[1]
-    m = n if num_queries is None else num_queries
-    # A single new token is the last one of its sequence.
+    m = n if queries is None else queries.shape[1]
+    # A single new token is the last one of its sequence, and real.
     causal = causal and m > 1
     # Without a mask, torch can choose its fastest kernel.
     unrestricted = not causal and window is None and is_full(mask, None)
@@ -49,11 +50,13 @@ def make_attn_mask(
         allowed = allowed & past
     distance = torch.zeros(())
     if slopes is not None or window is not None:
-        distance = _distances(mask, m)
+        index = token_index(mask)
+        queries = index if queries is None else queries
+        distance = rearrange((queries[:, :, None] - index[:, None, :]).abs(), "b m n -> b 1 m n")
     if window is not None:
         allowed = allowed & (distance <= window)
     # The diagonal is allowed, so that padding can attend at least to itself.
-    if causal or window is not None:
+    if causal or (window is not None and m > 1):
         allowed = allowed | past.triu(n - m)
     if slopes is None:
         return None if unrestricted else allowed
@@ -78,6 +81,11 @@ def token_index(mask: Tensor) -> Tensor:
     Padding between real tokens does not change their positions.
     """
     return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def last_index(mask: Tensor, n: int) -> Tensor:
+    """Return the index (B, n) of the last n real tokens of mask (B, N) among its real tokens."""
+    return mask.sum(1, keepdim=True) + torch.arange(-n, 0, device=mask.device)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -108,10 +116,3 @@ def apply_rope(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = (factor.to(x.dtype) for factor in factors)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
-
-
-def _distances(mask: Tensor, num_queries: int) -> Tensor:
-    """Return the distances (B, 1, M, N) of the last M tokens to all tokens, in real tokens."""
-    index = token_index(mask)
-    queries = index[:, mask.shape[1] - num_queries :]
-    return rearrange((queries[:, :, None] - index[:, None, :]).abs(), "b m n -> b 1 m n")

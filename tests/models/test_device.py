@@ -16,9 +16,10 @@ import dxn
 from dxn.core.dropout import Noise, keyed
 from dxn.models import Backbone, BottleneckFusion, EarlyFusion, LateFusion
 from dxn.models.blocks import BlockOptions, NormOptions, PositionOptions
-from dxn.models.decoding.decoder import Decoder
+from dxn.models.decoding.decoder import Decoder, KVCache
+from dxn.models.decoding.generation import CHECK_EVERY, generate
 from dxn.models.decoding.language_model import LanguageModel
-from dxn.models.decoding.search import Beams, Choice, greedy
+from dxn.models.decoding.search import Beams, Choice
 from dxn.tasks import (
     IGNORED,
     Classify,
@@ -221,43 +222,34 @@ def test_a_language_model():
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_steps_of_a_generation(beams):
-    """Each step. Whether the sequences are complete is checked in a few of them only."""
+def test_a_generation_for_samples(beams, monkeypatch):
+    """Whether the sequences are complete is checked in a few of the steps only."""
     names = ["image"]
     model = model_of(
         Generate(decoder=partial(Decoder, LAYERS), max_len=9), names, VALUES["text"]
     ).to(DEVICE)
     batch = batch_of(model, names)
-    decoder = model.head.decoder
-    options = {"max_new": 5, "device": DEVICE}
+    # The results cannot be read on this device.
+    for search in (Choice, Beams):
+        monkeypatch.setattr(search, "hypotheses", lambda self, sample: [])
     with torch.inference_mode():
         memory = model.eval()(batch).memory
-        ids = torch.zeros(4, 1, dtype=torch.long, device=DEVICE)
-        mask, caches = torch.ones_like(ids, dtype=torch.bool), decoder.caches()
-        if beams == 1:
-            search = Choice(4, 1, sampler=greedy, end=1, **options)
-        else:
-            search = Beams(4, beams, end=1, length_penalty=1.0, **options)
-        logits = decoder.output_layer()(decoder.next_states(ids, mask, memory, caches))
-        mask = mask.repeat_interleave(search.width, 0)
-        for _ in range(3):
-            ids, parents = search.advance(logits)
-            for cache in caches if parents is not None else ():
-                cache.select(parents)
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-            logits = decoder(ids[:, None], mask, memory, caches)[:, -1]
+        model.head.write(memory, begin=0, end=1, beams=beams, max_new=CHECK_EVERY)
 
 
-def test_steps_of_a_language_model():
+def test_a_generation_of_a_language_model(monkeypatch):
+    """All steps have the same shapes."""
+    shapes, extend = set(), KVCache.extend
+
+    def record(cache, key, value, group):
+        keys, values = extend(cache, key, value, group)
+        shapes.add((group.shape[1], tuple(keys.shape)))
+        return keys, values
+
+    monkeypatch.setattr(KVCache, "extend", record)
+    monkeypatch.setattr(Choice, "hypotheses", lambda self, sample: [])
     model = model_of(Language(), ["text"], backbone={"causal": True}).to(DEVICE).eval()
-    with torch.inference_mode():
-        decoder = LanguageModel(model)
-        caches = decoder.caches()
-        ids = torch.zeros(4, 6, dtype=torch.long, device=DEVICE)
-        mask = torch.ones_like(ids, dtype=torch.bool)
-        search = Choice(4, 1, sampler=greedy, end=1, max_new=5, device=DEVICE)
-        logits = decoder.output_layer()(decoder.next_states(ids, mask, None, caches))
-        for _ in range(3):
-            ids, _ = search.advance(logits)
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-            logits = decoder(ids[:, None], mask, None, caches)[:, -1]
+    prompt = torch.zeros(4, 6, dtype=torch.long, device=DEVICE)
+    lengths = torch.tensor([6, 2, 1, 4])
+    generate(LanguageModel(model), None, prompt=prompt, lengths=lengths, end=1, max_new=CHECK_EVERY)
+    assert shapes == {(6, (4, 2, 6, D // 2)), (1, (4, 2, 16, D // 2))}

@@ -3,10 +3,13 @@
 The reference is a plain search of a single sample without caches, in Python.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from helpers.language import model_of
 from helpers.reference import backbone_of, lively
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from dxn.core.tokens import Tokens
 from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder
@@ -105,6 +108,24 @@ def test_prompts_of_different_lengths_give_the_results_of_single_prompts(kind):
         assert found[i].score == pytest.approx(single.score, abs=1e-5)
 
 
+@pytest.mark.parametrize("has_memory", [False, True])
+def test_a_compiled_step_generates_the_same_tokens(has_memory):
+    """One graph for all steps, of prompts of different lengths."""
+    sizes = (2, 1, 3)
+    decoder, memory = LanguageModel(model_of(position="rotary")), None
+    if has_memory:
+        decoder, memory = decoder_of("alibi"), memory_of((5, 2, 4))
+    options = {"prompt": prompts_of(sizes), "lengths": torch.tensor(sizes), "max_new": 5}
+    expected = generate(decoder, memory, end=END, **options)
+    backend = CompileCounterWithBackend("aot_eager")
+    compile_step = partial(torch.compile, fullgraph=True, backend=backend)
+    torch._dynamo.reset()
+    found = generate(decoder, memory, end=END, compile_step=compile_step, **options)
+    assert [h.ids for h in found] == [h.ids for h in expected]
+    assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-5)
+    assert backend.frame_count == 1
+
+
 @pytest.mark.parametrize("position", ["none", "rotary", "alibi"])
 @pytest.mark.parametrize("beams", [None, 3])
 def test_a_language_model_continues_prompts_of_different_lengths_beyond_max_len(position, beams):
@@ -139,6 +160,8 @@ def test_several_sequences_of_a_prompt_are_those_of_copies_of_the_prompt():
 
 class Script:
     """A decoder that ends the text of sample i after i + 1 tokens, and records its calls."""
+
+    max_len = 60
 
     def __init__(self):
         self.rows = []
@@ -186,18 +209,27 @@ def test_the_memory_is_not_copied_for_each_beam(monkeypatch):
     assert shapes == {(2, 1, 2), (2, 4, 2)}
 
 
-def test_a_cache_writes_new_tokens_into_existing_room():
-    cache, new = KVCache(), torch.randn(2, 3, 1, 4)
-    cache.extend(torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4))
-    addresses = set()
-    for _ in range(40):
-        key, _ = cache.extend(new, new)
-        addresses.add(key.data_ptr())
-    assert len(addresses) <= 6
-    assert cache.length == 45
-    mask = cache.mask(None)
-    assert mask.sum() == 45
-    assert torch.equal(key[:, :, 44:45], new) and not key[:, :, 45:].any()
+def test_a_cache_writes_each_new_token_after_the_last_one_of_its_row(monkeypatch):
+    extend, calls, addresses = KVCache.extend, 0, set()
+
+    def record(cache, key, value, group):
+        nonlocal calls
+        keys, values = extend(cache, key, value, group)
+        if group.columns is not None:
+            first, second = group.columns[:, 0].tolist()
+            assert second == first + 2
+            assert torch.equal(keys[0, :, first], key[0, :, 0])
+            assert torch.equal(keys[1, :, second], key[1, :, 0])
+            assert not keys[:, :, second + 1 :].any()
+            calls += 1
+            addresses.add(keys.data_ptr())
+        return keys, values
+
+    monkeypatch.setattr(KVCache, "extend", record)
+    prompts, sizes = prompts_of((1, 3)), torch.tensor([1, 3])
+    generate(decoder_of(), memory_of((5, 2)), prompt=prompts, lengths=sizes, end=None, max_new=40)
+    assert calls == 2 * 39
+    assert len(addresses) <= 2 * 6  # few copies: the caches have room for further tokens
 
 
 def test_a_batch_of_bf16_is_generated_like_its_samples():

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Keys, Rate, check_rate, uniform
 from dxn.core.tokens import Tokens, sinusoidal
+from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
 from dxn.models.inference import PackedLinear
-from dxn.models.positions import token_index
+from dxn.models.positions import last_index
 
 DecoderPosition = Literal["learned", "sinusoidal", "none"]
-# Number of tokens by which a cache grows: the attention computes on all of its columns.
-BLOCK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,43 +56,40 @@ class KVCache:
 
     In generation, each step computes only the new tokens and reads all others from the cache. The
     tensors have room for further tokens, so that a step writes only the new ones. They are used as
-    a whole, because the CPU kernels for bf16 copy parts of tensors. Beams of a sample are rows of
-    their own, but share the keys and values of the memory.
+    a whole, because the CPU kernels for bf16 copy parts of tensors. The column of a token is its
+    index in the sequence. Beams of a sample are rows of their own, but share the keys and values of
+    the memory.
     """
 
     def __init__(self):
-        self.length = 0  # number N of tokens
         self.memory: tuple[Tensor, Tensor] | None = None
-        self._tokens: tuple[Tensor, Tensor] | None = None  # (R, H, C, d) with C >= N each
+        self._tokens: tuple[Tensor, Tensor] | None = None  # (R, H, C, d) each
 
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (R, H, n, d) of new tokens, and return all (R, H, C, d).
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no previous tokens."""
+        return self._tokens is None
 
-        The columns from N to C are zeros, which `mask` hides.
+    def extend(self, key: Tensor, value: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        """Write the keys and values (R, H, n, d) of new tokens, and return all (R, H, C, d).
+
+        There are as many columns C as in the mask of the group, which hides those without a token.
         """
-        start, self.length = self.length, self.length + key.shape[2]
         if self._tokens is None:
             self._tokens = key, value
             return self._tokens
-        if self._tokens[0].shape[2] < self.length:
-            key_room, value_room = (
-                F.pad(part, (0, 0, 0, key.shape[2] + BLOCK)) for part in self._tokens
-            )
+        assert group.mask is not None and group.columns is not None
+        room = group.mask.shape[1] - self._tokens[0].shape[2]
+        if room:
+            key_room, value_room = (F.pad(part, (0, 0, 0, room)) for part in self._tokens)
             self._tokens = key_room, value_room
         for part, new in zip(self._tokens, (key, value), strict=True):
-            part[:, :, start : self.length] = new
+            if isinstance(group.columns, slice):
+                part[:, :, group.columns] = new
+            else:
+                rows = torch.arange(len(part), device=part.device)[:, None]
+                part[rows, :, group.columns] = new.transpose(1, 2)
         return self._tokens
-
-    def mask(self, attn_mask: Tensor | None) -> Tensor | None:
-        """Extend an attention mask (..., N), see `attend`, to the C columns of the keys."""
-        assert self._tokens is not None
-        columns = self._tokens[0].shape[2]
-        if columns == self.length:
-            return attn_mask
-        if attn_mask is None:
-            return torch.arange(columns, device=self._tokens[0].device)[None] < self.length
-        hidden = False if attn_mask.dtype == torch.bool else -torch.inf
-        return F.pad(attn_mask, (0, columns - self.length), value=hidden)
 
     def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
         """Keep these rows (r,), which can be repeated, and the memory of these samples (b,).
@@ -111,7 +107,6 @@ class KVCache:
 
     def clear(self) -> None:
         """Forget the tokens, but not the memory."""
-        self.length = 0
         self._tokens = None
 
 
@@ -151,7 +146,8 @@ class StepDecoder(nn.Module):
 
         Args:
             ids: (B, n). Token ids. With caches, only the new tokens; otherwise n = N.
-            mask: (B, N) bool. True at the real tokens of the whole sequence.
+            mask: (B, N) bool. True at the real tokens of the whole sequence. With caches that have
+                tokens, N can be larger than necessary: the new tokens are the last n real ones.
             memory: Sequence to which the decoder attends.
             caches: Caches of the previous tokens, created by `caches`. The new ones are appended.
 
@@ -261,17 +257,16 @@ class Decoder(StepDecoder):
         caches: Sequence[KVCache] | None = None,
     ) -> Tensor:
         """See `StepDecoder.states`."""
-        total = mask.shape[1]
-        self._check_length(total)
+        self._check_length(mask.shape[1])
         x = self.embedding(ids) * self.backbone.dim**0.5
         # Before the positions are added, so that the decoder still knows where it is.
         if self.training and self.token_dropout:
             keys = Keys.of(ids.shape, ids.device)
             x = x * (uniform(keys.tokens, self.dropout.layer) >= self.token_dropout)[..., None]
-        if caches is None:
-            pos_embed = self.pos_embed[:total]
-        else:  # there can be padding between a prompt and the new tokens
-            pos_embed = self.pos_embed[token_index(mask)[:, -ids.shape[1] :]]
+        if not caches or caches[0].is_empty:
+            pos_embed = self.pos_embed[: ids.shape[1]]
+        else:
+            pos_embed = self.pos_embed[last_index(mask, ids.shape[1])]
         x = self.dropout(x + pos_embed)
         return self.backbone.norm(self.backbone.run(x, mask, memory=memory, caches=caches))
 

@@ -15,62 +15,64 @@ from dxn.models.model import MultimodalModel
 
 
 class TokenCache:
-    """Token ids of the sequences, in addition to the caches of the blocks.
-
-    The ids of a row are consecutive, without the padding between a prompt and its new tokens.
-    """
+    """Token ids of the sequences, in addition to the caches of the blocks."""
 
     def __init__(self):
-        self.ids = torch.zeros(0, 0, dtype=torch.long)  # (R, capacity)
-        self.lengths = torch.zeros(0, dtype=torch.long)  # (R,)
-        self.mask = torch.zeros(0, 0, dtype=torch.bool)  # (R, N), of the columns of the blocks
-        self.longest = 0  # upper limit of the lengths, known without waiting for the device
+        self.ids = torch.zeros(0, 0, dtype=torch.long)  # (R, C), the context without padding
+        self.dropped: Tensor | None = None  # (R,), number of tokens before the context
+        # The longest context when its length was last read, and the columns of the mask then.
+        self.longest = 0
+        self.columns = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no ids."""
+        return not self.ids.numel()
+
+    def lengths(self, mask: Tensor) -> Tensor:
+        """Return the lengths (R,) of the contexts. The mask (R, N) is that of the whole texts."""
+        lengths = mask.sum(1)
+        return lengths if self.dropped is None else lengths - self.dropped
 
     def start(self, ids: Tensor, mask: Tensor) -> None:
         """Set the first ids (R, n). Padding is at the end."""
-        self.ids, self.mask = ids.masked_fill(~mask, 0), mask
-        self.lengths = mask.sum(1)
-        self.longest = ids.shape[1]
+        self.ids = ids.masked_fill(~mask, 0)
+        self.longest = self.columns = ids.shape[1]
 
-    def append(self, ids: Tensor) -> None:
-        """Append n ids (R, n) to each row."""
-        n = ids.shape[1]
-        if self.longest + n > self.ids.shape[1]:
-            # Twice the length, so that few copies are necessary.
-            self.ids = F.pad(self.ids, (0, self.longest + 2 * n))
-        self.ids.scatter_(1, self.last(n).add_(n), ids)
-        self.lengths = self.lengths + n
-        self.longest += n
-        self.mask = torch.cat([self.mask, self.mask.new_ones(ids.shape)], 1)
+    def append(self, ids: Tensor, lengths: Tensor, columns: int) -> None:
+        """Write n ids (R, n) at the ends of contexts, which then have these lengths (R,)."""
+        room = columns - self.ids.shape[1]
+        if room > 0:
+            self.ids = F.pad(self.ids, (0, room))
+        self.ids.scatter_(1, last(lengths, ids.shape[1]), ids)
 
-    def last(self, n: int) -> Tensor:
-        """Return the indices (R, n) of the last n ids of each row; negative before its start."""
-        return self.lengths[:, None] + torch.arange(-n, 0, device=self.lengths.device)
-
-    def shorten(self, max_len: int) -> bool:
-        """Drop the first half of rows that are longer than max_len. Return whether there are any.
+    def shorten(self, mask: Tensor, max_len: int) -> bool:
+        """Drop the first half of contexts longer than max_len. Return whether there are any.
 
         Half of the tokens are dropped, so that this happens rarely.
         """
-        if self.longest <= max_len:
+        # The lengths are read only if a context can be too long.
+        if self.longest + mask.shape[1] - self.columns <= max_len:
             return False
-        self.longest = int(self.lengths.max())
+        lengths = self.lengths(mask)
+        self.longest, self.columns = int(lengths.max()), mask.shape[1]
         if self.longest <= max_len:
             return False
         kept = max(max_len // 2, 1)
-        long = self.lengths > max_len
-        start = torch.where(long, self.lengths - kept, 0)
-        self.lengths = torch.where(long, kept, self.lengths)
-        self.longest = int(self.lengths.max())
+        start = torch.where(lengths > max_len, lengths - kept, 0)
+        self.dropped = start if self.dropped is None else self.dropped + start
+        lengths = lengths - start
+        self.longest = int(lengths.max())
         columns = torch.arange(self.longest, device=start.device)
-        self.mask = columns < self.lengths[:, None]
         index = (start[:, None] + columns).clamp(max=self.ids.shape[1] - 1)
-        self.ids = self.ids.gather(1, index).masked_fill(~self.mask, 0)
+        self.ids = self.ids.gather(1, index).masked_fill(columns >= lengths[:, None], 0)
         return True
 
     def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
         """Keep these rows (r,). There is no memory to which `samples` could apply."""
-        self.ids, self.lengths, self.mask = self.ids[rows], self.lengths[rows], self.mask[rows]
+        self.ids = self.ids[rows]
+        if self.dropped is not None:
+            self.dropped = self.dropped[rows]
 
 
 class LanguageModel(StepDecoder):
@@ -140,37 +142,38 @@ class LanguageModel(StepDecoder):
         assert isinstance(tokens, TokenCache)
         kv_caches = [cache for cache in caches[1:] if isinstance(cache, KVCache)]
         n = ids.shape[1]
-        is_start = not len(tokens.lengths)
+        is_start = tokens.is_empty
         if is_start:
             tokens.start(ids, mask)
         else:
-            tokens.append(ids)
+            # One more column, as the context is shortened only after it has become too long.
+            columns = min(mask.shape[1], max(self.max_len + n, tokens.ids.shape[1]))
+            tokens.append(ids, tokens.lengths(mask), columns)
         # The positions of the tokens change, so the cached keys and values are no longer valid.
-        if tokens.shorten(self.max_len):
+        if tokens.shorten(mask, self.max_len):
             is_start = True
             for cache in kv_caches:
                 cache.clear()
-        x = self._embed_all(tokens) if is_start else self._embed_last(tokens, n)
-        x = self.backbone.run(x, tokens.mask, caches=kv_caches)
-        return self.backbone.norm(x), tokens.mask
+        if tokens.dropped is not None:
+            columns = tokens.longest if is_start else min(mask.shape[1], self.max_len)
+            lengths = tokens.lengths(mask)
+            mask = torch.arange(columns, device=mask.device) < lengths[:, None]
+        x = self._embed(tokens.ids, mask) if is_start else self._embed_last(tokens.ids, mask, n)
+        x = self.backbone.run(x, mask, caches=kv_caches)
+        return self.backbone.norm(x), mask
 
-    def _embed_all(self, tokens: TokenCache) -> Tensor:
-        """Embed all tokens (R, N, D). Padding is at the end."""
-        columns = tokens.longest
-        return self._embed(tokens.ids[:, :columns], tokens.mask[:, :columns])
-
-    def _embed_last(self, tokens: TokenCache, n: int) -> Tensor:
-        """Embed the last n tokens (R, n, D) of each row."""
+    def _embed_last(self, ids: Tensor, mask: Tensor, n: int) -> Tensor:
+        """Embed the last n tokens (R, n, D) of each row of ids (R, N)."""
+        lengths = mask.sum(1)
         if self.lookback is None:
             # An adapter whose embeddings can depend on all previous tokens.
-            columns = torch.arange(tokens.longest, device=tokens.ids.device)
-            x = self._embed(tokens.ids[:, : tokens.longest], columns < tokens.lengths[:, None])
+            x = self._embed(ids[:, : mask.shape[1]], mask)
             rows = torch.arange(len(x), device=x.device)[:, None]
-            return x[rows, tokens.last(n)]
-        index = tokens.last(self.lookback + n)
+            return x[rows, last(lengths, n)]
+        index = last(lengths, self.lookback + n)
         real = index >= 0
         index = index.clamp(min=0)
-        ids = tokens.ids.gather(1, index).masked_fill(~real, 0)
+        ids = ids.gather(1, index).masked_fill(~real, 0)
         return self._embed(ids, real, index)[:, self.lookback :]
 
     def _embed(self, ids: Tensor, mask: Tensor, index: Tensor | None = None) -> Tensor:
@@ -182,3 +185,8 @@ class LanguageModel(StepDecoder):
             batch["token_index"] = index
         tokens: Tokens = self.adapter(batch)
         return tokens.x[:, : ids.shape[1]]
+
+
+def last(lengths: Tensor, n: int) -> Tensor:
+    """Return the indices (R, n) of the last n tokens of each row; negative before its start."""
+    return lengths[:, None] + torch.arange(-n, 0, device=lengths.device)

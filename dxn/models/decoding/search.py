@@ -73,7 +73,8 @@ class Choice:
         self.lengths = torch.zeros(samples, width, dtype=torch.long, device=device)
         self.scores = torch.zeros(samples, width, device=device)
         self.ended = torch.zeros(samples, width, dtype=torch.bool, device=device)
-        self.step = 0
+        # Tensors are changed in place, so that a step can be captured as a graph.
+        self.step = torch.zeros(1, dtype=torch.long, device=device)
 
     @property
     def finished(self) -> Tensor:
@@ -103,7 +104,7 @@ class Choice:
         tokens = chosen.view_as(self.ended)
         if self.end is not None:
             self.ended |= tokens == self.end
-        self.tokens[:, :, self.step] = tokens
+        self.tokens.index_copy_(2, self.step, tokens[..., None])
         self.lengths += ~self.ended
         self.step += 1
         return chosen, parents
@@ -315,9 +316,11 @@ def random_sampler(
         # Without the maximum, a temperature close to 0 would divide all of them to -infinity. A
         # smaller temperature than 1e-30 is 0 in float32.
         centered = log_probs - log_probs.amax(-1, keepdim=True)
-        probs, order = (centered / max(temperature, 1e-30)).softmax(-1).sort(-1, descending=True)
-        if top_k is not None:
-            probs[:, top_k:] = 0
+        probs = (centered / max(temperature, 1e-30)).softmax(-1)
+        if top_k is None:
+            probs, order = probs.sort(-1, descending=True)
+        else:
+            probs, order = probs.topk(min(top_k, probs.shape[1]))
         if top_p is not None:
             # The sum before each token is compared, so that the most probable token always remains.
             probs = probs.masked_fill(probs.cumsum(-1) - probs >= top_p, 0)
