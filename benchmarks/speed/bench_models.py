@@ -18,6 +18,7 @@ from parity_cases import NUM_CLASSES, VOCAB, Batch, Case, Sizes
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
+from dxn.tokenize.base import NUM_REAL
 
 T: Any = transformers
 # Of float32 outputs, relative to the largest one.
@@ -112,7 +113,7 @@ def texts(pair: Pair, lengths: list[int]) -> tuple[dict[str, Any], Batch]:
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     ids = torch.randint(4, VOCAB, mask.shape, generator=torch.Generator().manual_seed(1))
     ids = ids.masked_fill(~mask, 0)
-    ours["text"] |= {"ids": ids, "mask": mask}
+    ours["text"] |= {"ids": ids, "mask": mask, NUM_REAL: sum(lengths)}
     return ours, {"ids": ids, "mask": mask}
 
 

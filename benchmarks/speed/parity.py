@@ -34,6 +34,7 @@ from torch import Tensor, nn  # noqa: E402
 from dxn.config.instantiate import build  # noqa: E402
 from dxn.config.model_plan import ModelPlan  # noqa: E402
 from dxn.models import MultimodalModel  # noqa: E402
+from dxn.tokenize.base import FULL  # noqa: E402
 from dxn.weights import PublicModel, read_public  # noqa: E402
 
 # Maximum absolute difference. Activations are of the order of 1, so this is also relative.
@@ -146,6 +147,7 @@ def images(
         "sizes": torch.tensor([[H, W]] * B),
         "frame": torch.ones(B, 4),
         "rows": torch.arange(B),
+        FULL: True,  # so that the model does not have to look for padding
     }
     return {"image": batch, "#size": B}, {"pixels": (pixels.to(dtype) / 255 - mean) / std}
 

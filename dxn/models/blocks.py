@@ -247,7 +247,7 @@ class Block(nn.Module):
             query = self.cross_norm(x) if self.pre_norm else x
             branch = self._cross(self.cross, query, groups, memory, cache)
         if self.compiled:
-            return compiling.finish(self, x, branch, keys)
+            return compiling.call(Block.finish, self, x, branch, keys)
         return self.finish(x, branch, keys)
 
     def finish(self, x: Tensor, branch: Tensor, keys: Keys | None = None) -> Tensor:

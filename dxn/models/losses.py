@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -54,44 +55,65 @@ def linear_cross_entropy(
     else:
         # Padding is computed, from zeros, but does not count.
         x, targets = x * real[:, None], targets.clamp(min=0)
-    device, dtype = x.device.type, matmul_dtype(x)
     if not torch.is_grad_enabled():
         # The forward pass below cannot ask for this, because it always runs without gradients.
         x, embedding = x.detach(), embedding.detach()
-    # Autocast is disabled, because it would convert the embedding again for each chunk.
-    has_autocast = torch.amp.is_autocast_available(device)
-    with torch.autocast(device, enabled=False) if has_autocast else nullcontext():
-        total = _LinearCrossEntropy.apply(x, embedding, targets, real, label_smoothing, dtype)
+    dtype = matmul_dtype(x)
+    total = _LinearCrossEntropy.apply(x, embedding, targets, real, label_smoothing, dtype)
     assert isinstance(total, Tensor)
     return total
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Computes the loss and the gradients that are needed in the forward pass.
+    """Computes the loss and the gradients that are needed in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        """Compute the loss for the arguments of `_with_gradients`."""
+        ctx.needed = ctx.needs_input_grad[:2]
+        # An operator, because a graph of the loop would be for one number of chunks.
+        compute = _with_gradients_op if torch.compiler.is_compiling() else _with_gradients
+        total, *gradients = compute(*inputs, list(ctx.needed))
+        # The backward pass only has to scale these gradients.
+        ctx.save_for_backward(*gradients)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale the gradients that `forward` computed."""
+        pairs = zip(ctx.saved_tensors, ctx.needed, strict=True)
+        scaled = [grads[0] * each if need else None for each, need in pairs]
+        return *scaled, None, None, None, None
+
+
+def _with_gradients(
+    x: Tensor,
+    embedding: Tensor,
+    targets: Tensor,
+    real: Tensor | None,
+    smoothing: float,
+    dtype: torch.dtype,
+    needed: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss, and its gradients with respect to x and to the embedding if `needed`.
 
     Let p be the softmax and q the target distribution, both (M, V). The gradient with respect to x
     is (p - q) @ embedding, and that with respect to the embedding is (p - q).T @ x. q is a one-hot
     vector plus a constant, so its products are computed without the matrix q.
-    """
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        embedding: Tensor,
-        targets: Tensor,
-        real: Tensor | None,
-        smoothing: float,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        """Compute matrix products in `dtype`, and sums over the vocabulary at least in float32."""
-        needs_x, needs_embedding = ctx.needs_input_grad[:2]
+    Matrix products are computed in `dtype`, and sums over the vocabulary at least in float32.
+    """
+    device = x.device.type
+    # Autocast is disabled, because it would convert the embedding again for each chunk.
+    has_autocast = torch.amp.is_autocast_available(device)
+    with torch.autocast(device, enabled=False) if has_autocast else nullcontext():
+        needs_x, needs_embedding = needed
         grad_x = torch.empty_like(x) if needs_x else None
         grad_embedding = torch.zeros_like(embedding) if needs_embedding else None
         total = x.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
         low_x = x.to(dtype)
         low_embedding = embedding.to(dtype)
-        size, num_chunks = (CHUNK, GROUP) if x.device.type == "cpu" else (DEVICE_CHUNK, 1)
+        size, num_chunks = (CHUNK, GROUP) if device == "cpu" else (DEVICE_CHUNK, 1)
         # At least 16 rows, because matrix products with fewer rows are inefficient.
         rows = max(size // len(embedding), 16)
         for start in range(0, len(x), num_chunks * rows):
@@ -127,15 +149,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if grad_embedding is not None:
             grad_embedding.index_add_(0, targets, x.to(embedding.dtype), alpha=smoothing - 1)
             grad_embedding -= smoothing / len(embedding) * sum_x
-        # The backward pass only has to scale these gradients.
-        ctx.save_for_backward(grad_x, grad_embedding)
-        return total
+    # An operator returns no None.
+    empty = x.new_empty(0) if grad_x is None else grad_x
+    return total, empty, embedding.new_empty(0) if grad_embedding is None else grad_embedding
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the gradients that `forward` computed."""
-        scaled = [None if each is None else grads[0] * each for each in ctx.saved_tensors]
-        return *scaled, None, None, None, None
+
+_with_gradients_op = torch.library.custom_op("dxn::linear_cross_entropy", mutates_args=())(
+    _with_gradients
+)
+
+
+@_with_gradients_op.register_fake
+def _(
+    x: Tensor, embedding: Tensor, targets: Any, real: Any, smoothing: Any, dtype: Any, needed: Any
+) -> tuple[Tensor, ...]:
+    total = x.new_empty((), dtype=torch.promote_types(dtype, torch.float32))
+    pairs = zip((x, embedding), needed, strict=True)
+    return total, *(torch.empty_like(each) if need else each.new_empty(0) for each, need in pairs)
 
 
 def unit(x: Tensor) -> Tensor:

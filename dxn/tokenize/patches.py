@@ -68,7 +68,7 @@ class PatchGrid:
             needed = (count - 1) * self.stride[axis] + self.size[axis]
             pads += [0, needed - x.shape[2 + axis]]  # negative if the end is dropped
         # F.pad copies x even if all pads are 0, but a graph must not depend on this.
-        if torch.compiler.is_exporting() or any(pads):
+        if torch.compiler.is_compiling() or any(pads):
             x = F.pad(x, pads)
         return x.unfold(2, self.size[0], self.stride[0]).unfold(3, self.size[1], self.stride[1])
 

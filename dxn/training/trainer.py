@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import torch
 from annotated_types import Ge
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.core.display import duration
@@ -122,8 +122,8 @@ class Trainer:
             addition to those by time. 0: only by time.
         max_skipped_steps: Number of optimizer steps in a row that may be skipped because the loss
             or a gradient is not finite, before the training stops. 0: never stop.
-        compile: Whether to use torch.compile for the blocks of the backbone. The compilation takes
-            about a minute.
+        compile: Whether to use torch.compile: on a GPU for everything from the adapters to the
+            loss, on a CPU for the blocks of the backbone. The compilation takes about a minute.
         monitor: Name of the metric that selects the best epoch and decides about patience. null:
             that of the task, such as accuracy.
         metrics: Metrics of your own by name: objects that are called with predictions and targets,
@@ -361,7 +361,8 @@ class Trainer:
             compiling.on_failure = lambda why: self.log.print(
                 f"note: training without torch.compile: {why}"
             )
-            set_compiled(self.parallel.trained, True)
+            # Other devices compile the whole model, see `_run`.
+            set_compiled(self.parallel.trained, self.accelerator.device.type == "cpu")
         parts: Iterator[dict[str, Any]] | None = None
         while state.batch < len(self.order) and not self.is_out_of_time:
             if parts is None:
@@ -516,20 +517,15 @@ class Trainer:
         # The random numbers of the dropouts depend on the step and the samples.
         seed = random.Random(f"{self.seed}/{state.epoch}/{state.step}").randrange(MAX_SEED)
         with keyed(Noise.of_step(torch.tensor(batch["#index"], device=device), seed)):
-
-            def output() -> Any:
-                with autocast(device, self.used_precision):
-                    # Losses are computed in float32, because bf16 has too few digits for sums over
-                    # many terms.
-                    return as_float(self.parallel.wrapped(batch, mixing))
-
+            model, precision = self.parallel.wrapped, self.used_precision
+            run = self._run
             if self.r_drop:
                 # DDP prepares each forward pass that synchronizes gradients for a backward pass of
                 # its own. Both passes have the same one, so only the second pass is prepared.
                 with self.parallel.not_synchronized():
-                    first = output()
+                    first = run(_output, model, batch, mixing, device, precision)
                 with selected(torch.arange(batch["#size"], device=device), SECOND_PASS):
-                    second = output()
+                    second = run(_output, model, batch, mixing, device, precision)
                 # The mean of the two losses instead of their sum, so that the weight of the target
                 # does not depend on this option. The paper's code does the same.
                 loss, other = self.task.loss(first, batch), self.task.loss(second, batch)
@@ -538,7 +534,7 @@ class Trainer:
                 total = (loss.total + other.total) / 2 + self.r_drop * divergence
                 loss = LossSum(total, loss.weight)
             else:
-                loss = self.task.loss(output(), batch)
+                loss = run(_loss, self.task, model, batch, mixing, device, precision)
             if batch.get("#filler"):
                 # It only keeps this process in step with the others, which have one more sample.
                 loss = LossSum(0 * loss.total, 0 * loss.weight)
@@ -547,6 +543,13 @@ class Trainer:
                 objective = objective * state.loss_scale
             objective.backward()
         return LossSum(loss.total.detach(), loss.weight.detach())
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Compute function(*args), as one graph with torch.compile on another device than a CPU."""
+        if not self.compile or self.accelerator.device.type == "cpu":
+            return function(*args)
+        # DDP and FSDP2 exchange gradients and weights between several graphs.
+        return compiling.call(function, *args, fullgraph=self.accelerator.num_processes == 1)
 
     def _norm_of_gradients(self, loss: LossSum, *, as_sum: bool) -> Tensor:
         """Return the norm of the gradient of the mean loss, which replaces that of the sum.
@@ -801,3 +804,21 @@ class Trainer:
             epochs = f"{state.epoch} of {self.epochs} epochs"
             limit = duration(self.limit)
             self.log.print(f"stopped early: {epochs} fit into the time limit of {limit}")
+
+
+def _output(
+    model: nn.Module,
+    batch: dict[str, Any],
+    mixing: tuple[Tensor, float] | None,
+    device: torch.device,
+    precision: UsedPrecision,
+) -> Any:
+    """Return the output of a model for a batch, whose matrix products have the precision."""
+    with autocast(device, precision):
+        # Losses are computed in float32, because bf16 has too few digits for sums over many terms.
+        return as_float(model(batch, mixing))
+
+
+def _loss(task: Task, model: nn.Module, batch: dict[str, Any], *args: Any) -> LossSum:
+    """Return the loss of a batch. For the arguments, see `_output`."""
+    return task.loss(_output(model, batch, *args), batch)

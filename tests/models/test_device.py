@@ -14,7 +14,7 @@ from helpers.tasks import build_model, make_batch
 
 import dxn
 from dxn.core.dropout import Noise, keyed
-from dxn.models import Backbone, BottleneckFusion, EarlyFusion, LateFusion
+from dxn.models import Backbone, BottleneckFusion, EarlyFusion, LateFusion, compiling
 from dxn.models.blocks import BlockOptions, NormOptions, PositionOptions
 from dxn.models.decoding.decoder import Decoder, KVCache
 from dxn.models.decoding.generation import CHECK_EVERY, generate
@@ -48,6 +48,7 @@ from dxn.tokenize import (
     TokenizerOptions,
     VideoAdapter,
 )
+from dxn.training import trainer
 from dxn.training.predict import to_device
 
 D = 16
@@ -158,6 +159,46 @@ def test_options_of_adapters(name, options):
 def test_options_of_the_backbone(options):
     model = model_of(Regress(), ["text", "image"], [1.0, 2.0, 3.0, 4.0], backbone=options)
     train(model, batch_of(model, ["text", "image"], [1.0, 2.0, 3.0, 4.0], missing=["text"]))
+
+
+def _losses(model, batches, call):
+    """The losses of batches with the gradients of each of them."""
+    model.train()
+    for step, batch in enumerate(batches):
+        model.zero_grad()
+        with keyed(Noise.of_step(torch.tensor(batch["#index"]), step)):
+            args = model.task, model, batch, None, torch.device("cpu"), "float32"
+            loss = call(trainer._loss, *args).total
+            loss.backward()
+        yield loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("task", ["regress", "generate"])
+def test_a_whole_model_is_one_graph_for_batches_of_all_sizes(task, monkeypatch):
+    names = ["text", "number"]
+    targets = [1.0, 2.0, 3.0, 4.0]
+    head = Regress()
+    if task == "generate":
+        names, targets = ["category"], VALUES["text"]
+        head = Generate(decoder=partial(Decoder, LAYERS), max_len=9)
+    model = model_of(head, names, targets)
+    rows = [{name: VALUES[name][i] for name in names} | {"target": targets[i]} for i in range(4)]
+    if task == "regress":
+        rows[1]["text"] = None
+    parts = [rows, [rows[1], rows[0], rows[3]], [*rows[2:], rows[1], *rows[2:]]]
+    batches = [model.collate(part) for part in parts]
+    # Traced with its backward pass, but run without generated code, which takes long.
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    compiling._compiled.cache_clear()
+    counts = torch._dynamo.utils.counters["stats"]
+    before = counts["unique_graphs"]
+    expected = list(_losses(model, batches, lambda function, *args: function(*args)))
+    compiled = list(_losses(model, batches, partial(compiling.call, fullgraph=True)))
+    assert compiling.failure() is None
+    assert counts["unique_graphs"] - before == 1
+    torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-4)
+    compiling._compiled.cache_clear()
 
 
 LAYERS = Backbone(D, depth=1, num_heads=2, causal=True, cross=True, dropout=0.1)

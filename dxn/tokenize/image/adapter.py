@@ -196,7 +196,7 @@ class ImageAdapter(Adapter):
         """Normalize uint8 pixels (B, C, H, W) and set the padding of each image to 0."""
         x = normalize_pixels(pixels, self.mean, self.std)
         # A single image has no padding, but a graph is for any number of images.
-        if torch.compiler.is_exporting() or len(x) > 1:
+        if torch.compiler.is_compiling() or len(x) > 1:
             x = x * grid_mask(sizes, x.shape[2], x.shape[3])[:, None]
         return x
 

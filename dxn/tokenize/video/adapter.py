@@ -217,7 +217,7 @@ class VideoAdapter(Adapter):
             # The biases of the stem make missing frames nonzero.
             x = x * is_frame[:, :, None, None, None, None]
         missing = -num_frames % self.tubelet_frames
-        if torch.compiler.is_exporting() or missing:
+        if torch.compiler.is_compiling() or missing:
             x = F.pad(x, (0, 0) * 4 + (0, missing))
         # The order of the weights of a three-dimensional convolution.
         return rearrange(x, "b (t f) h w c k -> b t h w (c f k)", f=self.tubelet_frames)

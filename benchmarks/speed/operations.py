@@ -1,0 +1,81 @@
+"""Counts the operations of a training step, of dxn and of its peers.
+
+A GPU starts a kernel for each of them, so they limit the speed of small models and batches. Their
+number depends neither on the width nor on the batch size, and it can be counted on a CPU. Here, the
+CPU does what a GPU does with batches of this size: padding is kept, attention is one operation, and
+no value is read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import bench_training
+import torch
+from bench_row import Options
+from parity_cases import Sizes
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dxn.core.dropout import Noise, keyed
+
+VIEWS = {
+    *("_reshape_alias", "_unsafe_view", "alias", "as_strided", "chunk", "detach", "diagonal"),
+    *("expand", "lift_fresh", "permute", "select", "slice", "split", "split_with_sizes", "squeeze"),
+    *("t", "transpose", "unbind", "unfold", "unsqueeze", "view"),
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+}
+READS = {"_local_scalar_dense", "nonzero"}  # the processor waits for their results
+SIZES = Sizes(dim=64, depth=12, heads=4)
+TEXTS = 64  # per batch of `ragged_texts`
+ROWS = {
+    "ViT": partial(bench_training.images, sizes=SIZES, batch=TEXTS),
+    "BERT": partial(bench_training.ragged_texts, dropout=0.0, sizes=SIZES),
+    "BERT, dropout 0.1": partial(bench_training.ragged_texts, dropout=0.1, sizes=SIZES),
+}
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of its context that are neither views nor allocations."""
+
+    def __init__(self):
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in VIEWS:
+            self.count[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def main() -> None:
+    """Print a table with the operations of each training step."""
+    print("| step, 12 blocks | model | operations | values read |\n|---|---|---|---|")
+    for name, make in ROWS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            calls = make(Options(Path(folder))).calls
+        noise = Noise.of_step(torch.arange(TEXTS), 0)  # the trainer has one per step too
+        for model, call in calls.items():
+            with keyed(noise):
+                call()  # the first step creates the state of the optimizer
+                with Operations() as operations:
+                    call()
+            reads = sum(operations.count[each] for each in READS)
+            total = operations.count.total() - reads
+            print(f"| {name} | {model} | {total:,} | {reads} |", flush=True)
+
+
+if __name__ == "__main__":
+    with (
+        patch("dxn.models.attention.MAX_UNFUSED_KEYS_FLOAT32", 0),
+        patch("dxn.models.packing.GroupPacking.of", lambda mask: None),
+        patch("dxn.core.tokens.can_read", lambda x: False),
+    ):
+        main()
