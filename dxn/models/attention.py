@@ -37,8 +37,8 @@ class Group:
         positions: (1 or b, n). Position of each token in its sequence.
         mask: (b, N) bool. True at the real tokens of the whole sequences. None: all tokens are
             real, and none of them is in a cache.
-        columns: (b, n). Columns of the tokens in the caches, or those of all rows. None: the caches
-            have no tokens yet.
+        cells: Rows and columns of the tokens in the caches, as an index of a tensor (b, C, ...).
+            None: the caches have no tokens yet.
         index: (b n,). Row of each token, counted from the first row. Padding has the row of the
             last token of the sample. None: all samples have n tokens.
         real: (t,). Index of each row among the b n tokens. None: all samples have n tokens.
@@ -54,7 +54,7 @@ class Group:
     shape: Sequence[int]
     positions: Tensor
     mask: Tensor | None = None
-    columns: Tensor | slice | None = None
+    cells: tuple[Tensor, Tensor] | tuple[slice, slice] | None = None
     index: Tensor | None = None
     real: Tensor | None = None
     attn_mask: Tensor | None = None

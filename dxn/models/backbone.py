@@ -192,24 +192,29 @@ class Backbone(Recorded, nn.Module):
             keys = keys and keys.flatten()
             positions = torch.arange(shape[1], device=x.device)[None]
             is_whole = has_no_padding and shape[1] == mask.shape[1]
-            columns = None
+            cells = None
             if caches and not caches[0].is_empty:
-                columns = positions = last_index(mask, shape[1])
+                positions = last_index(mask, shape[1])
                 # A CPU writes the same columns of all rows faster.
                 if can_read(mask) and bool((mask == mask[:1]).all()):
                     mask, positions = mask[:1], positions[:1]
-                    columns = slice(int(positions[0, 0]), int(positions[0, -1]) + 1)
+                    cells = slice(None), slice(int(positions[0, 0]), int(positions[0, -1]) + 1)
+                else:
+                    cells = torch.arange(shape[0], device=x.device)[:, None], positions
             elif self.uses_positions and not is_whole:
                 positions = token_index(mask)
             every = slice(None)
             real = None if is_whole else mask
-            groups = [Group(every, every, shape, positions, real, columns)]
+            groups = [Group(every, every, shape, positions, real, cells)]
         else:
             x = packing.pack(x)
             keys = keys and keys.select(packing.index)
             if memory is not None and packing.order is not None:
                 memory = memory.select(packing.order)
             groups = packing.groups()
+        # See `_limited`.
+        if memory is not None and memory.attn_mask is not None and x.device.type != "cpu":
+            memory = replace(memory, attn_mask=as_offsets(memory.attn_mask, x))
         # Once per window size instead of once per block, because most blocks share a window size.
         by_window = {
             window: [self._limited(group, window, x) for group in groups]
@@ -268,10 +273,8 @@ class Backbone(Recorded, nn.Module):
         attn_mask = make_attn_mask(
             mask, queries=group.positions, causal=self.causal, slopes=self.slopes, window=window
         )
-        # The kernels of a GPU add a mask, and so does a CPU for few queries: converted here, it is
-        # not converted by each block.
-        is_added = group.columns is not None or x.device.type != "cpu"
-        if attn_mask is not None and is_added:
+        # The kernels of a GPU add a mask: converted here, it is not converted by each block.
+        if attn_mask is not None and x.device.type != "cpu":
             attn_mask = as_offsets(attn_mask, x)
         return replace(group, attn_mask=attn_mask, rope=rope)
 

@@ -215,8 +215,8 @@ def test_a_cache_writes_each_new_token_after_the_last_one_of_its_row(monkeypatch
     def record(cache, key, value, group):
         nonlocal calls
         keys, values = extend(cache, key, value, group)
-        if group.columns is not None:
-            first, second = group.columns[:, 0].tolist()
+        if group.cells is not None:
+            first, second = group.cells[1][:, 0].tolist()
             assert second == first + 2
             assert torch.equal(keys[0, :, first], key[0, :, 0])
             assert torch.equal(keys[1, :, second], key[1, :, 0])

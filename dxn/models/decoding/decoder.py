@@ -78,17 +78,13 @@ class KVCache:
         if self._tokens is None:
             self._tokens = key, value
             return self._tokens
-        assert group.mask is not None and group.columns is not None
+        assert group.mask is not None and group.cells is not None
         room = group.mask.shape[1] - self._tokens[0].shape[2]
         if room:
             key_room, value_room = (F.pad(part, (0, 0, 0, room)) for part in self._tokens)
             self._tokens = key_room, value_room
         for part, new in zip(self._tokens, (key, value), strict=True):
-            if isinstance(group.columns, slice):
-                part[:, :, group.columns] = new
-            else:
-                rows = torch.arange(len(part), device=part.device)[:, None]
-                part[rows, :, group.columns] = new.transpose(1, 2)
+            part.transpose(1, 2)[group.cells] = new.transpose(1, 2)
         return self._tokens
 
     def select(self, rows: Tensor, samples: Tensor | None = None) -> None:

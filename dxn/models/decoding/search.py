@@ -317,15 +317,17 @@ def random_sampler(
         # smaller temperature than 1e-30 is 0 in float32.
         centered = log_probs - log_probs.amax(-1, keepdim=True)
         probs = (centered / max(temperature, 1e-30)).softmax(-1)
-        if top_k is None:
-            probs, order = probs.sort(-1, descending=True)
-        else:
+        order = None
+        # A sort of the whole vocabulary can take longer than the model.
+        if top_k is not None:
             probs, order = probs.topk(min(top_k, probs.shape[1]))
+        elif top_p is not None:
+            probs, order = probs.sort(-1, descending=True)
         if top_p is not None:
             # The sum before each token is compared, so that the most probable token always remains.
             probs = probs.masked_fill(probs.cumsum(-1) - probs >= top_p, 0)
         choice = torch.multinomial(probs, 1, generator=generator)
-        return order.gather(1, choice).squeeze(1)
+        return (choice if order is None else order.gather(1, choice)).squeeze(1)
 
     return sample
 
