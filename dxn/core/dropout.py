@@ -358,9 +358,14 @@ def _is_compiling_for_cpu(x: Tensor) -> bool:
 def _salted(keys: Tensor, number: int) -> Tensor:
     """Add an int64 that depends on `number` to keys."""
     if torch.compiler.is_compiling():
-        # The number can be a symbol, and kernels have no numbers beyond int64.
-        salt = torch.full((), number, dtype=torch.int64, device=keys.device) * LAYER_FACTOR
-        return keys + (salt & MAX_INT64)
+        # The number can be a symbol, and kernels have no numbers beyond int64. It is read from a
+        # tensor if there is one, because of the products that `Noise.count` describes.
+        if _noise is None:
+            salt = torch.full((), number, dtype=torch.int64, device=keys.device)
+        else:
+            high, low = number // MAX_BRANCHES, number % MAX_BRANCHES
+            salt = _noise.indices[high] * MAX_BRANCHES + _noise.indices[low]
+        return keys + (salt * LAYER_FACTOR & MAX_INT64)
     return keys + number * LAYER_FACTOR % 2**63
 
 
