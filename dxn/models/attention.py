@@ -210,7 +210,7 @@ def attend(
         prefers_unfused = (is_bf16 or query.requires_grad) and key.shape[-2] <= most
     if prefers_unfused or (score is not None and score.kind == "additive"):
         weights = attention_weights(query, key, attn_mask, causal=causal, score=score)
-        return F.dropout(weights, dropout, training=dropout > 0) @ value
+        return (F.dropout(weights, dropout) if dropout > 0 else weights) @ value
     scale = None
     if score is not None:
         # `sides` includes the scaling, so the kernel must not divide by sqrt(d) again.
