@@ -69,7 +69,7 @@ def launch() -> Launch | None:
                     store.set(f"dxn/answer/{word}", json.dumps([start, identity, is_restart]))
             time.sleep(POLL)
             missing = {each for each in missing if not store.check([f"dxn/{start}/{each}"])}
-    part = dist.PrefixStore(start, store)
+    part = dist.PrefixStore(start, store)  # pyright: ignore
     return Launch(identity, is_restart, {"store": part, "rank": rank, "world_size": world_size})
 
 

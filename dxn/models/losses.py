@@ -72,7 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         """Compute the loss for the arguments of `_with_gradients`."""
         ctx.needed = ctx.needs_input_grad[:2]
         # An operator, because a graph of the loop would be for one number of chunks.
-        compute = _with_gradients_op if torch.compiler.is_compiling() else _with_gradients
+        compute: Any = _with_gradients_op if torch.compiler.is_compiling() else _with_gradients
         total, *gradients = compute(*inputs, list(ctx.needed))
         # The backward pass only has to scale these gradients.
         ctx.save_for_backward(*gradients)
