@@ -248,21 +248,42 @@ def combined(columns: Sequence[np.ndarray]) -> np.ndarray:
 
 def content_key(value: Any) -> Hashable:
     """Return a hashable key of the content of a cell."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    digest = hashlib.blake2b(digest_size=16)
-    for part in value if isinstance(value, tuple) else (value,):
-        if isinstance(part, Tensor):
-            part = part.numpy(force=True)
-        if isinstance(part, np.ndarray):
-            # Include the shape: equal bytes with different shapes are different images.
-            digest.update(repr((part.shape, part.dtype)).encode())
-            digest.update(np.ascontiguousarray(part).data)
-        elif isinstance(part, bytes):
-            digest.update(part)
-        else:
-            digest.update(repr(part).encode())
-    return digest.digest()
+    return value if value is None or isinstance(value, str | int | float) else digest(value)
+
+
+def digest(raw: Any) -> bytes:
+    """Return a hash (16 bytes) of the content of a cell or of a raw value."""
+    if isinstance(raw, str | float):  # most cells
+        return hashlib.blake2b(repr(raw).encode(), digest_size=16).digest()
+    content = hashlib.blake2b(digest_size=16)
+    if isinstance(raw, Tensor):
+        raw = raw.numpy(force=True)
+    if isinstance(raw, np.ndarray) and raw.dtype == object:
+        raw = raw.tolist()
+    if isinstance(raw, np.ndarray):
+        # Include the shape: equal bytes with different shapes are different images.
+        content.update(repr((raw.shape, raw.dtype)).encode())
+        content.update(np.ascontiguousarray(raw).data)
+    elif isinstance(raw, list | tuple | Mapping) and _has_arrays(raw):
+        # The repr of a large array is shortened.
+        content.update(repr((type(raw), len(raw))).encode())
+        items = raw.items() if isinstance(raw, Mapping) else raw
+        for item in items:
+            content.update(digest(item))
+    elif isinstance(raw, bytes):
+        content.update(raw)
+    else:
+        content.update(repr(raw).encode())
+    return content.digest()
+
+
+def _has_arrays(raw: Any) -> bool:
+    """Whether a raw value contains arrays. Long lists of words are hashed faster as a whole."""
+    if isinstance(raw, Mapping):
+        return _has_arrays(list(raw.values()))
+    if isinstance(raw, list | tuple):
+        return any(map(_has_arrays, raw))
+    return isinstance(raw, Tensor | np.ndarray)
 
 
 def _is_repeated(numbers: np.ndarray) -> np.ndarray:

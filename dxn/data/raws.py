@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections import deque
@@ -17,7 +16,7 @@ from torch import Tensor
 from dxn.core.display import track
 from dxn.core.errors import UserError
 from dxn.core.runtime import release_memory
-from dxn.data.files import MISSING, READER_THREADS, in_parts, with_files
+from dxn.data.files import MISSING, READER_THREADS, digest, in_parts, with_files
 from dxn.data.rows import Column, OnBad, Validate, as_column
 from dxn.data.sources.confine import OutsidePath
 from dxn.tokenize.base import BadMedia, Tokenizer
@@ -376,39 +375,6 @@ def digest_of(column: Sequence[Any], row: int) -> bytes:
     """Return a hash of the raw value of a row, without reading its file again."""
     fact = column.fact(row) if isinstance(column, FileColumn) else None
     return digest(column[row]) if fact is None else fact["digest"].tobytes()
-
-
-def digest(raw: Any) -> bytes:
-    """Return a hash of the content of a raw value."""
-    if isinstance(raw, str | float):  # most cells
-        return hashlib.blake2b(repr(raw).encode(), digest_size=16).digest()
-    content = hashlib.blake2b(digest_size=16)
-    if isinstance(raw, Tensor):
-        raw = raw.numpy(force=True)
-    if isinstance(raw, np.ndarray) and raw.dtype == object:
-        raw = raw.tolist()
-    if isinstance(raw, np.ndarray):
-        # Include the shape: equal bytes with different shapes are different images.
-        content.update(repr(raw.shape).encode())
-        content.update(np.ascontiguousarray(raw).data)
-    elif isinstance(raw, list | tuple | Mapping) and _has_arrays(raw):
-        # The repr of a large array is shortened.
-        content.update(repr((type(raw), len(raw))).encode())
-        items = raw.items() if isinstance(raw, Mapping) else raw
-        for item in items:
-            content.update(digest(item))
-    else:
-        content.update(repr(raw).encode())
-    return content.digest()
-
-
-def _has_arrays(raw: Any) -> bool:
-    """Whether a raw value contains arrays. Long lists of words are hashed faster as a whole."""
-    if isinstance(raw, Mapping):
-        return _has_arrays(list(raw.values()))
-    if isinstance(raw, list | tuple):
-        return any(map(_has_arrays, raw))
-    return isinstance(raw, Tensor | np.ndarray)
 
 
 def size_of(value: Any) -> int:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from dxn.data.columns.useless import names_new_groups
-from dxn.data.raws import digest
+from dxn.data.files import digest
 from dxn.data.sources.memory import tables_of, write_tables
 from dxn.data.tables.read import read_table
 from tests.helpers.newcomer import TEXT, TINY, run

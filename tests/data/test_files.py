@@ -13,6 +13,7 @@ from dxn.data.files import in_parts, survey, with_files
 from dxn.data.rows import Column, Origins, as_column
 from dxn.data.sources.cell_paths import file_of_cell, usual_file
 from dxn.data.sources.confine import confined
+from dxn.data.splits.duplicates import codes_of
 from dxn.data.tables.read import Table
 from dxn.runs.data import fit_adapters
 from dxn.tokenize import TextAdapter, TokenizerOptions
@@ -113,6 +114,14 @@ def test_a_column_in_memory_needs_no_files():
     assert first == second != third
     assert column[2] is pictures[2]
     assert with_files(Column([Path("x"), Path("x")])).files.cells == [Path("x")]
+
+
+def test_long_arrays_in_a_list_are_compared_completely():
+    """The text of a long array leaves out its middle."""
+    first, second = np.zeros(2003), np.zeros(2003)
+    second[1001] = 1
+    same, other, again = codes_of(Column([[first], [second], [first.copy()]])).tolist()
+    assert same == again != other
 
 
 def test_vocabularies_are_fitted_on_evenly_spaced_rows_of_a_stated_number(monkeypatch, capsys):

@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from dxn.core.display import count
 from dxn.data.dataset import Opened
-from dxn.data.raws import FileColumn, digest, digest_of
+from dxn.data.files import digest
+from dxn.data.raws import FileColumn, digest_of
 from dxn.data.rows import TARGET
 
 ORDER = "order"  # the digest of the rows, and below the one that does not depend on their order
 SET = "set"
-NUM_BYTES = 16  # of each digest, also of those of `dxn.data.raws`
+NUM_BYTES = 16  # of each digest, also of those of `dxn.data.files`
 MAX_KNOWN = 10_000  # texts whose digests are remembered
 
 # {"rows": number of rows, "columns": {name: digest}, "order": digest, "set": digest}
