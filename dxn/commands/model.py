@@ -181,14 +181,18 @@ class ManyRows(OnRay, FromRun, TableInput):
             **options: Options of `load`.
         """
         from dxn.runs.engine.cluster import answer_rows
+        from dxn.runs.predictor.resumable import identity_of_model
 
         values = self.settings.plain()
+        command = {n: v for n, v in values.items() if n not in FREE}
+        # After a change of the model, its answers need another folder.
+        command["model"] = identity_of_model(self.run, values.get("weights", {}).get("source"))
         return answer_rows(
             self.loader(**options),
             values["input"],
             values["output"],
             rows_of,
-            command={"command": self.verb()} | {n: v for n, v in values.items() if n not in FREE},
+            command={"command": self.verb(), **command},
             ray_options=self.ray,
             table_options={**self.table_options(), "keep": keep},
             batch_size=batch_size,

@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 import io
 import json
+import os
+import shutil
 import tarfile
 
 import numpy as np
@@ -158,6 +160,22 @@ def test_a_damaged_shard_does_not_stop_the_others(
     (bad,) = pq.read_table(tmp_path / "o" / "bad").to_pylist()
     assert bad["file"] == damaged and reason in bad["reason"]
     assert len(answers(tmp_path / "o")) == 100
+
+
+def test_a_changed_model_needs_another_folder(place, run, here, tmp_path, capsys):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    words = ["predict", f"run={copy}", f"input={place / 'all.parquet'}", *OPTIONS]
+    assert main([*words, f"output={tmp_path / 'o'}"]) == 0
+    os.utime(copy / "model" / "model.safetensors", (1, 1))
+    assert main([*words, f"output={tmp_path / 'o'}"]) == 2
+    assert "another command (the model has changed)" in capsys.readouterr().err
+
+
+def test_an_unknown_input_to_use_is_refused(place, run, here, tmp_path, capsys):
+    words = ["embed", f"run={run}", f"input={place / 'all.parquet'}", *OPTIONS, "only=[sound]"]
+    assert main([*words, f"output={tmp_path / 'o'}"]) == 2
+    assert "only: must be inputs of the model (text), got sound" in capsys.readouterr().err
 
 
 def test_a_folder_of_pictures_is_divided_into_parts(here, tmp_path):

@@ -272,7 +272,8 @@ def open_folder(folder: Path, command: Mapping[str, Any], files: Sequence[str]) 
     now = json.loads(json.dumps(known, default=str))
     different = [key for key in {**saved, **now} if saved.get(key) != now.get(key)]
     if different:
-        reason = "a file of the input has changed" if different == ["files"] else different[0]
+        reasons = {"files": "a file of the input has changed", "model": "the model has changed"}
+        reason = reasons.get(different[0], different[0])
         raise UserError(
             f"output: {folder} contains the answers of another command ({reason}); choose another "
             "folder, or delete this one"

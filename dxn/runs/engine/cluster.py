@@ -38,6 +38,7 @@ from dxn.runs.engine.bulk import (
     open_folder,
     unify,
 )
+from dxn.runs.index.index import check_only
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.runs.predictor.option import has_many_samples, tables_of
 from dxn.runs.predictor.predictor import Predictor
@@ -193,6 +194,7 @@ def answer_rows(
     folder = Path(output).absolute()
     # Only its inputs are used here, so that it needs no GPU of this machine.
     predictor = functools.partial(load, device="cpu", dtype="float32", compiled=False)()
+    only = check_only(only, predictor)
     if rows_of is predicted_rows:
         predictor.require_answers()
     reading, sources, files, size = plan(

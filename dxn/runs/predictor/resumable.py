@@ -324,11 +324,7 @@ def identity_of(
         opened: The rows of its input.
     """
     content = hashlib.sha256(json_text([dxn.__version__, options]).encode())
-    for path in (None if run is None else model_folder(Path(run)), weights and Path(weights)):
-        if path and path.exists():
-            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-                status = file.stat()
-                content.update(repr((file.name, status.st_size, status.st_mtime_ns)).encode())
+    content.update(identity_of_model(run, weights).encode())
     for name, column in [("#origin", opened.origin), *opened.ids.items(), *opened.cells.items()]:
         content.update(repr(name).encode())
         for cell in column:
@@ -336,6 +332,17 @@ def identity_of(
     for raws in opened.raws.values():
         if isinstance(raws, FileColumn):  # sizes, times and digests of the files
             content.update(raws.facts.tobytes())
+    return content.hexdigest()
+
+
+def identity_of_model(run: str | None, weights: str | None) -> str:
+    """Return a hash of the sizes and times of the files of a run folder and of a checkpoint."""
+    content = hashlib.sha256()
+    for path in (None if run is None else model_folder(Path(run)), weights and Path(weights)):
+        if path and path.exists():
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                status = file.stat()
+                content.update(repr((file.name, status.st_size, status.st_mtime_ns)).encode())
     return content.hexdigest()
 
 
