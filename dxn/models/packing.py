@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dxn.core.tokens import can_read, matmul_dtype
+from dxn.core.tokens import matmul_dtype
 from dxn.models.attention import Group
 from dxn.models.positions import token_index
 
@@ -191,12 +191,10 @@ class SequencePacking(Packing):
 
         Args:
             mask: (B, N) bool. True at real tokens.
-            num_real: Number of real tokens. None: a GPU is not asked for it, so its batches are not
-                packed.
+            num_real: Number of real tokens. None: it is unknown, and a GPU is not asked for it, so
+                the batch is not packed.
             dim: Width D of a token.
         """
-        if num_real is None and can_read(mask):
-            num_real = int(mask.sum())
         if not num_real or mask.numel() - num_real <= max_padding(mask.numel(), dim):
             return None
         # With the number, a GPU does not have to report how many indices there are.

@@ -451,17 +451,19 @@ class Trainer:
         took, self.ticked = now - self.ticked, now
         # All processes take these decisions at the same step. The first one has the clock.
         numbers: list[Any] = [size, must_stop, must_save and self.main, took if self.main else 0.0]
-        counts = torch.tensor(numbers, device=self.accelerator.device)
+        counts: list[Tensor] = []
         if self.accelerator.num_processes > 1:
-            own = torch.cat([torch.stack(loss).float(), counts])
+            own = torch.tensor(numbers, device=self.accelerator.device)
+            own = torch.cat([torch.stack(loss).float(), own])
             summed = cast("Tensor", self.accelerator.reduce(own))
-            loss, counts = LossSum(summed[0], summed[1]), summed[2:]
+            loss, counts = LossSum(summed[0], summed[1]), [summed[2:]]
         norm = self._norm_of_gradients(loss, as_sum=as_sum)
         is_finite = (norm + loss.total).isfinite()
         finite = True
         if not self.skips_on_device:
             # In one transfer, because each of them waits for the GPU.
-            *numbers, finite = torch.cat([counts, is_finite[None]]).tolist()
+            *known, finite = torch.cat([*counts, is_finite[None]]).tolist()
+            numbers = known or numbers
         size, must_stop, must_save, took = numbers
         state.batch += num_batches
         state.seconds += took

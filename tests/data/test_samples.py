@@ -13,7 +13,10 @@ from helpers.data import SMALL_RATE, are_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
+from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples, make_samples
 from dxn.data.loader import BatchOrder, InputDropout, Loader, LoaderOptions
 from dxn.data.reading import open_rows
@@ -565,3 +568,15 @@ def test_a_sample_is_named_by_its_origin_and_its_files(adapters, tmp_path):
 def test_invalid_loader_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         LoaderOptions(**options)
+
+
+def test_a_sample_without_any_token_is_an_error_that_names_its_row():
+    vocabulary = Tokenizer(BPE({"r": 0, "e": 1, "d": 2}, []))  # drops all other letters
+    adapter = TextAdapter(8)
+    adapter.use_vocabulary(vocabulary)
+    tokenizers = {"text": adapter.tokenizer}
+    rows = Rows({"text": ["red", "sun"]}, ["t.csv row 2", "t.csv row 3"])
+    samples = Samples(open_rows(rows, tokenizers), tokenizers)
+    assert samples.batch(0, [0])["#size"] == 1
+    with pytest.raises(UserError, match=r"^t\.csv row 3: its inputs have no tokens"):
+        samples.batch(0, [0, 1])
