@@ -236,7 +236,9 @@ def test_options_that_ray_cannot_use_are_refused(place, run, here, tmp_path, cap
     (tmp_path / "other" / "notes.md").write_text("mine")
     cases = {
         ("input.text=apple", f"output={tmp_path}/o"): "input: engine=ray computes a table",
-        (f"input={place}/all.parquet",): "output: engine=ray writes a folder; set output=FOLDER",
+        (
+            f"input={place}/all.parquet",
+        ): "output: engine=ray writes a folder, got no output; set output=FOLDER",
         (f"input={place}/all.parquet", f"output={tmp_path}/a.csv"): "writes a folder",
         (f"input={place}/all.parquet", f"output={tmp_path}/other"): "is not empty, and contains no",
     }

@@ -184,7 +184,8 @@ def answer_rows(
         The exit code: 1 if there are bad rows, and on_bad is "error".
     """
     if output is None or Path(output).suffix:
-        raise UserError("output: engine=ray writes a folder; set output=FOLDER")
+        received = "no output" if output is None else output
+        raise UserError(f"output: engine=ray writes a folder, got {received}; set output=FOLDER")
     if not has_many_samples(input):
         raise UserError(
             f"input: engine=ray computes a table, a folder or a pattern of files, got {input}; "
@@ -193,7 +194,7 @@ def answer_rows(
     require_ray()
     folder = Path(output).absolute()
     # Only its inputs are used here, so that it needs no GPU of this machine.
-    predictor = functools.partial(load, device="cpu", dtype="float32", compiled=False)()
+    predictor = load(device="cpu", dtype="float32", compiled=False)
     only = check_only(only, predictor)
     if rows_of is predicted_rows:
         predictor.require_answers()
