@@ -31,6 +31,8 @@ LIMITS = {
     "dim": 65_536,
     "depth": 1_000,
     "num_heads": 4_096,
+    "head_dim": 4_096,
+    "hidden_dim": 262_144,
     "registers": 4_096,
     "image_size": 4_096,
 }

@@ -201,8 +201,8 @@ def _lengths(limit: int) -> list[tuple[int, int]]:
 def _step(backbone: Backbone, size: int, past: int, new: int, vocabulary: int) -> Tensors:
     """Return random ids, and keys and values of previous tokens."""
     blocks: Any = backbone.blocks
-    heads = blocks[0].attn.num_heads
-    shape = (len(blocks), size, heads, past, backbone.dim // heads)
+    heads = blocks[0].attn.heads[-1]
+    shape = (len(blocks), size, heads, past, backbone.head_dim)
     generator = torch.Generator().manual_seed(size)
     return {
         "ids": torch.randint(vocabulary, (size, new), generator=generator),

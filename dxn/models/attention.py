@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -88,8 +88,12 @@ class Attention(nn.Module):
     Args:
         dim: Width D of a token.
         num_heads: Number of attention heads H.
+        num_kv_heads: Number of heads G of the keys and values, each for H / G heads of the queries
+            (arXiv:2305.13245). Default: H.
+        head_dim: Width d of a head. Default: D / H.
         dropout: Dropout probability of the attention weights.
-        bias: Add a bias to the linear layers.
+        bias: Add a bias to the output layer.
+        qkv_bias: Add a bias to the layer of queries, keys and values. Default: bias.
         norm: Creates a norm of a given width for the queries and keys. Default: no norm.
         score: Kind of the attention score.
     """
@@ -99,26 +103,33 @@ class Attention(nn.Module):
         dim: int,
         *,
         num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
+        qkv_bias: bool | None = None,
         norm: Callable[[int], nn.Module] | None = None,
         score: ScoreKind = "scaled_dot",
     ):
         super().__init__()
-        check_heads(dim, num_heads, dropout)
+        check_rate("attn_dropout", dropout)
+        kv_heads, head_dim = head_sizes(dim, num_heads, num_kv_heads, head_dim)
         self.num_heads = num_heads
         self.dropout = dropout
-        # One matrix product for queries, keys and values is faster than three.
-        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
-        self.proj = nn.Linear(dim, dim, bias=bias)
+        # Heads of the queries, keys and values. One matrix product for them is faster than three.
+        self.heads = num_heads, kv_heads, kv_heads
+        self.qkv = nn.Linear(
+            dim, sum(self.heads) * head_dim, bias=bias if qkv_bias is None else qkv_bias
+        )
+        self.proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
         # QK norm bounds the scores, which stabilizes training (arXiv:2302.05442, section 2).
-        self.q_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
-        self.k_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
+        self.q_norm = norm(head_dim) if norm is not None else nn.Identity()
+        self.k_norm = norm(head_dim) if norm is not None else nn.Identity()
         self.score: Score | None = None
         if score != "scaled_dot":
             from dxn.models.scores import Score
 
-            self.score = Score(score, dim // num_heads)
+            self.score = Score(score, head_dim)
 
     def forward(self, x: Tensor, groups: Sequence[Group], cache: KVCache | None = None) -> Tensor:
         """Apply self-attention.
@@ -154,11 +165,14 @@ class Attention(nn.Module):
         return attention_weights(q, k, group.attn_mask, causal=group.causal, score=self.score)
 
     def _split(self, qkv: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the normalized and rotated queries and keys, and the values: (b, H, n, d) each."""
+        """Return the normalized and rotated queries (b, H, n, d) and keys, and the values.
+
+        Keys and values are (b, G, n, d).
+        """
         # Methods of tensors instead of einops: at a few tokens, starting the operations of a block
         # takes most of the time.
-        parts = group.pad(qkv).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind()
+        parts = group.pad(qkv).unflatten(-1, (sum(self.heads), -1)).transpose(1, 2)
+        q, k, v = parts.split_with_sizes(self.heads, 1)
         # Norms come first: their weights would scale both features of a rotated pair differently.
         q = self.q_norm(q)
         k = self.k_norm(k)
@@ -183,9 +197,9 @@ def attend(
     With the default score, this is equation 1 of arXiv:1706.03762.
 
     Args:
-        query: (..., M, d).
-        key: (..., N, d).
-        value: (..., N, e).
+        query: (..., M, d), or (B, H, M, d) with grouped heads.
+        key: (..., N, d), or (B, G, N, d), each head for H / G heads of the queries.
+        value: (..., N, e), or (B, G, N, e).
         attn_mask: Broadcastable to (..., M, N). Bool, True where attention is allowed, or float,
             added to the scores.
         causal: Each query attends only to its own position and those before it. M must be N, and
@@ -203,6 +217,11 @@ def attend(
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         # The fused kernels require the dtype of the query, which is bf16 under autocast.
         attn_mask = attn_mask.to(query.dtype)
+    group_size = None
+    if query.ndim == 4 and query.shape[1] != key.shape[1]:
+        if query.shape[2] == 1:
+            return _attend_once(query, key, value, attn_mask, score=score, dropout=dropout)
+        group_size = query.shape[1] // key.shape[1]
     prefers_unfused = False
     if query.device.type == "cpu":
         is_bf16 = query.dtype == torch.bfloat16
@@ -210,6 +229,8 @@ def attend(
         prefers_unfused = (is_bf16 or query.requires_grad) and key.shape[-2] <= most
     if prefers_unfused or (score is not None and score.kind == "additive"):
         weights = attention_weights(query, key, attn_mask, causal=causal, score=score)
+        if group_size is not None:
+            value = value.repeat_interleave(group_size, 1)
         return (F.dropout(weights, dropout) if dropout > 0 else weights) @ value
     scale = None
     if score is not None:
@@ -217,8 +238,29 @@ def attend(
         query, key = score.sides(query, key)
         scale = 1.0
     return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal, scale=scale
+        query,
+        key,
+        value,
+        attn_mask=attn_mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=group_size is not None,
     )
+
+
+def _attend_once(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **options: Any
+) -> Tensor:
+    """Apply `attend` to one query with grouped heads, such as that of a new token.
+
+    The heads of a group become the queries of one product, so that each key is read only once.
+    """
+    shape = key.shape[0], key.shape[1], query.shape[1] // key.shape[1]
+    if attn_mask is not None and attn_mask.shape[1] > 1:  # one mask per head, as with ALiBi
+        attn_mask = attn_mask.reshape(attn_mask.shape[0], *shape[1:], -1)
+    out = attend(query.reshape(*shape, -1), key, value, attn_mask, **options)
+    return out.reshape(*query.shape[:3], -1)
 
 
 def attention_weights(
@@ -231,8 +273,10 @@ def attention_weights(
 ) -> Tensor:
     """Return the weights (..., M, N) that `attend` applies to the values. Each row sums to 1.
 
-    A fused kernel would not return them.
+    The arguments are those of `attend`. A fused kernel would not return the weights.
     """
+    if query.ndim == 4 and query.shape[1] != key.shape[1]:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     if score is not None and score.kind == "additive":
         scores = score.additive(query, key)
     else:
@@ -260,8 +304,22 @@ def attention_weights(
     return scores.softmax(-1)
 
 
-def check_heads(dim: int, num_heads: int, dropout: float) -> None:
-    """Raise a ValueError if an attention cannot have these options."""
-    if num_heads < 1 or dim % num_heads:
-        raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
-    check_rate("attn_dropout", dropout)
+def head_sizes(
+    dim: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None
+) -> tuple[int, int]:
+    """Return the number of heads of the keys and values, and the width of a head.
+
+    Raises:
+        ValueError: If an attention cannot have these sizes.
+    """
+    if num_heads < 1 or (head_dim is None and dim % num_heads):
+        raise ValueError(
+            f"dim must be a multiple of num_heads, got {dim} and {num_heads}: change one of them, "
+            "or set head_dim"
+        )
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(
+            f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}"
+        )
+    return num_kv_heads, dim // num_heads if head_dim is None else head_dim

@@ -39,7 +39,8 @@ class Backbone(Recorded, nn.Module):
         dim: Width D of a token.
         depth: Number of blocks. With 0 blocks, only the final norm is applied.
         num_heads: Number of attention heads.
-        mlp_ratio: Width of the hidden layer of each MLP, as a multiple of dim.
+        mlp_ratio: Width of the hidden layer of each MLP, as a multiple of dim. A gated MLP has two
+            thirds of it.
         dropout: Dropout probability of the output of each residual branch, and inside the MLP.
         drop_path: Probability that a residual branch of the last block is dropped for a sample
             (stochastic depth). It increases linearly from 0 in the first block.
@@ -90,8 +91,11 @@ class Backbone(Recorded, nn.Module):
         make = partial(make_norm, norm.kind, eps=norm.eps, bias=block.bias)
         attention: dict[str, Any] = {
             "num_heads": num_heads,
+            "num_kv_heads": block.num_kv_heads,
+            "head_dim": block.head_dim,
             "dropout": block.attn_dropout,
             "bias": block.bias,
+            "qkv_bias": block.qkv_bias,
             "score": block.score,
         }
         make_cross = None
@@ -106,7 +110,12 @@ class Backbone(Recorded, nn.Module):
                 attn=Attention(dim, norm=make if block.qk_norm else None, **attention),
                 cross=None if make_cross is None else make_cross(),
                 mlp=Mlp(
-                    dim, mlp_ratio=mlp_ratio, mlp=block.mlp, dropout=mlp_dropout, bias=block.bias
+                    dim,
+                    mlp_ratio=mlp_ratio,
+                    hidden_dim=block.hidden_dim,
+                    mlp=block.mlp,
+                    dropout=mlp_dropout,
+                    bias=block.bias,
                 ),
                 norm=make,
                 pre_norm=norm.pre_norm,
@@ -117,10 +126,12 @@ class Backbone(Recorded, nn.Module):
             # Stochastic depth with linear decay (arXiv:1603.09382, section 3).
             for rate in torch.linspace(0, drop_path, depth).tolist()
         )
-        self.head_dim = dim // num_heads if position.kind == "rotary" else None
-        if self.head_dim is not None and self.head_dim % 2:
+        self.head_dim = block.head_dim or dim // num_heads
+        self.rotary = position.kind == "rotary"
+        if self.rotary and self.head_dim % 2:
             raise ValueError(
-                f"rotary positions need an even dim / num_heads, got {dim} / {num_heads}"
+                f"rotary positions need an even width of the heads, got {self.head_dim}: set "
+                "block.head_dim, or another number of heads"
             )
         # Size of the window of each block. None: full attention.
         every = position.global_every
@@ -238,7 +249,7 @@ class Backbone(Recorded, nn.Module):
         # The kernel has no scores but the scaled dot product, no offsets and no dropout.
         drops = self.training and self.attn_dropout > 0
         is_plain = self.score == "scaled_dot" and self.slopes is None and not self.cross
-        if is_plain and not drops and has_kernel(x, self.dim // self.num_heads):
+        if is_plain and not drops and has_kernel(x, self.head_dim):
             return SequencePacking.of(mask, num_real, self.dim)
         # Groups depend on the lengths.
         return GroupPacking.of(mask) if can_read(mask) else None
@@ -255,7 +266,7 @@ class Backbone(Recorded, nn.Module):
     def _limited(self, group: Group, window: int | None, x: Tensor) -> Group:
         """Return a group of x with the attention mask and rotary positions for a window size."""
         rope = None
-        if self.head_dim is not None:
+        if self.rotary:
             theta = self.rope_theta if window is None else self.window_rope_theta
             rope = rope_factors(group.positions, self.head_dim, theta)
         if group.sequences is not None:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from dxn.models.decoding.decoder import KVCache, Memory
 
 NormKind = Literal["layer", "rms"]
-MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu"]
+MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu", "geglu_tanh"]
 BackbonePosition = Literal["none", "rotary", "alibi"]
-GATED = ("swiglu", "geglu")
+GATED = ("swiglu", "geglu", "geglu_tanh")
 
 
 @options
@@ -32,8 +32,14 @@ class BlockOptions:
 
     Args:
         mlp: Activation of the MLP: gelu, its approximations gelu_tanh and quick_gelu, or the gated
-            swiglu and geglu.
+            swiglu, geglu and geglu_tanh.
+        hidden_dim: Width of the hidden layer of the MLP. Default: mlp_ratio times the width of a
+            token, and two thirds of it for a gated MLP, which keeps the number of parameters.
+        num_kv_heads: Number of heads of the keys and values, each for several heads of the queries
+            (grouped-query attention, arXiv:2305.13245). Default: num_heads.
+        head_dim: Width of a head. Default: the width of a token divided by num_heads.
         bias: Add a bias to the linear layers and the norms.
+        qkv_bias: Add a bias to the layers of queries, keys and values. Default: bias.
         qk_norm: Normalize the queries and keys of each head (arXiv:2302.05442, section 2).
         score: Attention score of a query and a key: scaled_dot, dot, cosine, additive or bilinear.
         layer_scale: Initial value of learned factors for the features of each residual branch
@@ -43,7 +49,11 @@ class BlockOptions:
     """
 
     mlp: MlpKind = "gelu"
+    hidden_dim: Annotated[int, Ge(1)] | None = None
+    num_kv_heads: Annotated[int, Ge(1)] | None = None
+    head_dim: Annotated[int, Ge(1)] | None = None
     bias: bool = True
+    qkv_bias: bool | None = None
     qk_norm: bool = False
     score: ScoreKind = "scaled_dot"
     layer_scale: float | None = None
@@ -105,6 +115,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": quick_gelu,
     "swiglu": F.silu,
     "geglu": F.gelu,
+    "geglu_tanh": partial(F.gelu, approximate="tanh"),
 }
 
 
@@ -125,9 +136,11 @@ class Mlp(nn.Module):
 
     Args:
         dim: Width D of a token.
-        mlp_ratio: Width of the hidden layer, as a multiple of dim.
+        mlp_ratio: Width of the hidden layer, as a multiple of dim. A gated MLP has two thirds of
+            it.
+        hidden_dim: Width of the hidden layer. Default: it follows from mlp_ratio.
         mlp: Activation: gelu (arXiv:1606.08415), its approximations gelu_tanh and quick_gelu, or
-            the gated swiglu and geglu (arXiv:2002.05202).
+            the gated swiglu, geglu and geglu_tanh (arXiv:2002.05202).
         dropout: Dropout probability of the hidden layer.
         bias: Add a bias to the linear layers.
     """
@@ -137,6 +150,7 @@ class Mlp(nn.Module):
         dim: int,
         *,
         mlp_ratio: float = 4.0,
+        hidden_dim: int | None = None,
         mlp: MlpKind = "gelu",
         dropout: float = 0.0,
         bias: bool = True,
@@ -146,11 +160,12 @@ class Mlp(nn.Module):
             raise ValueError(f"mlp must be one of {', '.join(ACTIVATIONS)}, got {mlp!r}")
         self.gated = mlp in GATED
         self.act = ACTIVATIONS[mlp]
-        # A gated MLP has three matrices instead of two, so two thirds of the width keep the number
-        # of parameters. 1e-6 corrects rounding errors: int(60 * 4.1 * (2 / 3)) is 163, not 164.
-        hidden = int(dim * mlp_ratio * (2 / 3 if self.gated else 1) + 1e-6)
-        self.up = nn.Linear(dim, hidden * (2 if self.gated else 1), bias=bias)
-        self.down = nn.Linear(hidden, dim, bias=bias)
+        if hidden_dim is None:
+            # A gated MLP has three matrices instead of two, so two thirds of the width keep the
+            # number of parameters. 1e-6 corrects rounding errors: int(60 * 4.1 * (2 / 3)) is 163.
+            hidden_dim = int(dim * mlp_ratio * (2 / 3 if self.gated else 1) + 1e-6)
+        self.up = nn.Linear(dim, hidden_dim * (2 if self.gated else 1), bias=bias)
+        self.down = nn.Linear(hidden_dim, dim, bias=bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, keys: Keys | None = None) -> Tensor:

@@ -58,8 +58,8 @@ class Sequences:
 
         Args:
             query: (1, H, T, d), in one of DTYPES or, under autocast, in float32.
-            key: (1, H, T, d).
-            value: (1, H, T, d), in one of DTYPES.
+            key: (1, G, T, d), each head for H / G heads of the queries.
+            value: (1, G, T, d), in one of DTYPES.
 
         Returns:
             (1, H, T, d).
@@ -73,6 +73,9 @@ class Sequences:
         reach = UNLIMITED if self.window is None else self.window
         limits = (reach, 0 if self.causal else reach)
         longest = self.longest
+        if key.shape[1] != query.shape[1]:  # torch 2.11 has no option for grouped heads
+            size = query.shape[1] // key.shape[1]
+            key, value = (part.repeat_interleave(size, 1) for part in (key, value))
         out = varlen_attn(
             query, key, value, self.starts, self.starts, longest, longest, window_size=limits
         )

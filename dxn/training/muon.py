@@ -187,7 +187,8 @@ def matrices_of(model: nn.Module) -> dict[int, int]:
     for module in model.modules():
         stacks: dict[nn.Linear, int] = {}
         if isinstance(module, Attention):
-            stacks[module.qkv] = 3
+            # With grouped heads, queries have more rows than keys: they are one matrix.
+            stacks[module.qkv] = 3 if len(set(module.heads)) == 1 else 1
         elif isinstance(module, CrossAttention):
             stacks[module.memory] = 2
         elif isinstance(module, Mlp) and module.gated:

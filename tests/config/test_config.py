@@ -78,7 +78,7 @@ def messages(call, *arguments, **named):
         (
             ["backbone.block.mlp=glu"],
             "backbone.block.mlp: must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, "
-            "got 'glu'; did you mean gelu?",
+            "geglu_tanh, got 'glu'; did you mean gelu?",
         ),
         (
             ["adapters.text.ngrams.lengths=2"],

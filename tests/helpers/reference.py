@@ -25,7 +25,7 @@ from dxn.models import (
 from dxn.models.attention import Group
 
 B, N, D, H, DEPTH = 3, 11, 20, 5, 4
-MLPS = ("gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu")
+MLPS = ("gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu", "geglu_tanh")
 POOLS = (
     "mean",
     "max",

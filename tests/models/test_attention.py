@@ -204,13 +204,17 @@ def test_swiglu_has_about_as_many_weights_as_gelu():
     [
         (lambda: Attention(30, num_heads=4), "dim must be a multiple of num_heads, got 30 and 4"),
         (
+            lambda: Attention(30, num_heads=6, num_kv_heads=4),
+            "num_heads must be a multiple of num_kv_heads, got 6 and 4",
+        ),
+        (
             lambda: Mlp(8, mlp="relu"),
-            "mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, got 'relu'",
+            "mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, geglu_tanh, got 'relu'",
         ),
         (lambda: backbone_of(8, norm="batch"), "kind must be one of 'layer' or 'rms', got 'batch'"),
         (
             lambda: backbone_of(12, num_heads=4, position="rotary"),
-            "rotary positions need an even dim / num_heads",
+            "rotary positions need an even width of the heads, got 3",
         ),
     ],
 )

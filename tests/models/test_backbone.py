@@ -357,13 +357,14 @@ def test_a_sample_whose_branches_are_all_omitted_passes_through_unchanged():
         ),
         (
             {"num_heads": 10, "position": "rotary"},
-            r"rotary positions need an even dim / num_heads, got 10 / 10",
+            r"rotary positions need an even width of the heads, got 1",
         ),
         ({"depth": -1}, "depth must be at least 0, got -1"),
         ({"norm": "batch"}, "kind must be one of 'layer' or 'rms', got 'batch'"),
         (
             {"mlp": "relu"},
-            "mlp must be one of 'gelu', 'gelu_tanh', 'quick_gelu', 'swiglu' or 'geglu', got 'relu'",
+            "mlp must be one of 'gelu', 'gelu_tanh', 'quick_gelu', 'swiglu', 'geglu' or "
+            "'geglu_tanh', got 'relu'",
         ),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),

@@ -208,14 +208,15 @@ def test_an_approximated_gelu_equals_its_formula(mlp, act):
     assert differ(act(h), exact_gelu(h), by=1e-4)  # and it is not the exact one
 
 
-def test_geglu_equals_its_formula():
-    module, x = lively(Mlp(D, mlp_ratio=1.725, mlp="geglu")), numbers(B, N, D)
+@pytest.mark.parametrize(("mlp", "act"), [("geglu", exact_gelu), ("geglu_tanh", gelu_of_tanh)])
+def test_a_gated_gelu_equals_its_formula(mlp, act):
+    module, x = lively(Mlp(D, mlp_ratio=1.725, mlp=mlp)), numbers(B, N, D)
     assert (module.up.out_features, module.down.in_features) == (
         46,
         23,
     )  # two thirds of 34.5, and twice that
     value, gate = (x @ module.up.weight.T + module.up.bias).split(23, -1)
-    assert_same(module(x), (value * exact_gelu(gate)) @ module.down.weight.T + module.down.bias)
+    assert_same(module(x), (value * act(gate)) @ module.down.weight.T + module.down.bias)
 
 
 @pytest.mark.parametrize("mlp", MLPS)
@@ -229,10 +230,11 @@ def test_every_block_of_a_backbone_has_the_requested_mlp(mlp):
 
 @settings(max_examples=40, deadline=None)
 @given(hidden=st.integers(1, 257), dim=st.integers(1, 257), mlp=st.sampled_from(MLPS))
-def test_a_ratio_computed_from_a_width_gives_that_width(hidden, dim, mlp):
-    ratio = hidden / dim * (1.5 if mlp in ("swiglu", "geglu") else 1)
+def test_the_hidden_layer_has_the_requested_width(hidden, dim, mlp):
     with torch.device("meta"):
-        assert Mlp(dim, mlp_ratio=ratio, mlp=mlp).down.in_features == hidden
+        module = Mlp(dim, hidden_dim=hidden, mlp=mlp)
+    assert module.down.in_features == hidden
+    assert module.up.out_features == hidden * (1 + module.gated)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +245,8 @@ def test_a_ratio_computed_from_a_width_gives_that_width(hidden, dim, mlp):
         ({"window": 5, "global_every": 0}, "global_every must be at least 1, got 0"),
         (
             {"mlp": "gelu_quick"},
-            "mlp must be one of 'gelu', 'gelu_tanh', 'quick_gelu', 'swiglu' or 'geglu', "
-            "got 'gelu_quick'",
+            "mlp must be one of 'gelu', 'gelu_tanh', 'quick_gelu', 'swiglu', 'geglu' or "
+            "'geglu_tanh', got 'gelu_quick'",
         ),
         ({"norm": "group", "qk_norm": True}, "kind must be one of 'layer' or 'rms', got 'group'"),
     ],

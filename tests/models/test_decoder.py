@@ -61,6 +61,8 @@ OPTIONS = [
     {"mlp": "swiglu", "norm": "rms", "bias": False, "qk_norm": True, "layer_scale": 0.5},
     {"score": "additive"},
     {"score": "cosine"},
+    {"num_kv_heads": 1, "head_dim": 4, "position": "rotary"},
+    {"num_kv_heads": 1, "position": "alibi", "qkv_bias": False},
 ]
 
 

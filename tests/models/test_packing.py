@@ -22,6 +22,7 @@ OPTIONS = (
     {"position": "alibi", "window": 4},
     {"pre_norm": False, "qk_norm": True, "position": "rotary"},
     {"score": "additive"},
+    {"num_kv_heads": 1, "head_dim": 6, "position": "rotary", "causal": True},
 )
 # Lengths of four samples of at most 70 tokens. Long samples of equal and of different length.
 LENGTHS = ([70, 3, 40, 41], [70, 70, 1, 0], [9, 8, 2, 1], [64, 60, 64, 5])

@@ -261,7 +261,7 @@ def test_settings_that_clip_leaves_out_of_config_json_are_the_librarys_defaults(
     assert architecture.dim == expected.hidden_size
     assert backbone["depth"] == 3
     assert backbone["num_heads"] == expected.num_attention_heads
-    assert backbone["mlp_ratio"] == expected.intermediate_size / expected.hidden_size
+    assert backbone["block"]["hidden_dim"] == expected.intermediate_size
     assert backbone["block"]["mlp"] == expected.hidden_act
     assert backbone["norm"]["eps"] == expected.layer_norm_eps
 

@@ -8,12 +8,13 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.core.dropout import check_rate
 from dxn.models.attention import (
     Group,
     ScoreKind,
     attend,
     attention_weights,
-    check_heads,
+    head_sizes,
 )
 from dxn.models.scores import Score
 
@@ -24,8 +25,11 @@ class CrossAttention(nn.Module):
     Args:
         dim: Width D of a token.
         num_heads: Number of attention heads H.
+        num_kv_heads: Number of heads G of the keys and values, see `Attention`. Default: H.
+        head_dim: Width d of a head. Default: D / H.
         dropout: Dropout probability of the attention weights.
-        bias: Add a bias to the linear layers.
+        bias: Add a bias to the output layer.
+        qkv_bias: Add a bias to the layers of queries, keys and values. Default: bias.
         score: Kind of the attention score.
     """
 
@@ -34,24 +38,29 @@ class CrossAttention(nn.Module):
         dim: int,
         *,
         num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
+        qkv_bias: bool | None = None,
         score: ScoreKind = "scaled_dot",
     ):
         super().__init__()
-        check_heads(dim, num_heads, dropout)
+        check_rate("attn_dropout", dropout)
+        self.num_kv_heads, head_dim = head_sizes(dim, num_heads, num_kv_heads, head_dim)
         self.num_heads = num_heads
         self.dropout = dropout
+        qkv_bias = bias if qkv_bias is None else qkv_bias
         # Two layers, because keys and values are computed only once per memory.
-        self.query = nn.Linear(dim, dim, bias=bias)
-        self.memory = nn.Linear(dim, 2 * dim, bias=bias)
-        self.proj = nn.Linear(dim, dim, bias=bias)
-        self.score = None if score == "scaled_dot" else Score(score, dim // num_heads)
+        self.query = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
+        self.memory = nn.Linear(dim, 2 * self.num_kv_heads * head_dim, bias=qkv_bias)
+        self.proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
+        self.score = None if score == "scaled_dot" else Score(score, head_dim)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute keys and values (B, H, M, d) of a memory (B, M, D)."""
+        """Compute keys and values (B, G, M, d) of a memory (B, M, D)."""
         projected = self.memory(memory)
-        key, value = rearrange(projected, "b m (kv h d) -> kv b h m d", kv=2, h=self.num_heads)
+        key, value = rearrange(projected, "b m (kv h d) -> kv b h m d", kv=2, h=self.num_kv_heads)
         return key, value
 
     def forward(

@@ -55,11 +55,9 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         backbone={
             "depth": config["num_hidden_layers"],
             "num_heads": config["num_attention_heads"],
-            # dxn multiplies the hidden width of a gated MLP by 2/3, to keep the number of
-            # parameters. The factor 1.5 compensates for this.
-            "mlp_ratio": hidden / dim * (1.5 if is_gated else 1),
             "block": {
                 "mlp": "swiglu" if is_gated else hf.activation(checkpoint, config),
+                "hidden_dim": hidden,
                 "layer_scale": float(config.get("layerscale_value", 1.0)),
             },
             "norm": {"eps": config["layer_norm_eps"]},

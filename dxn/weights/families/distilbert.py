@@ -35,8 +35,10 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         backbone={
             "depth": config["n_layers"],
             "num_heads": config["n_heads"],
-            "mlp_ratio": config["hidden_dim"] / config["dim"],
-            "block": {"mlp": hf.activation(checkpoint, config, "activation")},
+            "block": {
+                "mlp": hf.activation(checkpoint, config, "activation"),
+                "hidden_dim": config["hidden_dim"],
+            },
             "norm": {"eps": NORM_EPS, "pre_norm": False},
         },
         fusion={"pool": "first"},

@@ -38,9 +38,11 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         backbone={
             "depth": config["n_layer"],
             "num_heads": config["n_head"],
-            "mlp_ratio": (config.get("n_inner") or 4 * dim) / dim,
             "causal": True,
-            "block": {"mlp": hf.activation(checkpoint, config, "activation_function")},
+            "block": {
+                "mlp": hf.activation(checkpoint, config, "activation_function"),
+                "hidden_dim": config.get("n_inner") or 4 * dim,
+            },
             "norm": {"eps": config["layer_norm_epsilon"]},
         },
         fusion={"pool": "last"},  # in a causal model, only the last token attends to all tokens

@@ -90,8 +90,10 @@ def backbone_options(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Optio
     return {
         "depth": config["num_hidden_layers"],
         "num_heads": config["num_attention_heads"],
-        "mlp_ratio": config["intermediate_size"] / config["hidden_size"],
-        "block": {"mlp": activation(checkpoint, config)},
+        "block": {
+            "mlp": activation(checkpoint, config),
+            "hidden_dim": config["intermediate_size"],
+        },
         "norm": {"eps": config["layer_norm_eps"]},
     }
 

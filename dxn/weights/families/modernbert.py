@@ -53,10 +53,11 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         backbone={
             "depth": config["num_hidden_layers"],
             "num_heads": config["num_attention_heads"],
-            # dxn multiplies the hidden width of a gated MLP by 2/3, to keep the number of
-            # parameters. The factor 1.5 compensates for this.
-            "mlp_ratio": config["intermediate_size"] / config["hidden_size"] * 1.5,
-            "block": {"mlp": "geglu", "bias": False},
+            "block": {
+                "mlp": "geglu",
+                "hidden_dim": config["intermediate_size"],
+                "bias": False,
+            },
             # The first block has no norm before its attention, because the embeddings are
             # already normalized by the adapter's norm.
             "norm": {"eps": eps, "input_norm": False},

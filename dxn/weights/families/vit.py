@@ -124,11 +124,9 @@ def backbone_options(checkpoint: Checkpoint) -> Options:
     return {
         "depth": checkpoint.num_layers("blocks.{i}.norm1.weight"),
         "num_heads": num_heads or default_num_heads(name, dim),
-        # dxn multiplies the hidden width of a gated MLP by 2/3, to keep the number of parameters.
-        # The factor 1.5 compensates for this.
-        "mlp_ratio": hidden / dim * (1.5 if is_gated else 1),
         "block": {
             "mlp": "swiglu" if is_gated else gelu,
+            "hidden_dim": hidden,
             "qk_norm": "blocks.0.attn.q_norm.weight" in checkpoint,
             # The initial value of layer scale, which is then overwritten by the checkpoint. The
             # mean is a reasonable initial value for a new model of the same architecture.

@@ -31,8 +31,10 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         backbone={
             "depth": config["encoder_layers"],
             "num_heads": config["encoder_attention_heads"],
-            "mlp_ratio": config["encoder_ffn_dim"] / config["d_model"],
-            "block": {"mlp": hf.activation(checkpoint, config, "activation_function")},
+            "block": {
+                "mlp": hf.activation(checkpoint, config, "activation_function"),
+                "hidden_dim": config["encoder_ffn_dim"],
+            },
             "norm": {"eps": NORM_EPS},
         },
         fusion={"pool": "mean"},  # as in WhisperForAudioClassification of transformers
