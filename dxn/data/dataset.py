@@ -161,6 +161,7 @@ class Samples(Dataset):
         self,
         batch_size: int,
         *,
+        batch_tokens: int | None,
         seed: int,
         shard: tuple[int, int],
         pin_memory: bool,
@@ -174,6 +175,7 @@ class Samples(Dataset):
 
         Args:
             batch_size: Number of samples per batch, over all processes.
+            batch_tokens: Maximum number of tokens per batch, over all processes. None: any number.
             seed: Random seed of the order.
             shard: Index of this process and number of processes, (i, n).
             pin_memory: Whether to copy batches to page-locked memory.
@@ -182,7 +184,9 @@ class Samples(Dataset):
         """
         from dxn.data.loader import BatchOrder, Loader
 
-        order = BatchOrder(self, batch_size, seed=seed, shuffle=True, shard=shard)
+        order = BatchOrder(
+            self, batch_size, batch_tokens=batch_tokens, seed=seed, shuffle=True, shard=shard
+        )
         return Loader(order, pin_memory=pin_memory)
 
     @property

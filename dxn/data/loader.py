@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -118,6 +118,11 @@ class BatchOrder:
     batches contain samples of similar length: random samples are collected in pools of 50 batches,
     sorted by length within a pool, and cut into batches. Then the batches are shuffled.
 
+    With `batch_tokens`, a batch has as many samples as fit into so many tokens, with padding. Then
+    the pool is the whole data set, and samples are sorted by their lengths rounded up, see
+    `rounded`: all epochs have the same number of batches, whose samples of equal rounded length
+    are random.
+
     Several processes share each batch, so a training can continue with another number of processes
     at the same position. Every process gets the same number of batches. No sample is lost or
     repeated, except as a filler.
@@ -126,6 +131,7 @@ class BatchOrder:
         epoch: Number of the epoch. Set it before each epoch.
         drop_inputs: Whether inputs of samples are dropped. Set it before each epoch.
         skip: Number of batches to leave out, to resume in the middle of an epoch.
+        fewest: Number of samples in a batch with the longest sample.
         parts: Number of parts of each batch that are yielded one after another, because the batch
             is too large for the memory. If a process has fewer samples than parts, the missing
             parts are fillers: a sample of the batch whose loss must not count.
@@ -133,6 +139,9 @@ class BatchOrder:
     Args:
         samples: The data set.
         batch_size: Number of samples per batch, over all processes. The last batch may be smaller.
+        batch_tokens: Maximum number of tokens of a shuffled batch, over all processes: its number
+            of samples times the length of the longest one, see `Samples.lengths`. A longer sample
+            is a batch of its own. None: any number.
         seed: Random seed of the order.
         shuffle: Whether to shuffle. Default: samples in order.
         shard: Index of this process and number of processes, (i, n). This process gets every n-th
@@ -144,6 +153,7 @@ class BatchOrder:
         samples: Samples,
         batch_size: int,
         *,
+        batch_tokens: int | None = None,
         seed: int = 0,
         shuffle: bool = False,
         shard: tuple[int, int] = (0, 1),
@@ -157,13 +167,21 @@ class BatchOrder:
         self.drop_inputs = True
         self.skip = 0
         self.parts = 1
+        self.pool = POOL * batch_size
+        # Where the batches end in the sorted samples; the last one may end earlier.
+        self.ends: Sequence[int] = range(batch_size, len(samples) + batch_size, batch_size)
         lengths = samples.lengths() if shuffle else np.empty(0)
+        if shuffle and batch_tokens is not None:
+            # The longest samples come first: the first one of a batch decides how many it has.
+            self.pool, lengths = max(len(samples), 1), -rounded(lengths)
+            self.ends = _ends(-np.sort(lengths), batch_size, batch_tokens)
+        self.fewest = min(self.ends[0], batch_size) if self.ends else batch_size
         # Samples of equal length do not need pools.
         self.lengths = lengths if len(np.unique(lengths)) > 1 else None
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, not of their parts."""
-        return math.ceil(len(self.samples) / self.batch_size)
+        return len(self.ends)
 
     def __iter__(self) -> Iterator[BatchKey]:
         process, num_processes = self.shard
@@ -199,20 +217,40 @@ class BatchOrder:
 
     def _batches(self) -> list[np.ndarray]:
         """Return the samples of the batches of an epoch, int64."""
-        size = self.batch_size
         indices = array("q", range(len(self.samples)))  # a list would need 40 bytes per sample
         rand = random.Random(f"{self.seed}/{self.epoch}")
         if self.shuffle:
             rand.shuffle(indices)
         order = np.array(indices, np.int64)
         if self.lengths is not None:
-            for start in range(0, len(order), POOL * size):
-                pool = order[start : start + POOL * size]
+            for start in range(0, len(order), self.pool):
+                pool = order[start : start + self.pool]
                 pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        batches = [order[start:end] for start, end in pairwise([0, *self.ends])]
         if self.lengths is not None:
             rand.shuffle(batches)
         return batches
+
+
+def rounded(lengths: np.ndarray) -> np.ndarray:
+    """Return numbers of tokens rounded up, so that there are few different ones.
+
+    Up to 128, they are multiples of 8, and then of an eighth of the next smaller power of 2, so
+    that a batch gets at most 12 % of padding.
+    """
+    lengths = np.maximum(np.ceil(lengths), 1)
+    steps = np.maximum(2 ** (np.ceil(np.log2(lengths)) - 4), 8)
+    return (np.ceil(lengths / steps) * steps).astype(np.int64)
+
+
+def _ends(lengths: np.ndarray, batch_size: int, batch_tokens: int) -> list[int]:
+    """Return the ends of batches of samples with these lengths, the longest one first."""
+    ends: list[int] = []
+    start = 0
+    while start < len(lengths):
+        start += max(min(batch_size, batch_tokens // int(lengths[start])), 1)
+        ends.append(min(start, len(lengths)))
+    return ends
 
 
 class Loader:

@@ -127,8 +127,15 @@ class StreamSamples(Samples):
         """Return None, because a stream is not read twice for a single row."""
 
     def loader(
-        self, batch_size: int, *, seed: int, shard: tuple[int, int], **options: Any
+        self,
+        batch_size: int,
+        *,
+        batch_tokens: int | None,
+        seed: int,
+        shard: tuple[int, int],
+        **options: Any,
     ) -> Loader:
+        assert batch_tokens is None  # see dxn.runs.decide: the lengths are not known
         return StreamLoader(StreamOrder(self, batch_size, seed=seed, shard=shard), **options)
 
     def prepare(self, table: Table, numbers: np.ndarray) -> Callable[[np.ndarray], Samples]:

@@ -268,6 +268,11 @@ def _check_stream(config: Config, task: Task | Auto) -> None:
                 f"loader.{key}: cannot be combined with data.streaming=true, got {loader[key]}; "
                 f"set loader.{key}={default}, or data.streaming=false"
             )
+    if (batch_tokens := config["trainer"].get("batch_tokens")) is not None:
+        raise UserError(
+            "trainer.batch_tokens: cannot be combined with data.streaming=true, whose rows have "
+            f"unknown lengths before they are read, got {batch_tokens}; set batch_size instead"
+        )
     if not isinstance(task, Auto) and task.target.source == "stream":
         raise UserError(
             f"data.streaming: cannot be combined with head={task.name}, which joins the texts of "

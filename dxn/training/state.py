@@ -31,6 +31,7 @@ class State(Strict):
         batch: Number of finished batches of the current epoch.
         step: Number of optimizer steps, with those that were skipped.
         batch_size: Number of samples per batch over all processes.
+        batch_tokens: Maximum number of tokens per batch over all processes. None: any number.
         parts: Number of parts into which each batch is divided because there is not enough memory.
         skipped: Number of skipped steps, because the loss or a gradient was not finite.
         skipped_in_row: Number of skipped steps since the last one that was taken.
@@ -57,6 +58,7 @@ class State(Strict):
     batch: Count = 0
     step: Count = 0
     batch_size: Annotated[int, Field(ge=0, le=2**31)] = 0
+    batch_tokens: Count | None = None
     parts: Annotated[int, Field(ge=1)] = 1
     skipped: Count = 0
     skipped_in_row: Count = 0

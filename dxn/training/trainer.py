@@ -86,6 +86,12 @@ class Trainer:
         epochs: Number of passes over the training split.
         batch_size: Number of samples per batch and process. Each optimizer step averages over all
             targets in the batches of all processes.
+        batch_tokens: Maximum number of tokens per batch and process, with padding: the number of
+            samples times the length of the longest one. A batch then has at most batch_size
+            samples, and more short samples than long ones, so raise batch_size too. The tokens of
+            a text count exactly, those of clips and images of their own size approximately, time
+            steps as one token each, and images that are resized to one size as one token. null:
+            all batches have batch_size samples.
         seed: Seed of the order of the samples, of augmentation and of dropout.
         device: Device to train on: auto, cpu, cuda or mps.
         precision: Precision of matrix products: auto, float32, tf32 (NVIDIA GPUs since Ampere),
@@ -138,6 +144,7 @@ class Trainer:
 
     epochs: Annotated[int, Ge(1)] = 20
     batch_size: int = 64
+    batch_tokens: Annotated[int, Ge(1)] | None = None
     seed: int = 0
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Precision = "auto"
@@ -165,6 +172,8 @@ class Trainer:
         for name in ("epochs", "batch_size", "grad_accum_steps", "log_every"):
             if not values[name] >= 1:  # NaN is out of range too
                 raise ValueError(f"{name} must be at least 1, got {values[name]}")
+        if self.batch_tokens is not None and not self.batch_tokens >= 1:
+            raise ValueError(f"batch_tokens must be at least 1 or null, got {self.batch_tokens}")
         for name in (
             *("max_grad_norm", "patience", "mixup", "r_drop"),
             *("checkpoint_minutes", "checkpoint_every", "max_skipped_steps"),
@@ -256,7 +265,12 @@ class Trainer:
         self.task, self.schedule, self.keep = task, schedule, keep
         self.train, self.validation, self.folder = train, validation, folder
         accelerator = self.accelerator
-        self.state = State(batch_size=batch_size or self.batch_size * accelerator.num_processes)
+        self.state = state = State(
+            batch_size=batch_size or self.batch_size * accelerator.num_processes
+        )
+        if self.batch_tokens is not None:
+            # For as many processes as batch_size, which a resumed training takes from its start.
+            state.batch_tokens = self.batch_tokens * state.batch_size // self.batch_size
         self.model = model
         number_layers(model)
         task.prepare_loss(train[0, row] for row in spaced_rows(len(train), MAX_BALANCED))
@@ -280,7 +294,8 @@ class Trainer:
         # The order of the batches also distributes their samples over the processes, so the loader
         # does not go through the accelerator.
         self.loader = train.loader(
-            self.state.batch_size,
+            state.batch_size,
+            batch_tokens=state.batch_tokens,
             seed=self.seed,
             shard=(accelerator.process_index, accelerator.num_processes),
             pin_memory=accelerator.device.type == "cuda",
@@ -288,6 +303,9 @@ class Trainer:
             is_any=lambda value: is_any(accelerator, value),
         )
         self.order = self.loader.order
+        # Samples per batch and process of an evaluation. Without gradients there is enough memory
+        # for twice as many, also of the longest ones.
+        self.evaluation_size = 2 * math.ceil(self.order.fewest / accelerator.num_processes)
         self.steps_per_epoch = math.ceil(len(self.order) / self.grad_accum_steps)
         self.log = Log(
             folder,
@@ -675,8 +693,7 @@ class Trainer:
                 self.model,
                 self.task,
                 samples,
-                # Without gradients there is enough memory for twice the batch size.
-                batch_size=2 * math.ceil(state.batch_size / self.accelerator.num_processes),
+                batch_size=self.evaluation_size,
                 device=self.accelerator.device,
                 precision=self.used_precision,
                 # Fast decoding is enough to compare epochs.
@@ -715,7 +732,7 @@ class Trainer:
 
     def restore(self) -> None:
         """Continue from the last checkpoint."""
-        batch_size = self.state.batch_size
+        sizes = self.state.batch_size, self.state.batch_tokens
         self.state, pending, order = checkpoint.load(
             self.folder / CHECKPOINTS,
             model=self.parallel.trained,
@@ -729,10 +746,10 @@ class Trainer:
         state = self.state
         # A resume with other options, such as a lower learning rate, gets all attempts again.
         state.skipped_in_row = 0
-        if state.batch_size != batch_size:
+        if (state.batch_size, state.batch_tokens) != sizes:
             # With resume.force. The batches that are done do not exist in the new order.
             self.log.print(f"note: epoch {state.epoch + 1} starts again with the new batch size")
-            state.batch_size = batch_size
+            state.batch_size, state.batch_tokens = sizes
             state.batch = 0
             state.step = state.epoch * self.steps_per_epoch
         elif state.batch and not self.order.restore(state.batch, order):

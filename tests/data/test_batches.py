@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.data.loader import BatchOrder, Loader
+from dxn.data.loader import BatchOrder, Loader, rounded
 
 LENGTHS = st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.0]), max_size=67)
 
@@ -99,13 +99,21 @@ def test_skipping_resumes_exactly_where_the_epoch_stopped(lengths, batch_size, s
     assert list(order) == whole[skip:]
 
 
-def epoch_of(lengths, batch_size, processes, *, shuffle=True, skip=0, parts=1):
-    """The batches of each process in epoch 2, each as pairs of (sample indices, filler)."""
+def epoch_of(
+    lengths, batch_size, processes, *, epoch=2, shuffle=True, skip=0, parts=1, batch_tokens=None
+):
+    """The batches of each process in an epoch, each as pairs of (sample indices, filler)."""
     epochs = []
     for i in range(processes):
-        shard = (i, processes)
-        order = BatchOrder(Lengths(lengths), batch_size, seed=3, shuffle=shuffle, shard=shard)
-        order.epoch, order.skip, order.parts = 2, skip, parts
+        order = BatchOrder(
+            Lengths(lengths),
+            batch_size,
+            batch_tokens=batch_tokens,
+            seed=3,
+            shuffle=shuffle,
+            shard=(i, processes),
+        )
+        order.epoch, order.skip, order.parts = epoch, skip, parts
         epochs.append([(keys[1], keys[3]) for keys in order])
     return epochs
 
@@ -178,6 +186,71 @@ def test_similar_lengths_are_batched_within_a_pool_and_the_batches_are_shuffled(
     assert 0.35 < falls / len(means) < 0.65, "the batches are sorted"
     # The five shortest of all are not in one batch, because the pools are random.
     assert sorted(lengths)[:5] not in [sorted(batch) for batch in batches]
+
+
+# A maximum number of tokens
+
+
+def samples_of_epoch(epoch, *arguments, **options):
+    """The samples of the batches of each process; none of a filler."""
+    epochs = epoch_of(*arguments, epoch=epoch, **options)
+    return [[[] if filler else batch for batch, filler in own] for own in epochs]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=67),
+    st.integers(1, 30),
+    st.integers(1, 2000),
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
+def test_batches_have_at_most_so_many_tokens(lengths, batch_size, tokens, processes, parts):
+    options = {"shuffle": True, "batch_tokens": tokens}
+    (whole,) = samples_of_epoch(2, lengths, batch_size, 1, **options)
+    (other,) = samples_of_epoch(5, lengths, batch_size, 1, **options)
+    assert sorted(i for batch in whole for i in batch) == list(range(len(lengths)))
+    (rest,) = samples_of_epoch(2, lengths, batch_size, 1, skip=2, **options)
+    assert rest == whole[2:]
+    for batch in whole:
+        longest = max(rounded(np.array(lengths)[batch]))
+        assert len(batch) == 1 or (len(batch) <= batch_size and longest * len(batch) <= tokens)
+    # All epochs have the same shapes: one per rounded length, and that of the last batch.
+    shapes, others = (
+        sorted((len(batch), max(rounded(np.array(lengths)[batch]))) for batch in batches)
+        for batches in (whole, other)
+    )
+    assert shapes == others
+    assert len(set(shapes)) <= len(set(rounded(np.array(lengths)))) + 1
+    divided = samples_of_epoch(2, lengths, batch_size, processes, parts=parts, **options)
+    assert {len(own) for own in divided} == {parts * len(whole)}
+    for number, batch in enumerate(whole):
+        here = [own[number * parts : (number + 1) * parts] for own in divided]
+        assert sorted(i for own in here for part in own for i in part) == sorted(batch)
+
+
+def test_batches_of_so_many_tokens_are_random():
+    rand = random.Random(0)
+    lengths = Lengths([rand.randint(1, 300) for _ in range(2000)])
+    epochs = []
+    for epoch in (1, 2, 1):
+        order = BatchOrder(lengths, 999, batch_tokens=2000, seed=3, shuffle=True)
+        order.epoch = epoch
+        epochs.append([keys[1] for keys in order])
+    first, second, again = epochs
+    assert first == again
+    assert not set(map(frozenset, first)) & set(map(frozenset, second))
+    longest = [max(batch) for batch in first]
+    falls = sum(a > b for a, b in pairwise(longest))
+    assert 0.35 < falls / len(longest) < 0.65, "the batches are sorted"
+
+
+def test_rounded_lengths_are_few_and_close():
+    lengths = np.arange(4097)
+    values = rounded(lengths)
+    assert (values >= lengths).all() and (rounded(values) == values).all()
+    assert (values[64:] <= 1.125 * lengths[64:]).all()
+    assert len(set(values.tolist())) == 16 + 5 * 8
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

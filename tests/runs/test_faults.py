@@ -159,6 +159,17 @@ def test_another_batch_size_starts_the_epoch_again(killed, tmp_path, capsys):
     assert log_of(run)[-1]["step"] == 10
 
 
+def test_a_maximum_number_of_tokens_starts_the_epoch_again(killed, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(killed[0], run)
+    (line,) = refused(capsys, ["train", f"resume={run}", "trainer.batch_tokens=48"])
+    assert "trainer.batch_tokens was None and is now 48" in line
+    assert main(["train", f"resume={run}", "trainer.batch_tokens=48", "resume.force=true"]) == 0
+    assert "epoch 2 starts again with the new batch size" in capsys.readouterr().out
+    # The 30 rows have 9 to 16 tokens: three per batch.
+    assert log_of(run)[-1]["step"] == 20
+
+
 def test_the_chosen_precision_is_kept(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     with interrupt(monkeypatch, step=2):

@@ -120,6 +120,10 @@ def test_two_processes_read_every_row_once(name, tmp_path):
             "head=language backbone.causal=true",
             "data.streaming: cannot be combined with head=language",
         ),
+        (
+            "trainer.batch_tokens=99",
+            "trainer.batch_tokens: cannot be combined with data.streaming=true, whose rows have",
+        ),
         ("data.sample_rows=0", "data.sample_rows: must be at least 1, got 0"),
     ],
 )

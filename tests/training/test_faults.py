@@ -350,12 +350,16 @@ def short_of_memory(limit):
     return function
 
 
-@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"grad_accum_steps": 2}, {"batch_tokens": 64}],
+    ids=["batch", "accumulated", "tokens"],
+)
 def test_a_batch_that_does_not_fit_is_divided_with_the_same_result(
-    tmp_path, capsys, backward, accumulated
+    tmp_path, capsys, backward, sizes
 ):
     # Dropout would draw other numbers for smaller batches.
-    options = {"epochs": 2, "grad_accum_steps": accumulated, "optimizer": sgd}
+    options = {"epochs": 2, "optimizer": sgd, **sizes}
     whole, state, _ = fit(tmp_path / "whole", model=without_randomness(), **options)
     backward(short_of_memory(3))
     parted, parted_state, _ = fit(tmp_path / "parted", model=without_randomness(), **options)

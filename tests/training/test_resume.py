@@ -21,12 +21,17 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path):
     assert not same_tensors(first, other)
 
 
-@pytest.mark.parametrize("grad_accum_steps", [1, 2])
+@pytest.mark.parametrize(
+    ("grad_accum_steps", "batch"),
+    # Up to 8 steps count as 8 tokens, so both have eleven samples per batch.
+    [(1, {}), (2, {}), (1, {"batch_size": 99, "batch_tokens": 88})],
+    ids=["1", "2", "tokens"],
+)
 @pytest.mark.parametrize("step", [6, 7, 8], ids=["1 after", "2 after", "3 after"])
 def test_an_interrupted_training_is_resumed_bit_for_bit(
-    tmp_path, monkeypatch, step, grad_accum_steps
+    tmp_path, monkeypatch, step, grad_accum_steps, batch
 ):
-    options = {**EVERYTHING, "checkpoint_every": 2, "grad_accum_steps": grad_accum_steps}
+    options = {**EVERYTHING, **batch, "checkpoint_every": 2, "grad_accum_steps": grad_accum_steps}
     options["epochs"] = 3 * grad_accum_steps
     whole, state, saved = fit(tmp_path / "whole", **options)
     with interrupt(monkeypatch, step=step), pytest.raises(KeyboardInterrupt):

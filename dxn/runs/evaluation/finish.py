@@ -45,8 +45,7 @@ def evaluate(run: Training, state: State) -> Results | None:
     for line in about_epochs(state, run):
         print_line(line)
     split = default_split(run.splits)
-    # Without gradients and optimizer state, twice the batch size fits in memory.
-    batch_size = 2 * trainer.batch_size
+    batch_size = trainer.evaluation_size
     best = _load(run) if trainer.main else None
     from_first(lambda: _stack(run, best, batch_size=batch_size) if best else None)
     best = best or _load(run)  # after the first process has written the baseline
