@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -112,6 +112,14 @@ class Predictor:
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the inputs with their columns, and the labels."""
         return notebook_html(self)
+
+    def captured(self) -> Self:
+        """Compute batches on an NVIDIA GPU as CUDA graphs, if the model is only used."""
+        if self.device.type == "cuda":
+            from dxn.runs.predictor.captured import capture
+
+            capture(self.network, writes=self.task.writes)
+        return self
 
     @property
     def num_members(self) -> int:

@@ -64,4 +64,4 @@ def classifier(predictor: Predictor, labels: Sequence[str], template: str) -> Pr
         columns=columns,
         layout=predictor.layout,
         dtype=predictor.dtype,
-    )
+    ).captured()

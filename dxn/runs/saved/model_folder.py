@@ -137,9 +137,10 @@ def load(
         ) from error
     network = network.to(device).eval()
     used = [set_dtype(model, dtype) for model in network.models]
-    return Predictor(
+    predictor = Predictor(
         network, task, columns=plan.columns, target=plan.target, layout=layout, dtype=used[0]
     )
+    return predictor.captured()
 
 
 def _build_any(
@@ -241,7 +242,7 @@ def from_public(
         ) from error
     public.fill(model, strict=strict)
     model = model.to(device).eval()
-    return Predictor(model, task, dtype=set_dtype(model, dtype))
+    return Predictor(model, task, dtype=set_dtype(model, dtype)).captured()
 
 
 def model_folder(folder: Path) -> Path:
