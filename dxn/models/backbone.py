@@ -250,7 +250,7 @@ class Backbone(Recorded, nn.Module):
         drops = self.training and self.attn_dropout > 0
         is_plain = self.score == "scaled_dot" and self.slopes is None and not self.cross
         if is_plain and not drops and has_kernel(x, self.head_dim):
-            return SequencePacking.of(mask, num_real, self.dim)
+            return SequencePacking.of(mask, num_real)
         # Groups depend on the lengths.
         return GroupPacking.of(mask) if can_read(mask) else None
 

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from dxn.core.tokens import matmul_dtype
 from dxn.models.attention import Group
-from dxn.models.positions import token_index
 
 # Up to this share of padding, packing would take longer than it saves.
 MAX_PADDING = 0.05
-# The same for a GPU, which computes padding fast, but starts kernels slowly: the number of padding
-# tokens times the square of their width, to which the time of a block is proportional.
-GPU_PADDING = 1e9
+# On a GPU, the number of rows is a multiple of this, so that only a few numbers occur: a captured
+# graph and the plans of some kernels are made for a number of rows.
+ROWS = 256
 # A sample joins a group if it has at least this share of the tokens of the longest sample, or if
 # it has few tokens: a small group takes longer than some padding.
 MIN_SHARE = 0.75
@@ -182,46 +181,44 @@ class GroupPacking(Packing):
 class SequencePacking(Packing):
     """All samples as parts of one sequence, for a kernel that computes each part separately.
 
+    Rows that are left over have padding. It follows all real tokens, and the padding of each sample
+    is a sequence of its own, so that no real token attends to it.
+
     Args:
-        mask: (B, N) bool. True at real tokens.
+        ranks: (B, N). Number of real tokens up to each token of its sample.
     """
 
-    mask: Tensor
+    ranks: Tensor
 
     @classmethod
-    def of(cls, mask: Tensor, num_real: int | None, dim: int) -> SequencePacking | None:
-        """Return the packing of a batch, or None if it is not worthwhile.
+    def of(cls, mask: Tensor, num_real: int | None) -> SequencePacking | None:
+        """Return the packing of a batch. None: the number of real tokens is unknown, or 0.
 
         Args:
             mask: (B, N) bool. True at real tokens.
-            num_real: Number of real tokens. None: it is unknown, and a GPU is not asked for it, so
-                the batch is not packed.
-            dim: Width D of a token.
+            num_real: Number of real tokens, or more. A GPU is not asked for it.
         """
-        if not num_real or mask.numel() - num_real <= max_padding(mask.numel(), dim):
+        if not num_real:
             return None
-        # With the number, a GPU does not have to report how many indices there are.
-        index = torch.nonzero_static(mask.flatten(), size=num_real).flatten()
-        return cls(index, (mask.shape[0], mask.shape[1]), mask)
+        # Sorting needs no answer from the device, as it returns all tokens.
+        index = mask.flatten().argsort(descending=True, stable=True)
+        # A comparison of the two numbers would make two graphs.
+        index = index[: torch.sym_min(-(-num_real // ROWS) * ROWS, index.shape[0])]
+        return cls(index, (mask.shape[0], mask.shape[1]), mask.cumsum(1))
+
+    def sequences(self) -> Sequences:
+        """Return the real tokens of each sample, then the padding of each sample."""
+        length = self.shape[1]
+        counts = self.ranks[:, -1]
+        ends = torch.cat([counts, length - counts]).cumsum(0, dtype=torch.int32)
+        return Sequences(F.pad(ends.clamp(max=self.index.shape[0]), (1, 0)), longest=length)
 
     def groups(self) -> list[Group]:
         """Return one group, whose only sequence has the tokens of all samples."""
-        total = len(self.index)
-        starts = F.pad(self.mask.sum(1).cumsum(0), (1, 0)).int()
-        sequences = Sequences(starts, longest=self.shape[1])
-        positions = token_index(self.mask).flatten()[self.index]
+        positions = self.ranks.flatten()[self.index] - 1
         every = slice(None)
-        return [Group(every, every, (1, total), positions[None], sequences=sequences)]
-
-
-def max_padding(size: int, dim: int) -> float:
-    """Return the number of padding tokens up to which a GPU takes longer to remove them.
-
-    Args:
-        size: Number B N of tokens of the batch, with padding.
-        dim: Width D of a token.
-    """
-    return max(MAX_PADDING * size, GPU_PADDING / dim**2)
+        shape = 1, self.index.shape[0]
+        return [Group(every, every, shape, positions[None], sequences=self.sequences())]
 
 
 def has_kernel(x: Tensor, head_dim: int) -> bool:

@@ -1,16 +1,16 @@
 """Packed batches give the outputs and gradients of padded ones, without computing padding."""
 
-import itertools
-
 import pytest
 import torch
+from helpers import varlen
 from helpers.reference import backbone_of, lively, numbers, tokens_of
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dxn.core.dropout import Noise, keyed
-from dxn.models.attention import attend
+from dxn.models import compiling
 from dxn.models.decoding.decoder import Memory
-from dxn.models.packing import GroupPacking, Sequences, max_padding
-from dxn.models.positions import make_attn_mask
+from dxn.models.packing import ROWS, GroupPacking, SequencePacking
 
 D, H = 20, 5
 OPTIONS = (
@@ -102,12 +102,6 @@ def test_a_batch_with_little_padding_is_not_packed():
     assert GroupPacking.of(torch.arange(100) < torch.tensor([[100], [89]])) is not None
 
 
-def test_on_a_gpu_packing_must_save_more_computation():
-    assert max_padding(10_000, 100) == 100_000
-    assert max_padding(10_000, 1000) == 1000
-    assert max_padding(100_000, 1000) == 5000
-
-
 def test_packing_and_unpacking_keep_every_token_in_its_place():
     for mask in masks_of([70, 3, 40, 41]):
         packing, x = GroupPacking.of(mask), numbers(4, 70, D)
@@ -117,43 +111,59 @@ def test_packing_and_unpacking_keep_every_token_in_its_place():
             assert torch.equal(group.unpad(group.pad(packing.pack(x))), rows)
 
 
-def attend_one_by_one(sequences, query, key, value):
-    """What the kernel computes, for one sequence after the other."""
-    bounds = sequences.starts.tolist()
-    parts = []
-    for start, stop in itertools.pairwise(bounds):
-        mask = torch.ones(1, stop - start, dtype=torch.bool)
-        attn_mask = make_attn_mask(mask, causal=sequences.causal, window=sequences.window)
-        part = slice(start, stop)
-        parts.append(attend(query[:, :, part], key[:, :, part], value[:, :, part], attn_mask))
-    return torch.cat(parts, 2)
+@pytest.fixture
+def kernel(monkeypatch):
+    """Use the kernel for sequences on this CPU. The value are its calls."""
+    monkeypatch.setattr("dxn.models.packing.has_kernel", lambda x, head_dim: True)
+    varlen.calls.clear()
+    return varlen.calls
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """A function that compiles another one, without generated code, which takes long."""
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    compiling._compiled.cache_clear()
+    torch._dynamo.utils.counters.clear()
+    yield lambda function: compiling._compiled(function, True)
+    compiling._compiled.cache_clear()
 
 
 @pytest.mark.parametrize(
     "options",
-    ({}, {"causal": True}, {"position": "rotary", "causal": True, "window": 4, "qk_norm": True}),
+    (
+        {},
+        {"causal": True},
+        {"window": 4},
+        {"position": "rotary", "causal": True, "window": 4, "qk_norm": True},
+    ),
     ids=str,
 )
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("multiple", [1, 64, ROWS])
 def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_batch(
-    options, lengths, monkeypatch
+    options, lengths, multiple, kernel, monkeypatch
 ):
-    monkeypatch.setattr("dxn.models.packing.has_kernel", lambda x, head_dim: head_dim == D // H)
-    monkeypatch.setattr("dxn.models.packing.GPU_PADDING", 0)
-    calls = []
-
-    def attend(*args):
-        calls.append(1)
-        return attend_one_by_one(*args)
-
-    monkeypatch.setattr(Sequences, "attend", attend)
+    monkeypatch.setattr("dxn.models.packing.ROWS", multiple)
     backbone = lively(backbone_of(D, depth=2, num_heads=H, dropout=0.3, **options)).train()
     x = numbers(4, 70, D)
     for mask in masks_of(lengths):
         padded = outputs(backbone, x, mask, packed=False)
         for actual, expected in zip(outputs(backbone, x, mask, packed=True), padded, strict=True):
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
-    assert calls
+    rows = min(-(-sum(lengths) // multiple) * multiple, 280)
+    assert set(kernel) == {(rows, rows)}
+
+
+def test_the_rows_of_a_packing_on_a_gpu_depend_on_the_mask_only():
+    """So a captured graph can be used for a batch with fewer tokens."""
+    for mask in masks_of([70, 3, 40, 0]):
+        packing = SequencePacking.of(mask, int(mask.sum()) + 99)
+        x = numbers(4, 70, D)
+        assert torch.equal(packing.pack(x)[:113], x[mask])
+        assert torch.equal(packing.unpack(packing.pack(x))[mask], x[mask])
+        assert packing.sequences().starts.tolist() == [0, 70, 73, 113, 113, 113, 180, 210, 256]
 
 
 @pytest.mark.parametrize(
@@ -161,13 +171,49 @@ def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_ba
     ({"position": "alibi"}, {"score": "cosine"}, {"attn_dropout": 0.1}),
     ids=str,
 )
-def test_what_the_kernel_cannot_compute_is_not_given_to_it(options, monkeypatch):
-    monkeypatch.setattr("dxn.models.packing.has_kernel", lambda x, head_dim: True)
-    monkeypatch.setattr("dxn.models.packing.GPU_PADDING", 0)
-    monkeypatch.setattr(Sequences, "attend", lambda *_: pytest.fail("was called"))
+def test_what_the_kernel_cannot_compute_is_not_given_to_it(options, kernel):
     backbone = lively(backbone_of(D, depth=1, num_heads=H, **options)).train()
     mask, _ = masks_of([70, 3, 40, 41])
-    backbone.run(numbers(4, 70, D), mask)
+    backbone.run(numbers(4, 70, D), mask, num_real=154)
+    assert not kernel
+
+
+def run(backbone, x, mask, num_real):
+    return backbone.run(x, mask, num_real=num_real)
+
+
+def test_batches_of_all_sizes_are_one_graph(kernel, compiled):
+    backbone = lively(backbone_of(D, depth=1, num_heads=H, position="rotary", window=4)).train()
+    for shape, num_real in [((4, 70), 154), ((3, 31), 90), ((2, 300), 257)]:
+        mask = (torch.randperm(shape[0] * shape[1]) < num_real).view(shape)
+        results = []
+        values = numbers(*shape, D)
+        for call in (run, compiled(run)):
+            backbone.zero_grad()
+            x = values.clone().requires_grad_()
+            out = call(backbone, x, mask, num_real)[mask]
+            out.sin().sum().backward()
+            grads = [p.grad for p in backbone.parameters() if p.grad is not None]
+            results.append([out, x.grad, *grads])
+        torch.testing.assert_close(*results, rtol=0, atol=1e-10)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert set(kernel) == {(256, 256), (93, 93), (512, 512)}
+
+
+def test_a_gpu_computes_all_batches_with_padding_by_one_graph(compiled, monkeypatch):
+    """The tensors of this device have no values here, so only the graph is built."""
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    backbone = backbone_of(64, depth=1, num_heads=4).bfloat16()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        for module in backbone.modules():
+            for name, weight in module._parameters.items():
+                module._parameters[name] = nn.Parameter(torch.empty_like(weight, device="cuda"))
+        for shape, num_real in [((4, 70), 154), ((3, 31), 90), ((2, 300), 257)]:
+            x = torch.empty(*shape, 64, device="cuda", dtype=torch.bfloat16)
+            mask = torch.empty(shape, device="cuda", dtype=torch.bool)
+            assert compiled(run)(backbone, x, mask, num_real).shape == x.shape
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -183,8 +229,7 @@ def test_what_the_kernel_cannot_compute_is_not_given_to_it(options, monkeypatch)
     ids=str,
 )
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_the_kernel_computes_what_a_padded_batch_does(options, lengths, autocast, monkeypatch):
-    monkeypatch.setattr("dxn.models.packing.GPU_PADDING", 0)
+def test_the_kernel_computes_what_a_padded_batch_does(options, lengths, autocast):
     backbone = lively(backbone_of(64, depth=2, num_heads=4, **options)).cuda().float()
     x = numbers(4, 70, 64).cuda().float()
     if not autocast:
