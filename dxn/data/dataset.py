@@ -430,9 +430,10 @@ def make_samples(
     """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
 
     The options are those of `Samples`. A `Stream` has a single input, so it ignores `only` and
-    `input_dropout`.
+    `input_dropout`. Each conversation is a sample, also for a task that needs a stream of texts.
     """
-    if task.target.source != "stream":
+    are_chats = any(tokenizer.reader.template is not None for tokenizer in tokenizers.values())
+    if task.target.source != "stream" or are_chats:
         return Samples(opened, tokenizers, task=task, **options)
     from dxn.data.stream import Stream  # most tasks need none
 

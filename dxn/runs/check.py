@@ -32,7 +32,7 @@ def check_data(
     remove_earlier(output)
     task = build(config["head"], key="head", trust=trust)
     readers = readers_of(config, trust)
-    source = open_source(config, readers, trust, needs_target=task.is_supervised)
+    source = open_source(config, readers, task, trust)
     decided, errors = None, []
     # A data set without a target can be checked too, for example to train head=language on it.
     if source.target is not None:

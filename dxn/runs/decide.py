@@ -6,10 +6,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dxn.config.instantiate import build, resolve
+from dxn.config.instantiate import build, resolve, signature_of
 from dxn.config.model_plan import Input
 from dxn.config.values import lookup
 from dxn.core.errors import UserError
+from dxn.data.columns.chats import AUTO
 from dxn.data.rows import TARGET, InputSpec, Source
 from dxn.data.splits.unlabeled import without_unlabeled
 from dxn.models.pooling import WITH_CLASS
@@ -66,21 +67,27 @@ def readers_of(config: Config, trust: Sequence[str] = ()) -> LazyReaders:
 def open_source(
     config: Config,
     readers: Mapping[str, Reader],
+    task: Task | Auto,
     trust: Sequence[str] = (),
-    *,
-    needs_target: bool = True,
 ) -> Source:
     """Build the data source `data`, which infers the modalities of its columns if necessary.
+
+    A validation or test split without targets is left out, if the task needs them.
 
     Args:
         config: Configuration with the node `data`.
         readers: Readers by any key, such as the adapter key or the input name.
+        task: The task, which need not be fitted.
         trust: Top-level packages besides dxn whose code the node may use.
-        needs_target: Whether a validation or test split without targets is left out.
     """
     node = config["data"]
+    # A stream of texts can also consist of conversations, whose columns have usual names.
+    is_stream = not isinstance(task, Auto) and task.target.source == "stream"
+    options = signature_of(node.get("_target_"), key="data", trust=trust).parameters
+    if is_stream and "chat" in options and node.get("chat") is None:
+        node = {**node, "chat": AUTO}
     source = build(node, key="data", trust=trust, readers=by_modality(readers))
-    return without_unlabeled(source, node) if needs_target else source
+    return without_unlabeled(source, node) if task.is_supervised else source
 
 
 def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task, Config, Source]:

@@ -378,7 +378,7 @@ def _decide(
         from dxn.runs.evaluation.data import print_paths
 
         print_paths(config["data"])
-    source = open_source(config, readers, trust, needs_target=first.is_supervised)
+    source = open_source(config, readers, first, trust)
     task, config["head"], source = decide_task(first, config, source)
     if not task.is_supervised:
         source = without_target(source)

@@ -241,7 +241,7 @@ def _read_target(settings: Settings) -> tuple[str, Metric]:
     config, trust = settings.values, settings.trust
     head = build(config["head"], key="head", trust=trust)
     readers = readers_of(config, trust)
-    source = open_source(config, readers, trust, needs_target=head.is_supervised)
+    source = open_source(config, readers, head, trust)
     task, _, source = decide_task(head, config, source)
     if not source.splits.get("validation"):
         raise UserError(

@@ -1,14 +1,14 @@
-"""Language modelling: predict the next token of a text."""
+"""Language modelling: predict the next token of a text, or of the answers of conversations."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
@@ -36,11 +36,12 @@ MAX_LOSS = 700
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Target of one window of a token stream, for language modelling.
+    """Target of one window of a token stream, or of one conversation, for language modelling.
 
     Args:
-        ids: Ids (n,) of the next token for each token of the window.
-        chars_per_token: Mean number of characters per token in the whole split.
+        ids: Ids (n,) of the next token for each token of the window, IGNORED if it is not learned.
+        chars_per_token: Mean number of characters per token in the whole split, or per target of
+            the conversation.
     """
 
     ids: Tensor
@@ -88,7 +89,7 @@ class LanguageHead(nn.Module):
 
 
 class NextToken(Target):
-    """The next token at each position of a stream of texts.
+    """The next token at each position of a stream of texts, or of the answers of conversations.
 
     Attributes:
         input: Name of the only input. `bind` sets it.
@@ -118,14 +119,28 @@ class NextToken(Target):
         adapter.check_columns_are_tokens("language")
         self.input = name
         self.required = (name,)
+        # Of a conversation. A stream has windows of tokens instead.
+        self.prepared_inputs = (name,)
 
     def describe(self, values: Sequence[Any]) -> str:
         """Return a description of the targets, which does not depend on `values`."""
         return "the next token"
 
-    def encode(self, value: Window, sample: dict[str, Any], rand: Random | None = None) -> Window:
-        """Return the window unchanged."""
-        return value
+    def encode(
+        self, value: Window | None, sample: dict[str, Any], rand: Random | None = None
+    ) -> Window | None:
+        """Return the window unchanged, or the window of the answers of a conversation."""
+        if value is not None:
+            return value
+        # None: a text that continues, to look at a model.
+        added = sample[self.input].pop("answers", None)
+        if added is None:
+            return None
+        ids = sample[self.input]["ids"]
+        is_target = added[1:] >= 0
+        targets = torch.where(is_target, ids[1:], IGNORED)
+        num_chars = added[1:].clamp(min=0).sum().item()
+        return Window(targets, num_chars / max(int(is_target.sum()), 1))
 
     def collate(self, targets: Sequence[Window]) -> dict[str, Any]:
         """Return ids (B, N) padded with IGNORED, and chars_per_token, one float per window."""
@@ -146,13 +161,13 @@ class PerplexityMetric(Metric):
     lower_is_better = ("perplexity",)
 
     def metrics(
-        self, predictions: Sequence[float], targets: Sequence[Any], loss: float
+        self, predictions: Sequence[tuple[float, int]], targets: Sequence[Any], loss: float
     ) -> dict[str, float]:
-        """Return both metrics; the predictions are the numbers of characters per token."""
-        # All windows of a split have the same value, so the mean does not change it.
-        chars_per_token = statistics.fmean(predictions) if predictions else math.nan
+        """Return both metrics; the predictions are the numbers of characters and of tokens."""
+        num_chars = math.fsum(chars for chars, _ in predictions)
+        num_tokens = sum(tokens for _, tokens in predictions)
         return {
-            "loss_per_char": loss / chars_per_token,
+            "loss_per_char": loss * num_tokens / num_chars if num_chars else math.nan,
             "perplexity": math.exp(min(loss, MAX_LOSS)),
         }
 
@@ -212,13 +227,18 @@ class Language(Task[NextToken]):
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
-    ) -> list[float]:
-        """Return the mean number of characters per token, which the metrics need."""
+    ) -> list[tuple[float, int]]:
+        """Return the numbers of characters and of tokens of each window, for the metrics."""
         if "target" not in batch:
             raise UserError(
                 "a language model has no prediction for a row; use dxn generate prompt=..."
             )
-        return batch["target"]["chars_per_token"]
+        target = batch["target"]
+        counts = (target["ids"] != IGNORED).sum(1).tolist()
+        return [
+            (chars * count, count)
+            for chars, count in zip(target["chars_per_token"], counts, strict=True)
+        ]
 
 
 def _incompatible_options(adapters: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Vocabulary
 
     from dxn.tokenize.masking import Masking
+    from dxn.tokenize.text.chat import ChatTemplate
 
 # Import paths instead of classes: a command imports only the adapters that it uses.
 ADAPTERS: dict[str, str] = {
@@ -85,6 +86,7 @@ class Reader(CheckedMembers):
         files: Whether a str is the path of a file, relative to the folder of the table.
         media: Kind of these files, as HTML forms name it, such as "image/*".
         words: Whether a cell can be a list of words.
+        template: What writes a conversation as a text. None: cells are no conversations.
         steps: Whether raw values are series: float tensors (T, C), NaN where a value is missing.
         tabular: Whether it reads cells of a table, such as numbers. Each of these inputs has an
             adapter of its own, because columns have different units. They are also printed and
@@ -95,6 +97,7 @@ class Reader(CheckedMembers):
     files: ClassVar[bool] = False
     media: ClassVar[str] = ""
     words: ClassVar[bool] = False
+    template: ChatTemplate | None = None
     steps: ClassVar[bool] = False
     tabular: ClassVar[bool] = False
 
@@ -251,6 +254,8 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
         embedding: Embedding of the tokens of a vocabulary, after `fit`.
         lookback: Number of previous tokens on which the embedding of a token depends. None: all.
         tokens_per_column: Number of tokens whose mean is one column.
+        num_new_tokens: Number of tokens that its vocabulary can have in addition to those of the
+            checkpoint from which it is.
     """
 
     reader: ClassVar[type[Reader]]
@@ -259,6 +264,7 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
     embedding: nn.Embedding
     lookback: int | None = None
     tokens_per_column: int = 1
+    num_new_tokens: int = 0
 
     @property
     def modality(self) -> str:

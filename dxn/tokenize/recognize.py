@@ -148,7 +148,7 @@ def scores_of(cells: Sequence[Any]) -> dict[str, float]:
 
 
 def _text_score(cells: Sequence[Any]) -> float:
-    """Return 0.5 for texts or lists of words, and 0 for categories."""
+    """Return 0.5 for texts, lists of words or conversations, and 0 for categories."""
     if not all(isinstance(cell, str) for cell in cells):
         return 0.5 if all(map(_are_words, cells)) else 0.0
     words = fmean(len(cell.split()) for cell in cells)
@@ -183,7 +183,10 @@ def _category_score(cells: Sequence[Any], *, is_quantity: bool) -> float:
 
 
 def _are_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+    # The messages of a conversation are texts as well.
+    return isinstance(value, list) and all(
+        isinstance(word, str) or (isinstance(word, dict) and "content" in word) for word in value
+    )
 
 
 def are_file_names(values: Sequence[Any]) -> bool:

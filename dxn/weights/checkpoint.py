@@ -28,7 +28,7 @@ WEIGHT_FILES = (
 )
 TENSOR_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 # Files to download from the hub. *.bin is added only if a repository has no safetensors file.
-HUB_PATTERNS = ("*.json", "*.txt", "*.safetensors")
+HUB_PATTERNS = ("*.json", "*.txt", "chat_template.jinja", "*.safetensors")
 MAX_SHARDS = 10_000
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 

@@ -218,6 +218,20 @@ def resize_tensor(
     return tensor
 
 
+def with_new_rows(tensor: Tensor, length: int, num_new: int) -> Tensor:
+    """Return the embedding (V, D) of a vocabulary with rows for new tokens: the mean of all rows.
+
+    Args:
+        tensor: Embedding of the checkpoint.
+        length: Number of tokens of the model.
+        num_new: Maximum number of new tokens. With more, the tensor is returned unchanged.
+    """
+    missing = length - len(tensor)
+    if not 0 < missing <= num_new or tensor.ndim != 2:
+        return tensor
+    return torch.cat([tensor, tensor.mean(0, keepdim=True).expand(missing, -1)])
+
+
 def _resize_line(line: Tensor, length: int) -> Tensor:
     """Interpolate (N, D) to (length, D). The first and the last embedding do not change."""
     resized = F.interpolate(

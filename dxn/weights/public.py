@@ -17,8 +17,9 @@ from dxn.models.fusion import shared_name
 from dxn.models.model import MultimodalModel, module_key
 from dxn.tokenize.base import ADAPTERS, Adapter
 from dxn.tokenize.grid_positions import PosEmbed2d
+from dxn.tokenize.text.chat import read_template
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
-from dxn.weights.conversions import resize_tensor
+from dxn.weights.conversions import resize_tensor, with_new_rows
 from dxn.weights.families import all_families
 from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
 from dxn.weights.own import OWN, reorder_inputs
@@ -28,6 +29,7 @@ FUSION = "dxn.models.EarlyFusion"
 BACKBONE = "dxn.models.Backbone"
 CLASSIFY = "dxn.tasks.Classify"
 EMBED = "dxn.tasks.Embed"  # for a checkpoint without a classifier
+EMBEDDING = ".embedding.weight"
 MAX_NAMES = 8  # number of tensor names in an error message
 # Suffixes of parameters that public checkpoints do not have. They are used only in masked
 # pretraining and in models with several inputs, so their initial values have no effect otherwise.
@@ -153,7 +155,7 @@ class PublicModel:
         return PublicModel(checkpoint, self.family, architecture, tensor_map)
 
     def prepare(self, adapters: Mapping[str, Adapter]) -> None:
-        """Set the checkpoint's tokenizer in adapters that have a vocabulary.
+        """Set the checkpoint's tokenizer and chat template in adapters that have a vocabulary.
 
         Args:
             adapters: Adapters by key. Adapters that the checkpoint does not have are not changed.
@@ -174,6 +176,7 @@ class PublicModel:
                     "weights; add tokenizer.json, vocab.txt, or vocab.json and merges.txt"
                 )
             adapter.use_vocabulary(tokenizer)
+            adapter.tokenizer.reader.template = None if folder is None else read_template(folder)
 
     @torch.no_grad()
     def fill(
@@ -215,6 +218,9 @@ class PublicModel:
                 tensor = resize_tensor(
                     name, tensor, target.shape, continuous=not name.startswith(texts), **grid
                 )
+            if tensor is not None and name.startswith(texts) and name.endswith(EMBEDDING):
+                adapter = model.adapters[name.split(".")[1]]
+                tensor = with_new_rows(tensor, len(target), adapter.num_new_tokens)
             if tensor is not None and tensor.shape == target.shape:
                 target.copy_(tensor)
             elif name.startswith("head."):

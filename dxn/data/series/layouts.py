@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Protocol, Self
 
 from dxn.core.errors import UserError
+from dxn.data.columns.chats import Chats
 from dxn.data.columns.sentences import Sentences
 from dxn.data.series.long import Long, WideColumns
 from dxn.data.series.wide import Wide
@@ -90,6 +91,7 @@ LAYOUTS: dict[str, type[Layout]] = {
     "long": Long,
     "windows": Windows,
     "sentence": Sentences,
+    "chat": Chats,
 }
 
 

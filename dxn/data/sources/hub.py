@@ -58,6 +58,7 @@ def hub(
     group: str | None = None,
     target: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
+    chat: str | Sequence[str] | None = None,
     on_bad: OnBad = "error",
     validate: Validate = "headers",
     seed: int = 0,
@@ -89,6 +90,9 @@ def hub(
             split.
         target: Column to predict. Default: a column called label, target, class or category.
         exclude: Column or list of columns that are not inputs. Default: inferred inputs are used.
+        chat: Column with the messages of a conversation, or the columns of a message of the user
+            and of its answer, such as [question,answer]. "auto" recognizes them by their names, and
+            is the default with head=language.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
         validate: What is read of each file before the training: headers (of the files that fit into
@@ -134,6 +138,7 @@ def hub(
         on_bad=on_bad,
         validate=validate,
         seed=seed,
+        chat=chat,
     )
     notes = list(source.notes)
     stream = None

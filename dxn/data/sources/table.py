@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dxn.core.errors import UserError
+from dxn.data.columns.chats import AUTO, find_chats
 from dxn.data.columns.choose import (
     USUAL_TARGETS,
     candidate_targets,
@@ -64,6 +65,7 @@ def table(
     wide: WideColumns | None = None,
     long: Long = Long(),
     sentence: str | None = None,
+    chat: str | Sequence[str] | None = None,
     on_bad: OnBad = "error",
     validate: Validate = "headers",
     confine: bool = True,
@@ -103,6 +105,9 @@ def table(
         long: Columns of a table whose rows are time steps. The rows of a series become one row.
         sentence: Column that identifies the sentence of a row, if each row is a word. The rows of a
             sentence become one row. Default: a column such as sentence_id next to one called word.
+        chat: Column with the messages of a conversation, or the columns of a message of the user
+            and of its answer, such as [question,answer]. "auto" recognizes them by their names, and
+            is the default with head=language.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
         validate: What is read of each file before the training: headers (of the files that fit into
@@ -148,6 +153,7 @@ def table(
         seed=seed,
         layout=layout,
         sentence=sentence,
+        chat=chat,
     )
 
 
@@ -175,6 +181,7 @@ def from_tables(
     seed: int = 0,
     layout: Layout | None = None,
     sentence: str | None = None,
+    chat: str | Sequence[str] | None = None,
 ) -> Source:
     """Create a data set from tables by split, or from one table with the key "all".
 
@@ -184,6 +191,7 @@ def from_tables(
         columns: Columns of each modality, see `table`. The other arguments are those of `table`.
         layout: How the tables are rearranged first. None: not at all, unless each row is a word.
         sentence: Column that identifies the sentence, see `table`.
+        chat: Columns of a conversation, see `table`.
     """
     columns = {modality: _usual(option) for modality, option in columns.items()}
     target, exclude, split, group = map(_usual, (target, exclude, split, group))
@@ -195,10 +203,14 @@ def from_tables(
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     notes = list(whole.notes)
+    inputs = [str(name) for option in columns.values() for name in as_list(option)]
+    if chat is not None and layout is None and not (inputs and chat == AUTO):
+        layout = find_chats(whole, chat)
+        if layout is not None:
+            columns = _of_texts(layout.column, readers)
     if layout is None and (sentence is not None or any(map(SENTENCE.fullmatch, whole.columns))):
         from dxn.data.columns.sentences import find_sentences
 
-        inputs = [str(name) for option in columns.values() for name in as_list(option)]
         layout = find_sentences(whole, sentence, inputs=inputs, targets=targets)
     elif layout is not None and sentence is not None:
         raise UserError(
@@ -338,6 +350,14 @@ def rows_of_table(
         if surplus:
             notes.append(f"not used: {', '.join(surplus)} (not columns of the training)")
     return replace(rows, ids=ids)
+
+
+def _of_texts(column: str, readers: Readers) -> dict[str, list[str]]:
+    """Return the columns of each modality if only this column of texts is an input."""
+    modality = next((name for name, reader in readers.items() if reader.words), None)
+    if modality is None:
+        raise UserError("adapters: no adapter in use reads text; set adapters=[text]")
+    return {name: [column] if name == modality else [] for name in readers}
 
 
 def _new_groups(table: Table, rows_of: Mapping[str, np.ndarray]) -> list[str]:

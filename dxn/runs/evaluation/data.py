@@ -198,10 +198,7 @@ def data_of_run(
 
 def source_of(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:
     """Open a data source with the splits that a training of the same task has."""
-    needs_target = predictor.task.is_supervised
-    return open_source(
-        {"data": node}, predictor.model_inputs.readers, trust, needs_target=needs_target
-    )
+    return open_source({"data": node}, predictor.model_inputs.readers, predictor.task, trust)
 
 
 def _for_evaluation(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,6 +21,8 @@ from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import NUM_REAL, Adapter, file_of_adapter
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
+from dxn.tokenize.text.chat import DEFAULT_TOKENS, Conversation, load_template
+from dxn.tokenize.text.chat import FILE as TEMPLATE
 from dxn.tokenize.text.options import (
     EmbeddingNormOptions,
     EmbeddingOptions,
@@ -143,15 +147,36 @@ class TextAdapter(Adapter):
         """Train the tokenizer on texts of the training split, unless it is loaded already."""
         if not self.fitted:
             vocabulary = train_tokenizer(
-                # The words of a list separately, as the tokenizer encodes them.
-                (text for raw in raws for text in ([raw] if isinstance(raw, str) else raw)),
+                chain.from_iterable(map(self._parts, raws)),
                 kind=self.tokenizer_options.kind,
                 vocab_size=self.vocab_size,
                 lowercase=self.tokenizer_options.lowercase,
                 keeps_rare=False,
             )
             self.use_vocabulary(vocabulary)
+        vocabulary = self.tokenizer.vocabulary
+        new = [name for name in self._new_tokens if vocabulary.token_to_id(name) is None]
+        if new:
+            vocabulary.add_special_tokens(new)
+            self.use_vocabulary(vocabulary)
         return self
+
+    @property
+    def num_new_tokens(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Number of special tokens of the chat template that a loaded vocabulary can lack."""
+        return len(self._new_tokens)
+
+    @property
+    def _new_tokens(self) -> Sequence[str]:
+        template = self.tokenizer.reader.template
+        return DEFAULT_TOKENS if template is not None and template.is_default else ()
+
+    def _parts(self, raw: RawText) -> Sequence[str]:
+        """Return the texts of a raw value that the tokenizer encodes separately."""
+        if isinstance(raw, Conversation):
+            # Without the special tokens, of which the vocabulary should have no parts.
+            return re.split("|".join(map(re.escape, self._new_tokens)) or "$", raw.text)
+        return [raw] if isinstance(raw, str) else raw
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Use this vocabulary and create the embedding of its tokens."""
@@ -210,11 +235,15 @@ class TextAdapter(Adapter):
 
     def save(self, folder: Path, name: str) -> None:
         """Save the tokenizer to tokenizer.json, or NAME.tokenizer.json if name is not "text"."""
-        save_tokenizer(self.tokenizer.vocabulary, _tokenizer_path(folder, name))
+        save_tokenizer(self.tokenizer.vocabulary, _path(folder, name, "tokenizer.json"))
+        if self.tokenizer.reader.template is not None:
+            self.tokenizer.reader.template.save(_path(folder, name, TEMPLATE))
 
     def load(self, folder: Path, name: str) -> None:
-        """Load the tokenizer that `save` wrote."""
-        self.use_vocabulary(load_tokenizer(_tokenizer_path(folder, name)))
+        """Load the tokenizer that `save` wrote, and its chat template."""
+        path = _path(folder, name, TEMPLATE)
+        self.tokenizer.reader.template = load_template(path) if path.exists() else None
+        self.use_vocabulary(load_tokenizer(_path(folder, name, "tokenizer.json")))
 
     def describe(self, raw: RawText) -> str:
         """List the first tokens."""
@@ -324,11 +353,9 @@ def hulls(coords: Tensor, size: int) -> Tensor:
     return coords.masked_fill(coords.isinf(), torch.nan)
 
 
-def _tokenizer_path(folder: Path, name: str) -> Path:
-    """Return the path of the tokenizer of the adapter with key `name`."""
-    if name == TextReader.modality:
-        return folder / "tokenizer.json"
-    return file_of_adapter(folder, name, "tokenizer.json")
+def _path(folder: Path, name: str, suffix: str) -> Path:
+    """Return the path of a file of the adapter with key `name`."""
+    return folder / suffix if name == TextReader.modality else file_of_adapter(folder, name, suffix)
 
 
 def _load_vectors(path: str, shape: torch.Size) -> Tensor:

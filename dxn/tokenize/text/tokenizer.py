@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import random
 import statistics
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer as Vocabulary
 from dxn.core.randomness import spaced_rows
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import FULL, NUM_REAL, BadMedia, Batch, Reader, Sample, Tokenizer
+from dxn.tokenize.text.chat import ChatTemplate, Conversation, is_conversation, read_messages
 from dxn.tokenize.text.options import TextAugment
 from dxn.tokenize.text.vocabulary import encode, special_ids, token_of
 
@@ -31,14 +33,15 @@ MAX_KEPT = 50_000
 MAX_ENCODED, NUM_ENCODED = 100_000, 1000
 NO_COORDS = (math.nan, math.nan)  # of a token that has no position in the text
 
-RawText = str | list[str]
+RawText = str | list[str] | Conversation
+PlainText = str | list[str]
 # One token of a text: its id, its start and stop in characters, and the index of its word or -1.
 # Not a NamedTuple, whose construction would take a third of the time of TextTokenizer.__call__.
 Token = tuple[int, tuple[float, float], int]
 
 
 class TextReader(Reader):
-    """Checks texts and lists of words.
+    """Checks texts, lists of words, and conversations.
 
     Args:
         max_chars: Maximum number of characters of a text that are tokenized.
@@ -50,12 +53,28 @@ class TextReader(Reader):
     def __init__(self, max_chars: int = 100_000):
         self.max_chars = max_chars
 
+    def learn(self, cells: Sequence[Any]) -> str:
+        """Find out whether cells are conversations, which need a template."""
+        count = sum(map(is_conversation, cells))
+        self.template = (self.template or ChatTemplate()) if count else None
+        rest = len(cells) - count
+        if not count or not rest:
+            return ""
+        return f"{rest:,} cells are not lists of messages: each is read as a message of the user"
+
     def read(self, cell: Any) -> RawText:
-        """Check a text or a list of words, and return it.
+        """Check a text, a list of words or a conversation, and return it.
 
         Raises:
-            BadMedia: If the cell is not a text, or its first max_chars characters are blank.
+            BadMedia: If the cell is not a text, or its first max_chars characters are blank, or a
+                message of a conversation is wrong.
         """
+        if is_conversation(cell):
+            if self.template is None:
+                raise BadMedia("must be a text, because the model was not trained on conversations")
+            return self.template.conversation(read_messages(cell))
+        if self.template is not None and isinstance(cell, str) and cell.strip():
+            return self.template.conversation([{"role": "user", "content": cell}])
         words = [cell] if isinstance(cell, str) else cell
         is_text = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
         if not is_text or isinstance(words, bytes):
@@ -75,8 +94,9 @@ class TextReader(Reader):
             raise BadMedia("blank text")
         return raw
 
-    def first(self, raw: RawText) -> tuple[RawText, float]:
+    def first(self, raw: RawText) -> tuple[PlainText, float]:
         """Return the first max_chars characters of a text, and how many times longer it is."""
+        raw = raw.text if isinstance(raw, Conversation) else raw
         rest = self.max_chars
         count = len(raw) if isinstance(raw, str) else sum(map(len, raw))
         if count <= rest:
@@ -98,11 +118,15 @@ class TextReader(Reader):
         unit = "words" if isinstance(raws[0], list) else "characters"
         lengths = [len(raw) for raw in raws]
         median = statistics.median(lengths)
+        if self.template is not None:
+            unit = "characters per conversation"
         return f"{min(lengths):,} to {max(lengths):,}, median {median:,.0f} {unit}"
 
 
 class TextTokenizer(Tokenizer):
-    """Convert a text, or a list of words, to token ids.
+    """Convert a text, a list of words or a conversation to token ids.
+
+    A conversation that is too long loses its oldest turns first.
 
     Args:
         vocabulary: Tokenizer of the tokenizers library. Default: an empty one, see
@@ -116,7 +140,7 @@ class TextTokenizer(Tokenizer):
     """
 
     # Any valid id is suitable as padding, because the mask excludes it.
-    fill: ClassVar = {"coords": math.nan, "words": -1}
+    fill: ClassVar = {"coords": math.nan, "words": -1, "answers": -1}
     reader: TextReader
     vocabulary: Vocabulary
 
@@ -176,9 +200,16 @@ class TextTokenizer(Tokenizer):
             words (n,): Index of the word of each token. -1 if raw is not a list of words.
             chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
             text: The whole text. Only without augmentation.
+            answers (n,): Number of characters that each token of an answer adds to it, and -1 at
+            other tokens. Only of a conversation.
         """
         text, _ = self.reader.first(raw)
         lead, tokens, tail = self._encode(text)
+        if isinstance(raw, Conversation) and (len(tokens) > self.max_len or len(text) < len(raw)):
+            assert self.reader.template is not None
+            raw = self.reader.template.shorter(raw, self._fits)
+            text, _ = self.reader.first(raw)
+            lead, tokens, tail = self._encode(text)
         if rand is not None:
             tokens = self._augmented(tokens, rand)
         # Truncation keeps the special tokens at the end, as transformers does.
@@ -191,9 +222,10 @@ class TextTokenizer(Tokenizer):
             "coords": coords.reshape(-1, 2),
             "words": torch.tensor([word for _, _, word in tokens], dtype=torch.long),
         }
+        if isinstance(raw, Conversation):
+            sample["answers"] = torch.tensor(self._answers(raw, tokens[:room]), dtype=torch.long)
         if rand is None:
-            whole = raw if isinstance(raw, str) else " ".join(raw)
-            sample["text"] = whole[:MAX_KEPT]
+            sample["text"] = plain_text(raw)[:MAX_KEPT]
         if self.chars is not None:
             # Masked tokens have no n-grams, which would tell what they were.
             offsets = [NO_COORDS if token == self.mask_id else at for token, at, _ in tokens]
@@ -212,7 +244,7 @@ class TextTokenizer(Tokenizer):
         texts = [self.reader.first(raw)[0] for raw in raws]
         # The n-grams of a token depend on its coordinates, and lists of words are encoded one by
         # one too. So are texts of which one cannot be encoded, because its error has to name it.
-        is_plain = self.chars is None and all(isinstance(text, str) for text in texts)
+        is_plain = self.chars is None and all(isinstance(raw, str) for raw in raws)
         encodings = self._encodings(texts) if is_plain else None
         if encodings is None:
             return super().batch(raws, rands)
@@ -235,8 +267,13 @@ class TextTokenizer(Tokenizer):
             NUM_REAL: int(lengths.sum()),
         }
         if all(rand is None for rand in rands):
-            batch["text"] = [raw[:MAX_KEPT] for raw in raws]
+            batch["text"] = [plain_text(raw)[:MAX_KEPT] for raw in raws]
         return batch
+
+    @property
+    def adds_special(self) -> bool:
+        """Whether special tokens are added. A chat template writes its own."""
+        return self.special_tokens and self.reader.template is None
 
     def length(self, raw: RawText) -> float:
         """Return the number of tokens of a text without augmentation."""
@@ -246,7 +283,7 @@ class TextTokenizer(Tokenizer):
         """Return the number of tokens of each text, estimated from the characters of many texts."""
         if len(raws) <= MAX_ENCODED:
             return super().lengths(raws)
-        chars = (len(raw) if isinstance(raw, str) else sum(map(len, raw)) for raw in raws)
+        chars = (sum(map(len, raw)) if isinstance(raw, list) else len(raw) for raw in raws)
         sizes = np.fromiter(chars, np.float64, len(raws))
         rows = spaced_rows(len(raws), NUM_ENCODED)
         counts = [self._lengths(raws[row])[1] for row in rows]
@@ -265,21 +302,42 @@ class TextTokenizer(Tokenizer):
         """
         text, factor = self.reader.first(raw)
         is_words = isinstance(text, list)
-        special = self.special_tokens
+        special = self.adds_special
         encoding = encode(
             self.vocabulary, text, is_pretokenized=is_words, add_special_tokens=special
         )
         count = len(encoding.ids)
         return min(count, self.max_len), math.ceil(count * factor)
 
-    def _encode(self, raw: RawText) -> tuple[list[Token], list[Token], list[Token]]:
+    def _fits(self, text: str) -> bool:
+        """Whether the text of a conversation need not be truncated."""
+        if len(text) > self.reader.max_chars:
+            return False
+        return len(encode(self.vocabulary, text, add_special_tokens=False).ids) <= self.max_len
+
+    def _answers(self, raw: Conversation, tokens: Sequence[Token]) -> list[int]:
+        """Return the number of characters that each token of an answer adds, and -1 at others."""
+        # A token belongs to an answer if they have a character in common, as in transformers.
+        starts = [offsets[0] for _, offsets, _ in tokens]
+        stops = [offsets[1] for _, offsets, _ in tokens]
+        added = [-1] * len(tokens)
+        for start, stop in raw.answers:
+            first, last = bisect.bisect_right(stops, start), bisect.bisect_left(starts, stop)
+            for i in range(first, last):
+                # From the end of the token before it: the offsets of some tokenizers lack spaces.
+                before = max(stops[i - 1], start) if i else start
+                is_text = tokens[i][0] not in self.special_ids
+                added[i] = max(int(stops[i] - before), 0) if is_text else 0
+        return added
+
+    def _encode(self, raw: PlainText) -> tuple[list[Token], list[Token], list[Token]]:
         """Return the special tokens before the text, its own tokens, and those after it."""
         words = raw if isinstance(raw, list) else None
         encoding = encode(
             self.vocabulary,
             raw,
             is_pretokenized=words is not None,
-            add_special_tokens=self.special_tokens,
+            add_special_tokens=self.adds_special,
         )
         # For a str, word_ids are the indices of pre-tokens, which have no meaning for the caller.
         owners = [-1 if w is None or words is None else w for w in encoding.word_ids]
@@ -292,7 +350,7 @@ class TextTokenizer(Tokenizer):
             ]
         offsets = _with_marks(offsets, raw if isinstance(raw, str) else " ".join(raw))
         tokens: list[Token] = list(zip(encoding.ids, offsets, owners, strict=True))
-        if not self.special_tokens:
+        if not self.adds_special:
             return [], tokens, []
         lead, tail = _special_ends(encoding.special_tokens_mask)
         end = len(tokens) - tail
@@ -300,7 +358,7 @@ class TextTokenizer(Tokenizer):
 
     def _encodings(self, texts: Sequence[Any]) -> list[Encoding] | None:
         """Encode texts together. None: the vocabulary cannot encode one of them."""
-        special = self.special_tokens
+        special = self.adds_special
         try:
             # The threads of `encode_batch_fast` take longer than a single text.
             if len(texts) == 1:
@@ -316,7 +374,7 @@ class TextTokenizer(Tokenizer):
         """Return the ids of a text, augmented and truncated."""
         ids = encoding.ids
         lead, tail = (0, 0)
-        if self.special_tokens:
+        if self.adds_special:
             lead, tail = _special_ends(encoding.special_tokens_mask)
         end = len(ids) - tail
         text = ids[lead:end]
@@ -356,6 +414,13 @@ class TextTokenizer(Tokenizer):
             return [(left, (start, stop), word), (right, (start, stop), word)]
         middle = max(stop - right_letters, start)
         return [(left, (start, middle), word), (right, (middle, stop), word)]
+
+
+def plain_text(raw: RawText) -> str:
+    """Return a raw value as one text, whose characters the coordinates count."""
+    if isinstance(raw, Conversation):
+        return raw.text
+    return raw if isinstance(raw, str) else " ".join(raw)
 
 
 def word_starts(words: Sequence[str]) -> list[int]:

@@ -14,6 +14,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from matplotlib.textpath import TextPath
 
+from dxn.tokenize.text.tokenizer import plain_text
 from dxn.viz.drawers.drawer import Drawer, Shown
 from dxn.viz.fonts import families, legible, text_width
 from dxn.viz.media import paragraph
@@ -76,7 +77,7 @@ class TextDrawer(Drawer):
     copies = None  # a line of text is too wide for one copy per word
 
     def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
-        words, _ = _laid_out(joined(shown.raw))
+        words, _ = _laid_out(plain_text(shown.raw))
         lines = words[-1].line + 1 if words else 1
         # At least two lines: the color bar beside a single line would have no room for its numbers.
         return _width(words) / 72, max(lines, 2 if shaded else 1) * LINE / 72
@@ -90,7 +91,7 @@ class TextDrawer(Drawer):
         *,
         small: bool = False,
     ) -> str:
-        return _draw_text(axis, joined(shown.raw), coords, colors)
+        return _draw_text(axis, plain_text(shown.raw), coords, colors)
 
     def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
         # Alternating colors show where a token ends and the next one starts.
@@ -101,31 +102,26 @@ class TextDrawer(Drawer):
         prepare = shown.preprocessor
         ids = prepare(shown.raw)["ids"].tolist()
         if len(coords) < len(ids):  # a column has several tokens
-            text = joined(shown.raw)
+            text = plain_text(shown.raw)
             # The slice of an unknown position, 0 to 0, is empty.
             ends = np.nan_to_num(coords).astype(int).tolist()
             return [text[start:stop] for start, stop in ends]
         tokenizer = prepare.vocabulary
         # Each token is decoded separately. A token of whitespace only becomes a visible dot.
         pieces = [tokenizer.decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
-        _name_bytes(pieces, joined(shown.raw), coords)
+        _name_bytes(pieces, plain_text(shown.raw), coords)
         # The columns after the subwords, such as n-grams, have no name.
         return [*pieces, *[""] * (len(coords) - len(pieces))]
 
     def page(self, shown: Shown) -> dict[str, Any]:
-        return {"kind": "characters", "text": joined(shown.raw)}
+        return {"kind": "characters", "text": plain_text(shown.raw)}
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         return coords
 
     def fragment(self, shown: Shown) -> str:
         """Return the text as HTML."""
-        return paragraph(joined(shown.raw))
-
-
-def joined(raw: str | Sequence[str]) -> str:
-    """Return the text in which the coordinates count characters: words are joined by spaces."""
-    return raw if isinstance(raw, str) else " ".join(raw)
+        return paragraph(plain_text(shown.raw))
 
 
 def _name_bytes(pieces: list[str], text: str, coords: np.ndarray) -> None:

@@ -1,0 +1,121 @@
+"""The layout of a table with conversations, or with instructions and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dxn.data.rows import CHUNK_ROWS, Column, as_column, join_columns
+from dxn.data.tables.read import Table, as_list, column_name
+from dxn.tokenize.text.chat import is_conversation
+
+MESSAGES = "messages"
+AUTO = "auto"
+# Usual names of the columns of a message of the user, in order, and of the answer. The second
+# column of the user can be empty or missing.
+USUAL = (("instruction", "input", "output"), ("prompt", "completion"), ("prompt", "response"))
+OPTIONAL = "input"
+CONVERSATIONS = (MESSAGES, "conversation", "conversations")
+
+
+@dataclass(frozen=True)
+class Chats:
+    """Each row is a conversation.
+
+    Args:
+        columns: A column of messages. Or several columns of texts: those of the message of the
+            user, and at the end that of the answer.
+    """
+
+    columns: Sequence[str]
+
+    kind = "chat"
+    ids = ()
+
+    def __post_init__(self) -> None:
+        if not self.columns or not all(isinstance(name, str) for name in self.columns):
+            raise ValueError(f"must be a column of messages, or columns, got {self.columns!r}")
+
+    @property
+    def added(self) -> Sequence[str]:
+        return () if len(self.columns) == 1 else (MESSAGES,)
+
+    @property
+    def column(self) -> str:
+        """Column of the conversations."""
+        return self.columns[0] if len(self.columns) == 1 else MESSAGES
+
+    def apply(
+        self,
+        table: Table,
+        *,
+        key: str = "data.",
+        required: Collection[str] = (),
+        with_target: bool = True,
+        notes: list[str] | None = None,
+    ) -> Table:
+        """Return a table with a column of messages instead of the columns of texts."""
+        if len(self.columns) == 1 or self.column in table.columns:
+            return table
+        texts = [table.column(name, f"{key}{self.kind}") for name in self.columns]
+        if notes is not None:
+            *asked, answer = self.columns
+            notes.append(f"conversations: {' and '.join(asked)} (user), {answer} (assistant)")
+        parts: list[Column] = []
+        for start in range(0, len(table), CHUNK_ROWS):
+            rows = zip(*(column[start : start + CHUNK_ROWS] for column in texts), strict=True)
+            parts.append(as_column([_messages(row) for row in rows], is_json=True))
+        kept = {name: cells for name, cells in table.columns.items() if name not in self.columns}
+        return replace(table, columns={**kept, MESSAGES: join_columns(parts)})
+
+    def node(self) -> dict[str, Any]:
+        return {self.kind: list(self.columns)}
+
+    def options(self) -> dict[str, Any]:
+        return self.node()
+
+    @classmethod
+    def from_option(cls, value: Any) -> Chats:
+        if not isinstance(value, str | list):
+            raise ValueError(f"must be a column or a list of columns, got {value!r}")
+        return cls(as_list(value))
+
+
+def find_chats(table: Table, columns: str | Sequence[str] | None) -> Chats | None:
+    """Return the layout of a table with conversations. None: it has none.
+
+    Args:
+        table: All rows of all splits.
+        columns: The columns that the user chose. "auto": they are recognized by their names.
+
+    Raises:
+        UserError: If a column does not exist.
+    """
+    if columns is None:
+        return None
+    if columns != AUTO:
+        chats = Chats([column_name(name) for name in as_list(columns)])
+        for name in chats.columns:
+            table.column(name, "data.chat")
+        return chats
+    by_name = {name.lower(): name for name in table.columns}
+    for name in CONVERSATIONS:
+        cells = table.columns.get(by_name.get(name, ""), ())
+        first = next((cell for cell in cells if cell is not None), None)
+        if is_conversation(first):
+            return Chats([by_name[name]])
+    for names in USUAL:
+        if all(name in by_name or name == OPTIONAL for name in names):
+            return Chats([by_name[name] for name in names if name in by_name])
+    return None
+
+
+def _messages(row: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the messages of texts: the last one is the answer, and the others are one message."""
+    *asked, answer = row
+    texts = [str(text) for text in asked if text is not None and str(text).strip()]
+    return [
+        {"role": "user", "content": "\n\n".join(texts)},
+        {"role": "assistant", "content": None if answer is None else str(answer)},
+    ]

@@ -1,0 +1,336 @@
+"""Conversations as texts: their messages, and the template that writes them as one text."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dxn.core.errors import UserError
+from dxn.core.untrusted import load_json, read_text, shortened
+from dxn.tokenize.base import BadMedia
+
+if TYPE_CHECKING:
+    import jinja2
+
+ROLES = ("system", "user", "assistant")
+# Messages of a model that has no template: each between two special tokens, after its role.
+DEFAULT_SOURCE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['role'] == 'assistant' %}
+{%- generation %}{{- message['content'] + '<|im_end|>' }}{%- endgeneration %}
+{%- else %}{{- message['content'] + '<|im_end|>' }}
+{%- endif %}
+{{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+DEFAULT_TOKENS = ("<|im_start|>", "<|im_end|>")
+FILE = "chat_template.json"  # of a model folder of dxn
+MAX_REASON = 200  # characters of the message of a template
+MAX_SOURCE = 100_000  # bytes of a template, which can come from a stranger
+# Names of the special tokens in a template, as transformers has them.
+TOKENS = re.compile(r"[a-z]+_token")
+
+Message = dict[str, str]  # with the keys role and content
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation as a text.
+
+    Args:
+        messages: The messages.
+        text: The text that a template makes of them.
+        answers: Start and stop of each answer of the assistant in characters. An answer includes
+            the token that ends it.
+    """
+
+    messages: Sequence[Message]
+    text: str
+    answers: Sequence[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def num_answered(self) -> int:
+        """Number of characters of all answers."""
+        return sum(stop - start for start, stop in self.answers)
+
+
+def is_conversation(cell: Any) -> bool:
+    """Whether a cell is meant as a conversation: a list of messages."""
+    return isinstance(cell, Sequence) and bool(cell) and isinstance(cell[0], Mapping)
+
+
+def read_messages(cell: Sequence[Any]) -> list[Message]:
+    """Check the messages of a conversation, and return their roles and contents.
+
+    Raises:
+        BadMedia: If a message has no role, an unknown role or no text, or none is an answer.
+    """
+    messages: list[Message] = []
+    for number, each in enumerate(cell, 1):
+        if not isinstance(each, Mapping):
+            raise BadMedia(
+                f"message {number} must have a role and a content, got {shortened(each)}"
+            )
+        role = each.get("role")
+        if role is None:
+            raise BadMedia(
+                f"message {number} has no role; write {', '.join(ROLES[:-1])} or {ROLES[-1]}"
+            )
+        if role not in ROLES:
+            raise BadMedia(
+                f"message {number}: the role must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, got "
+                f"{shortened(role)}"
+            )
+        content = _content(each.get("content"), f"message {number} ({role})")
+        messages.append({"role": role, "content": content})
+    if not any(message["role"] == "assistant" for message in messages):
+        raise BadMedia("no message of the assistant, so there is no answer to learn from")
+    return messages
+
+
+def _content(content: Any, where: str) -> str:
+    """Return the text of a message, which can be a list of parts."""
+    if isinstance(content, list):
+        kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]
+        other = next((kind for kind in kinds if kind != "text"), None)
+        if other is not None:
+            raise BadMedia(
+                f"{where} has a part of the type {shortened(other)}, but a language model reads "
+                "text only; such a part needs a model from images to language"
+            )
+        content = "".join(str(part.get("text") or "") for part in content)
+    if content is not None and not isinstance(content, str):
+        raise BadMedia(f"{where}: the content must be a text, got {shortened(content)}")
+    if content is None or not content.strip():
+        raise BadMedia(f"{where} is empty; write a content, or remove the row")
+    return content
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A Jinja template that writes messages as one text, as `apply_chat_template` of transformers.
+
+    It runs in the sandbox of Jinja, with limits of its time and of the size of its texts.
+
+    Args:
+        source: The template.
+        tokens: Special tokens that it can name, such as {"eos_token": "</s>"}.
+    """
+
+    source: str = DEFAULT_SOURCE
+    tokens: Mapping[str, str] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChatTemplate, (self.source, dict(self.tokens))  # without the compiled template
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the template of models without one."""
+        return self.source == DEFAULT_SOURCE
+
+    def render(self, messages: Sequence[Message], *, prompt: bool = False, mark: str = "") -> str:
+        """Return the text of messages.
+
+        Args:
+            messages: The messages.
+            prompt: Whether the start of an answer follows them.
+            mark: Text to add before and after each block `{% generation %}`.
+
+        Raises:
+            BadMedia: If the template refuses the messages, or exceeds a limit.
+        """
+        # Jinja takes a while to import, and few models have a template.
+        from dxn.tokenize.text.chat_sandbox import LIMITS, Limits, TemplateFailure
+
+        limits = Limits(mark)
+        values = {
+            **self.tokens,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": prompt,
+            LIMITS: limits,
+        }
+        try:
+            parts: list[str] = []
+            for part in _compiled(self.source).generate(values):
+                limits.take_text(len(part))
+                parts.append(part)
+            return "".join(parts)
+        except TemplateFailure:
+            raise
+        # A template is a program, so it can raise anything, such as a RecursionError.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:MAX_REASON] or type(error).__name__
+            raise TemplateFailure(f"the chat template refuses the messages: {reason}") from error
+
+    def conversation(self, messages: Sequence[Message]) -> Conversation:
+        """Return the text of messages, and where its answers are.
+
+        They are the blocks `{% generation %}` of the template. Without such blocks, an answer is
+        what its message adds to the text of the messages before it.
+
+        Raises:
+            BadMedia: If the template refuses the messages, or the text of the first
+                messages is not the start of the whole text.
+        """
+        if self._has_blocks:
+            mark = secrets.token_hex(16)
+            pieces = self.render(messages, mark=mark).split(mark)
+            text = "".join(pieces)
+            stops: list[int] = []
+            for piece in pieces:
+                stops.append(len(piece) + (stops[-1] if stops else 0))
+            answers = [(stops[i - 1], stops[i]) for i in range(1, len(pieces), 2)]
+            return Conversation(messages, text, [self._with_end(text, *each) for each in answers])
+        text = self.render(messages)
+        answers = []
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self.render(messages[:i], prompt=True)
+            until = self.render(messages[: i + 1])
+            if not (
+                text.startswith(before) and text.startswith(until) and len(before) < len(until)
+            ):
+                raise BadMedia(
+                    "the chat template writes the first messages of a conversation differently "
+                    "than in the whole conversation, so it is unknown which tokens are the "
+                    "answer; mark them by {% generation %} in the template"
+                )
+            answers.append(self._without_space(len(before), until))
+        return Conversation(messages, text, answers)
+
+    @cached_property
+    def end(self) -> str:
+        """Text that ends an answer, such as "<|im_end|>". It is a line break if nothing else is."""
+        word = "answer"
+        text = self.render(
+            [{"role": "user", "content": "question"}, {"role": "assistant", "content": word}]
+        )
+        rest = text.rpartition(word)[2]
+        return rest.strip() or rest
+
+    @cached_property
+    def _has_blocks(self) -> bool:
+        return re.search(r"\{%-?\s*generation\b", self.source) is not None
+
+    def _with_end(self, text: str, start: int, stop: int) -> tuple[int, int]:
+        """Extend an answer over the text that ends it."""
+        return start, stop + len(self.end) * text.startswith(self.end, stop)
+
+    def _without_space(self, start: int, text: str) -> tuple[int, int]:
+        """Return the span of an answer at the end of a text, without the line breaks after it."""
+        stripped = text.rstrip()
+        ends_turn = self.end.strip() and stripped.endswith(self.end)
+        return start, len(stripped if ends_turn else text)
+
+    def shorter(self, conversation: Conversation, fits: Callable[[str], bool]) -> Conversation:
+        """Return a conversation without its oldest turns, as few as are needed.
+
+        A turn starts with a message of the user. The messages of the system at the start, and the
+        last turn with an answer, are kept.
+
+        Args:
+            conversation: The conversation.
+            fits: Function that returns whether a text is short enough.
+        """
+        messages = conversation.messages
+        roles = [message["role"] for message in messages]
+        lead = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+        last = max(i for i, role in enumerate(roles) if role == "assistant") if roles else 0
+        starts = [i for i in range(lead + 1, last + 1) if roles[i] == "user"]
+        if not starts:
+            return conversation
+
+        def rest(start: int) -> Conversation:
+            return self.conversation([*messages[:lead], *messages[start:]])
+
+        number = bisect.bisect_left(starts, True, key=lambda start: fits(rest(start).text))
+        return rest(starts[min(number, len(starts) - 1)])
+
+    def save(self, path: Path) -> None:
+        """Write the template to a file."""
+        content = {"template": self.source, "tokens": dict(self.tokens)}
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def load_template(path: Path) -> ChatTemplate:
+    """Read the file of `ChatTemplate.save`, which may come from an untrusted source.
+
+    Raises:
+        UserError: If it is not such a file, or not a template.
+    """
+    content = load_json(path)
+    source = content.get("template") if isinstance(content, dict) else None
+    if not isinstance(source, str):
+        raise UserError(f"{path}: must have the key template; copy the model again")
+    return _checked(source, _special_tokens(content.get("tokens")), path)
+
+
+def read_template(folder: Path) -> ChatTemplate | None:
+    """Read the chat template of a public checkpoint, or of a model of dxn. None: it has none.
+
+    Raises:
+        UserError: If it is not a Jinja template.
+    """
+    if (folder / FILE).exists():
+        return load_template(folder / FILE)
+    path = folder / "tokenizer_config.json"
+    config = load_json(path, allow_nan=True, allow_links=True) if path.exists() else {}
+    config = config if isinstance(config, dict) else {}
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several templates by name
+        named = [each for each in source if isinstance(each, Mapping)]
+        by_name = {each.get("name"): each.get("template") for each in named}
+        source = by_name.get("default")
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        path, source = file, read_text(file, max_bytes=MAX_SOURCE, allow_links=True)
+    if not isinstance(source, str):
+        return None
+    return _checked(source, _special_tokens(config), path)
+
+
+def _special_tokens(config: Any) -> dict[str, str]:
+    """Return the special tokens of a configuration, each of which is a text or has a content."""
+    tokens: dict[str, str] = {}
+    for name, value in config.items() if isinstance(config, Mapping) else ():
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if TOKENS.fullmatch(name) and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _checked(source: str, tokens: Mapping[str, str], path: Path) -> ChatTemplate:
+    """Return a template after checking its size and its syntax."""
+    if len(source.encode()) > MAX_SOURCE:
+        raise UserError(
+            f"{path}: the chat template must have at most {MAX_SOURCE:,} bytes, got "
+            f"{len(source.encode()):,}"
+        )
+    try:
+        _compiled(source)
+    except Exception as error:  # such as a RecursionError
+        raise UserError(f"{path}: the chat template is not valid Jinja: {error}") from error
+    return ChatTemplate(source, tokens)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(source: str) -> jinja2.Template:
+    """Compile a template, with what transformers adds to Jinja."""
+    from dxn.tokenize.text.chat_sandbox import compiled
+
+    return compiled(source)

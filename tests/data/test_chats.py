@@ -1,0 +1,91 @@
+"""Tables with conversations, and with columns of questions and answers."""
+
+import json
+
+import pytest
+
+from dxn.core.errors import UserError
+from dxn.data import rows_of_table, table
+from dxn.data.series.layouts import layout_of
+from dxn.tokenize.text.tokenizer import TextReader
+
+READERS = {"text": TextReader()}
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def open_table(path, **options):
+    return table(path, readers=READERS, fractions=None, **options)
+
+
+def cells(source, name="messages"):
+    (rows,) = source.splits.values()
+    return list(rows.cells[name])
+
+
+def asked(*texts):
+    return [
+        {"role": "user", "content": "\n\n".join(texts[:-1])},
+        {"role": "assistant", "content": texts[-1]},
+    ]
+
+
+@pytest.mark.parametrize("name", ["messages", "Conversations", "conversation"])
+def test_a_column_of_messages_is_the_only_input(tmp_path, name):
+    rows = [{"topic": f"some long title {i}", name: CHAT, "prompt": "Hi"} for i in range(3)]
+    source = open_table(write(tmp_path / "chats.jsonl", rows), chat="auto")
+    assert list(source.inputs) == [name]
+    assert cells(source, name) == [CHAT] * 3
+    assert source.layout == {"chat": [name]}
+    assert any(note.startswith("not used: topic (not in data.text)") for note in source.notes)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"instruction": "Add", "input": "2, 3", "output": "5"}, asked("Add", "2, 3", "5")),
+        ({"instruction": "Add", "input": "", "output": "5"}, asked("Add", "5")),
+        ({"instruction": "Add", "output": "5"}, asked("Add", "5")),
+        ({"prompt": "Add", "completion": "5"}, asked("Add", "5")),
+        ({"prompt": "Add", "response": "5", "id": 3}, asked("Add", "5")),
+    ],
+)
+def test_usual_columns_become_messages(tmp_path, row, expected):
+    path = write(tmp_path / "t.jsonl", [row] * 3)
+    source = open_table(path, chat="auto")
+    assert cells(source) == [expected] * 3
+    used = [name for name in row if name != "id"]
+    assert source.layout == {"chat": used}
+    *first, last = used
+    assert f"conversations: {' and '.join(first)} (user), {last} (assistant)" in source.notes
+    # New rows are read in the same way.
+    rows = rows_of_table(path, source.inputs, READERS, layout=layout_of(source.layout))
+    assert list(rows.cells["messages"]) == [expected] * 3
+
+
+def test_columns_with_other_names_are_chosen(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("frage,antwort,quelle\nWas ist 2+3?,5,a\nUnd 3+3?,6,b\n", encoding="utf-8")
+    source = open_table(str(path), chat=["frage", "antwort"])
+    assert cells(source) == [asked("Was ist 2+3?", "5"), asked("Und 3+3?", "6")]
+    with pytest.raises(UserError, match=r"data\.chat: no column 'question'"):
+        open_table(str(path), chat=["question", "antwort"])
+
+
+def test_columns_of_the_user_and_other_tables_stay_as_they_are(tmp_path):
+    path = write(tmp_path / "t.jsonl", [{"prompt": f"a b {i}", "completion": "c"} for i in "xyz"])
+    assert open_table(path).layout is None
+    assert open_table(path, chat="auto", text="prompt").layout is None
+    other = write(tmp_path / "u.jsonl", [{"title": f"a b {i}"} for i in "xyz"])
+    source = open_table(other, chat="auto")
+    assert source.layout is None and list(source.inputs) == ["title"]
+
+
+@pytest.mark.parametrize("node", [{"chat": []}, {"chat": 3}, {"chat": [3]}])
+def test_a_wrong_node_is_refused(node):
+    with pytest.raises(ValueError, match="columns"):
+        layout_of(node)
