@@ -2,11 +2,17 @@
 
 A mask is a hash of the training step, the sample, the token and the layer. So a sample gets the
 same mask in a batch of any size, with any amount of padding, and in any of several processes.
+
+Each part of the features of a token has a key: a hash that is computed once per step. The draw of
+a layer is the product of the key and a random constant of the layer, modulo 2^64. As in a
+multiplicative congruential generator, the upper bits of such products are uniform and independent
+for random keys, unless small multiples of two constants are equal.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,19 +26,18 @@ from torch import Tensor, nn
 Rate = Annotated[float, Interval(ge=0, lt=1)]  # probability of a dropout in a configuration
 # Random numbers of a step: ROWS rows of WIDTH numbers. Each token and each WIDTH of its features
 # use one of the rows, so a step needs few random numbers, however many features are dropped.
-ROWS = 1024  # a power of two
+ROWS = 1024  # 2^10
+ROW_SHIFT = 64 - 10  # the upper 10 bits of an int64 select a row
 WIDTH = 64
+COUNT = ROWS * WIDTH  # constants that all steps share
 MAX_SEED = 2**62
-MAX_BRANCHES = 256  # tensors to which a model applies the same module
-
-MAX_INT64 = 2**63 - 1
-COUNT = 2**16  # more tokens of a sample, and more parts of their features, than most models have
+# Layers have different constants, and COUNT / MAX_LAYERS branches of each layer have too.
+MAX_LAYERS = 2048
 
 # Odd multipliers that spread consecutive numbers over all 64 bits.
 ROW_FACTOR = 0x1E3779B97F4A7C15
 TOKEN_FACTOR = 0x5851F42D4C957F2D
-LAYER_FACTOR = 0x14057B7EF767814F
-FEATURE_FACTOR = 0x2545F4914F6CDD1D
+INDEX_FACTOR = 0x2545F4914F6CDD1D
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,40 +46,44 @@ class Noise:
 
     Args:
         rows: (B,) int64. A random number per sample of the batch.
-        uniform: (ROWS, WIDTH). Random numbers from 0 to 1.
-        indices: (COUNT,) int64. The numbers from 0 on.
+        step: () int64. An odd random number.
+        constants: (COUNT,) int64. Odd random numbers that do not depend on the step.
         cache: Results of `factors`.
     """
 
     rows: Tensor
-    uniform: Tensor
-    indices: Tensor
+    step: Tensor
+    constants: Tensor
     cache: dict[tuple[float, torch.dtype], Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of_step(cls, samples: Tensor, seed: int) -> Noise:
+    def of_step(cls, samples: Tensor, seed: int, device: torch.device | None = None) -> Noise:
         """Create the random numbers of a step.
 
         Args:
-            samples: (B,) int64. A number that identifies each sample.
+            samples: (B,) int64. A number that identifies each sample, on the CPU.
             seed: Seed of the step, from 0 to MAX_SEED - 1.
+            device: Device of the masks. Default: the CPU.
         """
-        generator = torch.Generator().manual_seed(seed)
-        uniform = torch.rand(ROWS, WIDTH, generator=generator).to(samples.device)
-        return cls(mix(samples * ROW_FACTOR + seed), uniform, _indices(samples.device))
+        device = device or samples.device
+        # Hashed before the transfer: the GPU need not start kernels for so few numbers, and the
+        # processor need not wait for it.
+        rows = mix(samples * ROW_FACTOR + seed).to(device, non_blocking=True)
+        step = torch.full((), random.Random(seed).getrandbits(63) | 1, device=device)
+        return cls(rows, step, _constants(device))
 
     @classmethod
     def random(cls, count: int, device: torch.device) -> Noise:
         """Create random numbers for `count` samples from the global random generator."""
-        return cls.of_step(torch.arange(count, device=device), int(torch.randint(MAX_SEED, ())))
+        return cls.of_step(torch.arange(count), int(torch.randint(MAX_SEED, ())), device)
 
-    def count(self, size: int) -> Tensor:
-        """Return the numbers from 0 to size - 1."""
-        # Not arange: a compiled kernel can treat it as the index of an element, whose product with
-        # a large factor it computes with too few digits.
-        if size <= COUNT:
-            return self.indices[:size]
-        return torch.arange(size, device=self.indices.device)
+    def salts(self, size: int) -> Tensor:
+        """Return (size,) int64: a constant for each of the numbers from 0 to size - 1."""
+        return self.constants[:size] if size <= COUNT else _hashes(size, self.constants.device)
+
+    def draw(self, keys: Tensor, layer: int) -> Tensor:
+        """Return a random int64 for each of the keys (...) int64, which are random themselves."""
+        return keys * self.constants[layer % COUNT]
 
     def factors(self, rate: float, dtype: torch.dtype) -> Tensor:
         """Return random factors (ROWS, WIDTH): 0 with probability `rate`, otherwise 1 / (1 - rate).
@@ -87,7 +96,7 @@ class Noise:
         is_compiling = torch.compiler.is_compiling()
         if not is_compiling and key in self.cache:
             return self.cache[key]
-        factors = (self.uniform >= rate).to(dtype) * (1 / (1 - rate))
+        factors = _keep_factors(self.constants.view(ROWS, WIDTH) * self.step, rate, dtype)
         if not is_compiling:
             self.cache[key] = factors
         return factors
@@ -99,9 +108,9 @@ class Keys:
 
     Args:
         noise: Random numbers of the step.
-        tokens: (...) int64. A number per token. The shape is that of the tensor without its
+        tokens: (...) int64. A random number per token. The shape is that of the tensor without its
             features.
-        rows: int64, broadcastable to the shape of `tokens`. A number per sample.
+        rows: int64, broadcastable to the shape of `tokens`. A random number per sample.
         cache: Results of `parts`.
     """
 
@@ -130,8 +139,8 @@ class Keys:
         rows = noise.rows.view(-1, *[1] * (len(shape) - 1))
         tokens = rows
         for axis, size in enumerate(shape[1:], 1):
-            index = noise.count(size).view(-1, *[1] * (len(shape) - 1 - axis))
-            tokens = mix(tokens + index * TOKEN_FACTOR)
+            salts = noise.salts(size).view(-1, *[1] * (len(shape) - 1 - axis))
+            tokens = mix(tokens + salts)
         return cls(noise, tokens, rows)
 
     @classmethod
@@ -159,7 +168,7 @@ class Keys:
         count = -(-width // WIDTH)
         parts = self.cache.get(count)
         if parts is None:
-            parts = self.tokens[..., None] + self.noise.count(count) * FEATURE_FACTOR
+            parts = mix(self.tokens[..., None] + self.noise.salts(count))
             if not torch.compiler.is_compiling():
                 self.cache[count] = parts
         return parts
@@ -191,14 +200,13 @@ class Dropout(nn.Module):
             x: (B, ..., D), or a tensor whose axes before the last are those of `keys`.
             keys: Keys of the tokens. Default: `Keys.of` the shape of x.
             mask: (B, N) bool. False at padding between the tokens of x (B, N, D).
-            branch: Number of the tensor, below MAX_BRANCHES, if a model applies the module to
-                several of them.
+            branch: Number of the tensor, if a model applies the module to several of them.
         """
         if not self.training or self.rate == 0:
             return x
         if mask is not None:
             keys = Keys.of_mask(mask)
-        return drop(x, self.rate, keys, layer=MAX_BRANCHES * self.layer + branch)
+        return drop(x, self.rate, keys, layer=self.layer + MAX_LAYERS * branch)
 
     def extra_repr(self) -> str:
         """Show the rate when the module is printed."""
@@ -223,16 +231,15 @@ class DropPath(nn.Module):
         Args:
             x: (B, ..., D), or a tensor whose axes before the last are those of `keys`.
             keys: Keys of the tokens. Default: `Keys.of` the shape of x.
-            branch: Number of the branch, below MAX_BRANCHES.
+            branch: Number of the branch.
         """
         if not self.training or self.rate == 0:
             return x
         if keys is None:
             keys = Keys.of(x.shape[:-1], x.device)
         # One draw per sample, which applies to all of its tokens.
-        draw = _uniform_op if _is_compiling_for_cpu(x) else uniform
-        keep = draw(keys.rows, MAX_BRANCHES * self.layer + branch) >= self.rate
-        return x * (keep.to(x.dtype) / (1 - self.rate))[..., None]
+        draws = keys.noise.draw(keys.rows, self.layer + MAX_LAYERS * branch)
+        return x * _keep_factors(draws, self.rate, x.dtype)[..., None]
 
 
 def check_rate(name: str, rate: float) -> None:
@@ -257,14 +264,14 @@ def drop(x: Tensor, rate: float, keys: Keys | None = None, *, layer: int = 0) ->
     if keys is None:
         keys = Keys.of(x.shape[:-1], x.device)
     select = _select_op if _is_compiling_for_cpu(x) else _select
-    factors = select(keys.noise.factors(rate, x.dtype), keys.parts(x.shape[-1]), layer)
+    draws = keys.noise.draw(keys.parts(x.shape[-1]), layer)
+    factors = select(keys.noise.factors(rate, x.dtype), draws)
     return x * factors[..., : x.shape[-1]]
 
 
-def uniform(keys: Tensor, layer: int) -> Tensor:
-    """Return a random number from 0 to 1 for each of the keys (...) int64."""
-    # The upper 24 of 63 bits, which a float32 represents exactly.
-    return (mix(_salted(keys, layer)) >> 39).float() / 2**24
+def threshold(rate: float) -> int:
+    """Return the number below which a random int64 is with probability `rate`, in (0, 1)."""
+    return int(rate * 2**64) - 2**63
 
 
 def mix(keys: Tensor) -> Tensor:
@@ -307,66 +314,53 @@ def selected(rows: Tensor, salt: int = 0) -> Iterator[None]:
 
     Args:
         rows: Indices of the samples.
-        salt: A number that makes the masks differ from those of the other selections.
+        salt: A number below COUNT that makes the masks differ from those of other selections.
     """
     if _noise is None:
         yield
         return
-    with keyed(replace(_noise, rows=mix(_salted(_noise.rows[rows], salt)))):
+    with keyed(replace(_noise, rows=mix(_noise.draw(_noise.rows[rows], salt)))):
         yield
 
 
-def _select(table: Tensor, parts: Tensor, layer: int) -> Tensor:
-    """Return (..., P WIDTH): a random row of table (ROWS, WIDTH) for each of the parts (..., P)."""
-    chosen = mix(_salted(parts, layer)) & (ROWS - 1)
-    return table.index_select(0, chosen.flatten()).view(*parts.shape[:-1], -1)
+def _keep_factors(draws: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
+    """Return 0 where random int64 numbers select the dropout, otherwise 1 / (1 - rate)."""
+    return (draws >= threshold(rate)).to(dtype) * (1 / (1 - rate))
 
 
-# torch.compile cannot look into an operator, so it calls these as they are. Inside of a kernel, it
-# would compute the hash of a token again for each of its features, which takes a CPU long. On other
+def _select(table: Tensor, draws: Tensor) -> Tensor:
+    """Return (..., P WIDTH): rows of table (ROWS, WIDTH), as random int64 draws (..., P) say."""
+    # A shift repeats the sign.
+    index = (draws >> ROW_SHIFT) & (ROWS - 1)
+    return table.index_select(0, index.flatten()).view(*draws.shape[:-1], -1)
+
+
+# torch.compile cannot look into an operator, so it calls this one as it is. Inside of a kernel, it
+# would compute the row of a token again for each of its features, which takes a CPU long. On other
 # devices, the whole dropout is part of the kernel before or after it.
 @torch.library.custom_op("dxn::select", mutates_args=())
-def _select_op(table: Tensor, parts: Tensor, layer: int) -> Tensor:
-    return _select(table, parts, layer)
+def _select_op(table: Tensor, draws: Tensor) -> Tensor:
+    return _select(table, draws)
 
 
 @_select_op.register_fake
-def _(table: Tensor, parts: Tensor, layer: int) -> Tensor:
-    return table.new_empty(*parts.shape[:-1], parts.shape[-1] * WIDTH)
-
-
-@torch.library.custom_op("dxn::uniform", mutates_args=())
-def _uniform_op(keys: Tensor, layer: int) -> Tensor:
-    return uniform(keys, layer)
-
-
-@_uniform_op.register_fake
-def _(keys: Tensor, layer: int) -> Tensor:
-    return torch.empty_like(keys, dtype=torch.float32)
+def _(table: Tensor, draws: Tensor) -> Tensor:
+    return table.new_empty(*draws.shape[:-1], draws.shape[-1] * WIDTH)
 
 
 @cache
-def _indices(device: torch.device) -> Tensor:
+def _constants(device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return torch.arange(COUNT, device=device)
+        return _hashes(COUNT, torch.device("cpu")).to(device)
+
+
+def _hashes(size: int, device: torch.device) -> Tensor:
+    """Return odd random numbers (size,), which depend only on their index."""
+    return mix(torch.arange(1, size + 1, device=device) * INDEX_FACTOR) * 2 + 1
 
 
 def _is_compiling_for_cpu(x: Tensor) -> bool:
     return torch.compiler.is_compiling() and x.device.type == "cpu"
-
-
-def _salted(keys: Tensor, number: int) -> Tensor:
-    """Add an int64 that depends on `number` to keys."""
-    if torch.compiler.is_compiling():
-        # The number can be a symbol, and kernels have no numbers beyond int64. It is read from a
-        # tensor if there is one, because of the products that `Noise.count` describes.
-        if _noise is None:
-            salt = torch.full((), number, dtype=torch.int64, device=keys.device)
-        else:
-            high, low = number // MAX_BRANCHES, number % MAX_BRANCHES
-            salt = _noise.indices[high] * MAX_BRANCHES + _noise.indices[low]
-        return keys + (salt * LAYER_FACTOR & MAX_INT64)
-    return keys + number * LAYER_FACTOR % 2**63
 
 
 # Each layer has another number at first, see `number_layers`.

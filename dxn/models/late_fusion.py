@@ -18,7 +18,7 @@ from dxn.models.fusion import InputEmbedding
 from dxn.models.pooling import CLASS, Pool, Pooling, masked_mean
 
 # Distinguishes the dropout of inputs from the selections of the model, which count from 0.
-INPUT_SALT = 2**16
+INPUT_SALT = 2**15
 
 
 class Encoder(Protocol):

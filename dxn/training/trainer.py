@@ -55,7 +55,7 @@ Schedule = Callable[[float], float]
 GRACE = 0.05
 MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
 # Number of the dropout masks of a second pass. The model numbers its selections from 0.
-SECOND_PASS = 2**20
+SECOND_PASS = 2**16 - 1
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_
 MAX_BALANCED = 64  # samples from which a task computes constants of its loss
 
@@ -536,7 +536,7 @@ class Trainer:
             batch = {**batch, "target": self.task.space.mix(batch["target"], order, share)}
         # The random numbers of the dropouts depend on the step and the samples.
         seed = random.Random(f"{self.seed}/{state.epoch}/{state.step}").randrange(MAX_SEED)
-        with keyed(Noise.of_step(torch.tensor(batch["#index"], device=device), seed)):
+        with keyed(Noise.of_step(torch.tensor(batch["#index"]), seed, device)):
             model, precision = self.parallel.wrapped, self.used_precision
             run = self._run
             if self.r_drop:

@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dxn.core import dropout
 from dxn.core.dropout import (
+    MAX_LAYERS,
     WIDTH,
     Dropout,
     DropPath,
@@ -70,6 +71,60 @@ def test_features_tokens_and_samples_are_dropped_independently(rate):
         draws.append(out[..., [0, 1, WIDTH]].flatten())
     kept = (torch.stack(draws) > 0).double()
     assert float((torch.corrcoef(kept.T) - torch.eye(12)).abs().max()) < 0.15
+
+
+def chi_square(*draws, bits=5):
+    """How far the joint distribution of the upper bits is from a uniform one, in deviations."""
+    codes = torch.zeros_like(draws[0])
+    for each in draws:
+        codes = codes * 2**bits + (each >> 64 - bits & 2**bits - 1)
+    counts = torch.bincount(codes.flatten(), minlength=2 ** (bits * len(draws))).double()
+    freedom = len(counts) - 1
+    return float(counts.var() / counts.mean() * freedom - freedom) / math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 37, MAX_LAYERS])
+def test_draws_of_neighbors_are_independent(layer):
+    """Samples and steps have consecutive numbers, so their hashes have the most in common."""
+    parts = []
+    for seed in (5, 6):
+        with keyed(noise(range(61), seed)):
+            parts.append(Keys.of_mask(torch.ones(61, 257, dtype=torch.bool)).parts(7 * WIDTH))
+    step = noise(range(61), 5)
+    draws = step.draw(parts[0], layer)
+    pairs = {
+        "rows": [draws],
+        "samples": [draws[:-1], draws[1:]],
+        "tokens": [draws[:, :-1], draws[:, 1:]],
+        "parts": [draws[..., :-1], draws[..., 1:]],
+        "steps": [draws, noise(range(61), 6).draw(parts[1], layer)],
+        "layers": [draws, step.draw(parts[0], layer + 1)],
+        "branches": [draws, step.draw(parts[0], layer + MAX_LAYERS)],
+        "tokens of layers": [draws[:, :-1], step.draw(parts[0], layer + 1)[:, 1:]],
+    }
+    far = {name: chi_square(*pair) for name, pair in pairs.items()}
+    assert max(map(abs, far.values())) < 4, far
+
+
+def test_drop_path_is_independent_between_samples_layers_and_steps():
+    layers, rate = 13, 0.2
+    kept = []
+    for seed in range(101):
+        step = noise(range(64), seed)
+        draws = torch.stack([step.draw(step.rows, layer) for layer in range(layers)])
+        kept.append((draws >= dropout.threshold(rate)).double())
+    kept = torch.stack(kept)  # (steps, layers, samples)
+    zeros = (kept == 0).sum((0, 2))
+    assert max(deviations(int(n), kept[:, 0].numel(), rate) for n in zeros) < 4.5
+    flat = kept.transpose(0, 1).flatten(1)
+    pairs = [flat, flat[:, 1:], flat[:, 64:]]
+    for shifted in pairs:
+        shift = flat.shape[1] - shifted.shape[1]
+        both = torch.corrcoef(torch.cat([flat[:, : flat.shape[1] - shift], shifted]))
+        own = both[:layers, layers:]
+        if not shift:
+            own = own - torch.eye(layers)
+        assert float(own.abs().max()) < 4.5 / math.sqrt(flat.shape[1])
 
 
 def test_layers_and_steps_have_different_masks():
@@ -180,7 +235,7 @@ def test_an_invalid_rate_raises_a_clear_error(build, rate):
 class Operations(TorchDispatchMode):
     """Records the names of the operations that read or write memory."""
 
-    VIEWS = ("view", "_unsafe_view", "unsqueeze", "slice")
+    VIEWS = ("view", "_unsafe_view", "unsqueeze", "slice", "select")
 
     def __init__(self):
         super().__init__()
@@ -194,13 +249,16 @@ class Operations(TorchDispatchMode):
 
 
 def test_layers_after_the_first_start_few_operations():
-    """One addition, eight of the hash, the choice of a row, and the product."""
+    """Three of the hash, the choice of a row, and the product."""
     keys, x = keys_of(noise([3, 5, 7]), 11), torch.ones(33, WIDTH + 8)
     drop(x, 0.1, keys)
     with Operations() as operations:
         drop(x, 0.1, keys, layer=1)
-    assert len(operations.names) == 12
-    assert operations.names[-2:] == ["index_select", "mul"]
+    assert operations.names == ["mul", "__rshift__", "bitwise_and", "index_select", "mul"]
+    path = DropPath(0.1).train()
+    with Operations() as operations:
+        path(x, keys)
+    assert operations.names == ["mul", "ge", "_to_copy", "mul", "mul"]
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -213,16 +271,18 @@ def test_a_compiled_dropout_has_the_same_masks(monkeypatch, fused):
         graphs.append(str(graph.graph))
         return graph.forward
 
-    def both(x, tokens, rows, uniform, indices, layer):
-        keys = Keys(Noise(rows, uniform, indices), tokens, rows)
-        return drop(x, 0.3, keys, layer=layer), dropout.uniform(rows, layer)
+    path = DropPath(0.4).train()
+
+    def both(x, tokens, rows, step, constants, layer):
+        keys = Keys(Noise(rows, step, constants), tokens, rows)
+        path.layer = layer
+        return drop(x, 0.3, keys, layer=layer), path(x, keys)
 
     torch._dynamo.reset()
     compiled = torch.compile(both, backend=backend, fullgraph=True, dynamic=True)
     keys = keys_of(noise([3, 5, 7]), 11)
-    # The product of a number and the factor of layers needs more than 64 bits.
     for layer in (1, 2, 300 * 256):
-        numbers = keys.tokens, keys.rows, keys.noise.uniform, keys.noise.indices
+        numbers = keys.tokens, keys.rows, keys.noise.step, keys.noise.constants
         inputs = torch.ones(33, WIDTH + 8), *numbers, layer
         for ours, theirs in zip(compiled(*inputs), both(*inputs), strict=True):
             assert torch.equal(ours, theirs)
@@ -235,6 +295,8 @@ def test_generated_code_has_the_same_masks_for_wide_tokens():
     """Sixteen parts: a vector of indices, whose products inductor would round."""
     torch._dynamo.reset()
     keys, x = keys_of(noise([3, 5, 7]), 11), torch.ones(33, 16 * WIDTH)
-    compiled = torch.compile(lambda x, keys: drop(x, 0.3, keys, layer=5), fullgraph=True)
+    path = DropPath(0.3).train()
+    compiled = torch.compile(lambda x, keys: (drop(x, 0.3, keys), path(x, keys)), fullgraph=True)
     ours = compiled(x, Keys(keys.noise, keys.tokens, keys.rows))
-    assert torch.equal(ours, drop(x, 0.3, keys, layer=5))
+    assert torch.equal(ours[0], drop(x, 0.3, keys))
+    assert torch.equal(ours[1], path(x, keys))

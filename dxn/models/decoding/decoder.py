@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout, Keys, Rate, check_rate, uniform
+from dxn.core.dropout import Dropout, Keys, Rate, check_rate, threshold
 from dxn.core.tokens import Tokens, sinusoidal
 from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
@@ -258,7 +258,8 @@ class Decoder(StepDecoder):
         # Before the positions are added, so that the decoder still knows where it is.
         if self.training and self.token_dropout:
             keys = Keys.of(ids.shape, ids.device)
-            x = x * (uniform(keys.tokens, self.dropout.layer) >= self.token_dropout)[..., None]
+            draws = keys.noise.draw(keys.tokens, self.dropout.layer)
+            x = x * (draws >= threshold(self.token_dropout))[..., None]
         if not caches or caches[0].is_empty:
             pos_embed = self.pos_embed[: ids.shape[1]]
         else:

@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.dropout import MAX_BRANCHES, Dropout, Keys, Rate, uniform
+from dxn.core.dropout import Dropout, Keys, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
@@ -180,8 +180,8 @@ class ImageAdapter(Adapter):
         mask = rearrange(mask, "b h w -> b (h w)")
         # Masked pretraining needs all patches, because it predicts the hidden ones.
         if self.training and self.token_dropout and MASKED not in batch:
-            # Another number than that of self.dropout, whose masks are independent.
-            draws = uniform(Keys.of_mask(mask).tokens, MAX_BRANCHES * self.dropout.layer + 1)
+            keys = Keys.of_mask(mask)
+            draws = keys.noise.draw(keys.tokens, self.dropout.layer)
             is_whole = num_real == mask.numel()
             x, mask, columns = _drop_tokens(x, mask, draws, self.token_dropout)
             num_real = mask.numel() if is_whole else None
@@ -213,8 +213,8 @@ def _drop_tokens(
     """
     width = max(round(x.shape[1] * (1 - fraction)), 1)  # without waiting for the numbers of a GPU
     counts = (mask.sum(1).double() * (1 - fraction)).round().clamp(min=1)
-    # Random numbers are below 1, so that padding with 2 is sorted to the end and dropped first.
-    ranks = draws.masked_fill(~mask, 2).argsort(1).argsort(1)
+    # Padding is sorted to the end and dropped first.
+    ranks = draws.masked_fill(~mask, 2**63 - 1).argsort(1).argsort(1)
     is_kept = mask & (ranks < counts[:, None])
     # Columns that are kept come first. The sort is stable, so that their order is preserved.
     columns = (~is_kept).int().argsort(dim=1, stable=True)[:, :width]
