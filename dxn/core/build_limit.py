@@ -23,10 +23,12 @@ from torch.utils._pytree import tree_leaves
 
 from dxn.core.errors import UserError
 
-# The model may be larger than its file: the file can be in half precision, and buffers such as
-# tables of frequencies are not saved.
+# The model may be larger than its file: buffers such as tables of frequencies are not saved.
 FACTOR = 2
 EXTRA_BYTES = 128 * 2**20
+# Size of a parameter from which on `without_values` does not create it. A checkpoint may lack some
+# small ones, such as the embedding of masked patches.
+MIN_META = 2**20
 # Operations per tensor of the file, to build and initialize it, and for parts without tensors.
 OPERATIONS = 100
 EXTRA_OPERATIONS = 20_000
@@ -42,33 +44,49 @@ MULTIPLYING = (
 
 
 @contextmanager
-def build_limit(tensors: Mapping[str, Tensor], path: Path) -> Iterator[None]:
+def build_limit(
+    tensors: Mapping[str, Tensor], path: Path, *, without_values: bool = False
+) -> Iterator[None]:
     """Refuse to build a model that is much larger than its weights.
 
     Args:
         tensors: The weights.
         path: The configuration that describes the model, for messages.
+        without_values: Create large parameters without values (device meta), which takes neither
+            memory nor time. `dxn.core.tensors.set_tensor` sets their values.
 
     Raises:
         UserError: If the model, or a tensor that is created to build it, is too large.
     """
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    max_bytes = FACTOR * size + EXTRA_BYTES
+    size = max_bytes = 0
+    for tensor in tensors.values():
+        size += tensor.nbytes
+        # A model is built in float32, even if its file is in half precision.
+        max_bytes += FACTOR * tensor.numel() * max(tensor.element_size(), 4)
+    max_bytes += EXTRA_BYTES
     message = (
         f"{path}: describes a larger model than that of its weights, which have "
         f"{size / 1e6:,.1f} MB in {len(tensors):,} tensors; copy the whole folder again"
     )
     registered = 0
 
-    def count(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+    def count(module: nn.Module, name: str, tensor: Tensor | None) -> Tensor | None:
         nonlocal registered
         registered += 0 if tensor is None else tensor.nbytes
         if registered > max_bytes:
             raise UserError(message)
+        if not without_values or not isinstance(tensor, nn.Parameter):
+            return None
+        if tensor.is_meta or tensor.nbytes < MIN_META:
+            return None
+        # Until the module initializes its parameter, which is now this one, it uses no memory.
+        values = tensor.detach().to("meta")
+        return nn.Parameter(values, requires_grad=tensor.requires_grad)
 
+    hook: Any = count  # torch declares no result, although it uses it
     hooks = [
-        register_module_parameter_registration_hook(count),
-        register_module_buffer_registration_hook(count),
+        register_module_parameter_registration_hook(hook),
+        register_module_buffer_registration_hook(hook),
     ]
     try:
         with _Limit(max_bytes, OPERATIONS * len(tensors) + EXTRA_OPERATIONS, message):
@@ -107,6 +125,12 @@ class _Limit(TorchFunctionMode):
             raise UserError(self.message)
         # Operations in place, such as normal_, allocate nothing.
         name = getattr(func, "__name__", "")
+        # A parameter without values needs no initial ones. The first such operation of torch would
+        # import its functions for the device "meta", which takes seconds and 80 MB.
+        if name.endswith("_") and not name.startswith(("_", "requires_grad")):
+            target = args[0] if args else kwargs.get("tensor")  # torch.nn.init passes its name
+            if isinstance(target, Tensor) and target.is_meta:
+                return target
         if not name.endswith("_") and _bytes(name, args, kwargs) > self.max_bytes:
             raise UserError(self.message)
         return func(*args, **kwargs)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 
 MAX_TENSORS = 100_000  # of a file; the largest public models have a few thousand
 MAX_SHARING = 4  # how often the bytes of a .pth file can occur in its tensors, such as tied weights
+# Bytes of a file that are read before it is opened again, see `TensorFiles`.
+MAX_MAPPED = 2**24
+HALVES = (torch.float16, torch.bfloat16)
 # Keys of a .pth file that contain the state dict, in common training scripts.
 NESTED_KEYS = ("model", "state_dict", "module")
 
@@ -40,8 +43,61 @@ def write_tensors(
         partial.chmod(mode)
 
 
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors of one or several files, each of which is read when it is needed.
+
+    A tensor is a view of the mapped file, so its shape and dtype are known without reading it. What
+    has been read of a mapped file counts as memory of the process. Therefore the file is opened
+    again after MAX_MAPPED bytes, and the memory is free when no tensor refers to it any more. Copy
+    what you need from a tensor, and do not keep it.
+
+    Args:
+        paths: The files. If several have a tensor of the same name, the last one is used.
+
+    Raises:
+        UserError: See `read_tensors`.
+    """
+
+    def __init__(self, paths: Sequence[Path]):
+        self._paths: dict[str, Path] = {}
+        self._path: Path | None = None
+        self._opened: dict[str, Tensor] = {}
+        self._num_bytes = 0
+        for path in paths:
+            self._open(path)
+            self._paths |= dict.fromkeys(self._opened, path)
+
+    def __getitem__(self, name: str) -> Tensor:
+        path = self._paths[name]
+        if path != self._path or self._num_bytes > MAX_MAPPED:
+            self._open(path)
+        tensor = self._opened[name]
+        # A file in the old format of torch was read as a whole, and not mapped.
+        if self._is_mapped:
+            self._num_bytes += tensor.nbytes
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def _open(self, path: Path) -> None:
+        self._opened = {}  # before the next file is opened
+        self._opened = read_tensors(path)
+        self._path = path
+        self._num_bytes = 0
+        self._is_mapped = path.suffix == ".safetensors" or zipfile.is_zipfile(path)
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a safetensors or PyTorch file, without executing code in it.
+
+    They are views of the mapped file, except those of a file in the format of torch before 1.6.
 
     Raises:
         UserError: If the file is missing or damaged, or contains anything but named tensors.
@@ -78,7 +134,8 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     _refuse_compressed(path)
     try:
         # weights_only=True does not execute code in the pickle, but raises an error.
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        is_zip = zipfile.is_zipfile(path)  # only such a file can be mapped
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # a damaged pickle can raise almost any exception
         if isinstance(error, pickle.UnpicklingError) and "Unsupported global" in str(error):
             raise UserError(
@@ -112,6 +169,27 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     return {str(name): tensor for name, tensor in state.items()}
 
 
+def set_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Copy a tensor into a parameter or buffer, which keeps its dtype.
+
+    A parameter without values (device meta) becomes a new one. Call it without gradients.
+
+    Args:
+        module: The module.
+        name: Name of the parameter or buffer, as in the state dict.
+        tensor: Tensor of the same shape.
+    """
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    target = getattr(owner, leaf)
+    if not target.is_meta or tensor.is_meta:
+        target.copy_(tensor)
+        return
+    values = torch.empty(target.shape, dtype=target.dtype).copy_(tensor)
+    # Not setattr, which would call the hooks of `build_limit`.
+    owner._parameters[leaf] = nn.Parameter(values, requires_grad=target.requires_grad)
+
+
 def _refuse_compressed(path: Path) -> None:
     """Refuse a file with compressed data, which torch.save never writes.
 
@@ -139,7 +217,12 @@ def nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     for name, tensor in tensors.items():
         is_number = tensor.is_floating_point() or tensor.is_complex()
         # A meta tensor has no values.
-        if is_number and not tensor.is_meta and not bool(torch.isfinite(tensor).all()):
+        if not is_number or tensor.is_meta or not tensor.numel():
+            continue
+        if tensor.dtype in HALVES or tensor.dtype in (torch.float32, torch.float64):
+            # It needs no memory, and its results are NaN if there is one.
+            tensor = torch.stack(tensor.aminmax())
+        if not bool(torch.isfinite(tensor).all()):
             return name
     return None
 

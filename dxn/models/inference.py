@@ -6,11 +6,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dxn.core.runtime import release_memory
 from dxn.core.tokens import Tokens
 from dxn.models.backbone import Backbone
 from dxn.models.blocks import ACTIVATIONS, Mlp
@@ -310,13 +312,9 @@ def convert(
     """
     if pack is None:
         pack = dtype == torch.bfloat16
-    for name, module in model.named_children():
-        if name != "adapters":
-            module.to(dtype)
+    cast(model, dtype)
     for adapter in model.adapters.values():
-        if isinstance(getattr(adapter, "embedding", None), nn.Embedding):
-            adapter.to(dtype)
-        elif dtype != torch.float32:
+        if not _has_vocabulary(adapter) and dtype != torch.float32:
             if pack:
                 _replace(adapter, partial(_convert_wide, dtype=dtype))
             adapter.register_forward_hook(partial(_cast_tokens, dtype=dtype))
@@ -326,6 +324,23 @@ def convert(
                 _replace(module, _quantize)
     if pack:
         _replace(model, _pack)
+
+
+def cast(model: MultimodalModel, dtype: torch.dtype) -> None:
+    """Convert the weights that are in `dtype` in a converted model, see `convert`.
+
+    Before the weights are loaded, this saves the memory of those in float32.
+    """
+    for name, module in model.named_children():
+        if name != "adapters":
+            module.to(dtype)
+    for adapter in model.adapters.values():
+        if _has_vocabulary(adapter):
+            adapter.to(dtype)
+
+
+def _has_vocabulary(adapter: nn.Module) -> bool:
+    return isinstance(getattr(adapter, "embedding", None), nn.Embedding)
 
 
 def restore(model: nn.Module) -> None:
@@ -357,8 +372,9 @@ def foreign_parts(model: nn.Module) -> list[str]:
 
 def _replace(root: nn.Module, make: Callable[[nn.Linear, Activation], nn.Module | None]) -> None:
     """Replace the linear layers of a module, except those for which `make` returns None."""
-    replaced: dict[nn.Module, nn.Module | None] = {}
-    for parent in list(root.modules()):
+    # Neither of the two keeps a layer that is replaced, so its memory is free for the next one.
+    replaced: WeakKeyDictionary[nn.Module, nn.Module | None] = WeakKeyDictionary()
+    for parent in [module for module in root.modules() if type(module) is not nn.Linear]:
         for name, layer in list(parent.named_children()):
             # Only nn.Linear itself: a subclass may compute something else. A hook belongs to the
             # layer that it was registered for.
@@ -371,6 +387,9 @@ def _replace(root: nn.Module, make: Callable[[nn.Linear, Activation], nn.Module 
             new = replaced[layer]
             if new is not None:
                 setattr(parent, name, new)
+                del layer
+                # Otherwise the C library keeps the gaps between the new weights.
+                release_memory()
                 if isinstance(parent, Mlp) and activation != "none":
                     # Not nn.Identity: as a module, it would change the names of the submodules.
                     parent.act = _unchanged

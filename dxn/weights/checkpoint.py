@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.files import CONFIG, MODEL
 from dxn.core.schema import Strict, validated
-from dxn.core.tensors import read_tensors
+from dxn.core.tensors import TensorFiles
 from dxn.core.untrusted import load_json, shortened
 
 # Names of weight files in a folder, in the order of preference. Safetensors files come first,
@@ -103,7 +102,8 @@ class Checkpoint:
 
     Args:
         source: File, folder or hub id that the user passed.
-        tensors: Tensors by name. Half precision is converted to float32.
+        tensors: Tensors by name, in the dtype of the file. Those of a file are read when they are
+            needed, see `dxn.core.tensors.TensorFiles`.
         config: Content of config.json; empty if there is no such file.
         preprocessor: Content of preprocessor_config.json; empty if there is no such file.
         folder: Folder of the files; None for a checkpoint that exists only in memory.
@@ -164,7 +164,7 @@ def read_checkpoint(
     validated(PublicConfig, config, f"weights: {folder / 'config.json'}")
     return Checkpoint(
         source=source,
-        tensors={name: _to_float32(tensor) for name, tensor in _read_path(path).items()},
+        tensors=TensorFiles(_weight_files(path)),
         config=config,
         preprocessor=_read_preprocessor(folder),
         folder=folder,
@@ -172,15 +172,15 @@ def read_checkpoint(
     )
 
 
-def _read_path(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file, or of the preferred weight file of a folder."""
+def _weight_files(path: Path) -> list[Path]:
+    """Return the file itself, or the preferred weight files of a folder."""
     if path.is_file():  # a file that the user passes may have any name
-        return read_tensors(path)
+        return [path]
     for name in WEIGHT_FILES:
         if (path / name).exists():
-            return read_tensors(path / name)
+            return [path / name]
         if (path / f"{name}.index.json").exists():
-            return _read_shards(path / f"{name}.index.json")
+            return _shards(path / f"{name}.index.json")
     if (path / ".hydra").exists():  # a run folder of dxn, where Hydra saves the configuration
         raise UserError(
             f"weights: {path}: this run has not saved a model yet; wait for its first epoch, or "
@@ -192,8 +192,8 @@ def _read_path(path: Path) -> dict[str, Tensor]:
     )
 
 
-def _read_shards(index: Path) -> dict[str, Tensor]:
-    """Return the tensors of all files (shards) that an index lists.
+def _shards(index: Path) -> list[Path]:
+    """Return the files (shards) that an index lists.
 
     Raises:
         UserError: If the index is not valid, or names a file of another folder.
@@ -209,20 +209,13 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         raise UserError(
             f"weights: {index}: must list at most {MAX_SHARDS:,} files, got {len(names):,}"
         )
-    tensors: dict[str, Tensor] = {}
     for name in names:
         # An untrusted checkpoint must not make dxn read files outside of its folder.
         if Path(name).name != name:
             raise UserError(
                 f"weights: {index}: must contain names of files in the same folder, got {name!r}"
             )
-        tensors |= read_tensors(index.parent / name)
-    return tensors
-
-
-def _to_float32(tensor: Tensor) -> Tensor:
-    # The optimizer needs float32 weights. Autocast runs the model in half precision where possible.
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return [index.parent / name for name in names]
 
 
 def _download(name: str, revision: str | None) -> Path:

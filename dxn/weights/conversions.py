@@ -20,23 +20,32 @@ LayerNames = Mapping[str, str | tuple[str, ...]]
 
 def copied(name: str) -> TensorSource:
     """Use the tensor unchanged."""
-    return TensorSource((name,), lambda t: t, lambda t: (t,))
+    return TensorSource((name,), lambda t: t, lambda t: (t,), moves=True)
 
 
 def flattened(name: str) -> TensorSource:
     """Use a vector that is stored with additional dimensions of size one."""
     # There is no inverse, because the original shape is not known here.
-    return TensorSource((name,), lambda t: t.flatten())
+    return TensorSource((name,), lambda t: t.flatten(), moves=True)
 
 
-def stacked(*names: str) -> TensorSource:
-    """Concatenate tensors of equal shape along the first dimension, such as q, k and v."""
-    return TensorSource(names, lambda *ts: torch.cat(ts), lambda t: t.chunk(len(names)))
+def stacked(*names: str, rows: Sequence[int] = ()) -> TensorSource:
+    """Concatenate tensors along the first dimension, such as q, k and v.
+
+    Args:
+        names: Names of the tensors.
+        rows: Size of the first dimension of each tensor. Default: they have the same size.
+    """
+
+    def invert(t: Tensor) -> Sequence[Tensor]:
+        return t.split(list(rows)) if rows else t.chunk(len(names))
+
+    return TensorSource(names, lambda *ts: ts[0] if len(ts) == 1 else torch.cat(ts), invert, True)
 
 
 def transposed(name: str) -> TensorSource:
     """Transpose a weight that is stored as (in_features, out_features)."""
-    return TensorSource((name,), lambda t: t.T, lambda t: (t.T,))
+    return TensorSource((name,), lambda t: t.T, lambda t: (t.T,), moves=True)
 
 
 def halves_swapped(name: str) -> TensorSource:
@@ -44,7 +53,7 @@ def halves_swapped(name: str) -> TensorSource:
 
     The first dimension is (value, gate) in dxn, and (gate, value) in the checkpoint.
     """
-    return TensorSource((name,), _swap_halves, lambda t: (_swap_halves(t),))
+    return TensorSource((name,), _swap_halves, lambda t: (_swap_halves(t),), moves=True)
 
 
 def patch_matrix(name: str, *, channels: int, height: int, width: int) -> TensorSource:
@@ -63,6 +72,7 @@ def patch_matrix(name: str, *, channels: int, height: int, width: int) -> Tensor
         (name,),
         lambda t: rearrange(t, "d c p q -> d (c p q)"),
         lambda t: (rearrange(t, "d (c p q) -> d c p q", **shape),),
+        moves=True,
     )
 
 
@@ -104,7 +114,7 @@ def patch_positions(name: str, grid: tuple[int, int]) -> TensorSource:
     def convert(positions: Tensor) -> Tensor:
         return positions.reshape(-1, positions.shape[-1])[-math.prod(grid) :].view(*grid, -1)
 
-    return TensorSource((name,), convert)
+    return TensorSource((name,), convert, moves=True)
 
 
 def mean_of_classifiers(first: str, second: str) -> TensorMap:

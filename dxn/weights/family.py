@@ -23,11 +23,15 @@ class TensorSource:
         convert: Function that maps these tensors, in the order of `names`, to the dxn tensor.
         invert: Function that maps the dxn tensor to the tensors of `names`. Default: there is no
             inverse, and `Family.to_checkpoint` must return these tensors.
+        moves: Whether `convert` only moves values, such as a transposition. It then receives the
+            tensors in the dtype of the file, without a copy. Default: it receives them in float64,
+            so that a sum or a product is rounded only once, when the result is copied to the model.
     """
 
     names: tuple[str, ...]
     convert: Callable[..., Tensor]
     invert: Callable[[Tensor], Sequence[Tensor]] | None = None
+    moves: bool = False
 
 
 # The source of each tensor of a dxn model, by the tensor's name.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dxn.config.model_plan import Input, ModelPlan
 from dxn.core.errors import UserError
-from dxn.core.tensors import check_after_loading
+from dxn.core.tensors import check_after_loading, set_tensor
 from dxn.models.fusion import shared_name
 from dxn.models.model import MultimodalModel, module_key
 from dxn.tokenize.base import ADAPTERS, Adapter
@@ -182,8 +182,10 @@ class PublicModel:
     def fill(
         self, model: MultimodalModel, *, only: Iterable[str] = ("",), strict: bool = True
     ) -> FillResult:
-        """Copy the checkpoint's weights into a model.
+        """Copy the checkpoint's weights into a model, one tensor at a time.
 
+        Each tensor gets the dtype that it has in the model. A parameter without values (device
+        meta) is replaced by one with values, so that a model takes memory only when it is filled.
         Position embeddings and vocabularies of another size are resized, see `resize_tensor`.
         Tensors of the head that have another shape keep their initial values.
 
@@ -215,6 +217,8 @@ class PublicModel:
                 grid = {}
                 if isinstance(module, PosEmbed2d):
                     grid = {"antialias": module.antialias, "is_time": module.is_time}
+                if name.endswith(".pos_embed.weight") and tensor.shape != target.shape:
+                    tensor = tensor.double()  # computed as the conversions are
                 tensor = resize_tensor(
                     name, tensor, target.shape, continuous=not name.startswith(texts), **grid
                 )
@@ -222,7 +226,7 @@ class PublicModel:
                 adapter = model.adapters[name.split(".")[1]]
                 tensor = with_new_rows(tensor, len(target), adapter.num_new_tokens)
             if tensor is not None and tensor.shape == target.shape:
-                target.copy_(tensor)
+                set_tensor(model, name, tensor)
             elif name.startswith("head."):
                 # Fine-tuning on other classes needs a new head, so this is not an error.
                 kept.append(name)
@@ -257,8 +261,7 @@ class PublicModel:
     def _convert(self, source: TensorSource | None) -> Tensor | None:
         """Return the dxn tensor, or None if the checkpoint does not have its source.
 
-        The conversion is computed in float64, so that sums of tensors are rounded only once, when
-        the result is copied to the model.
+        See `TensorSource` for the dtype.
         """
         if source is None:
             return None
@@ -270,7 +273,8 @@ class PublicModel:
             if tensor is None:
                 return None
             check_after_loading({name: tensor}, f"weights: {self.checkpoint.source}")
-            tensors.append(tensor.double() if tensor.is_floating_point() else tensor)
+            is_computed = tensor.is_floating_point() and not source.moves
+            tensors.append(tensor.double() if is_computed else tensor)
         try:
             return source.convert(*tensors)
         # The shapes come from the file, and each conversion expects its own.

@@ -24,11 +24,26 @@ MIN_WEIGHTS = 5_000_000
 MAX_COMPARED = 1000  # rows whose metrics are also computed in float32
 
 
+def cast_early(model: MultimodalModel, dtype: Dtype, device: str) -> None:
+    """Convert a model whose weights are not loaded yet, so that they are loaded in their dtype.
+
+    Args:
+        model: Model in float32.
+        dtype: See `set_dtype`, which must be called when the weights are loaded.
+        device: Device to which the model will be moved.
+    """
+    chosen = _choose(model, dtype, torch.device(device))
+    if chosen is not None:
+        from dxn.models.inference import cast
+
+        cast(model, chosen)
+
+
 def set_dtype(model: MultimodalModel, dtype: Dtype) -> str:
     """Convert a model in place, which is then only used.
 
     Args:
-        model: Model in float32, on its device.
+        model: Model in float32 or after `cast_early`, on its device.
         dtype: Data type of the weights. auto: bf16 if the model is large and the device has
             instructions for it, otherwise float32. int8: int8 in the linear layers of the
             backbones, and auto for all other weights.
@@ -39,25 +54,33 @@ def set_dtype(model: MultimodalModel, dtype: Dtype) -> str:
     Raises:
         UserError: If `dtype` is unknown, or int8 is not possible for the model or its device.
     """
-    if dtype not in get_args(Dtype):
-        raise UserError(f"dtype: must be one of {', '.join(get_args(Dtype))}, got {dtype}")
     device = next(model.parameters()).device
-    layers = {module for module in model.modules() if isinstance(module, nn.Linear)}
-    is_large = sum(layer.weight.numel() for layer in layers) >= MIN_WEIGHTS
-    if dtype in ("auto", "float32") and not is_large:
+    chosen = _choose(model, dtype, device)
+    if chosen is None:
         return "float32"
     from dxn.models.inference import Int8Linear, convert  # a small model is used as it is
 
-    bf16 = dtype == "bf16" or (dtype != "float32" and _prefers_bf16(model, device))
-    convert(model, torch.bfloat16 if bf16 else torch.float32, int8=dtype == "int8")
+    convert(model, chosen, int8=dtype == "int8")
     if dtype != "int8":
-        return "bf16" if bf16 else "float32"
+        return "bf16" if chosen == torch.bfloat16 else "float32"
     if not any(isinstance(module, Int8Linear) for module in model.modules()):
         raise UserError(
             f"dtype: int8 needs a transformer with linear layers of at least 128 columns on a CPU "
             f"or an NVIDIA GPU, got device={device.type}; use dtype=auto"
         )
     return "int8"
+
+
+def _choose(model: MultimodalModel, dtype: Dtype, device: torch.device) -> torch.dtype | None:
+    """Return the dtype of the weights that are not int8. None: the model is used as it is."""
+    if dtype not in get_args(Dtype):
+        raise UserError(f"dtype: must be one of {', '.join(get_args(Dtype))}, got {dtype}")
+    layers = {module for module in model.modules() if isinstance(module, nn.Linear)}
+    is_large = sum(layer.weight.numel() for layer in layers) >= MIN_WEIGHTS
+    if dtype in ("auto", "float32") and not is_large:
+        return None
+    is_bf16 = dtype == "bf16" or (dtype != "float32" and _prefers_bf16(model, device))
+    return torch.bfloat16 if is_bf16 else torch.float32
 
 
 def difference(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from dxn.config.instantiate import build
@@ -27,19 +29,21 @@ from dxn.core.files import (
     write_text,
 )
 from dxn.core.tensors import (
+    TensorFiles,
     check_after_loading,
     check_before_saving,
-    read_tensors,
+    set_tensor,
     write_tensors,
 )
 from dxn.models.model import MultimodalModel, Network, module_key
 from dxn.runs.build import adapters_of, build_adapters, build_model, load_fitted, save_fitted
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.saved.dtypes import Dtype, set_dtype
+from dxn.runs.saved.dtypes import Dtype, cast_early, set_dtype
 from dxn.tasks import Task
 
 if TYPE_CHECKING:
     from dxn.config.model_plan import ModelPlan
+    from dxn.weights import PublicModel
 
 WEIGHTS = "model.safetensors"
 MAX_REASON = 300  # characters; load_state_dict lists every tensor that does not match
@@ -109,11 +113,12 @@ def load(
     # Before anything else is read: a damaged file would cause an error that hides the reason.
     check_files(folder)
     plan = read_model_plan(folder, trust=trust)
-    tensors = read_tensors(folder / WEIGHTS)
+    tensors = TensorFiles([folder / WEIGHTS])
     check_after_loading(tensors, folder / WEIGHTS)
+    cast = partial(cast_early, dtype=dtype, device=device)
     try:
-        with build_limit(tensors, folder / CONFIG):
-            network, task = _build_any(folder, plan, tensors, trust)
+        with build_limit(tensors, folder / CONFIG, without_values=True):
+            network, task = _build_any(folder, plan, tensors, trust, cast)
         layout = None
         if plan.layout is not None:
             from dxn.data.series.layouts import layout_of
@@ -144,7 +149,11 @@ def load(
 
 
 def _build_any(
-    folder: Path, plan: ModelPlan, tensors: Mapping[str, Tensor], trust: Sequence[str]
+    folder: Path,
+    plan: ModelPlan,
+    tensors: Mapping[str, Tensor],
+    trust: Sequence[str],
+    cast: Callable[[MultimodalModel], None],
 ) -> tuple[Network, Task]:
     """Build the model or the ensemble of a model folder, and its task."""
     count = plan.members
@@ -153,7 +162,7 @@ def _build_any(
         from dxn.models.ensemble import split_tensors
 
         parts = split_tensors(tensors, count)
-    built = [_build(folder, plan, part, trust) for part in parts]
+    built = [_build(folder, plan, part, trust, cast) for part in parts]
     networks: list[Network] = [model for model, _ in built]
     task = built[0][1]
     if (folder / STACK).exists():
@@ -170,9 +179,16 @@ def _build_any(
 
 
 def _build(
-    folder: Path, plan: ModelPlan, tensors: Mapping[str, Tensor], trust: Sequence[str]
+    folder: Path,
+    plan: ModelPlan,
+    tensors: Mapping[str, Tensor],
+    trust: Sequence[str],
+    cast: Callable[[MultimodalModel], None],
 ) -> tuple[MultimodalModel, Task]:
-    """Build the model and the task of a model folder, and load their weights and states."""
+    """Build the model and the task of a model folder, and load their weights and states.
+
+    `cast` converts the model to the dtype in which its weights are loaded.
+    """
     adapters = build_adapters(plan.adapters, trust, where=f"{CONFIG}: ")
     task = build(plan.head, key=f"{CONFIG}: head", trust=trust)
     load_fitted(folder, adapters, task)
@@ -186,6 +202,7 @@ def _build(
         _load_weights(adapter, own, folder)
     task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
     model = build_model(plan, task, adapters, trust=trust)
+    cast(model)
     _load_weights(model, tensors, folder)
     return model, task
 
@@ -217,13 +234,32 @@ def from_public(
     Raises:
         UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
     """
-    from dxn.core.build_limit import build_limit
     from dxn.weights import read_public
 
     public = read_public(source, revision=revision, part=part, trust=tuple(trust))
+    # Without values, so that only the weights of the checkpoint are in memory, in their dtype.
+    model, task = _build_public(public, trust, without_values=True)
+    cast_early(model, dtype, device)
+    public.fill(model, strict=strict)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        # The checkpoint lacks some of the large ones, such as with strict=false.
+        model, task = _build_public(public, trust, without_values=False)
+        public.fill(model, strict=strict)
+    model = model.to(device).eval()
+    return Predictor(model, task, dtype=set_dtype(model, dtype)).captured()
+
+
+def _build_public(
+    public: PublicModel, trust: Sequence[str], *, without_values: bool
+) -> tuple[MultimodalModel, Task]:
+    """Build the model and the task of a public checkpoint. See `build_limit`."""
+    from dxn.core.build_limit import build_limit
+
     plan = public.plan()
+    checkpoint = public.checkpoint
+    path = Path(checkpoint.source)
     try:
-        with build_limit(public.checkpoint.tensors, Path(source)):
+        with build_limit(checkpoint.tensors, path, without_values=without_values):
             adapters = build_adapters(plan.adapters, trust, where="weights: ")
             # The tokenizer first: its size is the number of rows of the embedding.
             public.prepare(adapters)
@@ -232,17 +268,14 @@ def from_public(
             state = public.task_state()
             if state:
                 task.target.load(state)
-            model = build_model(plan, task, adapters, trust=trust)
+            return build_model(plan, task, adapters, trust=trust), task
     except (UserError, MemoryError):
         raise
     except Exception as error:
         raise UserError(
-            f"weights: {source}: its config.json does not describe a model "
+            f"weights: {checkpoint.source}: its config.json does not describe a model "
             f"({type(error).__name__}: {shorten(str(error), MAX_REASON)}); download it again"
         ) from error
-    public.fill(model, strict=strict)
-    model = model.to(device).eval()
-    return Predictor(model, task, dtype=set_dtype(model, dtype)).captured()
 
 
 def model_folder(folder: Path) -> Path:
@@ -267,8 +300,15 @@ def _load_weights(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path
     Raises:
         UserError: If the tensors do not match the modules that config.yaml describes.
     """
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:MAX_REASON]
-        raise UserError(f"{folder / WEIGHTS}: does not match {CONFIG}: {reason}") from error
+    state = module.state_dict()
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if shapes != {name: tensor.shape for name, tensor in state.items()}:
+        try:
+            module.load_state_dict(tensors)  # for its message
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:MAX_REASON]
+            raise UserError(f"{folder / WEIGHTS}: does not match {CONFIG}: {reason}") from error
+    # One tensor at a time: load_state_dict would keep all of the file in memory.
+    with torch.no_grad():
+        for name in state:
+            set_tensor(module, name, tensors[name])
