@@ -165,7 +165,7 @@ def padding(samples: Samples, batch_size: int) -> str:
         real = total = 0
         for batch in Loader(order):
             # The first target is the begin-of-sequence token, which is not predicted.
-            for mask in (batch["text"]["mask"], batch["target"][:, 1:] >= 0):
+            for mask in (batch["text"]["mask"], batch["target"]["ids"][:, 1:] >= 0):
                 real += int(mask.sum())
                 total += mask.numel()
         shares.append(1 - real / total)

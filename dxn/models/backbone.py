@@ -195,7 +195,7 @@ class Backbone(Recorded, nn.Module):
         packing = None
         # Generation has no padding to remove, and few tokens.
         if self.packed and caches is None and not has_no_padding:
-            packing = self._packing(x, mask, num_real)
+            packing = self._packing(x, mask, num_real, memory)
         keys = Keys.of_mask(mask) if self.training and self.drops else None
         shape = x.shape[:2]
         if packing is None:
@@ -220,8 +220,8 @@ class Backbone(Recorded, nn.Module):
         else:
             x = packing.pack(x)
             keys = keys and keys.select(packing.index)
-            if memory is not None and packing.order is not None:
-                memory = memory.select(packing.order)
+            if memory is not None:
+                memory = packing.select(memory)
             groups = packing.groups()
         # See `_limited`.
         if memory is not None and memory.attn_mask is not None and x.device.type != "cpu":
@@ -242,15 +242,17 @@ class Backbone(Recorded, nn.Module):
                 x = block(x, groups, memory, cache, keys)
         return x.unflatten(0, shape) if packing is None else packing.unpack(x)
 
-    def _packing(self, x: Tensor, mask: Tensor, num_real: int | None) -> Packing | None:
+    def _packing(
+        self, x: Tensor, mask: Tensor, num_real: int | None, memory: Memory | None
+    ) -> Packing | None:
         """Return how the padding of x (B, N, D) is removed. None: it is not."""
         from dxn.models.packing import GroupPacking, SequencePacking, has_kernel
 
         # The kernel has no scores but the scaled dot product, no offsets and no dropout.
         drops = self.training and self.attn_dropout > 0
-        is_plain = self.score == "scaled_dot" and self.slopes is None and not self.cross
+        is_plain = self.score == "scaled_dot" and self.slopes is None
         if is_plain and not drops and has_kernel(x, self.head_dim):
-            return SequencePacking.of(mask, num_real)
+            return SequencePacking.of(mask, num_real, memory)
         # Groups depend on the lengths.
         return GroupPacking.of(mask) if can_read(mask) else None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,9 @@ from torch import Tensor
 
 from dxn.core.tokens import matmul_dtype
 from dxn.models.attention import Group
+
+if TYPE_CHECKING:
+    from dxn.models.decoding.decoder import Memory
 
 # Up to this share of padding, packing would take longer than it saves.
 MAX_PADDING = 0.05
@@ -33,7 +36,6 @@ DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 8
 CAPABILITY = (8, 0)  # of the GPU
-UNLIMITED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,14 @@ class Sequences:
         longest: Number of tokens of the longest sequence, or more.
         causal: Each token attends only to itself and the tokens before it.
         window: Maximum distance between a query and a key. None: no limit.
+        memory: As many sequences, to which cross-attention attends.
     """
 
     starts: Tensor
     longest: int
     causal: bool = False
     window: int | None = None
+    memory: Sequences | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Average the values as `dxn.models.attention.attend` does, in each sequence separately.
@@ -63,20 +67,38 @@ class Sequences:
         Returns:
             (1, H, T, d).
         """
+        reach = self.longest if self.window is None else self.window
+        return self._attend(query, key, value, self, (reach, 0 if self.causal else reach))
+
+    def attend_to_memory(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Do the same with the keys and values of the memory, of which all can be attended to."""
+        assert self.memory is not None
+        reach = self.memory.longest + self.longest
+        return self._attend(query, key, value, self.memory, (reach, reach))
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, keys: Sequences, limits: tuple[int, int]
+    ) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # takes a second
 
         # Norms of queries and keys return float32 under autocast.
         query, key, value = (
             part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value)
         )
-        reach = UNLIMITED if self.window is None else self.window
-        limits = (reach, 0 if self.causal else reach)
-        longest = self.longest
         if key.shape[1] != query.shape[1]:  # torch 2.11 has no option for grouped heads
             size = query.shape[1] // key.shape[1]
             key, value = (part.repeat_interleave(size, 1) for part in (key, value))
+        # Without limits, newer versions of torch choose a kernel of cuDNN, which has to be prepared
+        # for each shape. FlashAttention ignores limits that are no shorter than a sequence.
         out = varlen_attn(
-            query, key, value, self.starts, self.starts, longest, longest, window_size=limits
+            query,
+            key,
+            value,
+            self.starts,
+            keys.starts,
+            self.longest,
+            keys.longest,
+            window_size=limits,
         )
         assert isinstance(out, Tensor)
         return out.transpose(0, 1)[None]
@@ -94,10 +116,9 @@ class Packing:
     index: Tensor
     shape: tuple[int, int]
 
-    @property
-    def order(self) -> Tensor | None:
-        """(B,). Index in the batch of each sample. None: 0, 1, 2, ..."""
-        return None
+    def select(self, memory: Memory) -> Memory:
+        """Return a memory with the samples in the order of the rows."""
+        raise NotImplementedError
 
     def groups(self) -> list[Group]:
         """Return the groups of samples whose attention is computed together."""
@@ -139,10 +160,9 @@ class GroupPacking(Packing):
         index = columns[order][mask[order]]
         return cls(index, (mask.shape[0], mask.shape[1]), order, lengths)
 
-    @property
-    def order(self) -> Tensor:
-        """(B,). Index in the batch of each sample."""
-        return self.longest_first
+    def select(self, memory: Memory) -> Memory:
+        """Return a memory with the longest sample first."""
+        return memory.select(self.longest_first)
 
     def groups(self) -> list[Group]:
         """Divide the samples that have tokens into groups of similar length."""
@@ -186,32 +206,49 @@ class SequencePacking(Packing):
 
     Args:
         ranks: (B, N). Number of real tokens up to each token of its sample.
+        memory: The packing of the memory, if there is one.
     """
 
     ranks: Tensor
+    memory: SequencePacking | None = None
 
     @classmethod
-    def of(cls, mask: Tensor, num_real: int | None) -> SequencePacking | None:
+    def of(
+        cls, mask: Tensor | None, num_real: int | None, memory: Memory | None = None
+    ) -> SequencePacking | None:
         """Return the packing of a batch. None: the number of real tokens is unknown, or 0.
 
         Args:
             mask: (B, N) bool. True at real tokens.
             num_real: Number of real tokens, or more. A GPU is not asked for it.
+            memory: Sequence to which cross-attention attends.
         """
-        if not num_real:
+        if mask is None or not num_real:
             return None
+        packed = None
+        if memory is not None:
+            packed = cls.of(memory.mask, memory.num_real)
+            if packed is None:
+                return None
         # Sorting needs no answer from the device, as it returns all tokens.
         index = mask.flatten().argsort(descending=True, stable=True)
         # A comparison of the two numbers would make two graphs.
         index = index[: torch.sym_min(-(-num_real // ROWS) * ROWS, index.shape[0])]
-        return cls(index, (mask.shape[0], mask.shape[1]), mask.cumsum(1))
+        return cls(index, (mask.shape[0], mask.shape[1]), mask.cumsum(1), packed)
+
+    def select(self, memory: Memory) -> Memory:
+        """Return a memory with the tokens of all samples as one sequence."""
+        assert self.memory is not None
+        return type(memory)(self.memory.pack(memory.x)[None], None)
 
     def sequences(self) -> Sequences:
         """Return the real tokens of each sample, then the padding of each sample."""
         length = self.shape[1]
         counts = self.ranks[:, -1]
         ends = torch.cat([counts, length - counts]).cumsum(0, dtype=torch.int32)
-        return Sequences(F.pad(ends.clamp(max=self.index.shape[0]), (1, 0)), longest=length)
+        starts = F.pad(ends.clamp(max=self.index.shape[0]), (1, 0))
+        memory = None if self.memory is None else self.memory.sequences()
+        return Sequences(starts, longest=length, memory=memory)
 
     def groups(self) -> list[Group]:
         """Return one group, whose only sequence has the tokens of all samples."""

@@ -8,6 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dxn.core.dropout import Noise, keyed
+from dxn.core.tokens import Tokens
 from dxn.models import compiling
 from dxn.models.decoding.decoder import Memory
 from dxn.models.packing import ROWS, GroupPacking, SequencePacking
@@ -156,6 +157,27 @@ def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_ba
     assert set(kernel) == {(rows, rows)}
 
 
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("sizes", [[9, 1, 7, 3], [9, 9, 9, 9]], ids=str)
+def test_one_call_for_all_memories_has_the_outputs_and_gradients_of_a_padded_batch(
+    lengths, sizes, kernel, monkeypatch
+):
+    monkeypatch.setattr("dxn.models.packing.ROWS", 32)
+    options = {"causal": True, "cross": True, "position": "rotary", "window": 4}
+    decoder = lively(backbone_of(D, depth=2, num_heads=H, **options)).train()
+    x, source = numbers(4, 70, D), numbers(4, 9, D)
+    for mask in masks_of(lengths):
+        results = []
+        for packed in (False, True):
+            leaf = source.clone().requires_grad_()
+            tokens = Tokens(leaf, torch.arange(9) < torch.tensor(sizes)[:, None], (), sum(sizes))
+            memory = Memory.from_tokens(tokens)
+            results.append([*outputs(decoder, x, mask, packed=packed, memory=memory), leaf.grad])
+        torch.testing.assert_close(*results, rtol=0, atol=1e-10)
+    rows, columns = (-(-sum(each) // 32) * 32 for each in (lengths, sizes))
+    assert set(kernel) == {(rows, rows), (rows, min(columns, 36))}
+
+
 def test_the_rows_of_a_packing_on_a_gpu_depend_on_the_mask_only():
     """So a captured graph can be used for a batch with fewer tokens."""
     for mask in masks_of([70, 3, 40, 0]):
@@ -179,11 +201,14 @@ def test_what_the_kernel_cannot_compute_is_not_given_to_it(options, kernel):
 
 
 def run(backbone, x, mask, num_real):
-    return backbone.run(x, mask, num_real=num_real)
+    tokens = Tokens(x, mask, (), num_real)
+    memory = Memory.from_tokens(tokens) if backbone.cross else None
+    return backbone.run(x, mask, num_real=num_real, memory=memory)
 
 
 def test_batches_of_all_sizes_are_one_graph(kernel, compiled):
-    backbone = lively(backbone_of(D, depth=1, num_heads=H, position="rotary", window=4)).train()
+    options = {"causal": True, "cross": True, "position": "rotary", "window": 4}
+    backbone = lively(backbone_of(D, depth=1, num_heads=H, **options)).train()
     for shape, num_real in [((4, 70), 154), ((3, 31), 90), ((2, 300), 257)]:
         mask = (torch.randperm(shape[0] * shape[1]) < num_real).view(shape)
         results = []

@@ -26,6 +26,7 @@ from dxn.tokenize import (
     TextAdapter,
     TokenizerOptions,
 )
+from dxn.tokenize.base import NUM_REAL
 
 B, M, D, V = 3, 5, 12, 13
 BEGIN, END = 3, 4
@@ -89,7 +90,7 @@ def targets_of(lengths=(7, 2, 4), columns=7, seed=2):
 
 
 def loss_of(head, tokens, targets):
-    batch = {"target": targets}
+    batch = {"target": {"ids": targets}}
     return task_of().loss(head(tokens, tokens.x[:, 0], batch), batch).mean
 
 
@@ -138,10 +139,10 @@ def test_the_memory_matters_and_samples_do_not_see_each_other(kind):
     alone = []
     for i in range(B):
         one = Tokens(tokens.x[i : i + 1], tokens.mask[i : i + 1])
-        alone.append(head(one, None, {"target": targets[i : i + 1]}).loss_sum)
-    together = head(tokens, None, {"target": targets}).loss_sum
+        alone.append(head(one, None, {"target": {"ids": targets[i : i + 1]}}).loss_sum)
+    together = head(tokens, None, {"target": {"ids": targets}}).loss_sum
     torch.testing.assert_close(together, sum(alone), rtol=0, atol=1e-11)
-    other = head(tokens.with_x(tokens.x.flip(0)), None, {"target": targets}).loss_sum
+    other = head(tokens.with_x(tokens.x.flip(0)), None, {"target": {"ids": targets}}).loss_sum
     assert not torch.isclose(other, together, rtol=1e-3)
 
 
@@ -187,7 +188,7 @@ def rescored(head, tokens, row, hypothesis, max_new):
     ended = [END] if len(hypothesis.ids) < max_new else []
     ids = torch.tensor([[BEGIN, *hypothesis.ids, *ended]])
     one = Tokens(tokens.x[row : row + 1], tokens.mask[row : row + 1])
-    return -float(head(one, one.x[:, 0], {"target": ids}).loss_sum)
+    return -float(head(one, one.x[:, 0], {"target": {"ids": ids}}).loss_sum)
 
 
 @KINDS
@@ -389,7 +390,10 @@ def test_targets_are_padded_with_ignored_and_counted_without_their_begin():
     task.target.fit(WORDS)
     targets = [task.target.encode(text, {}) for text in ("a cat", "one red ball")]
     assert [len(t) for t in targets] == [4, 5]
-    padded = task.target.collate(targets)
+    target = task.target.collate(targets)
+    padded = target["ids"]
+    # The end of a shorter text is an input, too.
+    assert target[NUM_REAL] == 8 == (padded[:, :-1] != IGNORED).sum()
     assert padded.shape == (2, 5) and padded[0, 4] == IGNORED
     assert task.target.length("a cat") == 3
 

@@ -91,7 +91,10 @@ class CrossAttention(nn.Module):
             # Several rows of a sample, such as beams, are further queries of the same memory.
             x = padded.reshape(key.shape[0], -1, padded.shape[-1])
             q = rearrange(x, "b n (h d) -> b h n d", h=self.num_heads)
-            out = attend(q, key, value, mask, score=self.score, dropout=rate)
+            if group.sequences is not None:
+                out = group.sequences.attend_to_memory(q, key, value)
+            else:
+                out = attend(q, key, value, mask, score=self.score, dropout=rate)
             out = rearrange(out, "b h n d -> b n (h d)")
             parts.append(group.unpad(out.reshape(padded.shape)))
         return self.proj(parts[0] if len(parts) == 1 else torch.cat(parts))

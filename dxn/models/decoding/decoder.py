@@ -28,10 +28,14 @@ class Memory:
     Args:
         x: (B, M, D). Vectors of the tokens.
         attn_mask: (B, 1, 1, M) bool. True at real tokens. None: all tokens are real.
+        mask: (B, M) bool. True at real tokens. Required if num_real is not None.
+        num_real: Number of real tokens of all samples, see `Tokens`. None: unknown.
     """
 
     x: Tensor
     attn_mask: Tensor | None
+    mask: Tensor | None = None
+    num_real: int | None = None
 
     @classmethod
     def from_tokens(cls, tokens: Tokens) -> Memory:
@@ -41,9 +45,10 @@ class Memory:
         """
         # Without a mask, torch can choose its fastest kernel.
         if tokens.has_no_padding:
-            return cls(tokens.x, None)
+            return cls(tokens.x, None, tokens.mask, tokens.num_real)
         readable = tokens.mask | ~tokens.mask.any(1, keepdim=True)
-        return cls(tokens.x, rearrange(readable, "b m -> b 1 1 m"))
+        attn_mask = rearrange(readable, "b m -> b 1 1 m")
+        return cls(tokens.x, attn_mask, tokens.mask, tokens.num_real)
 
     def select(self, samples: Tensor) -> Memory:
         """Return the memory of these samples (b,) of the batch."""
@@ -161,10 +166,15 @@ class StepDecoder(nn.Module):
         mask: Tensor,
         memory: Memory | None = None,
         caches: Sequence[Any] | None = None,
+        *,
+        num_real: int | None = None,
     ) -> Tensor:
         """Compute the output vectors (B, n, D), whose products with the embedding are the logits.
 
-        The arguments are those of `forward`.
+        The other arguments are those of `forward`.
+
+        Args:
+            num_real: Number of real tokens of all samples, see `Tokens`. None: unknown.
         """
         raise NotImplementedError
 
@@ -251,6 +261,8 @@ class Decoder(StepDecoder):
         mask: Tensor,
         memory: Memory | None = None,
         caches: Sequence[KVCache] | None = None,
+        *,
+        num_real: int | None = None,
     ) -> Tensor:
         """See `StepDecoder.states`."""
         self._check_length(mask.shape[1])
@@ -265,7 +277,8 @@ class Decoder(StepDecoder):
         else:
             pos_embed = self.pos_embed[last_index(mask, ids.shape[1])]
         x = self.dropout(x + pos_embed)
-        return self.backbone.norm(self.backbone.run(x, mask, memory=memory, caches=caches))
+        x = self.backbone.run(x, mask, num_real=num_real, memory=memory, caches=caches)
+        return self.backbone.norm(x)
 
     def cross_attention_weights(self, ids: Tensor, mask: Tensor, memory: Memory) -> Tensor:
         """Compute the cross-attention weights of all blocks and heads.

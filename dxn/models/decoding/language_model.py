@@ -119,6 +119,8 @@ class LanguageModel(StepDecoder):
         mask: Tensor,
         memory: Memory | None = None,
         caches: Sequence[Any] | None = None,
+        *,
+        num_real: int | None = None,
     ) -> Tensor:
         """See `StepDecoder.states`. The new ids follow those in the caches."""
         return self._states(ids, mask, caches or self.caches())[0][:, -ids.shape[1] :]

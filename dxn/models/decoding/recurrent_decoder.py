@@ -97,6 +97,8 @@ class RecurrentDecoder(StepDecoder):
         mask: Tensor,
         memory: Memory | None = None,
         caches: Sequence[RecurrentCache] | None = None,
+        *,
+        num_real: int | None = None,
     ) -> Tensor:
         """See `StepDecoder.states`.
 

@@ -15,6 +15,7 @@ from dxn.models.decoding.search import Hypothesis, Sampler, greedy
 from dxn.models.losses import linear_cross_entropy
 from dxn.tasks.space import Batch
 from dxn.tasks.target import IGNORED
+from dxn.tokenize.base import NUM_REAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,13 @@ class GenerateHead(nn.Module):
         if "target" not in batch:
             return Generated(None, memory)
         # The decoder predicts token i + 1 at position i.
-        inputs = batch["target"][:, :-1]
-        following = batch["target"][:, 1:]
+        ids = batch["target"]["ids"]
+        inputs, following = ids[:, :-1], ids[:, 1:]
         # Padding has the negative id IGNORED, which has no row in the embedding. Any valid id can
         # replace it, because the mask hides these positions.
-        states = self.decoder.states(inputs.clamp(min=0), inputs != IGNORED, memory)
+        num_real = batch["target"].get(NUM_REAL)
+        mask = inputs != IGNORED
+        states = self.decoder.states(inputs.clamp(min=0), mask, memory, num_real=num_real)
         loss_sum = linear_cross_entropy(
             states.flatten(0, 1),
             self.decoder.embedding.weight,

@@ -25,6 +25,7 @@ from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import Task
+from dxn.tokenize.base import NUM_REAL
 from dxn.tokenize.text.options import TokenizerOptions
 
 
@@ -85,9 +86,12 @@ class Texts(Target):
         """Return the token ids (n,) of a text, with BOS at the start and EOS at the end."""
         return self.tokenizer.encode(value, rand)
 
-    def collate(self, targets: Sequence[Tensor]) -> Tensor:
-        """Pad the targets to (B, n) with IGNORED."""
-        return nn.utils.rnn.pad_sequence(list(targets), True, IGNORED)
+    def collate(self, targets: Sequence[Tensor]) -> dict[str, Any]:
+        """Return ids (B, n) padded with IGNORED, and the number of inputs of the decoder."""
+        ids = nn.utils.rnn.pad_sequence(list(targets), True, IGNORED)
+        # The last column is no input.
+        num_real = sum(min(len(target), ids.shape[1] - 1) for target in targets)
+        return {"ids": ids, NUM_REAL: num_real}
 
     def length(self, value: str) -> int:
         """Count the input tokens of the decoder, which are all tokens except the last."""
@@ -241,7 +245,7 @@ class Generate(Task[Texts]):
     def loss(self, output: Generated, batch: Batch) -> LossSum:
         """Return the cross-entropy of the target tokens. BOS tokens are not predicted."""
         assert output.loss_sum is not None
-        return LossSum(output.loss_sum, (batch["target"][:, 1:] != IGNORED).sum().float())
+        return LossSum(output.loss_sum, (batch["target"]["ids"][:, 1:] != IGNORED).sum().float())
 
     def predict(
         self, head: nn.Module, output: Generated, batch: Batch, *, draft: bool = False
