@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from dxn.core.display import Display
 from dxn.core.errors import UserError
@@ -246,11 +248,11 @@ def run_batches(
             results: list[Result] = []
             num_parts = 0
             try:
-                for batch in loader:
+                for batch in on_device(loader, device):
                     num_parts += 1
                     if "#filler" not in batch and batch["#size"]:
                         is_empty = False
-                        results.append(run(to_device(batch, device)))
+                        results.append(run(batch))
                     if num_parts == order.parts:
                         yield from results
                         results, num_parts = [], 0
@@ -430,6 +432,38 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     if device.type == "cpu":
         return batch  # the loader creates its tensors on the CPU
     return {name: _moved(value, device) for name, value in batch.items()}
+
+
+def on_device(batches: Iterable[dict[str, Any]], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Move batches to a device, in order.
+
+    An NVIDIA GPU copies the next batch while it computes the current one. So this takes one batch
+    more than it has yielded, before it yields.
+    """
+    if device.type != "cuda":
+        for batch in batches:
+            yield to_device(batch, device)
+        return
+    copies = torch.cuda.Stream(device)
+    # Not in local variables, which would keep the memory of a batch after it is used.
+    waiting: deque[tuple[dict[str, Any], Any]] = deque()
+    for batch in batches:
+        with torch.cuda.stream(copies):
+            waiting.append((to_device(batch, device), copies.record_event()))
+        if len(waiting) > 1:
+            yield _received(*waiting.popleft(), device)
+    while waiting:
+        yield _received(*waiting.popleft(), device)
+
+
+def _received(batch: dict[str, Any], copied: Any, device: torch.device) -> dict[str, Any]:
+    """Return a batch for use in the current stream, after the event of its copy."""
+    stream = torch.cuda.current_stream(device)
+    stream.wait_event(copied)
+    for tensor in tree_leaves(batch):
+        if isinstance(tensor, Tensor) and tensor.is_cuda:
+            tensor.record_stream(stream)  # its memory is not reused before the stream is done
+    return batch
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -43,7 +43,7 @@ from dxn.training.distributed import (
 )
 from dxn.training.log import Log, Tracker
 from dxn.training.parallel import Parallel
-from dxn.training.predict import autocast, name_rows, predict, score, to_device
+from dxn.training.predict import autocast, name_rows, on_device, predict, score
 from dxn.training.state import State
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
@@ -392,7 +392,7 @@ class Trainer:
                     state.epoch / self.num_epochs, state.loss_ratio, memorizes=state.memorizes
                 )
                 self.order.parts = state.parts
-                parts = iter(self.loader)
+                parts = on_device(iter(self.loader), self.accelerator.device)
             start = checkpoint.generator_states(self.accelerator.device)
             is_short = False
             try:
@@ -434,7 +434,8 @@ class Trainer:
         """Take one optimizer step with the gradients of the next batches, if they are finite.
 
         Args:
-            parts: The parts of the batches of the epoch that are left, `state.parts` per batch.
+            parts: The parts of the batches of the epoch that are left, `state.parts` per batch, on
+                the device.
 
         Raises:
             UserError: If too many steps in a row were skipped, or the memory is too small for the
@@ -454,7 +455,7 @@ class Trainer:
         losses: list[LossSum] = []
         rows: list[int] = []
         for i in range(num_parts):
-            part = to_device(next(parts), self.accelerator.device)
+            part = next(parts)
             # The processes exchange the gradients of all parts together.
             is_last = i == num_parts - 1
             with nullcontext() if is_last else self.parallel.not_synchronized():

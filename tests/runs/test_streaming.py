@@ -17,6 +17,7 @@ from helpers.runs import (
     weights_of,
 )
 from helpers.shards import SIZES, write_tars
+from helpers.streams import copy_ahead
 
 import dxn
 
@@ -79,7 +80,10 @@ def test_a_model_is_trained_and_used(whole):
     assert answer["prediction"] in ("red", "green", "blue")
 
 
-def test_an_interrupted_training_is_resumed_bit_for_bit(whole, name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_interrupted_training_is_resumed_bit_for_bit(whole, name, tmp_path, monkeypatch, ahead):
+    if ahead:
+        copy_ahead(monkeypatch)
     folder = tmp_path / "run"
     asked = [*ASKED, f"data.name={name}", "trainer.checkpoint_every=3", "loader.num_workers=2"]
     with interrupt(monkeypatch, step=14):
