@@ -272,7 +272,7 @@ def test_a_generation_for_samples(beams, monkeypatch):
     batch = batch_of(model, names)
     # The results cannot be read on this device.
     for search in (Choice, Beams):
-        monkeypatch.setattr(search, "hypotheses", lambda self, sample: [])
+        monkeypatch.setattr(search, "hypotheses", lambda self, samples: [[] for _ in samples])
     with torch.inference_mode():
         memory = model.eval()(batch).memory
         model.head.write(memory, begin=0, end=1, beams=beams, max_new=CHECK_EVERY)
@@ -288,9 +288,9 @@ def test_a_generation_of_a_language_model(monkeypatch):
         return keys, values
 
     monkeypatch.setattr(KVCache, "extend", record)
-    monkeypatch.setattr(Choice, "hypotheses", lambda self, sample: [])
+    monkeypatch.setattr(Choice, "hypotheses", lambda self, samples: [[] for _ in samples])
     model = model_of(Language(), ["text"], backbone={"causal": True}).to(DEVICE).eval()
     prompt = torch.zeros(4, 6, dtype=torch.long, device=DEVICE)
-    lengths = torch.tensor([6, 2, 1, 4])
-    generate(LanguageModel(model), None, prompt=prompt, lengths=lengths, end=1, max_new=CHECK_EVERY)
-    assert shapes == {(6, (4, 2, 6, D // 2)), (1, (4, 2, 16, D // 2))}
+    mask = torch.arange(6) < torch.tensor([[6], [2], [1], [4]])
+    generate(LanguageModel(model), None, prompt=prompt, mask=mask, end=1, max_new=CHECK_EVERY)
+    assert shapes == {(6, (4, 2, 6, D // 2)), (1, (4, 2, 64, D // 2))}

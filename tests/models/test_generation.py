@@ -41,6 +41,10 @@ def prompts_of(lengths, seed=2):
     return torch.randint(2, V, (len(lengths), max(lengths)), generator=rand)
 
 
+def mask_of(lengths):
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
 def log_probs(decoder, ids, memory):
     mask = torch.ones(1, len(ids), dtype=torch.bool)
     return decoder(torch.tensor([ids]), mask, memory)[0, -1].float().log_softmax(-1)
@@ -72,7 +76,7 @@ def test_beam_search_of_a_batch_equals_the_plain_search_of_each_sample(kind, pen
         decoder,
         memory,
         prompt=prompts,
-        lengths=torch.tensor(sizes),
+        mask=mask_of(sizes),
         end=END,
         length_penalty=penalty,
         **options,
@@ -99,7 +103,7 @@ def test_prompts_of_different_lengths_give_the_results_of_single_prompts(kind):
     memory, prompts = memory_of((5, 2, 4)), prompts_of(sizes)
     padded = prompts.masked_fill(torch.arange(4) >= torch.tensor(sizes)[:, None], 7)
     found = generate(
-        decoder, memory, prompt=padded, lengths=torch.tensor(sizes), end=END, max_new=8
+        decoder, memory, prompt=padded, mask=mask_of(sizes), end=END, max_new=8
     )
     for i, size in enumerate(sizes):
         own = memory.select(torch.tensor([i]))
@@ -115,7 +119,7 @@ def test_a_compiled_step_generates_the_same_tokens(has_memory):
     decoder, memory = LanguageModel(model_of(position="rotary")), None
     if has_memory:
         decoder, memory = decoder_of("alibi"), memory_of((5, 2, 4))
-    options = {"prompt": prompts_of(sizes), "lengths": torch.tensor(sizes), "max_new": 5}
+    options = {"prompt": prompts_of(sizes), "mask": mask_of(sizes), "max_new": 5}
     expected = generate(decoder, memory, end=END, **options)
     backend = CompileCounterWithBackend("aot_eager")
     compile_step = partial(torch.compile, fullgraph=True, backend=backend)
@@ -132,13 +136,13 @@ def test_a_language_model_continues_prompts_of_different_lengths_beyond_max_len(
     model, sizes = LanguageModel(model_of(position=position)), (6, 1, 9, 3)  # max_len is 7
     prompts = prompts_of(sizes)
 
-    def search(prompt, lengths=None):
-        options = {"prompt": prompt, "lengths": lengths, "end": END, "max_new": 12}
+    def search(prompt, mask=None):
+        options = {"prompt": prompt, "mask": mask, "end": END, "max_new": 12}
         if beams is None:
             return generate(model, None, **options)
         return beam_search(model, None, beams=beams, **options)
 
-    found = search(prompts, torch.tensor(sizes))
+    found = search(prompts, mask_of(sizes))
     for i, size in enumerate(sizes):
         single = search(prompts[i : i + 1, :size])[0]
         assert found[i].ids == single.ids
@@ -226,8 +230,8 @@ def test_a_cache_writes_each_new_token_after_the_last_one_of_its_row(monkeypatch
         return keys, values
 
     monkeypatch.setattr(KVCache, "extend", record)
-    prompts, sizes = prompts_of((1, 3)), torch.tensor([1, 3])
-    generate(decoder_of(), memory_of((5, 2)), prompt=prompts, lengths=sizes, end=None, max_new=40)
+    prompts, mask = prompts_of((1, 3)), mask_of((1, 3))
+    generate(decoder_of(), memory_of((5, 2)), prompt=prompts, mask=mask, end=None, max_new=40)
     assert calls == 2 * 39
     assert len(addresses) <= 2 * 6  # few copies: the caches have room for further tokens
 
@@ -236,7 +240,7 @@ def test_a_batch_of_bf16_is_generated_like_its_samples():
     model = model_of(position="rotary").bfloat16()
     language, prompts = LanguageModel(model), prompts_of((3, 1))
     found = generate(
-        language, None, prompt=prompts, lengths=torch.tensor([3, 1]), end=None, max_new=4
+        language, None, prompt=prompts, mask=mask_of((3, 1)), end=None, max_new=4
     )
     assert [len(h.ids) for h in found] == [4, 4]
 

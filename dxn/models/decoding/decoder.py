@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Keys, Rate, check_rate, threshold
-from dxn.core.tokens import Tokens, sinusoidal
+from dxn.core.tokens import Tokens, can_read, sinusoidal
 from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
 from dxn.models.inference import PackedLinear
@@ -101,8 +101,14 @@ class KVCache:
         """
         if self._tokens is not None:
             # On a CPU, index_select is several times as fast as indexing.
-            key, value = (part.index_select(0, rows) for part in self._tokens)
-            self._tokens = key, value
+            selected = [part.index_select(0, rows) for part in self._tokens]
+            keeps_shape = len(rows) == len(self._tokens[0])
+            if keeps_shape and not can_read(rows):
+                # In place, so that a step can be captured as a graph. It takes longer on a CPU.
+                for part, new in zip(self._tokens, selected, strict=True):
+                    part.copy_(new)
+            else:
+                self._tokens = selected[0], selected[1]
         if self.memory is not None and samples is not None:
             self.memory = self.memory[0][samples], self.memory[1][samples]
 
@@ -120,7 +126,13 @@ class StepDecoder(nn.Module):
     Args:
         embedding: Embedding (V, D) of the tokens, whose weights are also those of the output layer.
         max_len: Maximum number of tokens of a sequence, including the begin token.
+
+    Attributes:
+        static_steps: Whether a step of a generation only changes tensors, in place, once the caches
+            have all of their columns. Then it can be captured as a CUDA graph.
     """
+
+    static_steps = False
 
     def __init__(self, embedding: nn.Embedding, max_len: int):
         super().__init__()
@@ -221,6 +233,7 @@ class Decoder(StepDecoder):
             so that the decoder relies more on the memory (arXiv:1511.06349, section 3.1).
     """
 
+    static_steps = True
     pos_embed: Tensor
 
     def __init__(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,15 +11,24 @@ from torch import Tensor
 from dxn.models.decoding.decoder import Memory, StepDecoder
 from dxn.models.decoding.search import Beams, Choice, Hypothesis, Sampler, greedy
 
-# A step of a generation. It returns the rows that the rows continue, see `Choice.advance`.
-Step = Callable[[], Tensor | None]
+# A step of a generation, which only changes tensors in place.
+Step = Callable[[], None]
+# Called with the new token ids of hypotheses, by their index in the result.
+OnTokens: TypeAlias = Callable[[dict[int, list[int]]], None]
 # An accelerator waits for a check whether sequences are finished, so it is not done at every step.
 CHECK_EVERY = 8
 # Finished samples are removed when they are at least this share of all samples.
 MIN_FINISHED = 0.25
-# Number of columns by which the caches grow on a CPU. On other devices, their number is a multiple
-# of it, so that kernels can read the mask in blocks.
-BLOCK = 8
+# Number of columns by which the caches grow on a CPU.
+GROWTH = 8
+# On other devices, the number of columns is a multiple of this one. So kernels can read the mask in
+# blocks, and steps that are compiled have few different shapes.
+MULTIPLE = 64
+# A step is captured as a CUDA graph if there are at least so many new tokens. Capturing takes about
+# as long as a step without a graph. It was not measured on a GPU.
+MIN_CAPTURED = 16
+# Steps before the capture: the first one allocates all columns of the caches.
+WARM_UP = 2
 
 
 @torch.inference_mode()
@@ -27,45 +37,59 @@ def generate(
     memory: Memory | None,
     *,
     prompt: Tensor,
-    lengths: Tensor | None = None,
-    end: int | None,
+    mask: Tensor | None = None,
+    end: int | Sequence[int] | None,
     max_new: int,
     sampler: Sampler = greedy,
     count: int = 1,
+    forbidden: Sequence[int] = (),
+    on_tokens: OnTokens | None = None,
     compile_step: Callable[[Step], Step] | None = None,
 ) -> list[Hypothesis]:
     """Continue each prompt token by token.
 
+    On an NVIDIA GPU, steps are captured as a CUDA graph, see `_captured`.
+
     Args:
         decoder: Model that predicts the next token.
         memory: Sequence to which the decoder attends. None: the decoder has no cross-attention.
-        prompt: (B, P). Token ids. Shorter prompts have padding at the end.
-        lengths: (B,). Number of tokens of each prompt. Default: all P.
-        end: Id of the end token. None: generate max_new tokens.
+        prompt: (B, P). Token ids.
+        mask: (B, P) bool. True at the tokens of the prompts, False at padding, which can be at the
+            start or at the end. Default: there is no padding.
+        end: Id of the end token, or several ids, each of which ends a sequence. None: generate
+            max_new tokens.
         max_new: Maximum number of new tokens.
         sampler: Function that selects each token from the log-probabilities.
         count: Number of sequences per prompt.
-        compile_step: Function that compiles a step, such as `partial(torch.compile, fullgraph=True,
-            mode="reduce-overhead")` for the CUDA graphs of torch. This mode was not tested on a
-            GPU. torch must be able to compile the sampler; it cannot compile a random generator.
-            Default: steps are not compiled.
+        forbidden: Ids of tokens that are never generated.
+        on_tokens: Function that is called with the new token ids of the sequences that have some,
+            by their index in the result, without end tokens. On a CPU, it is called after each
+            token; on other devices, after the first one and then after every `CHECK_EVERY` tokens.
+            An exception in it stops the generation.
+        compile_step: Function that compiles a step, such as `partial(torch.compile,
+            fullgraph=True)`. It was not tested on a GPU. torch must be able to compile the sampler;
+            it cannot compile a random generator. Default: steps are not compiled.
 
     Returns:
         `count` hypotheses per prompt, one prompt after the other.
 
     Raises:
-        ValueError: If a step is compiled, but not all tokens fit in the max_len of the decoder.
+        ValueError: If count, max_new or forbidden is out of range, if a prompt has no token, or if
+            a step is compiled, but not all tokens fit in the max_len of the decoder.
     """
-    longest = prompt.shape[1] + max_new - 1
-    if compile_step is not None and longest > decoder.max_len:
-        raise ValueError(
-            f"compile_step: the prompt and all new tokens but the last one must have at most "
-            f"max_len={decoder.max_len} tokens, got {longest}: reduce max_new"
-        )
+    if count < 1 or max_new < 1:
+        raise ValueError(f"count and max_new must be at least 1, got {count} and {max_new}")
     search = Choice(
-        len(prompt), count, sampler=sampler, end=end, max_new=max_new, device=prompt.device
+        len(prompt),
+        count,
+        sampler=sampler,
+        ends=_ids(end),
+        max_new=max_new,
+        device=prompt.device,
     )
-    return _run(decoder, memory, prompt, lengths, search, max_new, compile_step)
+    return _Generation(decoder, memory, search, max_new, forbidden, on_tokens).run(
+        prompt, mask, compile_step
+    )
 
 
 @torch.inference_mode()
@@ -74,11 +98,13 @@ def beam_search(
     memory: Memory | None,
     *,
     prompt: Tensor,
-    lengths: Tensor | None = None,
-    end: int,
+    mask: Tensor | None = None,
+    end: int | Sequence[int],
     max_new: int,
     beams: int,
     length_penalty: float = 0.0,
+    forbidden: Sequence[int] = (),
+    compile_step: Callable[[Step], Step] | None = None,
 ) -> list[Hypothesis]:
     """Return the best hypothesis for each prompt, found by beam search.
 
@@ -89,15 +115,19 @@ def beam_search(
     Args:
         decoder: Model that predicts the next token.
         memory: Sequence to which the decoder attends. None: the decoder has no cross-attention.
-        prompt: (B, P). Token ids. Shorter prompts have padding at the end.
-        lengths: (B,). Number of tokens of each prompt. Default: all P.
-        end: Id of the end token.
+        prompt: (B, P). Token ids.
+        mask: (B, P) bool. See `generate`.
+        end: Id of the end token, or several ids, each of which ends a sequence.
         max_new: Maximum number of new tokens.
         beams: Number of beams per prompt.
         length_penalty: Exponent of the length, see `length_normalized`.
+        forbidden: Ids of tokens that are never generated.
+        compile_step: See `generate`.
 
     Raises:
-        ValueError: If beams, max_new or length_penalty is out of range.
+        ValueError: If beams, max_new, length_penalty or forbidden is out of range, if a prompt has
+            no token, or if a step is compiled, but not all tokens fit in the max_len of the
+            decoder.
     """
     if beams < 1 or max_new < 1 or length_penalty < 0:
         raise ValueError(
@@ -107,96 +137,211 @@ def beam_search(
     search = Beams(
         len(prompt),
         beams,
-        end=end,
+        ends=_ids(end),
         max_new=max_new,
         length_penalty=length_penalty,
         device=prompt.device,
     )
-    return _run(decoder, memory, prompt, lengths, search, max_new)
+    return _Generation(decoder, memory, search, max_new, forbidden).run(prompt, mask, compile_step)
 
 
-def _run(
-    decoder: StepDecoder,
-    memory: Memory | None,
-    prompt: Tensor,
-    lengths: Tensor | None,
-    search: Choice | Beams,
-    max_new: int,
-    compile_step: Callable[[Step], Step] | None = None,
-) -> list[Hypothesis]:
-    """Return the hypotheses of a search, one sample after the other."""
-    batch, longest = prompt.shape
-    device = prompt.device
-    if lengths is None:
-        lengths = torch.full((batch,), longest)
-    lengths = lengths.to(device)
-    mask = torch.arange(longest, device=device) < lengths[:, None]
-    caches = decoder.caches()
-    # The prompt is computed once for all rows of a sample.
-    output = decoder.output_layer()
-    logits = output(decoder.next_states(prompt, mask, memory, caches))
-    row_lengths = lengths.repeat_interleave(search.width)
-    columns = torch.arange(longest, device=device)
-    ids, parents = search.advance(logits)
-    ids = ids.clone()  # steps write to it, but it belongs to the sampler
+class _Generation:
+    """A running generation: the sequences so far, and what their next step needs.
 
-    def step() -> Tensor | None:
+    Args:
+        decoder: Model that predicts the next token.
+        memory: Sequence to which the decoder attends.
+        search: The search that chooses tokens.
+        max_new: Maximum number of new tokens.
+        forbidden: Ids of tokens that are never generated.
+        on_tokens: See `generate`.
+    """
+
+    def __init__(
+        self,
+        decoder: StepDecoder,
+        memory: Memory | None,
+        search: Choice | Beams,
+        max_new: int,
+        forbidden: Sequence[int],
+        on_tokens: OnTokens | None = None,
+    ):
+        self.decoder = decoder
+        self.memory = memory
+        self.search = search
+        self.max_new = max_new
+        self.on_tokens = on_tokens
+        self.caches = decoder.caches()
+        self.output = decoder.output_layer()
+        self.forbidden = sorted(set(forbidden))
+        # Indices of the samples that are not finished, and the hypotheses of the others.
+        self.samples = list(range(len(search.finished)))
+        self.found: dict[int, list[Hypothesis]] = {}
+        self.num_reported = 0  # tokens of each row that were passed to on_tokens
+
+    def run(
+        self, prompt: Tensor, mask: Tensor | None, compile_step: Callable[[Step], Step] | None
+    ) -> list[Hypothesis]:
+        """Return the hypotheses of all samples, one sample after the other."""
+        device = prompt.device
+        max_len = self.decoder.max_len
+        most = prompt.shape[1] + self.max_new - 1  # the last token is no input
+        if compile_step is not None and most > max_len:
+            raise ValueError(
+                f"compile_step: the prompt and all new tokens but the last one must have at most "
+                f"max_len={max_len} tokens, got {most}: reduce max_new"
+            )
+        captures = (
+            device.type == "cuda"
+            and self.decoder.static_steps
+            and most <= max_len
+            and self.max_new >= MIN_CAPTURED
+        )
+        on_cpu = device.type == "cpu"
+        check_every = 1 if on_cpu and compile_step is None else CHECK_EVERY
+        self._start(prompt, mask)
+        step = self.step
+        # A compiled step has a fixed number of rows.
+        has_fixed_rows = False
+        for number in range(1, self.max_new):
+            if number % check_every == 0 or (number == 1 and self.on_tokens is not None):
+                if self.on_tokens is not None:
+                    self._report(self.on_tokens)
+                finished = self.search.finished.tolist()
+                if all(finished):
+                    break
+                if not has_fixed_rows and sum(finished) >= MIN_FINISHED * len(finished):
+                    self._remove(finished)
+            needed = prompt.shape[1] + number
+            if len(self.columns) < needed:
+                # On a CPU, the attention computes on few columns. On other devices, all steps have
+                # the same shapes.
+                grows = on_cpu and compile_step is None
+                wanted = needed + GROWTH if grows else most + -most % MULTIPLE
+                self.columns = torch.arange(max(needed, min(wanted, max_len)), device=device)
+            step()
+            if number == 1 and compile_step is not None:
+                step = compile_step(step)
+                has_fixed_rows = True
+            if number == WARM_UP and captures:
+                graph = capture(step)
+                if graph is not None:
+                    step = graph
+                    has_fixed_rows = True
+        if self.on_tokens is not None:
+            self._report(self.on_tokens)
+        self._keep_results(range(len(self.samples)))
+        return [each for sample in range(len(prompt)) for each in self.found[sample]]
+
+    def _start(self, prompt: Tensor, mask: Tensor | None) -> None:
+        """Compute the prompts, and choose their next tokens."""
+        prompt, mask, lengths = _aligned(prompt, mask)
+        # A prompt is computed once for all rows of a sample.
+        states = self.decoder.next_states(prompt, mask, self.memory, self.caches)
+        logits = self.output(states)
+        vocab_size = logits.shape[1]
+        outside = [i for i in self.forbidden if not 0 <= i < vocab_size]
+        if outside or len(self.forbidden) == vocab_size:
+            raise ValueError(
+                f"forbidden: must be some of the ids from 0 to {vocab_size - 1}, but not all, got "
+                f"{outside[0] if outside else 'all'}"
+            )
+        device = prompt.device
+        self.unwanted = torch.tensor(self.forbidden, dtype=torch.long, device=device)
+        chosen, self.parents = self.search.advance(self._allowed(logits))
+        self.ids = chosen.clone()  # steps write to it, but it belongs to the sampler
+        self.lengths = lengths.repeat_interleave(self.search.width)
+        self.columns = torch.arange(prompt.shape[1], device=device)
+
+    def step(self) -> None:
         """Choose the next tokens. Only tensors change, in place, so this can become a graph."""
+        if self.parents is not None:
+            for cache in self.caches:
+                cache.select(self.parents)
         # The next token of a row is in the column after its last one.
-        row_lengths.add_(1)
-        mask = columns < row_lengths[:, None]
-        logits = output(decoder.next_states(ids[:, None], mask, memory, caches))
-        chosen, parents = search.advance(logits)
-        ids.copy_(chosen)
-        return parents
+        self.lengths += 1
+        mask = self.columns < self.lengths[:, None]
+        states = self.decoder.next_states(self.ids[:, None], mask, self.memory, self.caches)
+        chosen, parents = self.search.advance(self._allowed(self.output(states)))
+        self.ids.copy_(chosen)
+        if self.parents is None or parents is None:
+            self.parents = parents
+        else:
+            self.parents.copy_(parents)
 
-    found: dict[int, list[Hypothesis]] = {}
-    samples = list(range(batch))  # the samples that are not finished, as indices in the batch
-    grows = device.type == "cpu" and compile_step is None
-    for number in range(1, max_new):
-        if parents is not None:
-            for cache in caches:
-                cache.select(parents)
-        if number % (1 if grows else CHECK_EVERY) == 0:
-            finished = search.finished.tolist()
-            if all(finished):
-                break
-            # A compiled step has a fixed number of rows.
-            if compile_step is None and sum(finished) >= MIN_FINISHED * len(samples):
-                for i, sample in enumerate(samples):
-                    if finished[i]:
-                        found[sample] = search.hypotheses(i)
-                kept = [i for i in range(len(samples)) if not finished[i]]
-                samples = [samples[i] for i in kept]
-                index = torch.tensor(kept, device=device)
-                beams = torch.arange(search.width, device=device)
-                rows = (index[:, None] * search.width + beams).flatten()
-                for cache in caches:
-                    cache.select(rows, index)
-                search.select(index)
-                memory = memory and memory.select(index)
-                ids, row_lengths = ids[rows], row_lengths[rows]
-        needed = longest + number
-        if len(columns) < needed:
-            # On a CPU, the attention computes on few columns. On other devices, all steps have the
-            # same shapes.
-            most = longest + max_new - 1
-            wanted = needed + BLOCK if grows else most + -most % BLOCK
-            columns = torch.arange(max(needed, min(wanted, decoder.max_len)), device=device)
-        parents = step()
-        if compile_step is not None and number == 1:
-            # The caches have all of their columns after the first step.
-            for part in (search, *caches):
-                _fix_addresses(part)
-            step = compile_step(step)
-    for i, sample in enumerate(samples):
-        found[sample] = search.hypotheses(i)
-    return [hypothesis for sample in range(batch) for hypothesis in found[sample]]
+    def _allowed(self, logits: Tensor) -> Tensor:
+        """Return logits (R, V) with -inf at the forbidden tokens."""
+        return logits.index_fill_(1, self.unwanted, -torch.inf) if self.forbidden else logits
+
+    def _remove(self, finished: Sequence[bool]) -> None:
+        """Remove the samples that are finished."""
+        self._keep_results([i for i, is_finished in enumerate(finished) if is_finished])
+        kept = [i for i, is_finished in enumerate(finished) if not is_finished]
+        self.samples = [self.samples[i] for i in kept]
+        index = torch.tensor(kept, device=self.ids.device)
+        beams = torch.arange(self.search.width, device=index.device)
+        rows = (index[:, None] * self.search.width + beams).flatten()
+        # The caches have the order of the rows before the last choice.
+        before = rows if self.parents is None else self.parents[rows]
+        for cache in self.caches:
+            cache.select(before, index)
+        self.parents = None
+        self.search.select(index)
+        self.memory = self.memory and self.memory.select(index)
+        self.ids, self.lengths = self.ids[rows], self.lengths[rows]
+
+    def _keep_results(self, done: Sequence[int]) -> None:
+        """Keep the hypotheses of samples, whose positions in the batch are `done`."""
+        for i, hypotheses in zip(done, self.search.hypotheses(done), strict=True):
+            self.found[self.samples[i]] = hypotheses
+
+    def _report(self, on_tokens: OnTokens) -> None:
+        """Pass on the tokens since the last report."""
+        assert isinstance(self.search, Choice)
+        width = self.search.width
+        new: dict[int, list[int]] = {}
+        for sample, rows in zip(self.samples, self.search.since(self.num_reported), strict=True):
+            for row, ids in enumerate(rows):
+                if ids:
+                    new[sample * width + row] = ids
+        self.num_reported = int(self.search.step)
+        if new:
+            on_tokens(new)
 
 
-def _fix_addresses(part: object) -> None:
-    """Tell torch that the tensors of an object stay where they are, as a CUDA graph needs it."""
-    for value in vars(part).values():
-        for x in value if isinstance(value, tuple) else (value,):
-            if isinstance(x, Tensor):
-                torch._dynamo.mark_static_address(x)
+def _ids(end: int | Sequence[int] | None) -> tuple[int, ...]:
+    if end is None:
+        return ()
+    return (end,) if isinstance(end, int) else tuple(end)
+
+
+def _aligned(prompt: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return prompts (B, P) with their padding at the end, their mask, and their lengths (B,)."""
+    if prompt.shape[1] == 0 or (mask is not None and not mask.any(1).all()):
+        raise ValueError("prompt: each prompt must have at least one token")
+    device = prompt.device
+    if mask is None:
+        lengths = torch.full((len(prompt),), prompt.shape[1], device=device)
+        return prompt, torch.ones_like(prompt, dtype=torch.bool), lengths
+    order = mask.int().argsort(dim=1, descending=True, stable=True).to(device)
+    mask = mask.to(device)
+    return prompt.gather(1, order), mask.gather(1, order), mask.sum(1)
+
+
+def capture(step: Step) -> Step | None:
+    """Capture a step as a CUDA graph, which starts all of its kernels at once.
+
+    The graph reads and writes the tensors that the step uses now. Capturing changes none of them.
+
+    Returns:
+        A function that computes the step. None: it cannot be captured.
+    """
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # Other threads may allocate memory meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            step()
+    except RuntimeError:
+        # Nothing was computed.
+        return None
+    return graph.replay

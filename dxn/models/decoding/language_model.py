@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.core.tokens import Tokens
+from dxn.core.tokens import Tokens, can_read
 from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last, make_output_layer
 from dxn.models.model import MultimodalModel
 
@@ -70,7 +70,11 @@ class TokenCache:
 
     def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
         """Keep these rows (r,). There is no memory to which `samples` could apply."""
-        self.ids = self.ids[rows]
+        ids = self.ids[rows]
+        if ids.shape == self.ids.shape and not can_read(rows):
+            self.ids.copy_(ids)  # see `KVCache.select`
+        else:
+            self.ids = ids
         if self.dropped is not None:
             self.dropped = self.dropped[rows]
 
@@ -87,6 +91,8 @@ class LanguageModel(StepDecoder):
     Raises:
         ValueError: If the model does not have these properties.
     """
+
+    static_steps = True
 
     def __init__(self, model: MultimodalModel):
         adapters: list[Any] = list(model.adapters.values())

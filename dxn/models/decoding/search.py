@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,13 +45,13 @@ def _divisor(length: int, penalty: float) -> float:
 
 
 class Choice:
-    """Each row is continued with the token that a sampler chooses, until the end token.
+    """Each row is continued with the token that a sampler chooses, until an end token.
 
     Args:
         samples: Number B of samples.
         width: Number K of sequences of a sample.
         sampler: Function that selects each token from the log-probabilities.
-        end: Id of the end token. None: there is no end token.
+        ends: Ids of the end tokens. (): there is no end token.
         max_new: Maximum number of tokens.
         device: Device of the logits.
     """
@@ -62,18 +62,18 @@ class Choice:
         width: int,
         *,
         sampler: Sampler,
-        end: int | None,
+        ends: Sequence[int],
         max_new: int,
         device: torch.device,
     ):
         self.width = width
         self.sampler = sampler
-        self.end = end
+        self.ends = ends
+        # Tensors are changed in place, so that a step can be captured as a graph.
         self.tokens = torch.zeros(samples, width, max_new, dtype=torch.long, device=device)
         self.lengths = torch.zeros(samples, width, dtype=torch.long, device=device)
         self.scores = torch.zeros(samples, width, device=device)
         self.ended = torch.zeros(samples, width, dtype=torch.bool, device=device)
-        # Tensors are changed in place, so that a step can be captured as a graph.
         self.step = torch.zeros(1, dtype=torch.long, device=device)
 
     @property
@@ -102,8 +102,7 @@ class Choice:
         gains = log_probs.gather(1, chosen[:, None]).view_as(self.scores)
         self.scores += gains.masked_fill(self.ended, 0)
         tokens = chosen.view_as(self.ended)
-        if self.end is not None:
-            self.ended |= tokens == self.end
+        self.ended |= is_end(tokens, self.ends)
         self.tokens.index_copy_(2, self.step, tokens[..., None])
         self.lengths += ~self.ended
         self.step += 1
@@ -115,10 +114,24 @@ class Choice:
             part[samples] for part in (self.tokens, self.lengths, self.scores, self.ended)
         )
 
-    def hypotheses(self, sample: int) -> list[Hypothesis]:
-        """Return the sequences of a sample."""
-        rows = (part[sample].tolist() for part in (self.tokens, self.lengths, self.scores))
-        return [Hypothesis(ids[:length], score) for ids, length, score in zip(*rows, strict=True)]
+    def hypotheses(self, samples: Sequence[int]) -> list[list[Hypothesis]]:
+        """Return the sequences of each of these samples."""
+        tokens, lengths, scores = (
+            part.tolist() for part in (self.tokens, self.lengths, self.scores)
+        )
+        found: list[list[Hypothesis]] = []
+        for i in samples:
+            rows = zip(tokens[i], lengths[i], scores[i], strict=True)
+            found.append([Hypothesis(ids[:length], score) for ids, length, score in rows])
+        return found
+
+    def since(self, step: int) -> list[list[list[int]]]:
+        """Return the tokens from a step on, without end tokens: of each sample and sequence."""
+        tokens, lengths = self.tokens[..., step:].tolist(), (self.lengths - step).tolist()
+        return [
+            [ids[: max(length, 0)] for ids, length in zip(*rows, strict=True)]
+            for rows in zip(tokens, lengths, strict=True)
+        ]
 
 
 class Beams:
@@ -130,7 +143,7 @@ class Beams:
     Args:
         samples: Number B of samples.
         width: Number K of beams of a sample.
-        end: Id of the end token.
+        ends: Ids of the end tokens.
         max_new: Maximum number of tokens. Beams of this length are hypotheses too.
         length_penalty: Exponent of the length, see `length_normalized`.
         device: Device of the logits.
@@ -141,87 +154,105 @@ class Beams:
         samples: int,
         width: int,
         *,
-        end: int,
+        ends: Sequence[int],
         max_new: int,
         length_penalty: float,
         device: torch.device,
     ):
         self.width = width
-        self.end = end
-        self.max_new = max_new
-        self.length_penalty = length_penalty
-        self.tokens = torch.zeros(samples, width, max_new, dtype=torch.long, device=device)
-        # All beams of a prompt would be equal at first, so there is only one, of K = 1.
-        self.scores = torch.zeros(samples, 1, device=device)
-        # The best complete hypothesis of each sample.
-        self.best_tokens = self.tokens[:, 0].clone()
+        self.ends = ends
+        # Tensors are changed in place, so that a step can be captured as a graph.
+        shape = samples, width, max_new
+        # The token that each step added to each beam, and the beam of the step before that it
+        # continued. The ids of a sequence are read backwards at the end, so no step moves them.
+        self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
+        self.parents = torch.zeros(shape, dtype=torch.long, device=device)
+        self.scores = torch.zeros(samples, width, device=device)
+        # The best complete hypothesis of each sample: the beam that it ended, and its length.
+        self.best_beams = torch.zeros(samples, dtype=torch.long, device=device)
         self.best_lengths = torch.zeros(samples, dtype=torch.long, device=device)
         self.best_scores = torch.full((samples,), -torch.inf, device=device)
         self.best_ranks = torch.full((samples,), -torch.inf, device=device)
-        self.step = 0
+        self.step = torch.zeros(1, dtype=torch.long, device=device)
+        # The length of a complete hypothesis includes its end token.
+        divisors = [_divisor(length + 1, length_penalty) for length in range(max_new + 1)]
+        self.divisors = torch.tensor(divisors, device=device)
 
     @property
     def finished(self) -> Tensor:
         """(B,) bool. True at samples whose best hypothesis no beam can surpass."""
         # More tokens can only reduce the score of a beam, and the length penalty favors the maximum
         # length most. Together, this gives an upper bound.
-        bound = self.scores.amax(1) / _divisor(self.max_new + 1, self.length_penalty)
-        return self.best_ranks >= bound
+        return self.best_ranks >= self.scores.amax(1) / self.divisors[-1]
 
-    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Replace the beams by their best continuations. See `Choice.advance`."""
         k = self.width
-        before = self.scores.shape[1]
-        # Twice as many candidates as beams: at most one for each beam ends, so at least `width` of
-        # them do not end.
-        values, parents, tokens = best_tokens(logits, self.scores, 2 * k)
-        ends = tokens == self.end
+        # All beams of a prompt would be equal at first, so there is only one.
+        before = len(logits) // len(self.scores)
+        # At most one candidate per beam and end token ends, so at least `width` of these do not.
+        count = k * (1 + len(self.ends))
+        values, parents, tokens = best_tokens(logits, self.scores[:, :before], count)
+        ends = is_end(tokens, self.ends)
         # Only the best `width` candidates can end, as only they would become beams otherwise.
-        self._complete(values[:, :k].masked_fill(~ends[:, :k], -torch.inf), parents)
-        # Missing beams are filled up with disabled ones.
-        self.scores, kept = values.masked_fill(ends, -torch.inf).topk(k, -1)
-        tokens = tokens.gather(1, kept)
-        parents = parents.gather(1, kept)
-        first = torch.arange(len(parents), device=parents.device)[:, None]
-        self.tokens[:, :, : self.step] = self.tokens[first, parents, : self.step]
-        self.tokens[:, :, self.step] = tokens
-        self.step += 1
-        if self.step == self.max_new:
-            # Without a better complete hypothesis, the best beam is the result.
-            beams = torch.arange(k, device=parents.device).expand_as(parents)
-            self._complete(self.scores, beams)
-        return tokens.flatten(), (parents + first * before).flatten()
-
-    def _complete(self, scores: Tensor, parents: Tensor) -> None:
-        """Remember the best of new complete hypotheses if it is better than that of before.
-
-        Args:
-            scores: (B, K). Scores. -inf: it is not complete.
-            parents: (B, C). The beam whose tokens each of them has, C >= K.
-        """
-        length = self.step
-        score, place = scores.max(1)
-        rank = score / _divisor(length + 1, self.length_penalty)
+        score, place = values[:, :k].masked_fill(~ends[:, :k], -torch.inf).max(1)
+        rank = score / self.divisors.index_select(0, self.step)
         better = rank > self.best_ranks
         beam = parents.gather(1, place[:, None])[:, 0]
-        rows = torch.arange(len(beam), device=beam.device)
-        found = self.tokens[rows, beam, :length]
-        kept = self.best_tokens[:, :length]
-        self.best_tokens[:, :length] = torch.where(better[:, None], found, kept)
-        self.best_lengths = torch.where(better, length, self.best_lengths)
-        self.best_scores = torch.where(better, score, self.best_scores)
-        self.best_ranks = torch.where(better, rank, self.best_ranks)
+        for best, new in (
+            (self.best_beams, beam),
+            (self.best_lengths, self.step),
+            (self.best_scores, score),
+            (self.best_ranks, rank),
+        ):
+            best.copy_(torch.where(better, new, best))
+        # Missing beams are filled up with disabled ones.
+        scores, kept = values.masked_fill(ends, -torch.inf).topk(k, -1)
+        tokens = tokens.gather(1, kept)
+        parents = parents.gather(1, kept)
+        self.scores.copy_(scores)
+        self.tokens.index_copy_(2, self.step, tokens[..., None])
+        self.parents.index_copy_(2, self.step, parents[..., None])
+        self.step += 1
+        first = before * torch.arange(len(parents), device=parents.device)[:, None]
+        return tokens.flatten(), (parents + first).flatten()
 
     def select(self, samples: Tensor) -> None:
         """Keep these samples (b,)."""
-        self.tokens, self.scores = self.tokens[samples], self.scores[samples]
-        self.best_tokens, self.best_lengths = self.best_tokens[samples], self.best_lengths[samples]
-        self.best_scores, self.best_ranks = self.best_scores[samples], self.best_ranks[samples]
+        self.tokens, self.parents = self.tokens[samples], self.parents[samples]
+        self.scores, self.best_beams = self.scores[samples], self.best_beams[samples]
+        self.best_lengths, self.best_scores = self.best_lengths[samples], self.best_scores[samples]
+        self.best_ranks = self.best_ranks[samples]
 
-    def hypotheses(self, sample: int) -> list[Hypothesis]:
-        """Return the best hypothesis of a sample."""
-        ids = self.best_tokens[sample, : int(self.best_lengths[sample])].tolist()
-        return [Hypothesis(ids, float(self.best_scores[sample]))]
+    def hypotheses(self, samples: Sequence[int]) -> list[list[Hypothesis]]:
+        """Return the best hypothesis of each of these samples, which are finished or complete."""
+        # Without a better complete hypothesis, the best beam of maximum length is the result. If a
+        # sample is finished, no beam is better.
+        scores, beams = self.scores.max(1)
+        better = scores / self.divisors[self.step] > self.best_ranks
+        beams = torch.where(better, beams, self.best_beams).tolist()
+        lengths = torch.where(better, self.step, self.best_lengths).tolist()
+        scores = torch.where(better, scores, self.best_scores).tolist()
+        tokens, parents = self.tokens.tolist(), self.parents.tolist()
+        found: list[list[Hypothesis]] = []
+        for i in samples:
+            ids: list[int] = []
+            beam = beams[i]
+            for step in reversed(range(lengths[i])):
+                ids.append(tokens[i][beam][step])
+                beam = parents[i][beam][step]
+            found.append([Hypothesis(ids[::-1], scores[i])])
+        return found
+
+
+def is_end(tokens: Tensor, ends: Sequence[int]) -> Tensor:
+    """Return whether each of the tokens is one of the end tokens."""
+    if not ends:
+        return torch.zeros_like(tokens, dtype=torch.bool)
+    found = tokens == ends[0]
+    for end in ends[1:]:
+        found |= tokens == end
+    return found
 
 
 def best_tokens(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -238,7 +238,7 @@ class Writer:
             self.language,
             None,
             prompt=pad_sequence(starts, batch_first=True).to(self._device),
-            lengths=torch.tensor([len(start) for start in starts]),
+            mask=pad_sequence([torch.ones_like(start) for start in starts], batch_first=True) > 0,
             end=self.end,
             max_new=max_new,
             sampler=BatchSampler(
