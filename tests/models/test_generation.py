@@ -3,6 +3,7 @@
 The reference is a plain search of a single sample without caches, in Python.
 """
 
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
@@ -10,11 +11,14 @@ import torch
 from helpers.language import model_of
 from helpers.reference import backbone_of, lively
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dxn.core.tokens import Tokens
-from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder
-from dxn.models.decoding import cross_attention
-from dxn.models.decoding.generation import beam_search, generate
+from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder, backbone
+from dxn.models.decoding import cross_attention, generation, language_model
+from dxn.models.decoding import decoder as decoder_module
+from dxn.models.decoding.generation import beam_search, capture, generate
 from dxn.models.decoding.search import best_tokens, length_normalized
 
 D, V, M, END = 12, 11, 5, 1
@@ -102,9 +106,7 @@ def test_prompts_of_different_lengths_give_the_results_of_single_prompts(kind):
     decoder, sizes = decoder_of(kind), (4, 1, 3)
     memory, prompts = memory_of((5, 2, 4)), prompts_of(sizes)
     padded = prompts.masked_fill(torch.arange(4) >= torch.tensor(sizes)[:, None], 7)
-    found = generate(
-        decoder, memory, prompt=padded, mask=mask_of(sizes), end=END, max_new=8
-    )
+    found = generate(decoder, memory, prompt=padded, mask=mask_of(sizes), end=END, max_new=8)
     for i, size in enumerate(sizes):
         own = memory.select(torch.tensor([i]))
         single = generate(decoder, own, prompt=prompts[i : i + 1, :size], end=END, max_new=8)[0]
@@ -112,22 +114,272 @@ def test_prompts_of_different_lengths_give_the_results_of_single_prompts(kind):
         assert found[i].score == pytest.approx(single.score, abs=1e-5)
 
 
+def search_of(decoder, memory, sizes, *, beams=None, **options):
+    options = {"prompt": prompts_of(sizes), "mask": mask_of(sizes), "end": END, **options}
+    if beams is not None:
+        return beam_search(decoder, memory, beams=beams, **options)
+    return generate(decoder, memory, **options)
+
+
+def assert_equal(found, expected):
+    assert [h.ids for h in found] == [h.ids for h in expected]
+    assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("beams", [None, 1, 3])
 @pytest.mark.parametrize("has_memory", [False, True])
-def test_a_compiled_step_generates_the_same_tokens(has_memory):
+def test_a_compiled_step_generates_the_same_tokens(has_memory, beams):
     """One graph for all steps, of prompts of different lengths."""
     sizes = (2, 1, 3)
     decoder, memory = LanguageModel(model_of(position="rotary")), None
     if has_memory:
         decoder, memory = decoder_of("alibi"), memory_of((5, 2, 4))
-    options = {"prompt": prompts_of(sizes), "mask": mask_of(sizes), "max_new": 5}
-    expected = generate(decoder, memory, end=END, **options)
+    expected = search_of(decoder, memory, sizes, beams=beams, max_new=5)
     backend = CompileCounterWithBackend("aot_eager")
     compile_step = partial(torch.compile, fullgraph=True, backend=backend)
     torch._dynamo.reset()
-    found = generate(decoder, memory, end=END, compile_step=compile_step, **options)
-    assert [h.ids for h in found] == [h.ids for h in expected]
-    assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-5)
+    found = search_of(decoder, memory, sizes, beams=beams, max_new=5, compile_step=compile_step)
+    assert_equal(found, expected)
     assert backend.frame_count == 1
+
+
+class Recorded(TorchDispatchMode):
+    """A stand-in for a CUDA graph: it repeats operators on the same tensors, without Python."""
+
+    def __init__(self, step):
+        self.calls = []
+        with self:
+            step()
+        self.is_computed = True  # unlike a CUDA graph, the first recording has computed the step
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self):
+        if self.is_computed:
+            self.is_computed = False
+            return
+        for func, args, kwargs, before in self.calls:
+            result = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(before), tree_leaves(result), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+@pytest.mark.parametrize("beams", [None, 1, 3])
+@pytest.mark.parametrize("kind", ["language", "rotary", "alibi"])
+def test_a_captured_step_generates_the_same_tokens(kind, beams, monkeypatch):
+    """All that changes between the steps is in tensors that stay where they are."""
+    sizes, options, memory = (2, 1, 3), {"max_new": 5, "forbidden": [4]}, None
+    if kind == "language":
+        decoder = LanguageModel(model_of(position="rotary"))
+    else:
+        decoder, memory = decoder_of(kind), memory_of((5, 2, 4))
+        options["max_new"] = 12
+    expected = search_of(decoder, memory, sizes, beams=beams, **options)
+    for module in (backbone, decoder_module, language_model):
+        monkeypatch.setattr(module, "can_read", lambda x: False)
+    recorded = []
+
+    def compile_step(step):
+        recorded.append(Recorded(step))
+        return recorded[0].replay
+
+    found = search_of(decoder, memory, sizes, beams=beams, compile_step=compile_step, **options)
+    assert_equal(found, expected)
+    assert recorded[0].calls
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("beams", [None, 3])
+def test_a_device_with_graphs_captures_long_generations_by_itself(beams, fails, monkeypatch):
+    sizes, decoder, memory = (2, 1, 3), decoder_of(), memory_of((5, 2, 4))
+    options = {"beams": beams, "max_new": 16}
+    expected = search_of(decoder, memory, sizes, **options)
+    graphs = []
+
+    def record(step, device):
+        graphs.append(None if fails else Recorded(step))
+        return None if fails else graphs[0].replay
+
+    for module in (backbone, decoder_module, language_model):
+        monkeypatch.setattr(module, "can_read", lambda x: False)
+    monkeypatch.setattr(generation, "HAS_GRAPHS", "cpu")
+    monkeypatch.setattr(generation, "GROWTH", 64)
+    monkeypatch.setattr(generation, "capture", record)
+    assert_equal(search_of(decoder, memory, sizes, **options), expected)
+    assert len(graphs) == 1
+    # Neither short ones, nor those of a sampler or a decoder that can contain any Python code.
+    search_of(decoder, memory, sizes, beams=beams, max_new=15)
+    search_of(decoder_of("gru"), memory, sizes, **options)
+    if beams is None:
+        search_of(decoder, memory, sizes, sampler=lambda x: x.argmax(-1), **options)
+    assert len(graphs) == 1
+
+
+def test_a_step_that_cannot_be_captured_is_computed_as_it_is(monkeypatch, capsys):
+    @contextmanager
+    def graph(*args, **kwargs):
+        yield
+        raise torch.AcceleratorError("operation not permitted")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    for name in ("current_stream", "stream", "device"):
+        monkeypatch.setattr(torch.cuda, name, lambda x: nullcontext())
+    for _ in range(2):
+        assert capture(lambda: None, torch.device("cuda")) is None
+    expected = "note: this text is generated without a CUDA graph: operation not permitted\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize("beams", [None, 1, 3])
+@pytest.mark.parametrize("kind", ["rotary", "gru"])
+def test_the_first_of_several_end_tokens_ends_a_sequence(kind, beams):
+    sizes = (2, 1, 3)
+    decoder, memory = decoder_of(kind), memory_of((5, 2, 4))
+    free = search_of(decoder, memory, sizes, beams=beams, max_new=8, end=V - 1, forbidden=[V - 1])
+    ends = [END, free[0].ids[2], free[1].ids[1]]
+    found = search_of(decoder, memory, sizes, beams=beams, max_new=8, end=ends)
+    assert not {i for h in found for i in h.ids} & set(ends)
+    if beams is None:
+        for hypothesis, whole in zip(found, free, strict=True):
+            stops = [i for i, token in enumerate(whole.ids) if token in ends]
+            assert hypothesis.ids == whole.ids[: min(stops, default=8)]
+
+
+def test_beam_search_with_several_end_tokens_equals_the_search_with_their_sum():
+    """With all tokens as end tokens, the most probable token ends each sequence at once."""
+    decoder, memory = decoder_of(), memory_of((5, 2))
+    options = {"max_new": 4, "end": list(range(V))}
+    found = search_of(decoder, memory, (2, 1), beams=3, **options)
+    greedy = search_of(decoder, memory, (2, 1), **options)
+    assert [h.ids for h in found] == [[], []]
+    assert_equal(found, greedy)
+
+
+@pytest.mark.parametrize("beams", [None, 3])
+def test_forbidden_tokens_are_not_generated_and_have_no_probability(beams):
+    decoder, memory, sizes = decoder_of(), memory_of((5, 2, 4)), (2, 1, 3)
+    free = search_of(decoder, memory, sizes, beams=beams, max_new=6, end=END)
+    forbidden = sorted({h.ids[0] for h in free if h.ids} | {END})
+    found = search_of(decoder, memory, sizes, beams=beams, max_new=6, forbidden=forbidden)
+    assert all(len(h.ids) == 6 and not set(h.ids) & set(forbidden) for h in found)
+    prompt = prompts_of(sizes)[0, :2].tolist()
+    own = memory.select(torch.tensor([0]))
+    expected = 0.0
+    for i, token in enumerate(found[0].ids):
+        gains = log_probs(decoder, [*prompt, *found[0].ids[:i]], own)
+        gains[forbidden] = -torch.inf
+        expected += gains.log_softmax(-1)[token].item()
+    assert found[0].score == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("beams", [None, 3])
+@pytest.mark.parametrize("kind", ["rotary", "alibi", "none", "gru", "language"])
+def test_padding_of_prompts_can_be_at_the_start(kind, beams):
+    sizes, memory = (4, 1, 3), None
+    if kind == "language":
+        decoder = LanguageModel(model_of(position="rotary"))
+    else:
+        decoder, memory = decoder_of(kind), memory_of((5, 2, 4))
+    expected = search_of(decoder, memory, sizes, beams=beams, max_new=6)
+    left = torch.full((3, 4), 7)
+    for i, size in enumerate(sizes):
+        left[i, 4 - size :] = prompts_of(sizes)[i, :size]
+    mask = mask_of(sizes).flip(1)
+    found = search_of(decoder, memory, sizes, beams=beams, max_new=6, prompt=left, mask=mask)
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_tokens_of_all_steps_are_passed_on_while_they_are_generated(count):
+    def sample(log_probs):
+        return log_probs.topk(2).indices[
+            torch.arange(len(log_probs)), torch.arange(len(log_probs)) % 2
+        ]
+
+    calls = []
+    options = {"end": [END, 3, 4], "max_new": 9, "count": count, "sampler": sample}
+    if count == 1:
+        options["sampler"] = lambda log_probs: log_probs.argmax(-1)
+    decoder, memory = decoder_of(), memory_of((5, 2, 4, 1))
+    sizes = (2, 1, 3, 2)
+    found = search_of(decoder, memory, sizes, on_tokens=calls.append, **options)
+    joined = {i: [] for i in range(4 * count)}
+    for new in calls:
+        for i, ids in new.items():
+            assert len(ids) == 1  # after each token on a CPU
+            joined[i] += ids
+    assert [joined[i] for i in range(4 * count)] == [h.ids for h in found]
+    assert any(h.ids for h in found)
+
+
+def test_an_exception_in_the_callback_stops_the_generation():
+    def stop(new):
+        raise KeyError("stop")
+
+    script = Script()
+    with pytest.raises(KeyError):
+        generate(script, None, prompt=torch.tensor([[2]]), end=END, max_new=30, on_tokens=stop)
+    assert len(script.rows) == 1
+
+
+def test_all_sequences_can_end_with_their_first_token():
+    decoder, memory = decoder_of(), memory_of((5, 2, 4))
+    for beams in (None, 2):
+        found = search_of(decoder, memory, (2, 1, 3), beams=beams, max_new=6, end=range(V))
+        assert [h.ids for h in found] == [[], [], []]
+
+
+@pytest.mark.parametrize("beams", [None, 1, 3])
+def test_a_vocabulary_can_have_one_token(beams):
+    backbone_ = backbone_of(D, depth=1, num_heads=2, causal=True, position="rotary")
+    decoder = lively(Decoder(backbone_, vocab_size=1, max_len=60))
+    options = {"prompt": torch.zeros(2, 1, dtype=torch.long), "mask": None, "max_new": 3}
+    (found, _) = search_of(decoder, None, (1, 1), beams=beams, end=0, **options)
+    assert (found.ids, found.score) == ([], 0)
+    (found, _) = search_of(decoder, None, (1, 1), beams=beams, end=(), **options)
+    assert (found.ids, found.score) == ([0, 0, 0], 0)
+
+
+def test_an_end_token_in_a_prompt_does_not_end_the_sequence():
+    decoder, memory = decoder_of(), memory_of((5,))
+    prompt = torch.tensor([[2, END, 3]])
+    for beams in (None, 2):
+        options = {"prompt": prompt, "mask": None, "max_new": 4, "forbidden": [END]}
+        (found,) = search_of(decoder, memory, (3,), beams=beams, **options)
+        assert len(found.ids) == 4
+
+
+@pytest.mark.parametrize("beams", [None, 3])
+def test_nan_as_logits_gives_nan_as_score(beams):
+    decoder, memory = decoder_of(), memory_of((5,))
+    torch.nn.init.constant_(decoder.embedding.weight, torch.nan)
+    (found,) = search_of(decoder, memory, (2,), beams=beams, max_new=4)
+    assert found.score != found.score
+
+
+@pytest.mark.parametrize("beams", [None, 3])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new": 0}, "max_new must be at least 1"),
+        ({"prompt": torch.zeros(2, 0, dtype=torch.long), "mask": None}, "at least one token"),
+        ({"mask": torch.tensor([[True, True], [False, False]])}, "at least one token"),
+        ({"forbidden": [2, V]}, f"ids from 0 to {V - 1}, but not all, got {V}"),
+        ({"forbidden": range(V)}, "but not all, got all"),
+        ({"max_new": 70}, "longer than max_len=60: raise max_len"),
+        ({"max_new": 70, "compile_step": lambda step: step}, "max_len=60 tokens, got 71: reduce"),
+    ],
+)
+def test_an_error_says_what_is_wrong_with_the_input(options, message, beams):
+    decoder, memory = decoder_of(), memory_of((5, 4))
+    options = {"max_new": 3, "end": (), **options}
+    with pytest.raises(ValueError, match=message):
+        search_of(decoder, memory, (2, 2), beams=beams, **options)
 
 
 @pytest.mark.parametrize("position", ["none", "rotary", "alibi"])
@@ -239,9 +491,7 @@ def test_a_cache_writes_each_new_token_after_the_last_one_of_its_row(monkeypatch
 def test_a_batch_of_bf16_is_generated_like_its_samples():
     model = model_of(position="rotary").bfloat16()
     language, prompts = LanguageModel(model), prompts_of((3, 1))
-    found = generate(
-        language, None, prompt=prompts, mask=mask_of((3, 1)), end=None, max_new=4
-    )
+    found = generate(language, None, prompt=prompts, mask=mask_of((3, 1)), end=None, max_new=4)
     assert [len(h.ids) for h in found] == [4, 4]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from textwrap import shorten
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from dxn.core.display import Display
 from dxn.models.decoding.decoder import Memory, StepDecoder
 from dxn.models.decoding.search import Beams, Choice, Hypothesis, Sampler, greedy
 
@@ -24,11 +27,13 @@ GROWTH = 8
 # On other devices, the number of columns is a multiple of this one. So kernels can read the mask in
 # blocks, and steps that are compiled have few different shapes.
 MULTIPLE = 64
+HAS_GRAPHS = "cuda"  # type of the devices that have graphs
 # A step is captured as a CUDA graph if there are at least so many new tokens. Capturing takes about
 # as long as a step without a graph. It was not measured on a GPU.
 MIN_CAPTURED = 16
 # Steps before the capture: the first one allocates all columns of the caches.
 WARM_UP = 2
+MAX_REASON = 200  # characters
 
 
 @torch.inference_mode()
@@ -48,7 +53,8 @@ def generate(
 ) -> list[Hypothesis]:
     """Continue each prompt token by token.
 
-    On an NVIDIA GPU, steps are captured as a CUDA graph, see `_captured`.
+    On an NVIDIA GPU, greedy decoding captures its step as a CUDA graph, see `capture`. This was not
+    tested or measured on a GPU. A step that cannot be captured is computed without a graph.
 
     Args:
         decoder: Model that predicts the next token.
@@ -67,8 +73,9 @@ def generate(
             token; on other devices, after the first one and then after every `CHECK_EVERY` tokens.
             An exception in it stops the generation.
         compile_step: Function that compiles a step, such as `partial(torch.compile,
-            fullgraph=True)`. It was not tested on a GPU. torch must be able to compile the sampler;
-            it cannot compile a random generator. Default: steps are not compiled.
+            fullgraph=True)`. It is compiled again for other sizes of the batch and of the caches.
+            torch must be able to compile the sampler; it cannot compile a random generator. This
+            was not tested on a GPU. Default: steps are not compiled.
 
     Returns:
         `count` hypotheses per prompt, one prompt after the other.
@@ -111,6 +118,7 @@ def beam_search(
     Each step keeps the `beams` most probable sequences that have not ended (the beams). Hypotheses
     are ranked by `length_normalized`. The search stops when no beam can become better than the best
     complete hypothesis, or after max_new tokens. In the latter case, the beams are hypotheses too.
+    On an NVIDIA GPU, the step is captured as a CUDA graph, see `generate`.
 
     Args:
         decoder: Model that predicts the next token.
@@ -192,7 +200,8 @@ class _Generation:
                 f"max_len={max_len} tokens, got {most}: reduce max_new"
             )
         captures = (
-            device.type == "cuda"
+            device.type == HAS_GRAPHS
+            and self.search.is_static
             and self.decoder.static_steps
             and most <= max_len
             and self.max_new >= MIN_CAPTURED
@@ -224,7 +233,7 @@ class _Generation:
                 step = compile_step(step)
                 has_fixed_rows = True
             if number == WARM_UP and captures:
-                graph = capture(step)
+                graph = capture(step, device)
                 if graph is not None:
                     step = graph
                     has_fixed_rows = True
@@ -328,7 +337,7 @@ def _aligned(prompt: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tenso
     return prompt.gather(1, order), mask.gather(1, order), mask.sum(1)
 
 
-def capture(step: Step) -> Step | None:
+def capture(step: Step, device: torch.device) -> Step | None:
     """Capture a step as a CUDA graph, which starts all of its kernels at once.
 
     The graph reads and writes the tensors that the step uses now. Capturing changes none of them.
@@ -336,12 +345,25 @@ def capture(step: Step) -> Step | None:
     Returns:
         A function that computes the step. None: it cannot be captured.
     """
-    graph = torch.cuda.CUDAGraph()
     try:
-        # Other threads may allocate memory meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        graph = torch.cuda.CUDAGraph()
+        # If a capture fails, the outer context returns to the present stream. Other threads may
+        # allocate memory meanwhile.
+        with (
+            torch.cuda.device(device),
+            torch.cuda.stream(torch.cuda.current_stream(device)),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
             step()
-    except RuntimeError:
-        # Nothing was computed.
+    except RuntimeError as error:
+        # Nothing was computed, so the generation continues with the same step.
+        _tell(shorten(str(error).strip(), MAX_REASON))
         return None
     return graph.replay
+
+
+@functools.cache  # once for each reason
+def _tell(reason: str) -> None:
+    display = Display(main=True, stderr=True)
+    display.line(f"note: this text is generated without a CUDA graph: {reason}")
+    display.close()

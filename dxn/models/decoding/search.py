@@ -68,6 +68,8 @@ class Choice:
     ):
         self.width = width
         self.sampler = sampler
+        # Whether a step can be captured as a graph. Other samplers can contain any Python code.
+        self.is_static = sampler is greedy
         self.ends = ends
         # Tensors are changed in place, so that a step can be captured as a graph.
         self.tokens = torch.zeros(samples, width, max_new, dtype=torch.long, device=device)
@@ -160,6 +162,7 @@ class Beams:
         device: torch.device,
     ):
         self.width = width
+        self.is_static = True
         self.ends = ends
         # Tensors are changed in place, so that a step can be captured as a graph.
         shape = samples, width, max_new
@@ -229,7 +232,7 @@ class Beams:
         # Without a better complete hypothesis, the best beam of maximum length is the result. If a
         # sample is finished, no beam is better.
         scores, beams = self.scores.max(1)
-        better = scores / self.divisors[self.step] > self.best_ranks
+        better = ~(scores / self.divisors[self.step] <= self.best_ranks)  # NaN remains NaN
         beams = torch.where(better, beams, self.best_beams).tolist()
         lengths = torch.where(better, self.step, self.best_lengths).tolist()
         scores = torch.where(better, scores, self.best_scores).tolist()
