@@ -44,10 +44,14 @@ class InferenceLinear(nn.Module):
     Args:
         linear: Layer to replace.
         activation: Activation that is applied to the output.
+
+    Attributes:
+        casts: Whether its input always has another dtype, as in an adapter.
     """
 
     weight: Tensor
     bias: nn.Parameter | None
+    casts: bool = False
 
     def __init__(self, linear: nn.Linear, activation: Activation = "none"):
         super().__init__()
@@ -157,12 +161,14 @@ class PackedLinear(InferenceLinear):
 
 
 class LowLinear(InferenceLinear):
-    """A linear layer with weights of fewer digits than its input, on other devices than a CPU.
+    """A linear layer with weights of fewer digits than its input.
 
     Args:
         linear: Layer to replace, with the dtype of the weights.
         activation: Activation that is applied to the output.
     """
+
+    casts = True
 
     def __init__(self, linear: nn.Linear, activation: Activation = "none"):
         super().__init__(linear, activation)
@@ -315,6 +321,10 @@ def convert(
     cast(model, dtype)
     for adapter in model.adapters.values():
         if not _has_vocabulary(adapter) and dtype != torch.float32:
+            # Such as the scale of pixels. A user's adapter can be any module.
+            fold = getattr(adapter, "fold", None)
+            if fold is not None:
+                fold()
             if pack:
                 _replace(adapter, partial(_convert_wide, dtype=dtype))
             adapter.register_forward_hook(partial(_cast_tokens, dtype=dtype))
@@ -344,13 +354,17 @@ def _has_vocabulary(adapter: nn.Module) -> bool:
 
 
 def restore(model: nn.Module) -> None:
-    """Replace the layers of `convert` by nn.Linear, such as to export or compile a model.
+    """Replace the layers of `convert` by plain operations, such as to export or compile a model.
 
-    The dtype does not change. int8 layers become layers in float32 with the rounded weights.
+    They become nn.Linear, and those of an adapter in bf16 become LowLinear. The dtype does not
+    change. int8 layers become layers in float32 with the rounded weights.
     """
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if not isinstance(layer, InferenceLinear):
+                continue
+            if layer.casts:
+                setattr(parent, name, LowLinear(layer.plain(), layer.activation))
                 continue
             setattr(parent, name, layer.plain())
             if isinstance(parent, Mlp) and layer.activation != "none":
@@ -410,7 +424,13 @@ def _convert_wide(
     if min(linear.in_features, linear.out_features) < MIN_ADAPTER_WIDTH:
         return None
     low = deepcopy(linear).to(dtype)
-    return _pack(low, activation) if low.weight.device.type == "cpu" else LowLinear(low, activation)
+    if low.weight.device.type != "cpu":
+        return LowLinear(low, activation)
+    if not PackedLinear.supports(low):
+        return None
+    packed = PackedLinear(low, activation)
+    packed.casts = True
+    return packed
 
 
 def _activation_after(parent: nn.Module, name: str) -> Activation:

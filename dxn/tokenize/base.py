@@ -314,6 +314,9 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
         """
         return None
 
+    def fold(self) -> None:
+        """Move constant factors of the input to the weights, for a model that is only used."""
+
     def describe(self, raw: Any) -> str:
         """Describe the columns of one raw value in one line. Default: ""."""
         return ""

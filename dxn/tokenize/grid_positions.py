@@ -86,23 +86,25 @@ class PosEmbed2d(nn.Module):
             return self.weight
         return interpolate_grid(self.weight, height, width, antialias=self.antialias)
 
-    def of_grids(self, grids: Tensor, height: int, width: int, *, are_equal: bool) -> Tensor:
+    def of_grids(
+        self, grids: Tensor | None, height: int, width: int, device: torch.device
+    ) -> Tensor:
         """Return position embeddings (1, height, width, D), or a scalar 0 () without positions.
 
         The shape is (B, height, width, D) if the samples of a batch have different grids.
 
         Args:
-            grids: (B, 2). Height and width of the grid of each sample.
+            grids: (B, 2). Height and width of the grid of each sample. None: they are equal.
             height: Height of the padded grid.
             width: Width of the padded grid.
-            are_equal: Whether it is known that all samples have the padded grid.
+            device: Device of the embeddings.
         """
         # In a graph, pictures of a fixed size have a number here, and others a symbol.
         is_fixed = isinstance(height, int) and isinstance(width, int)
-        are_equal = is_fixed if torch.compiler.is_exporting() else are_equal
         # Other positions of a smaller grid are the first ones of a larger grid.
-        if are_equal or self.kind != "learned":
-            codes = self(height, width, grids.device)
+        is_same = self.kind != "learned" or (torch.compiler.is_exporting() and is_fixed)
+        if grids is None or is_same:
+            codes = self(height, width, device)
             return codes[None] if codes.ndim else codes
         if not can_read(grids):
             rows = resize_weights(
@@ -114,7 +116,7 @@ class PosEmbed2d(nn.Module):
             return torch.einsum("bhi,ijd,bwj->bhwd", rows, self.weight, columns)
         shapes = [(h, w) for h, w in grids.tolist()]
         # One interpolation per distinct shape: samples of a batch often share a few shapes.
-        codes = {shape: self(*shape, grids.device) for shape in set(shapes)}
+        codes = {shape: self(*shape, device) for shape in set(shapes)}
         padded = {
             (h, w): F.pad(code, (0, 0, 0, width - w, 0, height - h))
             for (h, w), code in codes.items()

@@ -80,6 +80,18 @@ def grid_mask(sizes: Tensor, height: int, width: int) -> Tensor:
     return rows[:, :, None] & columns[:, None, :]
 
 
+def patch_mask(grids: Tensor | None, x: Tensor) -> Tensor:
+    """Return the mask (B, h, w) of the patches x (B, h, w, D) of pictures.
+
+    Args:
+        grids: (B, 2). Height and width of the grid of each picture. None: all patches are real.
+        x: (B, h, w, D).
+    """
+    if grids is None:
+        return x.new_ones(x.shape[:3], dtype=torch.bool)
+    return grid_mask(grids, x.shape[1], x.shape[2])
+
+
 def patch_boxes(grid: PatchGrid, frame: Tensor, sizes: Tensor, mask: Tensor) -> Tensor:
     """Return top, left, bottom, right of each patch in raw pixels (B, h w, 4), NaN at padding.
 

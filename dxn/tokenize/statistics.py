@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -105,6 +105,7 @@ def register_statistics(module: nn.Module, normalize: ImageNormalization, channe
             )
         # 0.5 is a placeholder until `set_statistics` computes the statistics.
         module.register_buffer(name, torch.tensor(values or [0.5] * channels))
+    module.register_buffer("shift", None, persistent=False)  # see `fold_statistics`
     return normalize.mean is not None
 
 
@@ -123,6 +124,33 @@ def set_statistics(module: nn.Module, pictures: Iterable[Tensor]) -> None:
 def normalize_pixels(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Scale uint8 pixels (..., C, H, W) to 0 to 1, and normalize each channel."""
     return (pixels.to(mean.dtype) / 255 - mean[:, None, None]) / std[:, None, None]
+
+
+@torch.no_grad()
+def fold_statistics(module: nn.Module, layer: nn.Module) -> None:
+    """Multiply the weights of the first layer by the scale of the normalization.
+
+    Then `normalized_pixels` only subtracts the mean, so that padding is still 0. The adapter
+    computes the same as before from its new weights, mean and std.
+
+    Args:
+        module: The adapter.
+        layer: The layer that receives the normalized pixels, with weights (D, C ...).
+    """
+    weight = layer.get_parameter("weight")
+    mean, std = module.get_buffer("mean"), module.get_buffer("std")
+    # Not in place: the weights can be those of a file.
+    scaled = weight.view(len(weight), len(std), -1) / (255 * std[:, None])
+    layer.weight = nn.Parameter(scaled.view_as(weight), requires_grad=False)
+    module.register_buffer("std", torch.full_like(std, 1 / 255))
+    module.register_buffer("shift", 255 * mean[:, None, None], persistent=False)
+
+
+def normalized_pixels(module: Any, pixels: Tensor) -> Tensor:
+    """Normalize uint8 pixels (..., C, H, W) by the statistics of an adapter."""
+    if module.shift is not None:
+        return pixels - module.shift
+    return normalize_pixels(pixels, module.mean, module.std)
 
 
 def masked_pixels(

@@ -21,6 +21,7 @@ from dxn.models.inference import (
     restore,
     to_int8,
 )
+from dxn.tokenize import ImageAdapter
 
 B, N, D, K = 3, 7, 128, 5
 # Differences to float32, relative to the norm of the output.
@@ -125,7 +126,28 @@ def test_outside_of_a_cpu_wide_layers_of_an_adapter_multiply_in_bf16_too():
     batch = {"x": torch.empty(B, N, D, device="meta"), "mask": torch.ones(B, N, dtype=torch.bool)}
     assert adapter(batch).x.dtype == torch.bfloat16
     restore(model)
-    assert type(model.adapters["vectors"].proj) is nn.Linear
+    assert type(model.adapters["vectors"].proj) is LowLinear
+    assert adapter(batch).x.dtype == torch.bfloat16
+
+
+@torch.inference_mode()
+def test_the_scale_of_pixels_is_a_part_of_the_weights_in_bf16():
+    torch.manual_seed(0)
+    adapter = ImageAdapter(D, image_size=None, patch_size=8)
+    parts = {"fusion": EarlyFusion(D), "backbone": Backbone(D, depth=1), "head": Head()}
+    plain = MultimodalModel({"photo": adapter}, inputs={"photo": "photo"}, **parts).eval()
+    raws = [torch.randint(256, (3, *size), dtype=torch.uint8) for size in [(24, 40), (17, 31)]]
+    photos = {**adapter.tokenizer.batch(raws), "rows": torch.arange(2)}
+    batch = {"#size": 2, "photo": photos}
+    expected = plain(batch)
+    model = copy.deepcopy(plain)
+    convert(model, torch.bfloat16)
+    assert model.adapter("photo").shift is not None
+    assert distance(model(batch), expected) < LIMITS["bf16"]
+    restore(model)
+    assert distance(model(batch), expected) < LIMITS["bf16"]
+    convert(plain, torch.float32)
+    assert plain.adapter("photo").shift is None  # it can be saved in a format without dxn
 
 
 @torch.no_grad()

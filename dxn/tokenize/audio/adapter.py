@@ -168,12 +168,15 @@ class AudioAdapter(Adapter):
         bins.
         """
         lengths = batch["lengths"]
+        # A graph is for any batch.
+        is_full = batch.get(FULL, False) and not torch.compiler.is_exporting()
         features = (batch["features"] - self.mean) / self.std
         # Normalization turns the zeros of the padding into other values, so it is zeroed again.
-        visible = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
-        if "hidden" in batch:
-            visible = visible & ~batch["hidden"]
-        features = features * visible[..., None]
+        if not is_full or "hidden" in batch:
+            visible = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
+            if "hidden" in batch:
+                visible = visible & ~batch["hidden"]
+            features = features * visible[..., None]
         if self.stem is not None:
             x = self._stem(features, lengths)
         else:
@@ -182,13 +185,14 @@ class AudioAdapter(Adapter):
             x = self.proj(rearrange(windows, "b 1 t f q p -> b t f (p q)"))
         steps = x.shape[1]
         x = rearrange(x + self._positions(steps, x.device), "b t f d -> b (t f) d")
-        # The number of columns of each sample follows from its length, not from the padded batch.
-        counts = self.grid.counts(lengths, 0)
-        mask = torch.arange(steps, device=x.device) < counts[:, None]
-        mask = mask.repeat_interleave(self.bands, 1)
-        num_real = None
-        if batch.get(FULL, False):
-            num_real = len(x) * self.grid.count(features.shape[1], 0) * self.bands
+        if is_full:
+            mask = x.new_ones(x.shape[:2], dtype=torch.bool)
+        else:
+            # The number of columns of a sample follows from its length, not from the padded batch.
+            counts = self.grid.counts(lengths, 0)
+            mask = torch.arange(steps, device=x.device) < counts[:, None]
+            mask = mask.repeat_interleave(self.bands, 1)
+        num_real = mask.numel() if is_full else None
         locate = partial(self._coords, lengths, steps, mask)
         x = self.dropout(x)
         if MASKED in batch:

@@ -18,12 +18,13 @@ from dxn.tokenize.image.augment import ImageAugment
 from dxn.tokenize.image.reader import ImageReader
 from dxn.tokenize.image.tokenizer import ImageNormalization, ImageTokenizer, ResizeOptions
 from dxn.tokenize.masking import PatchMasking, check_ratio
-from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes
+from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes, patch_mask
 from dxn.tokenize.positions import PosEmbedKind
 from dxn.tokenize.statistics import (
+    fold_statistics,
     make_positions,
     masked_pixels,
-    normalize_pixels,
+    normalized_pixels,
     register_statistics,
     set_statistics,
 )
@@ -149,6 +150,10 @@ class ImageAdapter(Adapter):
             is_standardized=True,
         )
 
+    def fold(self) -> None:
+        """Let the first layer divide by the standard deviation, for a model that is only used."""
+        fold_statistics(self, self.proj if self.stem is None else self.stem.convs[0])
+
     def describe(self, raw: Tensor) -> str:
         """Describe the grid of patches."""
         height, width = self.tokenizer(raw)["pixels"].shape[1:]
@@ -159,22 +164,24 @@ class ImageAdapter(Adapter):
     def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D) with N patches, row by row."""
         sizes = batch["sizes"]
-        x = self._normalized(batch["pixels"], sizes)
+        # A graph is for any batch.
+        is_full = batch.get(FULL, False) and not torch.compiler.is_exporting()
+        x = normalized_pixels(self, batch["pixels"])
+        if not is_full:
+            # Padding gets 0, the mean of normalized pixels.
+            x = x * grid_mask(sizes, x.shape[2], x.shape[3])[:, None]
         if "hidden" in batch:
-            # Hidden pixels get 0, the mean of normalized pixels, like padding.
+            # Hidden pixels get 0 too.
             x = x.masked_fill(batch["hidden"][:, None], 0)
-        grids = self.grid.counts_2d(sizes)
         if self.stem is not None:
             x = self.stem(x, sizes)
         else:
             x = self.proj(rearrange(self.grid.windows(x), "b c h w p q -> b h w (c p q)"))
-        is_full = batch.get(FULL, False)
-        x = x + self.pos_embed.of_grids(grids, x.shape[1], x.shape[2], are_equal=is_full)
-        mask = grid_mask(grids, x.shape[1], x.shape[2])
-        num_real = None
-        if is_full:
-            height, width = batch["pixels"].shape[2:]
-            num_real = len(x) * self.grid.count(height, 0) * self.grid.count(width, 1)
+        height, width = x.shape[1:3]
+        grids = None if is_full else self.grid.counts_2d(sizes)
+        x = x + self.pos_embed.of_grids(grids, height, width, x.device)
+        mask = patch_mask(grids, x)
+        num_real = mask.numel() if is_full else None
         locate: Callable[[], Tensor] = partial(patch_boxes, self.grid, batch["frame"], sizes, mask)
         x = rearrange(x, "b h w d -> b (h w) d")
         mask = rearrange(mask, "b h w -> b (h w)")
@@ -191,14 +198,6 @@ class ImageAdapter(Adapter):
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
         span = Span(self.modality, self.modality, 0, x.shape[1], locate)
         return Tokens(x, mask, (span,), num_real)
-
-    def _normalized(self, pixels: Tensor, sizes: Tensor) -> Tensor:
-        """Normalize uint8 pixels (B, C, H, W) and set the padding of each image to 0."""
-        x = normalize_pixels(pixels, self.mean, self.std)
-        # A single image has no padding, but a graph is for any number of images.
-        if torch.compiler.is_compiling() or len(x) > 1:
-            x = x * grid_mask(sizes, x.shape[2], x.shape[3])[:, None]
-        return x
 
 
 def _drop_tokens(

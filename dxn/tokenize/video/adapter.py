@@ -17,12 +17,13 @@ from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
 from dxn.tokenize.image.tokenizer import ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import PatchMasking, check_ratio
-from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes
+from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes, patch_mask
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.statistics import (
+    fold_statistics,
     make_positions,
     masked_pixels,
-    normalize_pixels,
+    normalized_pixels,
     register_statistics,
     set_statistics,
 )
@@ -148,6 +149,10 @@ class VideoAdapter(Adapter):
             is_standardized=True,
         )
 
+    def fold(self) -> None:
+        """Let the first layer divide by the standard deviation, for a model that is only used."""
+        fold_statistics(self, self.proj if self.stem is None else self.stem.convs[0])
+
     def describe(self, raw: Tensor) -> str:
         """Describe the grid of tokens."""
         length, _, height, width = self.tokenizer(raw)["pixels"].shape
@@ -162,32 +167,27 @@ class VideoAdapter(Adapter):
     def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D), by time and then row by row."""
         sizes, lengths = batch["sizes"], batch["lengths"]
-        cells = self._cells(batch["pixels"], sizes, lengths, batch.get("hidden"))
+        # A graph is for any batch.
+        is_full = batch.get(FULL, False) and not torch.compiler.is_exporting()
+        cells = self._cells(batch, is_full=is_full)
         x = self.proj(cells)  # (B, t, h, w, D)
         steps, height, width = x.shape[1:4]
-        grids = self.grid.counts_2d(sizes)
-        patch_mask = grid_mask(grids, height, width)
+        grids = None if is_full else self.grid.counts_2d(sizes)
+        places = patch_mask(grids, x[:, 0])
         counts = -(-lengths // self.tubelet_frames)
         time_mask = torch.arange(steps, device=x.device) < counts[:, None]
-        is_full = batch.get(FULL, False)
-        place = self.pos_embed.of_grids(grids, height, width, are_equal=is_full)
+        place = self.pos_embed.of_grids(grids, height, width, x.device)
         x = x + (place[:, None] if place.ndim else place)
         if self.pool is None:
-            mask = time_mask[:, :, None] & patch_mask.flatten(1)[:, None]
+            mask = time_mask[:, :, None] & places.flatten(1)[:, None]
             x = rearrange(x, "b t h w d -> b t (h w) d")
         else:
             mask = time_mask[:, :, None]
-            x = self.pool(x, patch_mask)[:, :, None]
+            x = self.pool(x, places)[:, :, None]
         times = self.time_embed(steps, x.device)
         x = rearrange(x + (times[:, None] if times.ndim else times), "b t p d -> b (t p) d")
-        num_real = None
-        if is_full:
-            pixels = batch["pixels"].shape[3:]
-            places = (
-                1 if self.pool else self.grid.count(pixels[0], 0) * self.grid.count(pixels[1], 1)
-            )
-            num_real = len(x) * steps * places
-        locate = partial(self._coords, batch, patch_mask, mask)
+        num_real = mask.numel() if is_full else None
+        locate = partial(self._coords, batch, places, mask)
         mask = mask.flatten(1)
         x = self.dropout(x, mask=mask)
         if MASKED in batch:
@@ -195,18 +195,18 @@ class VideoAdapter(Adapter):
         span = Span(self.modality, self.modality, 0, x.shape[1], locate)
         return Tokens(x, mask, (span,), num_real)
 
-    def _cells(
-        self, pixels: Tensor, sizes: Tensor, lengths: Tensor, hidden: Tensor | None
-    ) -> Tensor:
-        """Return the contents of the tubelets (B, t, h, w, K) of uint8 pixels (B, T, C, H, W)."""
+    def _cells(self, batch: Mapping[str, Any], *, is_full: bool) -> Tensor:
+        """Return the contents of the tubelets (B, t, h, w, K) of a batch."""
+        pixels, sizes, hidden = batch["pixels"], batch["sizes"], batch.get("hidden")
         num_frames = pixels.shape[1]
-        x = normalize_pixels(pixels, self.mean, self.std)
+        x = normalized_pixels(self, pixels)
+        is_frame = torch.arange(num_frames, device=x.device) < batch["lengths"][:, None]
         # Padding gets 0, the mean of normalized pixels, and so do hidden pixels.
-        visible = grid_mask(sizes, x.shape[3], x.shape[4])
-        if hidden is not None:
-            visible = visible & ~hidden
-        is_frame = torch.arange(num_frames, device=x.device) < lengths[:, None]
-        x = x * (visible[:, None] & is_frame[:, :, None, None])[:, :, None]
+        if hidden is not None or not is_full:
+            visible = grid_mask(sizes, x.shape[3], x.shape[4])
+            if hidden is not None:
+                visible = visible & ~hidden
+            x = x * (visible[:, None] & is_frame[:, :, None, None])[:, :, None]
         x = rearrange(x, "b t c h w -> (b t) c h w")
         if self.stem is None:
             x = rearrange(self.grid.windows(x), "n c h w p q -> n h w c (p q)")
