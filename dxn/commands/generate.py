@@ -15,12 +15,15 @@ from dxn.config.command import AS_TYPED, OUTPUT_FILE
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(FromWeights, Compute):
-    """Generate text with a trained model: continue a prompt, or describe an input.
+    """Generate text with a trained model: continue or answer a prompt, or describe an input.
 
     Args:
-        prompt: Text to continue, for a language model.
+        prompt: Text to continue, for a language model, or message to answer.
         prompts: File with many prompts: a .txt file with one per line, or a table with a column
             prompt.
+        system: Message of the system before the prompt, for a model of conversations.
+        chat: Whether the prompt is a message of the user, and only the answer is the text (default:
+            if the model has a chat template).
         input: Inputs to generate a text for: input.text=... input.image=... input.audio=...
         max_new: Maximum number of tokens to generate.
         temperature: Divisor of the logits; 0 always chooses the most probable token.
@@ -35,12 +38,15 @@ class Generate(FromWeights, Compute):
     usage: ClassVar[Sequence[str]] = (
         'dxn generate run=RUN prompt="ROMEO:" temperature=0.8',
         'dxn generate weights=openai-community/gpt2 prompt="Once upon a time" top_p=0.9',
+        'dxn generate run=RUN prompt="Which is larger, 17 or 52?" system="Answer briefly."',
         "dxn generate run=RUN prompts=prompts.txt output=texts.csv",
         "dxn generate run=RUN input.image=photo.jpg temperature=0",
     )
 
     prompt: Annotated[str, AS_TYPED] = ""
     prompts: str | None = None
+    system: Annotated[str, AS_TYPED] = ""
+    chat: bool | None = None
     input: Input | None = None
     max_new: Count = 200
     temperature: Annotated[float, Ge(0)] = 1.0
@@ -52,7 +58,7 @@ class Generate(FromWeights, Compute):
     batch_size: Count = 16
 
     def execute(self) -> int:
-        """Continue a prompt, or generate a text for an input."""
+        """Continue or answer a prompt, or generate a text for an input."""
         from dxn.core.display import print_line, print_rule
         from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.output import check_suffix
@@ -67,6 +73,8 @@ class Generate(FromWeights, Compute):
             inputs = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
         texts = predictor.write(
             prompt=prompts,
+            system=self.system,
+            chat=self.chat,
             inputs=inputs,
             count=self.count,
             max_new=self.max_new,

@@ -1,5 +1,6 @@
 """Generators of synthetic data sets."""
 
+from dxn.datasets.chats import chats
 from dxn.datasets.dialled import dialled
 from dxn.datasets.digits import digits
 from dxn.datasets.motion import motion
@@ -7,4 +8,4 @@ from dxn.datasets.shapes import shapes
 from dxn.datasets.spoken import spoken
 from dxn.datasets.waves import waves
 
-__all__ = ["dialled", "digits", "motion", "shapes", "spoken", "waves"]
+__all__ = ["chats", "dialled", "digits", "motion", "shapes", "spoken", "waves"]

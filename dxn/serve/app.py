@@ -95,7 +95,10 @@ def make_app(
 
     async def generate(request: Request, body: GenerationBody) -> Response:
         samples = body.samples
-        texts = [Text(sample.get(PROMPT, "")) for sample in samples]
+        texts = [
+            writer.text_of(sample.get(PROMPT, "")) if writer.takes_prompt else Text()
+            for sample in samples
+        ]
         samplers = make_samplers(
             len(texts),
             temperature=body.temperature,
@@ -106,8 +109,6 @@ def make_app(
         )
         for text, new_sampler in zip(texts, samplers, strict=True):
             text.new_sampler = new_sampler
-            if writer.takes_prompt:
-                writer.check_prompt(text.prompt)
         max_new = body.max_new or options.max_new
         inputs = [] if writer.takes_prompt else samples
         if not body.stream:

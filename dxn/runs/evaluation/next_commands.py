@@ -16,6 +16,7 @@ from dxn.runs.evaluation.data import default_split
 from dxn.runs.predictor.attention import obstacle_of
 from dxn.runs.predictor.option import has_many_samples
 from dxn.runs.prepare import Training
+from dxn.tokenize.text.chat import is_conversation
 
 MAX_INPUTS = 6  # in the sample of a command
 MAX_CHARS = 200  # of the sample, because a longer command is hard to read
@@ -131,8 +132,14 @@ def _rows_options(data: Mapping[str, Any]) -> list[str]:
 
 
 def _prompt(opened: Opened) -> list[str]:
-    """Return the start of a text as an option. Empty: there is no text that can be printed."""
-    texts = [cell for cells in opened.cells.values() for cell in cells[:1] if isinstance(cell, str)]
+    """Return the start of a text as an option. Empty: there is no text that can be printed.
+
+    Of a conversation, it is the first message of the user.
+    """
+    first = next((cells[0] for cells in opened.cells.values() if len(cells)), None)
+    if is_conversation(first):
+        first = next((each["content"] for each in first if each["role"] == "user"), None)
+    texts = [first] if isinstance(first, str) else []
     words = texts[0].split()[:MAX_WORDS] if texts else []
     prompt = " ".join(words)
     return [f"prompt={prompt}"] if prompt.isprintable() and 0 < len(prompt) <= MAX_CHARS else []

@@ -338,6 +338,8 @@ class Predictor:
         self,
         *,
         prompt: str | Sequence[str] = "",
+        system: str = "",
+        chat: bool | None = None,
         inputs: Values | Sequence[Values] | None = None,
         count: int = 1,
         max_new: int = 200,
@@ -352,6 +354,9 @@ class Predictor:
 
         Args:
             prompt: Text to continue, or several, for a language model.
+            system: Message of the system before each prompt, for a model of conversations.
+            chat: Whether a prompt is a message of the user, and the text is the answer. Default: if
+                the model has a chat template.
             inputs: Sample to generate a text for, or several, for a model with head=generate.
             count: Number of texts per prompt or sample.
             max_new: Maximum number of tokens to generate.
@@ -374,6 +379,10 @@ class Predictor:
         writer = Writer(self.model, self.task)
         texts: list[Text] = []
         if self.task.writes:
+            if system or chat:
+                raise UserError(
+                    "chat: this model generates a text for its inputs; remove the option"
+                )
             if not inputs or prompt:
                 names = " or ".join(f"input.{name}=..." for name in self.inputs)
                 got = "a prompt" if prompt else "no input"
@@ -391,8 +400,7 @@ class Predictor:
             if writer.obstacle:
                 raise UserError(f"generate: {writer.obstacle}")
             for each in [prompt] if isinstance(prompt, str) else prompt:
-                writer.check_prompt(each)
-                texts += [Text(each) for _ in range(count)]
+                texts += [writer.text_of(each, system=system, chat=chat) for _ in range(count)]
         samplers = make_samplers(
             len(texts),
             temperature=temperature,

@@ -22,6 +22,8 @@ from dxn.models.decoding.search import Sampler, greedy, make_sampler
 from dxn.models.model import MultimodalModel
 from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.tasks import Task
+from dxn.tokenize.base import BadMedia
+from dxn.tokenize.text.chat import ChatTemplate
 from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 from dxn.training.predict import to_device
 
@@ -42,15 +44,17 @@ class Text:
 
     Args:
         prompt: The text to continue, for a language model.
+        is_answer: Whether the prompt is a conversation, of which only the answer is the text.
         item: The prepared sample to describe, for a model that writes a text for a sample.
         samples: The samples that the item belongs to, which collate it.
         new_sampler: Function that returns the sampler of this text, which chooses its next token.
         on_text: Function that is called with each new part of the text, while it is generated.
         is_cancelled: Whether nobody waits for the text any more.
-        text: The text. For a language model, it starts with the prompt.
+        text: The text. If a language model continues a prompt, it starts with the prompt.
     """
 
     prompt: str = ""
+    is_answer: bool = False
     item: Mapping[str, Any] | None = None
     samples: Samples | None = None
     new_sampler: Callable[[], Sampler] = lambda: greedy
@@ -161,6 +165,7 @@ class Writer:
     Attributes:
         obstacle: Why the model does not generate texts. "": it does.
         takes_prompt: Whether it continues a prompt. Otherwise, it writes a text for a sample.
+        template: The chat template of a model of conversations.
     """
 
     def __init__(self, model: MultimodalModel, task: Task):
@@ -168,14 +173,16 @@ class Writer:
         self.task = task
         self.obstacle = ""
         self.language: LanguageModel | None = None
+        self.template: ChatTemplate | None = None
         if task.writes:
             return
         try:
             self.language = LanguageModel(model)
-            self.tokenizer = vocabulary_adapter(
-                {name: model.adapter(name) for name in model.inputs}, None
-            ).tokenizer.vocabulary
-            self.end = token_of(self.tokenizer, ENDS)
+            adapters = {name: model.adapter(name) for name in model.inputs}
+            tokenizer = vocabulary_adapter(adapters, None).tokenizer
+            self.tokenizer = tokenizer.vocabulary
+            self.template = tokenizer.reader.template
+            self.end = token_of(self.tokenizer, self._ends())
         except ValueError as error:
             self.obstacle = str(error)
 
@@ -184,7 +191,43 @@ class Writer:
         """Whether the model continues a prompt."""
         return self.language is not None
 
-    def check_prompt(self, prompt: str) -> None:
+    def text_of(self, prompt: str, *, system: str = "", chat: bool | None = None) -> Text:
+        """Return the text to generate for a prompt.
+
+        Args:
+            prompt: A text to continue, or a message of the user.
+            system: Message of the system, which comes before that of the user.
+            chat: Whether the prompt is a message. Default: if the model has a chat template.
+
+        Raises:
+            UserError: If the model cannot continue the prompt.
+        """
+        if not (self.template is not None or system if chat is None else chat):
+            if system:
+                raise UserError("system: needs chat=true, a conversation; remove one of them")
+            self._check_prompt(prompt)
+            return Text(prompt)
+        if self.template is None:
+            raise UserError(
+                f"{'system' if chat is None else 'chat'}: this model was not trained on "
+                "conversations and has no chat template; remove the option, and the model "
+                "continues the prompt"
+            )
+        if not prompt.strip():
+            raise UserError("prompt: must not be empty, because it is a message of the user")
+        messages = [{"role": "user", "content": prompt}]
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        try:
+            return Text(self.template.render(messages, prompt=True), is_answer=True)
+        except BadMedia as error:
+            raise UserError(f"prompt: {error}") from error
+
+    def _ends(self) -> Sequence[str]:
+        """Return the tokens of which the first one that the vocabulary has ends a text."""
+        return ENDS if self.template is None else (self.template.end, *ENDS)
+
+    def _check_prompt(self, prompt: str) -> None:
         """Raise UserError if the model cannot continue this prompt."""
         if self.end is None and not self._encoded(prompt):
             raise UserError(
@@ -230,6 +273,8 @@ class Writer:
     def _continued(self, texts: Sequence[Text], max_new: int) -> list[str]:
         assert self.language is not None
         prompts = [self._encoded(text.prompt) for text in texts]
+        # An answer is a text of its own.
+        before = [[] if text.is_answer else ids for text, ids in zip(texts, prompts, strict=True)]
         # In training, the end token separates texts, so a new text starts after it.
         # The model shortens a longer prompt itself. The other tokens would only be padded.
         longest = self.language.max_len + 1
@@ -242,11 +287,11 @@ class Writer:
             end=self.end,
             max_new=max_new,
             sampler=BatchSampler(
-                texts, self.end, [decoder_after(self.tokenizer, ids) for ids in prompts]
+                texts, self.end, [decoder_after(self.tokenizer, ids) for ids in before]
             ),
         )
         # Decoded together: the space between two tokens can depend on both of them.
-        pairs = zip(prompts, hypotheses, strict=True)
+        pairs = zip(before, hypotheses, strict=True)
         return [self.tokenizer.decode([*ids, *hypothesis.ids]) for ids, hypothesis in pairs]
 
     def _for_samples(self, texts: Sequence[Text], max_new: int) -> list[str]:

@@ -103,6 +103,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute an operator whose result is not too large."""
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):  # most of them
+            check_size(len(left) + len(right))
+            return left + right
         if operator == "%" and isinstance(left, str):
             raise TemplateFailure("the chat template formats a text with %; use another one")
         sizes = [len(v) for v in (left, right) if isinstance(v, str | list | tuple)]
