@@ -136,7 +136,7 @@ def _prompt(opened: Opened) -> list[str]:
 
     Of a conversation, it is the first message of the user.
     """
-    first = next((cells[0] for cells in opened.cells.values() if len(cells)), None)
+    first: Any = next((cells[0] for cells in opened.cells.values() if len(cells)), None)
     if is_conversation(first):
         first = next((each["content"] for each in first if each["role"] == "user"), None)
     texts = [first] if isinstance(first, str) else []
