@@ -673,3 +673,20 @@ def test_a_summary_gives_durations_and_sample_rates():
     text = summarize([sound(800), sound(1600), sound(8000)], sources)
     assert text == "0.10 to 1.00, median 0.20 s; 2 at 8,000 Hz, 1 at 44,100 Hz"
     assert summarize([], []) == ""
+
+
+@pytest.mark.parametrize("samples", [1, 399, 400, 16_001])
+@pytest.mark.parametrize(("n_fft", "hop_length"), [(400, 160), (512, 160), (300, 77)])
+def test_kaldi_computes_the_values_of_torchaudio(samples, n_fft, hop_length):
+    options = {"frontend": "kaldi", "n_mels": 23, "n_fft": n_fft, "hop_length": hop_length}
+    adapter = AudioAdapter(D, spectrogram=SpectrogramOptions(**options))
+    clip = sound(samples) + 0.3
+    theirs = torchaudio.compliance.kaldi.fbank(
+        F.pad(clip, (0, max(n_fft - samples, 0)))[None],
+        sample_frequency=16_000,
+        window_type="hanning",
+        frame_length=n_fft / 16,
+        frame_shift=hop_length / 16,
+        num_mel_bins=23,
+    )
+    torch.testing.assert_close(adapter.tokenizer.features(clip), theirs, rtol=1e-5, atol=1e-5)

@@ -69,6 +69,8 @@ class SpectrogramOptions:
 # 60 dB below the power of a full-scale sine, which is below the noise of usual recordings.
 FLOOR = 1e-6
 
+KALDI_PREEMPHASIS = 0.97
+
 # Constants of PCEN (arXiv:1607.05666, section 2). The time constant is that of the smoothing
 # coefficient 0.025 of the paper, whose frames are 10 ms apart.
 PCEN_SECONDS = 0.4
@@ -101,7 +103,7 @@ class Spectrogram:
 
     @cached_property
     def mel(self) -> nn.Module:
-        """Module that computes the mel power (F, frames). Kaldi's is a function without state."""
+        """Module that computes the mel power (F, frames), but for frontend=kaldi."""
         import torchaudio  # it takes time to import, which commands without audio save
 
         options = self.options
@@ -123,6 +125,19 @@ class Spectrogram:
         )
         return nn.Sequential(spectrogram, _Power(), mel_scale)
 
+    @cached_property
+    def kaldi(self) -> tuple[Tensor, Tensor]:
+        """The window (n_fft,) and the mel filters (frequencies, F) of frontend=kaldi."""
+        from torchaudio.compliance.kaldi import get_mel_banks
+
+        # A power of two of samples; the frequencies and the other constants of fbank.
+        size = 1 << (self.n_fft - 1).bit_length()
+        banks, _ = get_mel_banks(
+            self.options.n_mels, size, float(self.sample_rate), 20.0, 0.0, 100.0, -500.0, 1.0
+        )
+        # No bin has the highest frequency.
+        return torch.hann_window(self.n_fft, periodic=False), F.pad(banks, (0, 1)).T
+
     def __call__(self, raw: Tensor, gains: Tensor | None = None) -> Tensor:
         """Compute the spectrogram (frames, F).
 
@@ -137,14 +152,7 @@ class Spectrogram:
     def filters(self) -> Tensor:
         """Return the weights of the mel bins, (frequencies, F)."""
         if self.options.frontend == "kaldi":
-            from torchaudio.compliance.kaldi import get_mel_banks
-
-            # A power of two of samples; the frequencies and the other constants of fbank.
-            size = 1 << (self.n_fft - 1).bit_length()
-            banks, _ = get_mel_banks(
-                self.options.n_mels, size, float(self.sample_rate), 20.0, 0.0, 100.0, -500.0, 1.0
-            )
-            return F.pad(banks, (0, 1)).T  # no bin has the highest frequency
+            return self.kaldi[1]
         filters: Any = self.mel[-1]  # pyright: ignore[reportIndexIssue]
         return filters.fb
 
@@ -161,19 +169,23 @@ class Spectrogram:
         return self._truncate_or_pad(rearrange(scaled, "f t -> t f"))
 
     def _kaldi(self, raw: Tensor) -> Tensor:
-        """Kaldi's filter banks with a Hann window, as in AST (arXiv:2104.01778, section 2.1)."""
-        import torchaudio
+        """Kaldi's filter banks with a Hann window, as in AST (arXiv:2104.01778, section 2.1).
 
-        bank = torchaudio.compliance.kaldi.fbank(
-            # fbank returns no frame for less than one window.
-            F.pad(raw, (0, max(self.n_fft - len(raw), 0)))[None],
-            sample_frequency=self.sample_rate,
-            window_type="hanning",
-            frame_length=self.n_fft / self.sample_rate * 1000,  # milliseconds
-            frame_shift=self.hop_length / self.sample_rate * 1000,
-            num_mel_bins=self.options.n_mels,
-        )
-        return self._truncate_or_pad(bank)
+        The values are those of torchaudio.compliance.kaldi.fbank, which computes the filters and
+        the window again for each clip.
+        """
+        window, filters = self.kaldi
+        # At least one window. The last samples that do not fill one are dropped.
+        frames = F.pad(raw, (0, self.n_fft - len(raw))) if len(raw) < self.n_fft else raw
+        frames = frames.unfold(0, self.n_fft, self.hop_length)
+        frames = frames - frames.mean(1, keepdim=True)
+        before = F.pad(frames[None], (1, 0), mode="replicate")[0, :, :-1]
+        frames = (frames - KALDI_PREEMPHASIS * before) * window
+        # The transform has one more than half of a power of two of frequencies.
+        spectrum = torch.fft.rfft(frames, 2 * (len(filters) - 1))
+        power = (spectrum * spectrum.conj()).real
+        floor = torch.finfo(torch.float32).eps
+        return self._truncate_or_pad((power @ filters).clamp(min=floor).log())
 
     def _whisper(self, raw: Tensor) -> Tensor:
         """Whisper's log-mel (arXiv:2212.04356, section 2.2).
