@@ -62,7 +62,8 @@ class Tokens:
         mask: (B, N) bool. True at real tokens, False at padding.
         spans: Columns of each input, in ascending order. Empty if the inputs are not tracked.
         num_real: Number of real tokens of all samples, if it is known without reading the mask,
-            which could be on a GPU. None: unknown.
+            which could be on a GPU. None: unknown. A graph for many batches has a larger number,
+            but that of all tokens only if all of them are real.
 
     Raises:
         ValueError: If the shapes do not match, or the spans do not cover all columns in order.

@@ -11,6 +11,9 @@ from functools import partial
 
 import pytest
 import torch
+from helpers import varlen
+from hypothesis import given
+from hypothesis import strategies as st
 from models.test_device import FUSIONS, LAYERS, MODALITIES, TAGS, VALUES, model_of
 from torch.utils._pytree import tree_leaves
 
@@ -138,6 +141,30 @@ def test_batches_of_one_to_nine_samples_have_few_graphs(name):
     assert len(sizes) <= {"image": 7}.get(name, 6)
 
 
+@torch.inference_mode()
+def test_graphs_without_padding_in_the_blocks(monkeypatch, no_notes):
+    """The kernel of a GPU computes all real tokens as one sequence. Not here."""
+    monkeypatch.setattr("dxn.models.packing.has_kernel", lambda x, head_dim: True)
+    monkeypatch.setattr("dxn.models.packing.ROWS", 4)
+    monkeypatch.setattr(captured, "ROWS", 4)
+    model = model_of(Regress(), ["text"], TARGETS).eval()
+    batches = [model.collate(rows_of(["text"], count)) for count in (1, 3, 4, 5)]
+    varlen.calls.clear()
+    check(model, batches)
+    assert varlen.calls
+    assert no_notes == []
+
+
+@given(st.integers(1, 5000), st.integers(0, 5000))
+def test_only_a_full_batch_has_the_number_of_all_tokens(total, num_padding):
+    num_real = max(total - num_padding, 0)
+    bound = captured.at_least(num_real, total, is_full=num_real == total)
+    assert num_real <= bound <= total
+    assert (bound == total) == (num_real == total)
+    bounds = {captured.at_least(n, total, is_full=n == total) for n in range(total + 1)}
+    assert len(bounds) <= captured.SHARES + 2
+
+
 def test_a_batch_is_padded_to_few_sizes():
     assert [rounded(n, 16) for n in (1, 2, 3, 5, 9, 16, 17, 33)] == [1, 2, 4, 8, 16, 16, 32, 48]
 
@@ -240,14 +267,13 @@ def test_only_the_graphs_that_are_used_are_kept(monkeypatch):
     assert len(function.states) == 2
 
 
-@pytest.mark.parametrize("reason", ["training", "gradients", "target", "size", "padding"])
+@pytest.mark.parametrize("reason", ["training", "gradients", "target", "size"])
 def test_other_batches_are_computed_as_they_are(reason, monkeypatch):
     model = model_of(Regress(), ["text"], TARGETS).eval()
     rows = rows_of(["text"], 4)
     if reason == "target":
         rows = [{**row, "target": 1.0} for row in rows]
     monkeypatch.setattr(captured, "MAX_SAMPLES", 3 if reason == "size" else 64)
-    monkeypatch.setattr(captured, "MAX_PADDING", 3 if reason == "padding" else 4096)
     model.train(reason == "training")
     function = Captured(model, "forward", record)
     with torch.inference_mode(reason != "gradients"):

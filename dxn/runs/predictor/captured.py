@@ -32,10 +32,12 @@ MAX_GRAPHS = 16  # per function. They keep the memory of their buffers and outpu
 MAX_KEYS = 1000  # shapes per function whose calls are counted
 SAMPLES = 16  # a batch is padded to a power of two up to this, and then to a multiple of it
 COLUMNS = 64  # the same for the tokens of a text
-# Larger batches, and texts with more padding, are computed as they are: their kernels take longer
-# than starting them, and a backbone can remove padding, see dxn.models.packing.
+# Larger batches are computed as they are: their kernels take longer than starting them.
 MAX_SAMPLES = 64
-MAX_PADDING = 4096  # tokens
+# Texts have a number of real tokens for each of these shares of a batch, or each of these numbers
+# of tokens, so that a backbone can remove most padding, see dxn.models.packing.
+SHARES = 8
+ROWS = 256
 NUM_CHECKS = 2  # repetitions that are compared: with the recorded batch, and with another one
 # Largest difference of an output, relative to its largest number.
 TOLERANCE = 1e-3  # products can be computed in tf32
@@ -220,8 +222,6 @@ class Captured:
             limit = self.limits[name] if "mask" in part else 0
             width = part["mask"].shape[1] if limit else 0
             wide = max(width, min(rounded(width, COLUMNS), limit))
-            if count * wide - part.get(NUM_REAL, 0) > MAX_PADDING:
-                return None
             for key, value in part.items():
                 if isinstance(value, Tensor):
                     if value.ndim == 0 or len(value) != count:
@@ -233,9 +233,11 @@ class Captured:
                 elif key == FULL:
                     layout[name, key] = value and wide == width
                 elif key == NUM_REAL:
-                    # Unknown unless all tokens are real, because it differs between batches.
-                    if wide == width and value == part["mask"].numel():
-                        layout[name, key] = new * part["mask"].shape[1]
+                    length = part["mask"].shape[1]
+                    more = (new - count) * length  # the last sample again
+                    is_full = wide == width and value == count * length
+                    total = new * (wide or length)
+                    layout[name, key] = at_least(value + more, total, is_full=is_full)
                 elif isinstance(value, CONSTANTS):
                     layout[name, key] = value
                 # Lists of values of the samples, such as texts, are left out.
@@ -293,6 +295,12 @@ def record_on_cuda(
                 output = call()
         present.wait_stream(side)
     return graph.replay, output
+
+
+def at_least(num_real: int, total: int, *, is_full: bool) -> int:
+    """Return one of a few numbers from `num_real` on. It is `total` only with `is_full`."""
+    step = max(ROWS, -(-total // SHARES))
+    return total if is_full else min(-(-num_real // step) * step, total - 1)
 
 
 def rounded(number: int, step: int) -> int:
