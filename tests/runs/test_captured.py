@@ -233,6 +233,17 @@ def test_a_graph_that_fails_is_replaced_by_the_model(recording, note, no_notes):
 
 
 @torch.inference_mode()
+def test_a_batch_of_an_unknown_form_is_computed_by_the_model(no_notes):
+    model, batch = number_model()
+    function = Captured(model, "forward", record)
+    unknown = {**batch, "number": {**batch["number"], "#real": 3}}
+    for _ in range(TRUSTED):
+        assert torch.equal(function(unknown), function.plain(batch))
+    assert not function.states
+    assert no_notes == ["unknown batch (KeyError: 'mask')"] * TRUSTED
+
+
+@torch.inference_mode()
 def test_graphs_are_dropped_when_memory_is_short_or_weights_have_moved():
     model, batch = number_model()
     function = Captured(model, "forward", record)

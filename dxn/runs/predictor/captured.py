@@ -161,7 +161,11 @@ class Captured:
         is_used = torch.is_inference_mode_enabled() and not self.model.training
         if args or options or not is_used or torch.compiler.is_compiling():
             return self.plain(batch, *args, **options)
-        layout = self._layout(batch)
+        layout: Layout | None = None
+        try:
+            layout = self._layout(batch)
+        except (LookupError, TypeError, AttributeError) as error:  # batches of a user's tokenizer
+            _tell(f"unknown batch ({type(error).__name__}: {shorten(str(error), MAX_REASON)})")
         if layout is None:
             return self.plain(batch)
         with _lock:
