@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
@@ -57,7 +57,7 @@ READERS: dict[str, str] = {
 
 MASKED = "masked"  # key of samples and batches: True at the columns to predict
 # Keys of a batch that say what a GPU would have to be asked for: whether no sample was padded, and
-# the number of tokens of all samples, if they have a mask.
+# the number of real tokens of all samples, if it is known and does not follow from the shapes.
 FULL, NUM_REAL = "#full", "#real"
 # Keys of a masked sample that are concatenated over the masked columns of all samples of a batch.
 JOINED = ("masked_target", "masked_valid")
@@ -163,6 +163,8 @@ class Tokenizer(CheckedMembers):
             the adapter is fitted.
         max_len: Maximum number of tokens from the vocabulary.
         choices: Values that a user can choose from. Empty: any value is possible.
+        count_columns: Function that returns the number of columns of the samples (B,) of a batch.
+            An adapter can set it, if the samples have no mask.
     """
 
     reader: Reader
@@ -170,6 +172,7 @@ class Tokenizer(CheckedMembers):
     vocabulary: Any = None
     max_len: int = 0
     choices: Sequence[str] = ()
+    count_columns: Callable[[Batch], Tensor] | None = None
 
     @property
     def modality(self) -> str:
@@ -199,7 +202,10 @@ class Tokenizer(CheckedMembers):
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         """Collate samples to a batch, see `pad`."""
-        return pad(samples, self.fill)
+        batch = pad(samples, self.fill)
+        if self.count_columns is not None and not batch[FULL]:
+            batch[NUM_REAL] = int(self.count_columns(batch).sum())
+        return batch
 
     def length(self, raw: Any) -> float:
         """Return the approximate number of tokens, used to batch samples of similar length.

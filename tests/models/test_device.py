@@ -131,6 +131,25 @@ def test_inputs(names, fusion):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("text", {}),
+        ("category", {}),
+        ("image", {}),
+        ("audio", {"frame_size": 1}),
+        ("video", {}),
+        ("video", {"tokens": "frame"}),
+    ],
+    ids=str,
+)
+def test_the_processor_knows_the_number_of_real_tokens(name, options):
+    adapter = adapter_of(name, **options)
+    tokens = adapter.tokens(VALUES[name])
+    assert tokens.num_real == tokens.mask.sum()
+    assert name == "category" or not tokens.has_no_padding
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
         ("text", {"embedding": EmbeddingOptions(pool=2)}),
         ("text", {"ngrams": NgramOptions(lengths=(2, 3), columns=True)}),
         ("image", {"augment": ImageAugment(token_dropout=0.5)}),

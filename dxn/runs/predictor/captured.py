@@ -237,6 +237,8 @@ class Captured:
                 elif key == FULL:
                     layout[name, key] = value and wide == width
                 elif key == NUM_REAL:
+                    if "mask" not in part:
+                        continue  # the number of columns of the further samples is not known
                     length = part["mask"].shape[1]
                     more = (new - count) * length  # the last sample again
                     is_full = wide == width and value == count * length

@@ -23,7 +23,7 @@ from dxn.tokenize.audio.tokenizer import (
     PatchOptions,
     bins_and_frames,
 )
-from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
+from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
 from dxn.tokenize.grid_positions import PosEmbed2d
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
@@ -94,6 +94,7 @@ class AudioAdapter(Adapter):
         num_features = self.tokenizer.num_features
         self.grid = _patch_grid(tokens, num_features, frame_size, patch)
         self.bands = self.grid.count(num_features, 1)  # number of patches along the mel axis
+        self.tokenizer.count_columns = partial(_count_columns, self.grid, self.bands)
         self.mean: Tensor
         self.std: Tensor
         self.known_statistics = normalize.mean is not None
@@ -192,7 +193,7 @@ class AudioAdapter(Adapter):
             counts = self.grid.counts(lengths, 0)
             mask = torch.arange(steps, device=x.device) < counts[:, None]
             mask = mask.repeat_interleave(self.bands, 1)
-        num_real = mask.numel() if is_full else None
+        num_real = mask.numel() if is_full else batch.get(NUM_REAL)
         locate = partial(self._coords, lengths, steps, mask)
         x = self.dropout(x)
         if MASKED in batch:
@@ -231,6 +232,10 @@ def _masked_features(
 ) -> tuple[Tensor, None]:
     """Return the normalized features (1, 1, T, F) that masked pretraining predicts."""
     return ((sample["features"] - mean) / std)[None, None], None
+
+
+def _count_columns(grid: PatchGrid, bands: int, batch: Mapping[str, Any]) -> Tensor:
+    return grid.counts(batch["lengths"], 0) * bands
 
 
 def _patch_grid(

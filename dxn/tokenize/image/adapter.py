@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout, Keys, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
+from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
 from dxn.tokenize.image.augment import ImageAugment
 from dxn.tokenize.image.reader import ImageReader
 from dxn.tokenize.image.tokenizer import ImageNormalization, ImageTokenizer, ResizeOptions
@@ -96,6 +96,7 @@ class ImageAdapter(Adapter):
         self.tokenizer = ImageTokenizer(
             image_size=image_size, resize=resize, in_channels=in_channels, augment=augment
         )
+        self.tokenizer.count_columns = partial(_count_columns, self.grid)
         self.mean: Tensor
         self.std: Tensor
         self.known_statistics = register_statistics(self, normalize, in_channels)
@@ -181,7 +182,7 @@ class ImageAdapter(Adapter):
         grids = None if is_full else self.grid.counts_2d(sizes)
         x = x + self.pos_embed.of_grids(grids, height, width, x.device)
         mask = patch_mask(grids, x)
-        num_real = mask.numel() if is_full else None
+        num_real = mask.numel() if is_full else batch.get(NUM_REAL)
         locate: Callable[[], Tensor] = partial(patch_boxes, self.grid, batch["frame"], sizes, mask)
         x = rearrange(x, "b h w d -> b (h w) d")
         mask = rearrange(mask, "b h w -> b (h w)")
@@ -198,6 +199,10 @@ class ImageAdapter(Adapter):
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
         span = Span(self.modality, self.modality, 0, x.shape[1], locate)
         return Tokens(x, mask, (span,), num_real)
+
+
+def _count_columns(grid: PatchGrid, batch: Mapping[str, Any]) -> Tensor:
+    return grid.counts_2d(batch["sizes"]).prod(1)
 
 
 def _drop_tokens(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
+from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
 from dxn.tokenize.image.tokenizer import ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes, patch_mask
@@ -109,6 +109,8 @@ class VideoAdapter(Adapter):
         steps = -(-sampling.num_frames // tubelet_frames)  # rounded up
         self.time_embed = PosEmbed1d(pos_embed, dim=dim, max_len=steps)
         self.pool = FramePool(dim) if tokens == "frame" else None
+        grid = self.grid if self.pool is None else None
+        self.tokenizer.count_columns = partial(_count_columns, grid, tubelet_frames)
         self.dropout = Dropout(dropout)
         # Zeros instead of random numbers, so that the initialization of all later parameters does
         # not depend on this one.
@@ -186,7 +188,7 @@ class VideoAdapter(Adapter):
             x = self.pool(x, places)[:, :, None]
         times = self.time_embed(steps, x.device)
         x = rearrange(x + (times[:, None] if times.ndim else times), "b t p d -> b (t p) d")
-        num_real = mask.numel() if is_full else None
+        num_real = mask.numel() if is_full else batch.get(NUM_REAL)
         locate = partial(self._coords, batch, places, mask)
         mask = mask.flatten(1)
         x = self.dropout(x, mask=mask)
@@ -244,6 +246,11 @@ class VideoAdapter(Adapter):
         box = repeat(boxes, "b p k -> b t p k", t=steps)
         coords = torch.cat([interval.to(box.dtype), box], -1)
         return coords.masked_fill(~mask[..., None], torch.nan).flatten(1, 2)
+
+
+def _count_columns(grid: PatchGrid | None, frames: int, batch: Mapping[str, Any]) -> Tensor:
+    steps = -(-batch["lengths"] // frames)
+    return steps if grid is None else steps * grid.counts_2d(batch["sizes"]).prod(1)
 
 
 class FramePool(nn.Module):
