@@ -112,7 +112,7 @@ def _translator(peer: Any) -> MultimodalModel:
     options: dict[str, Any] = {
         "depth": DEPTH,
         "num_heads": HEADS,
-        "norm": NormOptions(pre_norm=False),
+        "norm": NormOptions(place="post"),
         "block": BlockOptions(mlp="gelu"),
     }
     adapter = TextAdapter(

@@ -93,7 +93,7 @@ class Predictor(nn.Module):
         self.embedding = nn.Embedding(vocab_size, dim)
         nn.init.normal_(self.embedding.weight, std=0.02)  # as in the text adapter
         self.pos_embed = PosEmbed1d(kind.added, dim=dim, max_len=REACH * LENGTH)
-        position = PositionOptions(kind=kind.backbone, window=kind.window)
+        position = PositionOptions(kind=kind.backbone, windows=[kind.window])
         self.backbone = Backbone(dim, depth=depth, num_heads=4, position=position, causal=True)
         self.head = nn.Linear(dim, vocab_size)
 

@@ -96,6 +96,8 @@ class Attention(nn.Module):
         qkv_bias: Add a bias to the layer of queries, keys and values. Default: bias.
         norm: Creates a norm of a given width for the queries and keys. Default: no norm.
         score: Kind of the attention score.
+        score_scale: Factor of the dot product. Default: 1 / sqrt(d).
+        score_softcap: Limit of the scores. Default: no limit.
     """
 
     def __init__(
@@ -110,6 +112,8 @@ class Attention(nn.Module):
         qkv_bias: bool | None = None,
         norm: Callable[[int], nn.Module] | None = None,
         score: ScoreKind = "scaled_dot",
+        score_scale: float | None = None,
+        score_softcap: float | None = None,
     ):
         super().__init__()
         check_rate("attn_dropout", dropout)
@@ -126,10 +130,10 @@ class Attention(nn.Module):
         self.q_norm = norm(head_dim) if norm is not None else nn.Identity()
         self.k_norm = norm(head_dim) if norm is not None else nn.Identity()
         self.score: Score | None = None
-        if score != "scaled_dot":
+        if score != "scaled_dot" or score_scale is not None or score_softcap is not None:
             from dxn.models.scores import Score
 
-            self.score = Score(score, head_dim)
+            self.score = Score(score, head_dim, scale=score_scale, softcap=score_softcap)
 
     def forward(self, x: Tensor, groups: Sequence[Group], cache: KVCache | None = None) -> Tensor:
         """Apply self-attention.
@@ -227,7 +231,7 @@ def attend(
         is_bf16 = query.dtype == torch.bfloat16
         most = MAX_UNFUSED_KEYS if is_bf16 else MAX_UNFUSED_KEYS_FLOAT32
         prefers_unfused = (is_bf16 or query.requires_grad) and key.shape[-2] <= most
-    if prefers_unfused or (score is not None and score.kind == "additive"):
+    if prefers_unfused or (score is not None and not score.is_fused):
         weights = attention_weights(query, key, attn_mask, causal=causal, score=score)
         if group_size is not None:
             value = value.repeat_interleave(group_size, 1)
@@ -293,6 +297,8 @@ def attention_weights(
             nothing = query.new_empty(())
             scores = torch.baddbmm(nothing, left, right.mT, beta=0, alpha=scale)
             scores = scores.unflatten(0, batch)
+    if score is not None and score.softcap is not None:
+        scores = (scores / score.softcap).tanh() * score.softcap
     if causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     # In place, because the scores are large, and nothing else refers to them.

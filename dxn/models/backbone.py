@@ -19,7 +19,8 @@ from dxn.core.tokens import Tokens, can_read, is_full
 from dxn.models.attention import Attention, Group
 from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, PositionOptions, make_norm
 from dxn.models.positions import (
-    alibi_slopes,
+    Alibi,
+    BucketBias,
     as_offsets,
     last_index,
     make_attn_mask,
@@ -30,6 +31,8 @@ from dxn.models.positions import (
 if TYPE_CHECKING:
     from dxn.models.decoding.decoder import KVCache, Memory
     from dxn.models.packing import Packing
+
+PLAIN = ("scaled_dot", None, None)  # the score, its scale and its soft cap
 
 
 class Backbone(Recorded, nn.Module):
@@ -48,12 +51,10 @@ class Backbone(Recorded, nn.Module):
         cross: Add a cross-attention to each block, as in the decoder of a transformer.
         block: Options of the attention and the MLP of all blocks.
         norm: Options of the norms.
-        position: Options of rotary and ALiBi positions and of attention windows.
+        position: Options of the positions in the attention, and of attention windows.
         activation_checkpointing: Recompute activations in the backward pass. This reduces memory
             but increases training time.
     """
-
-    slopes: Tensor | None
 
     def __init__(
         self,
@@ -76,7 +77,8 @@ class Backbone(Recorded, nn.Module):
             raise ValueError(f"depth must be at least 0, got {depth}")
         self.dim = dim
         self.num_heads = num_heads
-        self.score = block.score
+        # Whether the scores are scaled dot products, the only ones of some kernels.
+        self.is_plain = (block.score, block.score_scale, block.score_softcap) == PLAIN
         self.attn_dropout = block.attn_dropout
         # Whether there is a dropout outside of the attention weights.
         self.drops = max(dropout, drop_path, block.mlp_dropout or 0.0) > 0
@@ -85,9 +87,14 @@ class Backbone(Recorded, nn.Module):
         self.activation_checkpointing = activation_checkpointing
         # Remove padding before the blocks, if there is enough of it, see dxn.models.packing.
         self.packed = True
-        slopes = alibi_slopes(num_heads) if position.kind == "alibi" else None
-        # Not persistent, because the slopes can be computed from num_heads.
-        self.register_buffer("slopes", slopes, persistent=False)
+        # What is added to the scores of all blocks, as a function of the distance of two tokens.
+        self.bias: nn.Module | None = None
+        if position.kind == "alibi":
+            self.bias = Alibi(num_heads)
+        elif position.kind == "buckets":
+            self.bias = BucketBias(
+                num_heads, position.num_buckets, position.max_distance, causal=causal
+            )
         make = partial(make_norm, norm.kind, eps=norm.eps, bias=block.bias)
         attention: dict[str, Any] = {
             "num_heads": num_heads,
@@ -97,6 +104,8 @@ class Backbone(Recorded, nn.Module):
             "bias": block.bias,
             "qkv_bias": block.qkv_bias,
             "score": block.score,
+            "score_scale": block.score_scale,
+            "score_softcap": block.score_softcap,
         }
         make_cross = None
         if cross:
@@ -118,7 +127,7 @@ class Backbone(Recorded, nn.Module):
                     bias=block.bias,
                 ),
                 norm=make,
-                pre_norm=norm.pre_norm,
+                norm_place=norm.place,
                 layer_scale=block.layer_scale,
                 dropout=dropout,
                 drop_path=rate,
@@ -127,28 +136,32 @@ class Backbone(Recorded, nn.Module):
             for rate in torch.linspace(0, drop_path, depth).tolist()
         )
         self.head_dim = block.head_dim or dim // num_heads
-        self.rotary = position.kind == "rotary"
-        if self.rotary and self.head_dim % 2:
+        self.position = position
+        is_rotary = position.kind == "rotary"
+        # Number of rotated features of a head.
+        self.rotary_dim = int(self.head_dim * position.rope_share)
+        if is_rotary and (self.rotary_dim % 2 or not self.rotary_dim):
             raise ValueError(
-                f"rotary positions need an even width of the heads, got {self.head_dim}: set "
-                "block.head_dim, or another number of heads"
+                f"rotary positions need an even number of rotated features of a head, got "
+                f"{self.rotary_dim} of {self.head_dim}: set block.head_dim or position.rope_share"
             )
-        # Size of the window of each block. None: full attention.
-        every = position.global_every
-        self.windows = [
-            None if every is not None and layer % every == 0 else position.window
+        windows = [*position.windows] or [None]
+        rotates = [*position.rope_blocks] or [True]
+        # Size of the window of each block, None for full attention, and whether it uses rotary
+        # positions.
+        self.limits = [
+            (windows[layer % len(windows)], is_rotary and rotates[layer % len(rotates)])
             for layer in range(depth)
         ]
         # Whether the attention depends on the positions of the tokens.
-        self.uses_positions = position.kind != "none" or position.window is not None
-        self.rope_theta = position.rope_theta
-        self.window_rope_theta = position.window_rope_theta or position.rope_theta
+        self.uses_positions = position.kind != "none" or any(window for window, _ in self.limits)
         # Removed here, because an option of Block would serve only the first block.
-        if norm.pre_norm and not norm.input_norm and depth:
+        pre_norm = norm.place != "post"
+        if pre_norm and not norm.input_norm and depth:
             self.blocks[0].attn_norm = nn.Identity()
         # With post-norm, the last block already ends with a norm.
         self.norm = nn.Identity()
-        if norm.pre_norm and norm.final_norm:
+        if pre_norm and norm.final_norm:
             self.norm = make_norm(norm.kind, dim, eps=norm.eps, bias=block.bias)
         self._init_weights(num_branches=(3 if cross else 2) * max(depth, 1))
 
@@ -226,14 +239,14 @@ class Backbone(Recorded, nn.Module):
         # See `_limited`.
         if memory is not None and memory.attn_mask is not None and x.device.type != "cpu":
             memory = replace(memory, attn_mask=as_offsets(memory.attn_mask, x))
-        # Once per window size instead of once per block, because most blocks share a window size.
-        by_window = {
-            window: [self._limited(group, window, x) for group in groups]
-            for window in set(self.windows[start:stop])
+        # Once for all blocks with the same limits.
+        by_limits = {
+            limits: [self._limited(group, *limits, x) for group in groups]
+            for limits in set(self.limits[start:stop])
         }
         # A slice of a ModuleList would register all modules of a new one.
         for layer, block in enumerate(list(self.blocks)[start:stop], start):
-            groups = by_window[self.windows[layer]]
+            groups = by_limits[self.limits[layer]]
             cache = caches[layer] if caches is not None else None
             # Checkpointing needs no cache: caches are used only for generation, not for training.
             if self.activation_checkpointing and self.training:
@@ -250,7 +263,7 @@ class Backbone(Recorded, nn.Module):
 
         # The kernel has no scores but the scaled dot product, no offsets and no dropout.
         drops = self.training and self.attn_dropout > 0
-        is_plain = self.score == "scaled_dot" and self.slopes is None
+        is_plain = self.is_plain and self.bias is None
         if is_plain and not drops and has_kernel(x, self.head_dim):
             return SequencePacking.of(mask, num_real, memory)
         # Groups depend on the lengths.
@@ -265,18 +278,21 @@ class Backbone(Recorded, nn.Module):
         finally:
             self.packed = before
 
-    def _limited(self, group: Group, window: int | None, x: Tensor) -> Group:
-        """Return a group of x with the attention mask and rotary positions for a window size."""
+    def _limited(self, group: Group, window: int | None, rotates: bool, x: Tensor) -> Group:
+        """Return a group of x with the attention mask and rotary positions of some blocks."""
         rope = None
-        if self.rotary:
-            theta = self.rope_theta if window is None else self.window_rope_theta
-            rope = rope_factors(group.positions, self.head_dim, theta)
+        if rotates:
+            options = self.position
+            theta, scaling = options.rope_theta, options.rope_scaling
+            if window is not None and options.window_rope_theta is not None:
+                theta, scaling = options.window_rope_theta, None
+            rope = rope_factors(group.positions, self.rotary_dim, theta, scaling)
         if group.sequences is not None:
             limited = replace(group.sequences, causal=self.causal, window=window)
             return replace(group, sequences=limited, rope=rope)
         # The padding of a packed group is at the end, where no earlier token can attend to it.
         is_whole = group.mask is None or (self.causal and group.index is not None)
-        if is_whole and window is None and self.slopes is None:
+        if is_whole and window is None and self.bias is None:
             # Without a mask, torch can choose its fastest kernel.
             return replace(group, causal=self.causal, rope=rope)
         num_tokens = group.shape[1]
@@ -284,7 +300,7 @@ class Backbone(Recorded, nn.Module):
         if mask is None:
             mask = torch.ones(1, num_tokens, dtype=torch.bool, device=group.positions.device)
         attn_mask = make_attn_mask(
-            mask, queries=group.positions, causal=self.causal, slopes=self.slopes, window=window
+            mask, queries=group.positions, causal=self.causal, bias=self.bias, window=window
         )
         # The kernels of a GPU add a mask: converted here, it is not converted by each block.
         if attn_mask is not None and x.device.type != "cpu":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, DropPath, Keys, Rate
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from dxn.models.decoding.decoder import KVCache, Memory
 
 NormKind = Literal["layer", "rms"]
+NormPlace = Literal["pre", "post", "both"]
 MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu", "geglu_tanh"]
-BackbonePosition = Literal["none", "rotary", "alibi"]
+BackbonePosition = Literal["none", "rotary", "alibi", "buckets"]
+RopeScalingKind = Literal["none", "linear", "llama3", "yarn"]
 GATED = ("swiglu", "geglu", "geglu_tanh")
 
 
@@ -42,6 +44,9 @@ class BlockOptions:
         qkv_bias: Add a bias to the layers of queries, keys and values. Default: bias.
         qk_norm: Normalize the queries and keys of each head (arXiv:2302.05442, section 2).
         score: Attention score of a query and a key: scaled_dot, dot, cosine, additive or bilinear.
+        score_scale: Factor of the dot product, for score=scaled_dot. Default: 1 / sqrt(head_dim).
+        score_softcap: Limit c of the scores s, which become c tanh(s / c) (arXiv:2408.00118,
+            section 2). Default: no limit.
         layer_scale: Initial value of learned factors for the features of each residual branch
             (LayerScale, arXiv:2103.17239). Default: no such factors.
         attn_dropout: Dropout probability of the attention weights.
@@ -56,6 +61,8 @@ class BlockOptions:
     qkv_bias: bool | None = None
     qk_norm: bool = False
     score: ScoreKind = "scaled_dot"
+    score_scale: Annotated[float, Gt(0)] | None = None
+    score_softcap: Annotated[float, Gt(0)] | None = None
     layer_scale: float | None = None
     attn_dropout: Rate = 0.0
     mlp_dropout: Rate | None = None
@@ -68,18 +75,43 @@ class NormOptions:
     Args:
         kind: Kind of the norm: layer (arXiv:1607.06450) or rms (arXiv:1910.07467).
         eps: Constant added to the variance.
-        pre_norm: Normalize the input of each residual branch (pre-norm). False: normalize the sum
-            of the input and the branch (post-norm).
-        input_norm: Normalize the input of the first block, with pre_norm=true. Set it to false if
+        place: What is normalized: the input of each residual branch (pre), the sum of the input and
+            the branch (post), or the input and the output of each branch (both).
+        input_norm: Normalize the input of the first block, unless place is post. Set it to false if
             the adapters already normalize their tokens.
-        final_norm: Normalize the output of the last block, with pre_norm=true.
+        final_norm: Normalize the output of the last block, unless place is post.
     """
 
     kind: NormKind = "layer"
     eps: Annotated[float, Gt(0)] = 1e-5
-    pre_norm: bool = True
+    place: NormPlace = "pre"
     input_norm: bool = True
     final_norm: bool = True
+
+
+@options
+class RopeScaling:
+    """Options of the rotary frequencies of a model that was extended to long sequences.
+
+    Args:
+        kind: How the frequencies are reduced: none, linear (all of them, arXiv:2306.15595), or
+            llama3 and yarn (arXiv:2309.00071): only those with few rotations in original_len
+            tokens.
+        factor: Divisor of the frequencies.
+        original_len: Maximum number of tokens before the extension, for llama3 and yarn.
+        low: Number of rotations up to which frequencies are divided by the factor, for llama3 and
+            yarn.
+        high: Number of rotations from which frequencies do not change. Default: 4 for llama3, 32
+            for yarn.
+        attn_factor: Factor of the rotated queries and keys, for yarn. Default: 0.1 ln(factor) + 1.
+    """
+
+    kind: RopeScalingKind = "none"
+    factor: Annotated[float, Ge(1)] = 1.0
+    original_len: Annotated[int, Ge(1)] = 8192
+    low: Annotated[float, Gt(0)] = 1.0
+    high: Annotated[float, Gt(0)] | None = None
+    attn_factor: Annotated[float, Gt(0)] | None = None
 
 
 @options
@@ -87,21 +119,32 @@ class PositionOptions:
     """Options of the positions in the attention, and of attention windows.
 
     Args:
-        kind: Kind of the positions: rotary (arXiv:2104.09864), alibi (arXiv:2108.12409) or none
-            (only the adapters add position embeddings).
+        kind: Kind of the positions: rotary (arXiv:2104.09864), alibi (arXiv:2108.12409), buckets (a
+            learned bias per head and range of distances, which all blocks share,
+            arXiv:1910.10683, section 2.1) or none (only the adapters add position embeddings).
         rope_theta: Base of the rotary frequencies. The longest wavelength is about
             2 pi * rope_theta tokens.
-        window: Maximum distance in tokens between a query and a key. Default: no limit.
-        global_every: Use full attention in every n-th block, starting with the first one, and the
-            window in all others. Default: use the window in all blocks.
-        window_rope_theta: Value of rope_theta in blocks with a window. Default: rope_theta.
+        rope_scaling: Change of the rotary frequencies for long sequences.
+        rope_share: Share of the features of a head that are rotated: the first ones.
+        rope_blocks: Whether each block uses rotary positions. The list is repeated over the blocks.
+            Default: all blocks use them.
+        windows: Maximum distance in tokens between a query and a key, in each block; null for full
+            attention. The list is repeated over the blocks. Default: full attention in all blocks.
+        window_rope_theta: Value of rope_theta in blocks with a window, whose frequencies are then
+            not scaled. Default: blocks with a window have the frequencies of the others.
+        num_buckets: Number of ranges of distances, with kind=buckets.
+        max_distance: Distance from which all distances are in the same range, with kind=buckets.
     """
 
     kind: BackbonePosition = "none"
     rope_theta: Annotated[float, Gt(0)] = 10000.0
-    window: Annotated[int, Ge(1)] | None = None
-    global_every: Annotated[int, Ge(1)] | None = None
+    rope_scaling: RopeScaling = RopeScaling()
+    rope_share: Annotated[float, Gt(0), Le(1)] = 1.0
+    rope_blocks: Sequence[bool] = ()
+    windows: Sequence[Annotated[int, Ge(1)] | None] = ()
     window_rope_theta: Annotated[float, Gt(0)] | None = None
+    num_buckets: Annotated[int, Ge(4)] = 32
+    max_distance: Annotated[int, Ge(1)] = 128
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -189,8 +232,7 @@ class Block(nn.Module):
         mlp: Network that is applied to each token separately.
         cross: Cross-attention to a memory. Default: no cross-attention.
         norm: Creates a norm of a given width.
-        pre_norm: Normalize the input of each branch. False: normalize the sum of the input and the
-            branch (post-norm).
+        norm_place: What is normalized, see `NormOptions`.
         layer_scale: Initial value of the learned factors of `attn` and `mlp`, see `LayerScale`.
             Default: no such factors.
         dropout: Dropout probability of the output of each branch.
@@ -205,29 +247,34 @@ class Block(nn.Module):
         mlp: nn.Module,
         cross: CrossAttention | None = None,
         norm: Callable[[int], nn.Module],
-        pre_norm: bool = True,
+        norm_place: NormPlace = "pre",
         layer_scale: float | None = None,
         dropout: float = 0.0,
         drop_path: float = 0.0,
     ):
         super().__init__()
         # The order of these attributes is the order of the weights in a checkpoint.
-        self.pre_norm = pre_norm
+        self.pre_norm = norm_place != "post"
         self.attn_norm = norm(dim)
         self.attn = attn
-        self.attn_scale: nn.Module = nn.Identity()
+        # What is applied to the output of each branch.
+        self.attn_out: nn.Module = nn.Identity()
         self.cross = None
         if cross is not None:
             self.cross_norm = norm(dim)
             self.cross = cross
+            self.cross_out = norm(dim) if norm_place == "both" else nn.Identity()
         self.mlp_norm = norm(dim)
         self.mlp = mlp
-        self.mlp_scale: nn.Module = nn.Identity()
+        self.mlp_out: nn.Module = nn.Identity()
         if layer_scale is not None:
             from dxn.models.norms import LayerScale
 
-            self.attn_scale = LayerScale(dim, layer_scale)
-            self.mlp_scale = LayerScale(dim, layer_scale)
+            self.attn_out = LayerScale(dim, layer_scale)
+            self.mlp_out = LayerScale(dim, layer_scale)
+        if norm_place == "both":
+            self.attn_out = with_norm(norm(dim), self.attn_out)
+            self.mlp_out = with_norm(norm(dim), self.mlp_out)
         self.dropout = Dropout(dropout)
         self.drop_path = DropPath(drop_path)
         # Whether torch.compile is used, see dxn.models.compiling.
@@ -255,12 +302,12 @@ class Block(nn.Module):
         """
         # Pre-norm: arXiv:2002.04745, figure 1b. Post-norm: arXiv:1706.03762, section 3.1.
         branch = self.attn(self.attn_norm(x) if self.pre_norm else x, groups, cache)
-        branch = self.attn_scale(branch)
+        branch = self.attn_out(branch)
         if self.cross is not None:
             x = x + self._drop(branch, keys, 0)
             x = x if self.pre_norm else self.attn_norm(x)
             query = self.cross_norm(x) if self.pre_norm else x
-            branch = self._cross(self.cross, query, groups, memory, cache)
+            branch = self.cross_out(self._cross(self.cross, query, groups, memory, cache))
         if self.compiled:
             return compiling.call(Block.finish, self, x, branch, keys)
         return self.finish(x, branch, keys)
@@ -277,7 +324,7 @@ class Block(nn.Module):
         if not self.pre_norm:
             x = self.attn_norm(x) if self.cross is None else self.cross_norm(x)
         branch = self.mlp(self.mlp_norm(x) if self.pre_norm else x, keys)
-        x = x + self._drop(self.mlp_scale(branch), keys, 2)
+        x = x + self._drop(self.mlp_out(branch), keys, 2)
         return x if self.pre_norm else self.mlp_norm(x)
 
     def _cross(
@@ -303,6 +350,11 @@ class Block(nn.Module):
         if not self.training:  # these calls would take a tenth of the time of a short text
             return x
         return self.drop_path(self.dropout(x, keys, branch=branch), keys, branch=branch)
+
+
+def with_norm(norm: nn.Module, out: nn.Module) -> nn.Module:
+    """Return a norm, followed by the factors `out` if there are any."""
+    return norm if isinstance(out, nn.Identity) else nn.Sequential(norm, out)
 
 
 def set_compiled(model: nn.Module, on: bool) -> None:

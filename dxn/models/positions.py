@@ -1,12 +1,19 @@
-"""Attention masks, and rotary and ALiBi positions."""
+"""Attention masks, and the positions in the attention."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 from dxn.core.tokens import is_full, matmul_dtype
+
+if TYPE_CHECKING:
+    from dxn.models.blocks import RopeScaling
 
 
 def make_attn_mask(
@@ -14,7 +21,7 @@ def make_attn_mask(
     *,
     queries: Tensor | None = None,
     causal: bool = False,
-    slopes: Tensor | None = None,
+    bias: Callable[[Tensor], Tensor] | None = None,
     window: int | None = None,
 ) -> Tensor | None:
     """Create the attention mask of a sequence from its padding mask.
@@ -28,13 +35,14 @@ def make_attn_mask(
         queries: (1 or B, M). Indices of the queries among the real tokens, which they are the last
             of. Default: all N tokens are queries.
         causal: Let each token attend only to itself and the tokens before it.
-        slopes: (H,). ALiBi slopes of the heads (arXiv:2108.12409). Default: no ALiBi.
+        bias: Function of relative positions (B, M, N), key minus query, that returns numbers
+            (B, H, M, N) to add to the scores. Default: nothing is added.
         window: Maximum distance between a query and a key (arXiv:2004.05150, section 3.1). Default:
             no limit. Distances count only real tokens.
 
     Returns:
-        None if there is no restriction. Without slopes, (B, 1, 1 or M, N) bool, True where
-        attention is allowed. With slopes, (B, H, M, N) float, which is added to the scores.
+        None if there is no restriction. Without a bias, (B, 1, 1 or M, N) bool, True where
+        attention is allowed. With a bias, (B, H, M, N) float, which is added to the scores.
     """
     n = mask.shape[1]
     m = n if queries is None else queries.shape[1]
@@ -48,19 +56,19 @@ def make_attn_mask(
         past = torch.ones(m, n, dtype=torch.bool, device=mask.device).tril(n - m)
     if causal:
         allowed = allowed & past
-    distance = torch.zeros(())
-    if slopes is not None or window is not None:
+    relative = torch.zeros(())
+    if bias is not None or window is not None:
         index = token_index(mask)
         queries = index if queries is None else queries
-        distance = rearrange((queries[:, :, None] - index[:, None, :]).abs(), "b m n -> b 1 m n")
+        relative = index[:, None, :] - queries[:, :, None]
     if window is not None:
-        allowed = allowed & (distance <= window)
+        allowed = allowed & rearrange(relative.abs() <= window, "b m n -> b 1 m n")
     # The diagonal is allowed, so that padding can attend at least to itself.
     if causal or (window is not None and m > 1):
         allowed = allowed | past.triu(n - m)
-    if slopes is None:
+    if bias is None:
         return None if unrestricted else allowed
-    offset = -rearrange(slopes, "h -> 1 h 1 1") * distance
+    offset = bias(relative)
     return offset if unrestricted else offset.masked_fill(~allowed, -torch.inf)
 
 
@@ -93,26 +101,121 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return 2 ** (-8 * torch.arange(1, num_heads + 1) / num_heads)
 
 
-def rope_factors(index: Tensor, head_dim: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
+class Alibi(nn.Module):
+    """Adds a penalty to the scores that grows with the distance (arXiv:2108.12409)."""
+
+    slopes: Tensor
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        # Not persistent, because the slopes can be computed from num_heads.
+        self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
+
+    def forward(self, relative: Tensor) -> Tensor:
+        """Return the numbers (B, H, M, N) for relative positions (B, M, N)."""
+        return -rearrange(self.slopes, "h -> 1 h 1 1") * relative.abs()[:, None]
+
+
+class BucketBias(nn.Module):
+    """Adds a learned number to the scores, per head and range of relative positions.
+
+    The source is T5 (arXiv:1910.10683, section 2.1). Half of the ranges have one distance each, and
+    the others grow logarithmically. Without `causal`, half of all ranges are for later tokens.
+
+    Args:
+        num_heads: Number of heads H.
+        num_buckets: Number of ranges.
+        max_distance: Distance from which all distances are in the last range.
+        causal: Whether there are no later tokens.
+    """
+
+    def __init__(self, num_heads: int, num_buckets: int, max_distance: int, *, causal: bool):
+        super().__init__()
+        self.causal = causal
+        self.size = num_buckets if causal else num_buckets // 2  # ranges of each direction
+        self.max_distance = max_distance
+        if max_distance <= self.size // 2:
+            raise ValueError(
+                f"max_distance must be larger than the {self.size // 2} distances with a range of "
+                f"their own, got {max_distance}"
+            )
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads).normal_(std=0.02))
+
+    def forward(self, relative: Tensor) -> Tensor:
+        """Return the numbers (B, H, M, N) for relative positions (B, M, N)."""
+        distance = (-relative).clamp(min=0) if self.causal else relative.abs()
+        exact = self.size // 2
+        ratio = math.log(self.max_distance / exact)
+        far = (distance.clamp(min=1) / exact).log() / ratio * (self.size - exact)
+        bucket = torch.where(distance < exact, distance, exact + far.long())
+        bucket = bucket.clamp(max=self.size - 1)
+        if not self.causal:
+            bucket = bucket + (relative > 0) * self.size
+        return rearrange(self.weight[bucket], "b m n h -> b h m n")
+
+
+def rope_factors(
+    index: Tensor, head_dim: int, theta: float = 10000.0, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the factors of the rotary positions (arXiv:2104.09864, section 3.2.2).
 
     Args:
         index: (B, N). Position of each token.
-        head_dim: Number d of features of a head.
+        head_dim: Number d of rotated features of a head.
         theta: Base of the wavelengths.
+        scaling: Change of the frequencies for long sequences. Default: none.
 
     Returns:
         Cosine and sine of the angles of all pairs of features, (B, 1, N, d / 2) each.
     """
     # The wavelengths form a geometric progression from 2 pi to 2 pi * theta tokens.
     frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=index.device) / head_dim)
+    factor = 1.0
+    if scaling is not None and scaling.kind != "none":
+        frequency, factor = scaled_frequency(frequency, theta, scaling)
     # float32, because bf16 would round the angles of large positions to wrong values.
     angles = rearrange(index[..., None] * frequency, "b n f -> b 1 n f")
+    if factor != 1:
+        return angles.cos() * factor, angles.sin() * factor
     return angles.cos(), angles.sin()
 
 
+def scaled_frequency(frequency: Tensor, theta: float, scaling: RopeScaling) -> tuple[Tensor, float]:
+    """Reduce rotary frequencies (f,), and return the factor of the cosines and sines too."""
+    if scaling.kind == "linear":
+        return frequency / scaling.factor, 1.0
+    length, low = scaling.original_len, scaling.low
+    if scaling.kind == "llama3":
+        high = 4.0 if scaling.high is None else scaling.high
+        rotations = frequency * (length / (2 * math.pi))
+        # The share of each frequency that does not change, between the limits.
+        share = ((rotations - low) / (high - low)).clamp(0, 1)
+        return frequency * (share + (1 - share) / scaling.factor), 1.0
+    # YaRN (arXiv:2309.00071, section 3.2) interpolates between the indices of the frequencies that
+    # have these numbers of rotations.
+    high = 32.0 if scaling.high is None else scaling.high
+    count = len(frequency)
+
+    def index_of(rotations: float) -> float:
+        return count * math.log(length / (rotations * 2 * math.pi)) / math.log(theta)
+
+    first = max(math.floor(index_of(high)), 0)
+    last = min(math.ceil(index_of(low)), 2 * count - 1)
+    steps = torch.arange(count, device=frequency.device)
+    share = 1 - ((steps - first) / max(last - first, 1e-3)).clamp(0, 1)
+    factor = scaling.attn_factor or 0.1 * math.log(scaling.factor) + 1
+    return frequency * (share + (1 - share) / scaling.factor), factor
+
+
 def apply_rope(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate the pairs (x[i], x[i + d/2]) of x (B, H, N, d), see `rope_factors`."""
+    """Rotate the pairs (x[i], x[i + d/2]) of x (B, H, N, d), see `rope_factors`.
+
+    If there are factors for fewer features, only the first ones are rotated.
+    """
     cos, sin = (factor.to(x.dtype) for factor in factors)
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+    half = cos.shape[-1]
+    if 2 * half == x.shape[-1]:
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+    first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), -1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)

@@ -26,16 +26,31 @@ class Score(nn.Module):
     Args:
         kind: Kind of the score.
         dim: Width d of queries and keys.
+        scale: Factor instead of 1 / sqrt(d) of a scaled_dot.
+        softcap: Limit c of the scores s, which become c tanh(s / c). Default: no limit.
 
     Raises:
-        ValueError: If kind is not a ScoreKind.
+        ValueError: If kind is not a ScoreKind, or has no scale.
     """
 
-    def __init__(self, kind: ScoreKind, dim: int):
+    def __init__(
+        self,
+        kind: ScoreKind,
+        dim: int,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ):
         super().__init__()
         if kind not in get_args(ScoreKind):
             raise ValueError(f"score must be one of {', '.join(get_args(ScoreKind))}, got {kind!r}")
+        if scale is not None and kind != "scaled_dot":
+            raise ValueError(f"score_scale needs score=scaled_dot, got {kind}: remove one of them")
         self.kind: ScoreKind = kind
+        self.scale = dim**-0.5 if scale is None else scale
+        self.softcap = softcap
+        # Whether a fused kernel can compute it.
+        self.is_fused = kind != "additive" and softcap is None
         if kind == "cosine":
             # Not (), because a single number cannot be divided over processes (trainer.shard).
             self.factor = nn.Parameter(torch.tensor([10.0]))
@@ -53,7 +68,7 @@ class Score(nn.Module):
         In this form, a fused kernel can compute any score but the additive one.
         """
         if self.kind == "scaled_dot":
-            return query * query.shape[-1] ** -0.5, key
+            return query * self.scale, key
         if self.kind == "bilinear":
             return query @ self.weight.to(query.dtype), key
         if self.kind == "cosine":

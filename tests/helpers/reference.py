@@ -56,6 +56,7 @@ each_pool = pytest.mark.parametrize("pool", POOLS)
 RENAMED = {
     "norm": ("norm", "kind"),
     "norm_eps": ("norm", "eps"),
+    "norm_place": ("norm", "place"),
     "position": ("position", "kind"),
 }
 GROUPS = {"block": BlockOptions, "norm": NormOptions, "position": PositionOptions}
@@ -63,7 +64,7 @@ FIELDS = {
     field.name: (group, field.name)
     for group, options in GROUPS.items()
     for field in dataclasses.fields(options)
-    if field.name not in ("kind", "eps")
+    if field.name not in ("kind", "eps", "place")
 } | RENAMED
 
 
@@ -72,6 +73,8 @@ def backbone_of(dim, **options):
     groups = {group: {} for group in GROUPS}
     plain = {}
     for name, value in options.items():
+        if name == "pre_norm":
+            name, value = "norm_place", "pre" if value else "post"
         if name in FIELDS:
             group, field = FIELDS[name]
             groups[group][field] = value
@@ -171,8 +174,7 @@ def reference_backbone(
     *,
     position,
     causal,
-    window,
-    global_every,
+    windows,
     rope_theta=10000.0,
     window_rope_theta=None,
     pre_norm=True,
@@ -180,10 +182,11 @@ def reference_backbone(
     """The output of a backbone for one sample without padding (N, D)."""
     slopes = [2 ** (-8 * h / H) for h in range(1, H + 1)] if position == "alibi" else None
     for layer, block in enumerate(backbone.blocks):
-        is_local = layer % global_every != 0
+        reach = windows[layer % len(windows)]
+        is_local = reach is not None
         theta = window_rope_theta if is_local and window_rope_theta is not None else rope_theta
         options = {
-            "window": window if is_local else None,
+            "window": reach,
             "causal": causal,
             "slopes": slopes,
             "theta": theta if position == "rotary" else None,

@@ -214,7 +214,7 @@ def test_swiglu_has_about_as_many_weights_as_gelu():
         (lambda: backbone_of(8, norm="batch"), "kind must be one of 'layer' or 'rms', got 'batch'"),
         (
             lambda: backbone_of(12, num_heads=4, position="rotary"),
-            "rotary positions need an even width of the heads, got 3",
+            "rotary positions need an even number of rotated features of a head, got 3 of 3",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from torch import nn
 from dxn.core.dropout import Dropout, Keys, number_layers
 from dxn.models import Attention, Mlp
 from dxn.models.blocks import DropPath, make_norm
-from dxn.models.positions import alibi_slopes, make_attn_mask, rope_factors
+from dxn.models.positions import Alibi, make_attn_mask, rope_factors
 
 B, N, D, H, DEPTH = 3, 7, 10, 5, 2
 POSITIONS, NORMS, MLPS = ("none", "rotary", "alibi"), ("layer", "rms"), ("gelu", "swiglu")
@@ -223,10 +223,10 @@ def test_rotary_attention_does_not_change_when_all_tokens_shift(shift):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_alibi_adds_the_slope_times_the_distance_of_two_tokens(causal):
-    slopes = alibi_slopes(H).double()
-    bias = make_attn_mask(torch.ones(1, N, dtype=torch.bool), causal=causal, slopes=slopes)
+    alibi = Alibi(H).double()
+    bias = make_attn_mask(torch.ones(1, N, dtype=torch.bool), causal=causal, bias=alibi)
     for head, i, j in itertools.product(range(H), range(N), range(N)):
-        expected = -torch.inf if causal and j > i else float(-slopes[head] * abs(i - j))
+        expected = -torch.inf if causal and j > i else float(-alibi.slopes[head] * abs(i - j))
         assert float(bias[0, head, i, j]) == expected
 
 
@@ -357,7 +357,7 @@ def test_a_sample_whose_branches_are_all_omitted_passes_through_unchanged():
         ),
         (
             {"num_heads": 10, "position": "rotary"},
-            r"rotary positions need an even width of the heads, got 1",
+            r"rotary positions need an even number of rotated features of a head, got 1 of 1",
         ),
         ({"depth": -1}, "depth must be at least 0, got -1"),
         ({"norm": "batch"}, "kind must be one of 'layer' or 'rms', got 'batch'"),
@@ -370,7 +370,10 @@ def test_a_sample_whose_branches_are_all_omitted_passes_through_unchanged():
         ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
         ({"drop_path": 1.0}, "drop_path must be at least 0 and below 1, got 1.0"),
         ({"drop_path": -0.1}, "drop_path must be at least 0 and below 1, got -0.1"),
-        ({"position": "rotory"}, "kind must be one of 'none', 'rotary' or 'alibi', got 'rotory'"),
+        (
+            {"position": "rotory"},
+            "kind must be one of 'none', 'rotary', 'alibi' or 'buckets', got 'rotory'",
+        ),
         ({"attn_dropout": 1.5}, "attn_dropout must be below 1, got 1.5"),
     ],
 )

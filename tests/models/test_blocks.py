@@ -78,7 +78,7 @@ def test_qk_norm_makes_the_scale_of_queries_and_keys_irrelevant():
 @both_norms
 def test_qk_norm_works_in_bf16_under_autocast_without_a_warning(norm):
     backbone = backbone_of(
-        D, depth=DEPTH, num_heads=H, norm=norm, qk_norm=True, position="rotary", window=2
+        D, depth=DEPTH, num_heads=H, norm=norm, qk_norm=True, position="rotary", windows=[2]
     )
     x = torch.randn(B, N, D)
     expected = backbone(tokens_of(x, MASK)).x
@@ -97,7 +97,7 @@ def test_layer_scale_multiplies_each_feature_of_each_branch_before_the_sum(pre_n
         lively(block_of(D, num_heads=H, pre_norm=pre_norm, layer_scale=0.5)),
         numbers(B, N, D),
     )
-    attn_factor, mlp_factor = block.attn_scale.factor, block.mlp_scale.factor
+    attn_factor, mlp_factor = block.attn_out.factor, block.mlp_out.factor
     assert len(attn_factor.unique()) == len(mlp_factor.unique()) == D  # one factor per feature
     if pre_norm:
         middle = x + attn_factor * run_padded(block.attn, block.attn_norm(x))
@@ -240,9 +240,8 @@ def test_the_hidden_layer_has_the_requested_width(hidden, dim, mlp):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "window must be at least 1, got 0"),
-        ({"window": -2, "global_every": 3}, "window must be at least 1, got -2"),
-        ({"window": 5, "global_every": 0}, "global_every must be at least 1, got 0"),
+        ({"windows": [0]}, "windows.0 must be at least 1, got 0"),
+        ({"windows": [None, -2]}, "windows.1 must be at least 1, got -2"),
         (
             {"mlp": "gelu_quick"},
             "mlp must be one of 'gelu', 'gelu_tanh', 'quick_gelu', 'swiglu', 'geglu' or "

@@ -9,6 +9,7 @@ from torch import nn
 
 from dxn.core.tokens import Tokens, sinusoidal
 from dxn.models import Decoder
+from dxn.models.blocks import RopeScaling
 from dxn.models.decoding.cross_attention import CrossAttention
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import beam_search, generate
@@ -56,13 +57,18 @@ OPTIONS = [
     {"pre_norm": False},
     {"position": "rotary"},
     {"position": "alibi"},
-    {"window": 2},
-    {"window": 2, "global_every": 2, "position": "rotary", "window_rope_theta": 100.0},
+    {"windows": [2]},
+    {"windows": [None, 2], "position": "rotary", "window_rope_theta": 100.0},
     {"mlp": "swiglu", "norm": "rms", "bias": False, "qk_norm": True, "layer_scale": 0.5},
     {"score": "additive"},
     {"score": "cosine"},
     {"num_kv_heads": 1, "head_dim": 4, "position": "rotary"},
     {"num_kv_heads": 1, "position": "alibi", "qkv_bias": False},
+    {"norm_place": "both", "layer_scale": 0.5},
+    {"position": "rotary", "rope_share": 0.7, "rope_blocks": [True, False]},
+    {"position": "rotary", "rope_scaling": RopeScaling("yarn", 4.0, original_len=32)},
+    {"position": "buckets", "num_buckets": 8, "max_distance": 5, "score_scale": 1.0},
+    {"score_softcap": 0.7, "num_kv_heads": 1, "windows": [2, None]},
 ]
 
 

@@ -167,10 +167,10 @@ def test_options_of_adapters(name, options):
     "options",
     [
         {"position": PositionOptions(kind="alibi")},
-        {"position": PositionOptions(kind="rotary", window=2, global_every=2)},
+        {"position": PositionOptions(kind="rotary", windows=[None, 2])},
         {"causal": True},
         {"block": BlockOptions(attn_dropout=0.1, qk_norm=True, layer_scale=1e-4)},
-        {"norm": NormOptions(pre_norm=False)},
+        {"norm": NormOptions(place="post")},
         {"activation_checkpointing": True},
     ],
     ids=str,

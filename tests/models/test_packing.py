@@ -19,11 +19,13 @@ OPTIONS = (
     {"causal": True},
     {"position": "rotary"},
     {"position": "alibi"},
-    {"position": "rotary", "causal": True, "window": 4},
-    {"position": "alibi", "window": 4},
+    {"position": "rotary", "causal": True, "windows": [4]},
+    {"position": "alibi", "windows": [4]},
     {"pre_norm": False, "qk_norm": True, "position": "rotary"},
     {"score": "additive"},
     {"num_kv_heads": 1, "head_dim": 6, "position": "rotary", "causal": True},
+    {"norm_place": "both", "position": "rotary", "rope_share": 0.5, "rope_blocks": [True, False]},
+    {"position": "buckets", "score_softcap": 0.7},
 )
 # Lengths of four samples of at most 70 tokens. Long samples of equal and of different length.
 LENGTHS = ([70, 3, 40, 41], [70, 70, 1, 0], [9, 8, 2, 1], [64, 60, 64, 5])
@@ -136,8 +138,8 @@ def compiled(monkeypatch):
     (
         {},
         {"causal": True},
-        {"window": 4},
-        {"position": "rotary", "causal": True, "window": 4, "qk_norm": True},
+        {"windows": [4]},
+        {"position": "rotary", "causal": True, "windows": [4], "qk_norm": True},
     ),
     ids=str,
 )
@@ -163,7 +165,7 @@ def test_one_call_for_all_memories_has_the_outputs_and_gradients_of_a_padded_bat
     lengths, sizes, kernel, monkeypatch
 ):
     monkeypatch.setattr("dxn.models.packing.ROWS", 32)
-    options = {"causal": True, "cross": True, "position": "rotary", "window": 4}
+    options = {"causal": True, "cross": True, "position": "rotary", "windows": [4]}
     decoder = lively(backbone_of(D, depth=2, num_heads=H, **options)).train()
     x, source = numbers(4, 70, D), numbers(4, 9, D)
     for mask in masks_of(lengths):
@@ -207,7 +209,7 @@ def run(backbone, x, mask, num_real):
 
 
 def test_batches_of_all_sizes_are_one_graph(kernel, compiled):
-    options = {"causal": True, "cross": True, "position": "rotary", "window": 4}
+    options = {"causal": True, "cross": True, "position": "rotary", "windows": [4]}
     backbone = lively(backbone_of(D, depth=1, num_heads=H, **options)).train()
     for shape, num_real in [((4, 70), 154), ((3, 31), 90), ((2, 300), 257)]:
         mask = (torch.randperm(shape[0] * shape[1]) < num_real).view(shape)
@@ -248,8 +250,8 @@ def test_a_gpu_computes_all_batches_with_padding_by_one_graph(compiled, monkeypa
     (
         {},
         {"causal": True},
-        {"window": 4},
-        {"position": "rotary", "causal": True, "window": 4, "qk_norm": True},
+        {"windows": [4]},
+        {"position": "rotary", "causal": True, "windows": [4], "qk_norm": True},
     ),
     ids=str,
 )

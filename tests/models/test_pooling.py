@@ -151,7 +151,7 @@ def two_parts():
 def test_the_width_of_a_fusion_is_that_of_its_vectors(fusion, pool, names, registers):
     fuse = lively(FUSIONS[fusion](D, inputs=names, pool=pool, registers=registers))
     parts = two_parts() if len(names) == 2 else [tokens_of(numbers(B, N, D), MASK)]
-    encoded, vector = fuse(parts, make(depth=2, window=2, global_every=2))
+    encoded, vector = fuse(parts, make(depth=2, windows=[None, 2]))
     assert vector.shape == (B, fuse.width) and bool(vector.isfinite().all())
     # Late fusion maps all inputs to the width D before it averages them.
     mixed = fusion == "late" and len(names) == 2
@@ -163,7 +163,7 @@ def test_the_width_of_a_fusion_is_that_of_its_vectors(fusion, pool, names, regis
 @each_pool
 def test_a_sample_in_a_batch_gives_the_same_vector_as_alone_without_padding(fusion, pool):
     fuse = lively(FUSIONS[fusion](D, inputs=["text", "image"], pool=pool, registers=2))
-    backbone = make(depth=3, position="rotary", window=2, global_every=2, qk_norm=True)
+    backbone = make(depth=3, position="rotary", windows=[None, 2], qk_norm=True)
     parts = two_parts()
     _, batched = fuse(parts, backbone)
     for i in range(B):

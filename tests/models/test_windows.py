@@ -25,7 +25,7 @@ from helpers.reference import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dxn.models.positions import alibi_slopes, make_attn_mask
+from dxn.models.positions import Alibi, make_attn_mask
 
 
 @pytest.mark.parametrize("with_slopes", [False, True])
@@ -33,8 +33,9 @@ from dxn.models.positions import alibi_slopes, make_attn_mask
 @examples
 @given(mask=masks, window=st.integers(1, N + 1))
 def test_a_window_allows_the_real_tokens_within_its_distance(with_slopes, causal, mask, window):
-    slopes = alibi_slopes(H).double() if with_slopes else None
-    attn_mask = make_attn_mask(mask, causal=causal, slopes=slopes, window=window)
+    bias = Alibi(H).double() if with_slopes else None
+    slopes = None if bias is None else bias.slopes
+    attn_mask = make_attn_mask(mask, causal=causal, bias=bias, window=window)
     assert attn_mask is not None and attn_mask.is_floating_point() == with_slopes
     attn_mask = attn_mask.expand(2, H, N, N)
     for b in range(2):
@@ -65,7 +66,7 @@ def test_a_window_allows_the_real_tokens_within_its_distance(with_slopes, causal
 )
 def test_a_backbone_with_windows_equals_its_reference_form(position, causal, pre_norm):
     where = {"position": position, "causal": causal, "pre_norm": pre_norm}
-    wide = {"window": 2, "global_every": 3, "rope_theta": 503.0, "window_rope_theta": 7.0}
+    wide = {"windows": [None, 2, 2], "rope_theta": 503.0, "window_rope_theta": 7.0}
     backbone, x = make(**where, **wide), numbers(B, N, D)
     encoded = backbone(tokens_of(x, MASK)).x
     for i in range(B):
@@ -76,14 +77,18 @@ def test_a_backbone_with_windows_equals_its_reference_form(position, causal, pre
 
 @pytest.mark.parametrize(
     "changed",
-    [{"rope_theta": 7.0}, {"window_rope_theta": 503.0}, {"window": 3}, {"global_every": 2}],
+    [
+        {"rope_theta": 7.0},
+        {"window_rope_theta": 503.0},
+        {"windows": [None, 3, 3]},
+        {"windows": [None, 2]},
+    ],
 )
 def test_the_reference_form_depends_on_each_of_these_options(changed):
     options = {
         "position": "rotary",
         "causal": False,
-        "window": 2,
-        "global_every": 3,
+        "windows": [None, 2, 2],
         "rope_theta": 503.0,
     }
     options |= {"window_rope_theta": 7.0}
@@ -94,12 +99,17 @@ def test_the_reference_form_depends_on_each_of_these_options(changed):
 
 
 @pytest.mark.parametrize(
-    ("global_every", "everywhere"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (3, [0, 3]), (7, [0])]
+    ("windows", "everywhere"),
+    [
+        ([None], [0, 1, 2, 3, 4]),
+        ([None, 2], [0, 2, 4]),
+        ([2, 2, None], [2]),
+        ([None, 2, 2, 2, 2, 2, None], [0]),
+        ([2], []),
+    ],
 )
-def test_the_first_block_and_every_nth_block_after_it_attend_to_all_tokens(
-    global_every, everywhere
-):
-    backbone = make(depth=5, window=2, global_every=global_every)
+def test_each_block_has_the_window_of_its_place_in_the_list(windows, everywhere):
+    backbone = make(depth=5, windows=windows)
     x, mask = numbers(1, N, D), MASK[:1]
     changed = x.clone()
     changed[:, -1] = numbers(D)
@@ -112,7 +122,7 @@ def test_the_first_block_and_every_nth_block_after_it_attend_to_all_tokens(
 
 
 def test_window_rope_theta_applies_to_the_blocks_with_a_window():
-    options = {"position": "rotary", "window": 3, "global_every": 2}
+    options = {"position": "rotary", "windows": [None, 3]}
     x, mask = numbers(1, N, D), MASK[:1]
 
     def each_block(**bases):
@@ -135,16 +145,15 @@ def test_window_rope_theta_applies_to_the_blocks_with_a_window():
     seed=seeds,
     mask=masks.filter(lambda mask: bool(mask.any(1).all())),
     position=st.sampled_from(["none", "rotary", "alibi"]),
-    window=st.sampled_from([None, 1, 2, 5]),
+    windows=st.sampled_from([[], [None, 1], [None, 2], [5, None]]),
     options=st.fixed_dictionaries(
         {name: st.booleans() for name in ("causal", "pre_norm", "qk_norm", "bias")}
     ),
 )
-def test_padding_anywhere_never_changes_a_real_token(seed, mask, position, window, options):
+def test_padding_anywhere_never_changes_a_real_token(seed, mask, position, windows, options):
     options = {
         **options,
-        "window": window,
-        "global_every": 2,
+        "windows": windows,
         "window_rope_theta": 7.0,
         "layer_scale": 0.5,
     }
@@ -162,13 +171,13 @@ def test_a_window_of_the_whole_sequence_equals_full_attention_and_a_narrower_one
 ):
     x, options = (
         tokens_of(numbers(B, N, D), MASK),
-        {"position": position, "causal": causal, "global_every": 2},
+        {"position": position, "causal": causal},
     )
     plain = make(**options)(x).x[MASK]
     for window in (N - 1, N, 97):
-        assert_same(make(**options, window=window)(x).x[MASK], plain)
+        assert_same(make(**options, windows=[None, window])(x).x[MASK], plain)
     assert differ(
-        make(**options, window=N - 2)(x).x[MASK], plain, by=1e-9
+        make(**options, windows=[None, N - 2])(x).x[MASK], plain, by=1e-9
     )  # one pair of tokens fewer
 
 
@@ -176,13 +185,13 @@ def test_a_sample_without_a_real_token_gives_finite_numbers_through_a_window():
     mask = MASK.clone()
     mask[1] = False
     for position, causal in itertools.product(["none", "rotary", "alibi"], [False, True]):
-        backbone = make(position=position, causal=causal, window=2, global_every=3)
+        backbone = make(position=position, causal=causal, windows=[None, 2, 2])
         assert bool(backbone(tokens_of(numbers(B, N, D), mask)).x.isfinite().all())
 
 
 def test_running_the_blocks_in_two_parts_keeps_the_window_of_each_block():
     backbone, x = (
-        make(position="rotary", window=2, global_every=3, window_rope_theta=7.0),
+        make(position="rotary", windows=[None, 2, 2], window_rope_theta=7.0),
         numbers(B, N, D),
     )
     whole = backbone.run(x, MASK)
@@ -195,8 +204,7 @@ def test_activation_checkpointing_changes_nothing_with_windows():
     for activation_checkpointing in (False, True):
         backbone = make(
             position="rotary",
-            window=2,
-            global_every=3,
+            windows=[None, 2, 2],
             activation_checkpointing=activation_checkpointing,
         ).train()
         backbone(tokens_of(x, MASK)).x[MASK].square().sum().backward()

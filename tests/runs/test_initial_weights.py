@@ -344,8 +344,8 @@ def test_options_that_the_weights_decide_are_refused_one_line_each(made, tmp_pat
     [
         ("backbone.norm.kind=rms", "backbone.norm.kind: the weights have layer, got rms"),
         (
-            "backbone.norm.pre_norm=false",
-            "backbone.norm.pre_norm: the weights have True, got False",
+            "backbone.norm.place=post",
+            "backbone.norm.place: the weights have pre, got post",
         ),
         ("backbone.block.bias=false", "backbone.block.bias: the weights have True, got False"),
         (
@@ -353,7 +353,10 @@ def test_options_that_the_weights_decide_are_refused_one_line_each(made, tmp_pat
             "backbone.position.kind: the weights have none, got rotary",
         ),
         ("backbone.causal=true", "backbone.causal: the weights have False, got True"),
-        ("backbone.position.window=3", "backbone.position.window: the weights have None, got 3"),
+        (
+            "backbone.position.windows=[3]",
+            "backbone.position.windows: the weights have [], got [3]",
+        ),
         (
             "adapters.image.pos_embed=none",
             "adapters.image.pos_embed: the weights have learned, got none",

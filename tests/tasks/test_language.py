@@ -162,9 +162,9 @@ OPTIONS = [
     ({}, {}),
     ({"position": PositionOptions(kind="rotary")}, {"pos_embed": "none"}),
     ({"position": PositionOptions(kind="alibi")}, {"pos_embed": "none"}),
-    ({"position": PositionOptions(window=2)}, {"pos_embed": "sinusoidal"}),
+    ({"position": PositionOptions(windows=[2])}, {"pos_embed": "sinusoidal"}),
     (
-        {"norm": NormOptions(pre_norm=False)},
+        {"norm": NormOptions(place="post")},
         {"norm": EmbeddingNormOptions(), "embedding": EmbeddingOptions(scale=True)},
     ),
     ({}, {"ngrams": NgramOptions(lengths=(2, 3), buckets=101)}),

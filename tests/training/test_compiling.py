@@ -47,7 +47,7 @@ def _run(model, lengths, seed):
         {},
         {"dropout": 0.3, "drop_path": 0.2},
         {"dropout": 0.3, "activation_checkpointing": True},
-        {"norm": NormOptions(kind="rms", pre_norm=False), "block": BlockOptions(mlp="swiglu")},
+        {"norm": NormOptions(kind="rms", place="post"), "block": BlockOptions(mlp="swiglu")},
     ],
     ids=["plain", "dropout", "checkpointing", "post-norm"],
 )

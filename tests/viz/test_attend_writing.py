@@ -59,7 +59,7 @@ def make_inputs():
     [
         {},
         {"block": BlockOptions(score="additive")},
-        {"block": BlockOptions(score="cosine"), "norm": NormOptions(pre_norm=False)},
+        {"block": BlockOptions(score="cosine"), "norm": NormOptions(place="post")},
     ],
     ids=["plain", "additive", "cosine"],
 )

@@ -70,9 +70,9 @@ def make_maps(seed=0):
         {"position": PositionOptions(kind="rotary")},
         {"position": PositionOptions(kind="alibi")},
         {"causal": True},
-        {"block": BlockOptions(qk_norm=True), "position": PositionOptions(window=1)},
+        {"block": BlockOptions(qk_norm=True), "position": PositionOptions(windows=[1])},
         {"block": BlockOptions(score="additive")},
-        {"block": BlockOptions(score="cosine"), "norm": NormOptions(pre_norm=False)},
+        {"block": BlockOptions(score="cosine"), "norm": NormOptions(place="post")},
     ],
     ids=["plain", "rotary", "alibi", "causal", "qk_norm and window", "additive", "cosine"],
 )

@@ -106,19 +106,6 @@ REFUSED = [
     ("ModernBERT", {"attention_bias": True}, f"{NO} a ModernBERT with attention_bias"),
     ("ModernBERT", {"mlp_bias": True}, f"{NO} a ModernBERT with mlp_bias"),
     ("ModernBERT", {"norm_bias": True}, f"{NO} a ModernBERT with norm_bias"),
-    (
-        "ModernBERT",
-        {
-            "layer_types": [
-                "full_attention",
-                "sliding_attention",
-                "full_attention",
-                "full_attention",
-            ]
-        },
-        f"{NO} blocks with full attention at irregular intervals, got "
-        "full_attention, sliding_attention, full_attention, full_attention",
-    ),
     ("GPT-2", {"activation_function": "relu"}, RELU),
     (
         "GPT-2",

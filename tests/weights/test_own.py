@@ -37,7 +37,7 @@ NODES = {
         "dim": DIM,
         "depth": 3,
         "num_heads": 2,
-        "norm": {"_target_": "dxn.models.NormOptions", "pre_norm": False},
+        "norm": {"_target_": "dxn.models.NormOptions", "place": "post"},
     },
     "head": {"_target_": "dxn.tasks.Classify", "norm": True},
 }
@@ -85,7 +85,7 @@ def test_the_run_the_model_folder_and_its_file_are_the_same_model(folder):
         assert architecture.task == "classify"
         assert architecture.adapters["image"]["patch_size"] == 8
         assert architecture.backbone["depth"] == 3
-        assert architecture.backbone["norm"]["pre_norm"] is False
+        assert architecture.backbone["norm"]["place"] == "post"
         assert architecture.fusion == {"_target_": "dxn.models.LateFusion", "pool": "max"}
         assert architecture.head["norm"] is True
 

@@ -31,6 +31,8 @@ class CrossAttention(nn.Module):
         bias: Add a bias to the output layer.
         qkv_bias: Add a bias to the layers of queries, keys and values. Default: bias.
         score: Kind of the attention score.
+        score_scale: Factor of the dot product. Default: 1 / sqrt(d).
+        score_softcap: Limit of the scores. Default: no limit.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class CrossAttention(nn.Module):
         bias: bool = True,
         qkv_bias: bool | None = None,
         score: ScoreKind = "scaled_dot",
+        score_scale: float | None = None,
+        score_softcap: float | None = None,
     ):
         super().__init__()
         check_rate("attn_dropout", dropout)
@@ -55,7 +59,9 @@ class CrossAttention(nn.Module):
         self.query = nn.Linear(dim, num_heads * head_dim, bias=qkv_bias)
         self.memory = nn.Linear(dim, 2 * self.num_kv_heads * head_dim, bias=qkv_bias)
         self.proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
-        self.score = None if score == "scaled_dot" else Score(score, head_dim)
+        self.score = None
+        if score != "scaled_dot" or score_scale is not None or score_softcap is not None:
+            self.score = Score(score, head_dim, scale=score_scale, softcap=score_softcap)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Compute keys and values (B, G, M, d) of a memory (B, M, D)."""

@@ -141,7 +141,7 @@ def backbone_options(checkpoint: Checkpoint) -> Options:
     if kind != "absolute":
         hf.unsupported(checkpoint, f"position embeddings of the type {kind!r}")
     options = hf.backbone_options(checkpoint, config)
-    return {**options, "norm": {**options["norm"], "pre_norm": False}}
+    return {**options, "norm": {**options["norm"], "place": "post"}}
 
 
 def base_prefix(checkpoint: Checkpoint) -> str:

@@ -108,8 +108,8 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     for i in range(depth):
         block = f"backbone.blocks.{i}"
         layer = f"{p}encoder.layer.{i}"
-        result[f"{block}.attn_scale.factor"] = copied(f"{layer}.layer_scale1.lambda1")
-        result[f"{block}.mlp_scale.factor"] = copied(f"{layer}.layer_scale2.lambda1")
+        result[f"{block}.attn_out.factor"] = copied(f"{layer}.layer_scale1.lambda1")
+        result[f"{block}.mlp_out.factor"] = copied(f"{layer}.layer_scale2.lambda1")
         if architecture.backbone["block"]["mlp"] == "swiglu":
             for kind in ("weight", "bias"):
                 gated = halves_swapped(f"{layer}.mlp.weights_in.{kind}")

@@ -39,7 +39,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
                 "mlp": hf.activation(checkpoint, config, "activation"),
                 "hidden_dim": config["hidden_dim"],
             },
-            "norm": {"eps": NORM_EPS, "pre_norm": False},
+            "norm": {"eps": NORM_EPS, "place": "post"},
         },
         fusion={"pool": "first"},
         # The layer `pre_classifier` exists only in models with a classifier.

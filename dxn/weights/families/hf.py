@@ -98,6 +98,12 @@ def backbone_options(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Optio
     }
 
 
+def period(values: Sequence[Any]) -> list[Any]:
+    """Return the shortest list that is repeated in `values`, such as the windows of all blocks."""
+    sizes = range(1, len(values))
+    return list(next((values[:n] for n in sizes if values[n:] == values[:-n]), values))
+
+
 def class_names(checkpoint: Checkpoint, classifier: str) -> list[str] | None:
     """Return the class names of a classifier, or None if the checkpoint has no such layer.
 

@@ -81,29 +81,22 @@ def position_options(checkpoint: Checkpoint) -> Options:
     return {
         "kind": "rotary",
         "rope_theta": float(theta or config.get("global_rope_theta", 160000.0)),
-        # local_attention is the width of the whole window. dxn's option is the number of tokens on
-        # each side.
-        "window": config["local_attention"] // 2,
-        "global_every": global_every(checkpoint),
+        "windows": windows(checkpoint),
         "window_rope_theta": float(window_theta or config.get("local_rope_theta", 10000.0)),
     }
 
 
-def global_every(checkpoint: Checkpoint) -> int:
-    """Return n if every n-th block has full attention, starting with the first block."""
+def windows(checkpoint: Checkpoint) -> list[int | None]:
+    """Return the number of tokens on each side, None for full attention. Blocks repeat the list."""
     config = checkpoint.config
-    layer_types: list[str] = config.get("layer_types") or []
-    is_full = [kind == "full_attention" for kind in layer_types]
-    # Newer files contain the type of each block instead of n. The default of the library is 3.
-    every = config.get("global_attn_every_n_layers")
-    if not every:
-        every = next((i for i, full in enumerate(is_full) if i and full), 3)
-    if any(full != (i % every == 0) for i, full in enumerate(is_full)):
-        hf.unsupported(
-            checkpoint,
-            f"blocks with full attention at irregular intervals, got {', '.join(layer_types)}",
-        )
-    return every
+    kinds = config.get("layer_types")
+    if not kinds:
+        # Older files have n if every n-th block has full attention. The library's default is 3.
+        every = config.get("global_attn_every_n_layers") or 3
+        kinds = ["full_attention", *["sliding_attention"] * (every - 1)]
+    # local_attention is the width of the whole window.
+    width = config["local_attention"] // 2
+    return hf.period([None if kind == "full_attention" else width for kind in kinds])
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:

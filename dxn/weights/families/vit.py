@@ -178,8 +178,8 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     }
     for i in range(depth):
         block = f"backbone.blocks.{i}"
-        result[f"{block}.attn_scale.factor"] = copied(f"blocks.{i}.ls1.gamma")
-        result[f"{block}.mlp_scale.factor"] = copied(f"blocks.{i}.ls2.gamma")
+        result[f"{block}.attn_out.factor"] = copied(f"blocks.{i}.ls1.gamma")
+        result[f"{block}.mlp_out.factor"] = copied(f"blocks.{i}.ls2.gamma")
         if architecture.backbone["block"]["mlp"] == "swiglu":
             for kind in ("weight", "bias"):
                 result[f"{block}.mlp.up.{kind}"] = halves_swapped(f"blocks.{i}.mlp.fc1.{kind}")
