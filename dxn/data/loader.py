@@ -20,6 +20,7 @@ from dxn.core.runtime import release_memory, spare_processes
 from dxn.core.schema import options
 from dxn.data.dataset import BAD, TIMEOUT, Samples
 from dxn.data.raws import CACHE_GB
+from dxn.tokenize.base import Tokenizer, rounded
 
 if TYPE_CHECKING:
     from dxn.data.workers import Workers
@@ -119,9 +120,9 @@ class BatchOrder:
     sorted by length within a pool, and cut into batches. Then the batches are shuffled.
 
     With `batch_tokens`, a batch has as many samples as fit into so many tokens, with padding. Then
-    the pool is the whole data set, and samples are sorted by their lengths rounded up, see
-    `rounded`: all epochs have the same number of batches, whose samples of equal rounded length
-    are random.
+    the pool is the whole data set, and samples are sorted by their rounded lengths, see
+    `dxn.tokenize.base.rounded`: all epochs have the same number of batches, and among samples of
+    equal rounded length, those of a batch are random.
 
     Several processes share each batch, so a training can continue with another number of processes
     at the same position. Every process gets the same number of batches. No sample is lost or
@@ -130,6 +131,7 @@ class BatchOrder:
     Attributes:
         epoch: Number of the epoch. Set it before each epoch.
         drop_inputs: Whether inputs of samples are dropped. Set it before each epoch.
+        widen: Whether batches get padding so that they have few shapes, see `Tokenizer.widen`.
         skip: Number of batches to leave out, to resume in the middle of an epoch.
         fewest: Number of samples in a batch with the longest sample.
         parts: Number of parts of each batch that are yielded one after another, because the batch
@@ -165,6 +167,7 @@ class BatchOrder:
         self.shard = shard
         self.epoch = 0
         self.drop_inputs = True
+        self.widen = False
         self.skip = 0
         self.parts = 1
         self.pool = POOL * batch_size
@@ -202,6 +205,8 @@ class BatchOrder:
         """Return the batch of a key, with "#filler" if it is a filler."""
         epoch, indices, drop_inputs, is_filler = key
         batch = self.samples.batch(epoch, indices, drop_inputs=drop_inputs)
+        if self.widen:
+            batch = widened(batch, self.samples.tokenizers)
         return {**batch, "#filler": True} if is_filler else batch
 
     def position(self, batch: int) -> dict[str, Tensor]:
@@ -232,15 +237,10 @@ class BatchOrder:
         return batches
 
 
-def rounded(lengths: np.ndarray) -> np.ndarray:
-    """Return numbers of tokens rounded up, so that there are few different ones.
-
-    Up to 128, they are multiples of 8, and then of an eighth of the next smaller power of 2, so
-    that a batch gets at most 12 % of padding.
-    """
-    lengths = np.maximum(np.ceil(lengths), 1)
-    steps = np.maximum(2 ** (np.ceil(np.log2(lengths)) - 4), 8)
-    return (np.ceil(lengths / steps) * steps).astype(np.int64)
+def widened(batch: dict[str, Any], tokenizers: Mapping[str, Tokenizer]) -> dict[str, Any]:
+    """Return a batch whose inputs have few numbers of columns, see `Tokenizer.widen`."""
+    parts = {name: tokenizers[name].widen(batch[name]) for name in tokenizers if name in batch}
+    return {**batch, **parts}
 
 
 def _ends(lengths: np.ndarray, batch_size: int, batch_tokens: int) -> list[int]:

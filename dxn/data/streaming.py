@@ -15,7 +15,7 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.processes import from_first
 from dxn.data.dataset import BAD, Opened, Samples
-from dxn.data.loader import BatchOrder, Loader, default_workers
+from dxn.data.loader import BatchOrder, Loader, default_workers, widened
 from dxn.data.raws import CacheBudget
 from dxn.data.reading import refuse_bad, survey_rows
 from dxn.data.sources.shards import SHARD_ROWS, Stream
@@ -292,6 +292,8 @@ class StreamOrder(BatchOrder):
                     part = samples.batch(
                         key.epoch, rows.tolist() or [0], drop_inputs=key.drop_inputs
                     )
+                    if self.widen:
+                        part = widened(part, samples.tokenizers)
                     parts.append(part if len(rows) else {**part, "#filler": True})
                 end = start + self.size
                 lane = lane._replace(turn=block.turn, row=block.row, done=end)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from operator import call
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -303,6 +304,7 @@ class Trainer:
             is_any=lambda value: is_any(accelerator, value),
         )
         self.order = self.loader.order
+        self.order.widen = self.compiles_model
         # Samples per batch and process of an evaluation. Without gradients there is enough memory
         # for twice as many, also of the longest ones.
         self.evaluation_size = 2 * math.ceil(self.order.fewest / accelerator.num_processes)
@@ -353,6 +355,11 @@ class Trainer:
                 del self.optimizer, self.parallel, self.parameters, self.loader
         return self.state
 
+    @property
+    def compiles_model(self) -> bool:
+        """Whether everything from the adapters to the loss is compiled, not the blocks alone."""
+        return self.compile and self.accelerator.device.type != "cpu"
+
     def _skips_on_device(self) -> bool:
         """Whether the kernel of the optimizer decides about a step, which a GPU need not report."""
         is_alone = self.accelerator.num_processes == 1 and self.accelerator.device.type != "cpu"
@@ -379,8 +386,7 @@ class Trainer:
             compiling.on_failure = lambda why: self.log.print(
                 f"note: training without torch.compile: {why}"
             )
-            # Other devices compile the whole model, see `_run`.
-            set_compiled(self.parallel.trained, self.accelerator.device.type == "cpu")
+            set_compiled(self.parallel.trained, not self.compiles_model)
         parts: Iterator[dict[str, Any]] | None = None
         while state.batch < len(self.order) and not self.is_out_of_time:
             if parts is None:
@@ -540,6 +546,8 @@ class Trainer:
         with keyed(Noise.of_step(torch.tensor(batch["#index"]), seed, device)):
             model, precision = self.parallel.wrapped, self.used_precision
             run = self._run
+            if batch["#size"] == 1 < self.order.fewest // state.parts:
+                run = call  # a single sample that is left would need a variant of its own
             if self.r_drop:
                 # DDP prepares each forward pass that synchronizes gradients for a backward pass of
                 # its own. Both passes have the same one, so only the second pass is prepared.
@@ -566,8 +574,8 @@ class Trainer:
         return LossSum(loss.total.detach(), loss.weight.detach())
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Compute function(*args), as one graph with torch.compile on another device than a CPU."""
-        if not self.compile or self.accelerator.device.type == "cpu":
+        """Compute function(*args), as one graph if the model is compiled."""
+        if not self.compiles_model:
             return function(*args)
         # DDP and FSDP2 exchange gradients and weights between several graphs.
         return compiling.call(function, *args, fullgraph=self.accelerator.num_processes == 1)

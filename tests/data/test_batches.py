@@ -9,7 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.data.loader import BatchOrder, Loader, rounded
+from dxn.data.dataset import Opened, Samples
+from dxn.data.loader import BatchOrder, Loader
+from dxn.tokenize import TextAdapter, TokenizerOptions
+from dxn.tokenize.base import FULL, NUM_REAL, rounded
 
 LENGTHS = st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.0]), max_size=67)
 
@@ -251,6 +254,31 @@ def test_rounded_lengths_are_few_and_close():
     assert (values >= lengths).all() and (rounded(values) == values).all()
     assert (values[64:] <= 1.125 * lengths[64:]).all()
     assert len(set(values.tolist())) == 16 + 5 * 8
+
+
+@pytest.mark.parametrize("tokens", [None, 1000])
+def test_wider_batches_have_few_shapes(tokens):
+    rand = random.Random(0)
+    texts = [" ".join(["a"] * min(int(rand.expovariate(0.02)) + 1, 250)) for _ in range(2000)]
+    tokenizer = TextAdapter(8, tokenizer=TokenizerOptions(kind="word")).fit(texts).tokenizer
+    tokenizer.max_len = 220
+    samples = Samples(Opened({"text": texts}, None, texts), {"text": tokenizer})
+    found = []
+    for widen in (False, True):
+        order = BatchOrder(samples, 20, batch_tokens=tokens, seed=3, shuffle=True)
+        order.widen = widen
+        batches = [batch["text"] for batch in Loader(order)]
+        padded = [batch for batch in batches if not batch[FULL]]
+        found.append({tuple(batch["ids"].shape) for batch in padded})
+        for batch in padded:
+            assert {batch[key].shape[:2] for key in ("ids", "mask", "coords", "words")} == {
+                batch["ids"].shape
+            }
+            assert batch[NUM_REAL] == batch["mask"].sum()
+    many, few = found
+    widths = {*rounded(np.arange(1, 220)).tolist(), 220}
+    assert {columns for _, columns in few} <= widths
+    assert len(few) <= len(widths) + 1 < len(many) / 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

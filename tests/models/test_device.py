@@ -13,7 +13,8 @@ import torch
 from helpers.tasks import build_model, make_batch
 
 import dxn
-from dxn.core.dropout import Noise, keyed
+from dxn.core.dropout import Dropout, DropPath, Noise, keyed
+from dxn.data.loader import widened
 from dxn.models import Backbone, BottleneckFusion, EarlyFusion, LateFusion, compiling
 from dxn.models.blocks import BlockOptions, NormOptions, PositionOptions
 from dxn.models.decoding.decoder import Decoder, KVCache
@@ -192,6 +193,24 @@ def _losses(model, batches, call):
         yield loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
 
 
+def without_compilation(function, *args):
+    return function(*args)
+
+
+def compiled_losses(model, batches, monkeypatch):
+    """The losses and gradients with torch.compile, and the number of graphs."""
+    # Traced with its backward pass, but run without generated code, which takes long.
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    compiling._compiled.cache_clear()
+    counts = torch._dynamo.utils.counters["stats"]
+    before = counts["unique_graphs"]
+    compiled = list(_losses(model, batches, partial(compiling.call, fullgraph=True)))
+    assert compiling.failure() is None
+    compiling._compiled.cache_clear()
+    return compiled, counts["unique_graphs"] - before
+
+
 @pytest.mark.parametrize("task", ["regress", "generate"])
 def test_a_whole_model_is_one_graph_for_batches_of_all_sizes(task, monkeypatch):
     names = ["text", "number"]
@@ -206,18 +225,47 @@ def test_a_whole_model_is_one_graph_for_batches_of_all_sizes(task, monkeypatch):
         rows[1]["text"] = None
     parts = [rows, [rows[1], rows[0], rows[3]], [*rows[2:], rows[1], *rows[2:]]]
     batches = [model.collate(part) for part in parts]
-    # Traced with its backward pass, but run without generated code, which takes long.
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    torch._dynamo.reset()
-    compiling._compiled.cache_clear()
-    counts = torch._dynamo.utils.counters["stats"]
-    before = counts["unique_graphs"]
-    expected = list(_losses(model, batches, lambda function, *args: function(*args)))
-    compiled = list(_losses(model, batches, partial(compiling.call, fullgraph=True)))
-    assert compiling.failure() is None
-    assert counts["unique_graphs"] - before == 1
+    expected = list(_losses(model, [*batches, *batches], without_compilation))
+    tokenizers = {name: model.adapter(name).tokenizer for name in names}
+    wider = [widened(batch, tokenizers) for batch in batches]
+    compiled, num_graphs = compiled_losses(model, batches + wider, monkeypatch)
+    assert num_graphs == 1
     torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-4)
-    compiling._compiled.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("head", "targets"),
+    [
+        (Regress, [1.0, 2.0, 3.0, 4.0]),
+        (lambda: Generate(decoder=partial(Decoder, LAYERS), max_len=9), VALUES["text"]),
+    ],
+    ids=["regress", "generate"],
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"embedding": EmbeddingOptions(pool=2)},
+        {"ngrams": NgramOptions(lengths=(2, 3), columns=True)},
+        {"backbone": {"position": PositionOptions(kind="alibi")}},
+        {"backbone": {"position": PositionOptions(kind="rotary", window=2, global_every=2)}},
+        {"backbone": {"causal": True}, "pool": "mean"},
+    ],
+    ids=str,
+)
+def test_more_padding_changes_no_loss(head, targets, options):
+    model = model_of(head(), ["text"], targets, **options)
+    rows = [{"text": VALUES["text"][i], "target": targets[i]} for i in range(4)]
+    batch = model.collate(rows)
+    wider = widened(batch, {"text": model.adapter("text").tokenizer})
+    assert (batch["text"]["ids"].shape[1], wider["text"]["ids"].shape[1]) == (7, 8)
+    if "ngrams" in options:  # their columns follow those of the tokens, and dropout counts columns
+        for module in model.modules():
+            if isinstance(module, Dropout | DropPath):
+                module.rate = 0.0
+    (found,) = _losses(model, [wider], without_compilation)
+    (expected,) = _losses(model, [batch], without_compilation)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 LAYERS = Backbone(D, depth=1, num_heads=2, causal=True, cross=True, dropout=0.1)

@@ -11,6 +11,7 @@ from helpers.training import fit, make_model, make_task
 from dxn.core.dropout import Noise, keyed, number_layers
 from dxn.models import Backbone, BlockOptions, NormOptions, compiling
 from dxn.models.blocks import Block, set_compiled
+from dxn.training.trainer import Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +103,17 @@ def test_a_compiled_training_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     assert same_tensors(checkpoint_of(tmp_path / "whole"), checkpoint_of(tmp_path / "cut"))
     blocks = [module for module in resumed.modules() if isinstance(module, Block)]
     assert blocks and not any(block.compiled for block in blocks)
+
+
+def test_the_whole_model_is_compiled_on_other_devices(tmp_path, monkeypatch):
+    options = {"epochs": 1, "count": 45}  # four batches of eleven samples, and one of a sample
+    _, expected, _ = fit(tmp_path / "eager", **options)
+    monkeypatch.setattr(Trainer, "compiles_model", True)
+    _, state, _ = fit(tmp_path / "compiled", compile=True, **options)
+    assert compiling.failure() is None
+    assert state.best_loss == pytest.approx(expected.best_loss, abs=1e-4)
+    # One batch has a single column. The single sample needs no graph of its own.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
 def test_without_a_compiler_the_training_continues_with_a_note(tmp_path, monkeypatch, capfd):

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Vocabulary
+from torch import Tensor
 
 from dxn.core.randomness import spaced_rows
 from dxn.core.untrusted import shortened
-from dxn.tokenize.base import FULL, NUM_REAL, BadMedia, Batch, Reader, Sample, Tokenizer
+from dxn.tokenize.base import FULL, NUM_REAL, BadMedia, Batch, Reader, Sample, Tokenizer, rounded
 from dxn.tokenize.text.chat import ChatTemplate, Conversation, is_conversation, read_messages
 from dxn.tokenize.text.options import TextAugment
 from dxn.tokenize.text.vocabulary import encode, special_ids, token_of
@@ -274,6 +276,22 @@ class TextTokenizer(Tokenizer):
     def adds_special(self) -> bool:
         """Whether special tokens are added. A chat template writes its own."""
         return self.special_tokens and self.reader.template is None
+
+    def widen(self, batch: Batch) -> Batch:
+        """Round the number of columns up, see `dxn.tokenize.base.rounded`, but not above max_len.
+
+        A batch without padding is unchanged, because its attention needs no mask.
+        """
+        mask = batch["mask"]
+        width = min(int(rounded(mask.shape[1])), max(self.max_len, mask.shape[1]))
+        if batch[NUM_REAL] == mask.numel() or width == mask.shape[1]:
+            return batch
+        wider = {**batch, FULL: False}
+        for key, value in batch.items():
+            if isinstance(value, Tensor) and value.shape[:2] == mask.shape:
+                sizes = (0, 0) * (value.ndim - 2) + (0, width - mask.shape[1])
+                wider[key] = F.pad(value, sizes, value=self.fill.get(key, 0))
+        return wider
 
     def length(self, raw: RawText) -> float:
         """Return the number of tokens of a text without augmentation."""
