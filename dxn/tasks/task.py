@@ -135,6 +135,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         *,
         max_new: int | None = None,
         sampler: Callable[[Tensor], Tensor] | None = None,
+        on_tokens: Callable[[dict[int, list[int]]], None] | None = None,
     ) -> list[str]:
         """Generate a text for each sample, if `writes` is set.
 
@@ -145,6 +146,8 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
                 decoder.
             sampler: Function that chooses the next token from log-probabilities (B, V). Default:
                 the search method of the task.
+            on_tokens: Function that is called with the new token ids of texts, by their index,
+                while they are generated. It requires a sampler.
         """
         raise NotImplementedError(f"head={self.name} does not generate texts")
 

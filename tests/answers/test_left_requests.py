@@ -9,7 +9,7 @@ from helpers.runs import PLAIN, SMALL, TEXT, train
 from helpers.serving import server_of
 
 import dxn
-from dxn.runs.predictor.writing import BatchSampler, Writer
+from dxn.runs.predictor.writing import Writer, pass_on
 from dxn.serve.operations import Operations
 
 SECONDS = 20  # limit of each wait
@@ -36,19 +36,19 @@ def wait_for_refusal(url, path):
 def test_texts_are_not_generated_after_the_client_has_left(translator, monkeypatch):
     may_go_on = threading.Event()
     sizes, num_tokens = [], []
-    write, sample = Writer._for_samples, BatchSampler.__call__
+    write = Writer._for_samples
 
     def counted(self, texts, max_new):
         sizes.append(len(texts))
         return write(self, texts, max_new)
 
-    def slow(self, log_probs):
-        num_tokens.append(len(log_probs))
+    def slow(texts, decoders, new):
+        num_tokens.append(len(texts))
         assert may_go_on.wait(SECONDS)
-        return sample(self, log_probs)
+        pass_on(texts, decoders, new)
 
     monkeypatch.setattr(Writer, "_for_samples", counted)
-    monkeypatch.setattr(BatchSampler, "__call__", slow)
+    monkeypatch.setattr("dxn.runs.predictor.writing.pass_on", slow)
     body = {"inputs": [{"text": "apple number 1"}] * 6, "max_new": 50, "temperature": 0}
     with server_of(translator, batch_size=2) as url:
         with pytest.raises(httpx.ReadTimeout):

@@ -10,7 +10,7 @@ from helpers.serving import client_of, error_of
 
 import dxn
 from dxn.models import make_sampler
-from dxn.runs.predictor.writing import BatchSampler, Cancelled, Text, Writer, decoder_after
+from dxn.runs.predictor.writing import Cancelled, Text, Writer, decoder_after
 from dxn.serve.command import read_examples
 from dxn.serve.engine import Job
 from dxn.serve.operations import WRITE, Operations
@@ -155,7 +155,7 @@ def test_an_error_in_the_middle_is_the_last_event_of_a_stream(language, monkeypa
 
 
 def test_a_stream_ends_when_its_time_is_over(language, monkeypatch):
-    monkeypatch.setattr(BatchSampler, "__call__", slow(BatchSampler.__call__))
+    monkeypatch.setattr(Text, "add", slow(Text.add))
     with client_of(language, timeout=0.5) as client:
         events = events_of(client, {"inputs": [{"prompt": "apple"}], "max_new": 200})
         assert events[-1]["error"]["type"] == "timeout"
@@ -166,9 +166,9 @@ def test_a_stream_ends_when_its_time_is_over(language, monkeypatch):
 
 
 def slow(call):
-    def slowly(self, log_probs):
+    def slowly(self, ids, decode):
         time.sleep(0.05)
-        return call(self, log_probs)
+        return call(self, ids, decode)
 
     return slowly
 

@@ -62,24 +62,17 @@ class Text:
     is_cancelled: bool = False
     text: str = ""
     ids: list[int] = field(default_factory=list)
-    has_ended: bool = False
     sampler: Sampler = greedy
 
     def start(self) -> None:
         """Forget an attempt that failed with its batch."""
         self.text = ""
         self.ids = []
-        self.has_ended = False
         self.sampler = self.new_sampler()
 
-    def add(self, token: int, end: int | None, decode: Decode) -> None:
-        """Add a token, and pass on the text that it completes."""
-        if self.has_ended:
-            return
-        if token == end:
-            self.has_ended = True
-            return
-        self.ids.append(token)
+    def add(self, ids: Sequence[int], decode: Decode) -> None:
+        """Add tokens, and pass on the text that they complete."""
+        self.ids += ids
         if self.on_text is None or self.is_cancelled:
             return
         # Decoded from the start: the space between two tokens can depend on both of them. Some
@@ -123,36 +116,40 @@ def make_samplers(
 
 
 class BatchSampler:
-    """The sampler of a batch. Each text has its own, and receives its tokens.
+    """The sampler of a batch of texts that have one each.
 
     A generation removes texts that have ended, but not immediately.
 
     Args:
-        texts: The texts of the batch.
+        samplers: The sampler of each text.
         end: Id of the end token. None: there is none.
-        decoders: Function that decodes the new tokens of each text.
     """
 
-    def __init__(self, texts: Sequence[Text], end: int | None, decoders: Sequence[Decode]):
-        self.rows = list(zip(texts, decoders, strict=True))
+    def __init__(self, samplers: Sequence[Sampler], end: int | None):
+        self.samplers = list(samplers)
         self.end = end
+        self.has_ended = [False] * len(self.samplers)
 
     def __call__(self, log_probs: Tensor) -> Tensor:
         """Return the next token (B,) of each text."""
-        if len(log_probs) < len(self.rows):
-            self.rows = [pair for pair in self.rows if not pair[0].has_ended]
-        assert len(log_probs) == len(self.rows)
-        if all(text.is_cancelled for text, _ in self.rows):
-            raise Cancelled
-        first = self.rows[0][0].sampler
-        if all(text.sampler is first for text, _ in self.rows):
-            ids = first(log_probs)
-        else:
-            parts = [text.sampler(log_probs[i : i + 1]) for i, (text, _) in enumerate(self.rows)]
-            ids = torch.cat(parts)
-        for (text, decode), token in zip(self.rows, ids.tolist(), strict=True):
-            text.add(token, self.end, decode)
+        if len(log_probs) < len(self.samplers):
+            rows = zip(self.samplers, self.has_ended, strict=True)
+            self.samplers = [sampler for sampler, has_ended in rows if not has_ended]
+            self.has_ended = [False] * len(self.samplers)
+        assert len(log_probs) == len(self.samplers)
+        parts = [sampler(log_probs[i : i + 1]) for i, sampler in enumerate(self.samplers)]
+        ids = torch.cat(parts)
+        for i, token in enumerate(ids.tolist()):
+            self.has_ended[i] |= token == self.end
         return ids
+
+
+def batch_sampler(texts: Sequence[Text], end: int | None) -> Sampler:
+    """Return the sampler of a batch of texts."""
+    samplers = [text.sampler for text in texts]
+    if all(sampler is samplers[0] for sampler in samplers):
+        return samplers[0]
+    return BatchSampler(samplers, end)
 
 
 class Writer:
@@ -279,6 +276,7 @@ class Writer:
         # The model shortens a longer prompt itself. The other tokens would only be padded.
         longest = self.language.max_len + 1
         starts = [torch.tensor(ids[-longest:] or [self.end]) for ids in prompts]
+        decoders = [decoder_after(self.tokenizer, ids) for ids in before]
         hypotheses = generate(
             self.language,
             None,
@@ -286,9 +284,8 @@ class Writer:
             mask=pad_sequence([torch.ones_like(start) for start in starts], batch_first=True) > 0,
             end=self.end,
             max_new=max_new,
-            sampler=BatchSampler(
-                texts, self.end, [decoder_after(self.tokenizer, ids) for ids in before]
-            ),
+            sampler=batch_sampler(texts, self.end),
+            on_tokens=partial(pass_on, texts, decoders),
         )
         # Decoded together: the space between two tokens can depend on both of them.
         pairs = zip(before, hypotheses, strict=True)
@@ -303,10 +300,16 @@ class Writer:
         batch = to_device(samples.collate(items), self._device)
         encoded, _ = self.model.encode(self.model.embed(batch))
         tokenizer = getattr(task, "tokenizer", None)
-        sampler: Sampler = texts[0].sampler
-        if tokenizer is not None:
-            sampler = BatchSampler(texts, tokenizer.end, [tokenizer.decode] * len(texts))
-        return task.write(self.model.head, encoded, max_new=max_new, sampler=sampler)
+        if tokenizer is None:
+            sampler = texts[0].sampler
+            return task.write(self.model.head, encoded, max_new=max_new, sampler=sampler)
+        return task.write(
+            self.model.head,
+            encoded,
+            max_new=max_new,
+            sampler=batch_sampler(texts, tokenizer.end),
+            on_tokens=partial(pass_on, texts, [tokenizer.decode] * len(texts)),
+        )
 
     def _encoded(self, prompt: str) -> list[int]:
         # Special tokens such as [SEP] at the end would end the text before it is continued.
@@ -315,6 +318,20 @@ class Writer:
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+
+def pass_on(
+    texts: Sequence[Text], decoders: Sequence[Decode], new: Mapping[int, list[int]]
+) -> None:
+    """Add new tokens to the texts of a batch, by their index.
+
+    Raises:
+        Cancelled: If nobody waits for any of the texts.
+    """
+    if all(text.is_cancelled for text in texts):
+        raise Cancelled
+    for i, ids in new.items():
+        texts[i].add(ids, decoders[i])
 
 
 def decoder_after(tokenizer: Any, prompt: list[int]) -> Decode:

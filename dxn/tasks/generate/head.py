@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
-from dxn.models.decoding.generation import beam_search, generate
+from dxn.models.decoding.generation import OnTokens, beam_search, generate
 from dxn.models.decoding.search import Hypothesis, Sampler, greedy
 from dxn.models.losses import linear_cross_entropy
 from dxn.tasks.space import Batch
@@ -82,6 +82,7 @@ class GenerateHead(nn.Module):
         length_penalty: float = 0.0,
         max_new: int | None = None,
         sampler: Sampler | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> list[Hypothesis]:
         """Generate the token ids of one text per sample.
 
@@ -94,6 +95,7 @@ class GenerateHead(nn.Module):
             max_new: Maximum number of tokens to generate. Default: the maximum length of the
                 decoder.
             sampler: Function that chooses the next token. Default: greedy decoding or beam search.
+            on_tokens: See `generate`. Beam search does not call it.
         """
         prompt = torch.full((len(memory.x), 1), begin, device=memory.x.device)
         # The BOS token occupies the first of max_len positions.
@@ -107,6 +109,7 @@ class GenerateHead(nn.Module):
                 end=end,
                 max_new=limit,
                 sampler=sampler or greedy,
+                on_tokens=on_tokens,
             )
         return beam_search(
             self.decoder,

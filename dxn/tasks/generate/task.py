@@ -18,6 +18,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
+from dxn.models.decoding.generation import OnTokens
 from dxn.models.decoding.search import Hypothesis, Sampler
 from dxn.tasks.generate.head import Generated, GenerateHead
 from dxn.tasks.generate.target_tokenizer import TargetTokenizer
@@ -274,6 +275,7 @@ class Generate(Task[Texts]):
         beams: int | None = None,
         max_new: int | None = None,
         sampler: Sampler | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> list[Hypothesis]:
         """Return the best hypothesis for each sample: token ids and their score.
 
@@ -284,6 +286,7 @@ class Generate(Task[Texts]):
             max_new: Maximum number of tokens to generate. Default: the maximum length of the
                 decoder.
             sampler: Function that chooses the next token. Default: greedy decoding or beam search.
+            on_tokens: See `Task.write`.
         """
         assert isinstance(head, GenerateHead)
         return head.write(
@@ -294,6 +297,7 @@ class Generate(Task[Texts]):
             length_penalty=self.length_penalty,
             max_new=max_new,
             sampler=sampler,
+            on_tokens=on_tokens,
         )
 
     def write(
@@ -303,10 +307,12 @@ class Generate(Task[Texts]):
         *,
         max_new: int | None = None,
         sampler: Sampler | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> list[str]:
         """Return the generated text of each sample. See `Task.write`."""
         memory = Memory.from_tokens(tokens)
-        hypotheses = self.search(head, memory, max_new=max_new, sampler=sampler)
+        options = {"max_new": max_new, "sampler": sampler, "on_tokens": on_tokens}
+        hypotheses = self.search(head, memory, **options)
         return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
 
     def save(self, folder: Path) -> None:
