@@ -13,7 +13,7 @@ from dxn.models.blocks import RopeScaling
 from dxn.models.decoding.cross_attention import CrossAttention
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import beam_search, generate
-from dxn.models.decoding.search import Hypothesis, greedy, length_normalized, random_sampler
+from dxn.models.decoding.search import Hypothesis, RandomSampler, greedy, length_normalized
 
 B, T, M, D, V = 3, 7, 5, 12, 11
 END = 1
@@ -281,12 +281,12 @@ def test_a_length_penalty_favours_longer_hypotheses():
 
 def test_sampling_follows_the_probabilities():
     shares = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    sampler = random_sampler(torch.Generator().manual_seed(0))
+    sampler = RandomSampler(torch.Generator().manual_seed(0))
     drawn = sampler(shares.log().expand(20000, 4).clone())
     torch.testing.assert_close(
         torch.bincount(drawn, minlength=4) / 20000, shares, rtol=0, atol=0.02
     )
-    cold = random_sampler(torch.Generator().manual_seed(0), temperature=0.05)(
+    cold = RandomSampler(torch.Generator().manual_seed(0), temperature=0.05)(
         shares.log().expand(100, 4).clone()
     )
     assert bool((cold == 0).all())
@@ -299,7 +299,7 @@ def test_sampling_follows_the_probabilities():
 def test_top_k_and_top_p_exclude_improbable_tokens(options, allowed):
     log_probs = torch.tensor([0.05, 0.5, 0.3, 0.15]).log().expand(500, 4).clone()
     assert (
-        set(random_sampler(torch.Generator().manual_seed(0), **options)(log_probs).tolist())
+        set(RandomSampler(torch.Generator().manual_seed(0), **options)(log_probs).tolist())
         == allowed
     )
 
@@ -308,7 +308,7 @@ def test_the_same_seed_gives_the_same_sequences():
     decoder, prompt, memory = decoder_of(), torch.full((B, 1), 2), Memory.from_tokens(tokens_of())
 
     def generated(seed):
-        sampler = random_sampler(torch.Generator().manual_seed(seed))
+        sampler = RandomSampler(torch.Generator().manual_seed(seed))
         return [
             s.ids
             for s in generate(decoder, memory, prompt=prompt, end=END, max_new=8, sampler=sampler)
@@ -409,8 +409,8 @@ def test_token_dropout_hides_tokens_but_not_their_positions_and_only_in_training
         (lambda: run(decoder_of(), 4, memory=False), "got cross=True and no memory"),
         (lambda: run(decoder_of(cross=False), 2, memory=True), "got cross=False and a memory"),
         (
-            lambda: random_sampler(torch.Generator(), temperature=0),
-            "temperature: must be above 0, got 0",
+            lambda: RandomSampler(torch.Generator(), temperature=0),
+            "temperature: must be above 0 and finite, got 0",
         ),
         (lambda: search(0), "beams and max_new must be at least 1"),
     ],

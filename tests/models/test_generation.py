@@ -19,7 +19,7 @@ from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder
 from dxn.models.decoding import cross_attention, generation, language_model
 from dxn.models.decoding import decoder as decoder_module
 from dxn.models.decoding.generation import beam_search, capture, generate
-from dxn.models.decoding.search import best_tokens, length_normalized
+from dxn.models.decoding.search import best_tokens, length_normalized, make_sampler
 
 D, V, M, END = 12, 11, 5, 1
 
@@ -193,30 +193,41 @@ def test_a_captured_step_generates_the_same_tokens(kind, beams, monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("beams", [None, 3])
-def test_a_device_with_graphs_captures_long_generations_by_itself(beams, fails, monkeypatch):
+@pytest.mark.parametrize("mode", ["greedy", "sampled", "beams"])
+def test_a_device_with_graphs_captures_long_generations_by_itself(mode, fails, monkeypatch):
     sizes, decoder, memory = (2, 1, 3), decoder_of(), memory_of((5, 2, 4))
-    options = {"beams": beams, "max_new": 16}
-    expected = search_of(decoder, memory, sizes, **options)
     graphs = []
 
-    def record(step, device):
+    def search(decoder, max_new=16, sampler=None):
+        graphs.clear()
+        # Without an end token, so that all rows draw random numbers in all steps.
+        options = {"max_new": max_new, "end": (), "beams": 3 if mode == "beams" else None}
+        if mode == "sampled":
+            options["sampler"] = make_sampler(0.9, top_k=5, seed=3)
+        if sampler is not None:
+            options["sampler"] = sampler
+        return search_of(decoder, memory, sizes, **options)
+
+    def record(step, device, generators):
+        assert len(generators) == (mode == "sampled")
         graphs.append(None if fails else Recorded(step))
         return None if fails else graphs[0].replay
 
+    expected = search(decoder)
     for module in (backbone, decoder_module, language_model):
         monkeypatch.setattr(module, "can_read", lambda x: False)
     monkeypatch.setattr(generation, "HAS_GRAPHS", "cpu")
     monkeypatch.setattr(generation, "GROWTH", 64)
     monkeypatch.setattr(generation, "capture", record)
-    assert_equal(search_of(decoder, memory, sizes, **options), expected)
+    assert_equal(search(decoder), expected)
     assert len(graphs) == 1
-    # Neither short ones, nor those of a sampler or a decoder that can contain any Python code.
-    search_of(decoder, memory, sizes, beams=beams, max_new=15)
-    search_of(decoder_of("gru"), memory, sizes, **options)
-    if beams is None:
-        search_of(decoder, memory, sizes, sampler=lambda x: x.argmax(-1), **options)
-    assert len(graphs) == 1
+    # Neither short ones, nor those of a decoder or a sampler that can contain any Python code.
+    for options in ({"max_new": 15}, {"decoder": decoder_of("gru")}):
+        search(**{"decoder": decoder, **options})
+        assert not graphs
+    if mode == "greedy":
+        search(decoder, sampler=lambda x: x.argmax(-1))
+        assert not graphs
 
 
 def test_a_step_that_cannot_be_captured_is_computed_as_it_is(monkeypatch, capsys):

@@ -16,7 +16,7 @@ from torch import nn
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, Decoder, Memory, RecurrentDecoder, beam_search
-from dxn.models.decoding.search import length_normalized, random_sampler
+from dxn.models.decoding.search import RandomSampler, length_normalized
 from dxn.tasks import IGNORED, Generate
 from dxn.tasks.generate.head import Generated, GenerateHead
 from dxn.tokenize import (
@@ -222,7 +222,7 @@ def test_a_sampler_replaces_the_search():
     head, memory = head_of(), memory_of(tokens_of())
 
     def sampled(seed):
-        sampler = random_sampler(torch.Generator().manual_seed(seed))
+        sampler = RandomSampler(torch.Generator().manual_seed(seed))
         return [h.ids for h in write(head, memory, beams=4, sampler=sampler)]
 
     assert sampled(3) == sampled(3)

@@ -53,8 +53,9 @@ def generate(
 ) -> list[Hypothesis]:
     """Continue each prompt token by token.
 
-    On an NVIDIA GPU, greedy decoding captures its step as a CUDA graph, see `capture`. This was not
-    tested or measured on a GPU. A step that cannot be captured is computed without a graph.
+    On an NVIDIA GPU, greedy decoding and a `RandomSampler` capture a step as a CUDA graph, see
+    `capture`. This was not tested or measured on a GPU. A step that cannot be captured is computed
+    without a graph.
 
     Args:
         decoder: Model that predicts the next token.
@@ -233,7 +234,7 @@ class _Generation:
                 step = compile_step(step)
                 has_fixed_rows = True
             if number == WARM_UP and captures:
-                graph = capture(step, device)
+                graph = capture(step, device, self.search.generators)
                 if graph is not None:
                     step = graph
                     has_fixed_rows = True
@@ -337,16 +338,21 @@ def _aligned(prompt: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tenso
     return prompt.gather(1, order), mask.gather(1, order), mask.sum(1)
 
 
-def capture(step: Step, device: torch.device) -> Step | None:
+def capture(
+    step: Step, device: torch.device, generators: Sequence[torch.Generator] = ()
+) -> Step | None:
     """Capture a step as a CUDA graph, which starts all of its kernels at once.
 
     The graph reads and writes the tensors that the step uses now. Capturing changes none of them.
+    Each time, random numbers of these generators are new ones.
 
     Returns:
         A function that computes the step. None: it cannot be captured.
     """
     try:
         graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
         # If a capture fails, the outer context returns to the present stream. Other threads may
         # allocate memory meanwhile.
         with (

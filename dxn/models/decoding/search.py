@@ -69,7 +69,8 @@ class Choice:
         self.width = width
         self.sampler = sampler
         # Whether a step can be captured as a graph. Other samplers can contain any Python code.
-        self.is_static = sampler is greedy
+        self.is_static = sampler is greedy or isinstance(sampler, RandomSampler)
+        self.generators = [sampler.generator] if isinstance(sampler, RandomSampler) else []
         self.ends = ends
         # Tensors are changed in place, so that a step can be captured as a graph.
         self.tokens = torch.zeros(samples, width, max_new, dtype=torch.long, device=device)
@@ -163,6 +164,7 @@ class Beams:
     ):
         self.width = width
         self.is_static = True
+        self.generators: list[torch.Generator] = []
         self.ends = ends
         # Tensors are changed in place, so that a step can be captured as a graph.
         shape = samples, width, max_new
@@ -320,14 +322,9 @@ def greedy(log_probs: Tensor) -> Tensor:
     return log_probs.argmax(-1)
 
 
-def random_sampler(
-    generator: torch.Generator,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Sampler:
-    """Create a sampler that draws tokens according to their probability.
+@dataclass(frozen=True, slots=True)
+class RandomSampler:
+    """Draws tokens according to their probability.
 
     Args:
         generator: Random generator.
@@ -339,31 +336,40 @@ def random_sampler(
     Raises:
         ValueError: If an argument is out of range.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature: must be above 0, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k: must be at least 1, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p: must be above 0 and at most 1, got {top_p}")
 
-    def sample(log_probs: Tensor) -> Tensor:
+    generator: torch.Generator
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self):
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature: must be above 0 and finite, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k: must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: must be above 0 and at most 1, got {self.top_p}")
+
+    def __call__(self, log_probs: Tensor) -> Tensor:
+        """Return the next token (B,) for log_probs (B, V)."""
         # Without the maximum, a temperature close to 0 would divide all of them to -infinity. A
         # smaller temperature than 1e-30 is 0 in float32.
         centered = log_probs - log_probs.amax(-1, keepdim=True)
-        probs = (centered / max(temperature, 1e-30)).softmax(-1)
+        probs = (centered / max(self.temperature, 1e-30)).softmax(-1)
         order = None
         # A sort of the whole vocabulary can take longer than the model.
-        if top_k is not None:
-            probs, order = probs.topk(min(top_k, probs.shape[1]))
-        elif top_p is not None:
+        if self.top_k is not None:
+            probs, order = probs.topk(min(self.top_k, probs.shape[1]))
+        elif self.top_p is not None:
             probs, order = probs.sort(-1, descending=True)
-        if top_p is not None:
+        if self.top_p is not None:
             # The sum before each token is compared, so that the most probable token always remains.
-            probs = probs.masked_fill(probs.cumsum(-1) - probs >= top_p, 0)
-        choice = torch.multinomial(probs, 1, generator=generator)
+            probs = probs.masked_fill(probs.cumsum(-1) - probs >= self.top_p, 0)
+        # The same draw as that of torch.multinomial, which asks a GPU whether probabilities are
+        # valid. A graph cannot contain such a question.
+        draws = torch.empty_like(probs).exponential_(1, generator=self.generator)
+        choice = probs.div_(draws).argmax(-1, keepdim=True)
         return (choice if order is None else order.gather(1, choice)).squeeze(1)
-
-    return sample
 
 
 def make_sampler(
@@ -374,8 +380,8 @@ def make_sampler(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Sampler:
-    """Return `greedy` if temperature is 0, otherwise a `random_sampler` with this seed."""
+    """Return `greedy` if temperature is 0, otherwise a `RandomSampler` with this seed."""
     if temperature == 0:
         return greedy
     generator = torch.Generator(device).manual_seed(seed)
-    return random_sampler(generator, temperature=temperature, top_k=top_k, top_p=top_p)
+    return RandomSampler(generator, temperature=temperature, top_k=top_k, top_p=top_p)
