@@ -161,7 +161,7 @@ class Samples(Dataset):
         self,
         batch_size: int,
         *,
-        batch_tokens: int | None,
+        batch_tokens: int | None = None,
         seed: int,
         shard: tuple[int, int],
         pin_memory: bool,

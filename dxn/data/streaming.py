@@ -130,7 +130,7 @@ class StreamSamples(Samples):
         self,
         batch_size: int,
         *,
-        batch_tokens: int | None,
+        batch_tokens: int | None = None,
         seed: int,
         shard: tuple[int, int],
         **options: Any,
