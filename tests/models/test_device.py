@@ -248,7 +248,7 @@ def test_a_whole_model_is_one_graph_for_batches_of_all_sizes(task, monkeypatch):
         {"embedding": EmbeddingOptions(pool=2)},
         {"ngrams": NgramOptions(lengths=(2, 3), columns=True)},
         {"backbone": {"position": PositionOptions(kind="alibi")}},
-        {"backbone": {"position": PositionOptions(kind="rotary", window=2, global_every=2)}},
+        {"backbone": {"position": PositionOptions(kind="rotary", windows=[None, 2])}},
         {"backbone": {"causal": True}, "pool": "mean"},
     ],
     ids=str,
