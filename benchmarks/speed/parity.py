@@ -34,6 +34,7 @@ from torch import Tensor, nn  # noqa: E402
 from dxn.config.instantiate import build  # noqa: E402
 from dxn.config.model_plan import ModelPlan  # noqa: E402
 from dxn.models import MultimodalModel  # noqa: E402
+from dxn.tasks.language import LanguageHead  # noqa: E402
 from dxn.tokenize.base import FULL  # noqa: E402
 from dxn.weights import PublicModel, read_public  # noqa: E402
 
@@ -74,6 +75,7 @@ def build_model(public: PublicModel, plan: ModelPlan | None = None) -> Multimoda
     task = build(plan.head, key="head")
     if public.task_state():
         task.target.load(public.task_state())
+    task.target.bind(adapters)
     head = task.make_head(backbone.dim, fusion.width, adapters)
     inputs = {key: key for key in adapters}
     return MultimodalModel(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
@@ -220,7 +222,9 @@ def differences(p: Pair, sizes: Sizes, dtype: torch.dtype) -> list[float]:
     batch, peer_batch = inputs(p, sizes, dtype)
     # The blocks get the tokens of all samples in one axis; here with the columns of the batch.
     with p.model.backbone.unpacked():
-        states, answer = hidden_states(list(p.model.backbone.blocks), lambda: p.model(batch))
+        states, answer = hidden_states(
+            list(p.model.backbone.blocks), lambda: answer_of(p.model, batch)
+        )
     states = [state.unflatten(0, (batch["#size"], -1)) for state in states]
     peer_states, expected = hidden_states(
         p.case.blocks(p.peer), lambda: p.case.answer(p.peer, peer_batch)
@@ -233,6 +237,13 @@ def differences(p: Pair, sizes: Sizes, dtype: torch.dtype) -> list[float]:
         # The hidden states at padding are arbitrary.
         gaps.append(float((gap if mask is None else gap[mask]).max()))
     return [*gaps, float((answer - expected).abs().max())]
+
+
+def answer_of(model: MultimodalModel, batch: dict[str, Any]) -> Tensor:
+    """Return the output of a model, or the pooled vectors of a language model."""
+    if isinstance(model.head, LanguageHead):
+        return model.encode(model.embed(batch))[1]
+    return model(batch)
 
 
 def columns(p: Pair, count: int) -> Tensor:
@@ -260,7 +271,7 @@ def time_ratio(p: Pair, sizes: Sizes, repeats: int) -> float:
     ratios: list[float] = []
     # The calls alternate, so that other load on the machine affects both.
     for i in range(repeats + WARM_UP):
-        duration = seconds(lambda: p.model(batch))
+        duration = seconds(lambda: answer_of(p.model, batch))
         peer_duration = seconds(lambda: p.case.answer(p.peer, peer_batch))
         if i >= WARM_UP:
             ratios.append(duration / peer_duration)

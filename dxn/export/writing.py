@@ -101,7 +101,8 @@ class LanguageGraph(nn.Module):
             "coords": torch.zeros(ids.shape[0], new, 2),
         }
         x = self.model.backbone.run(adapter(batch).x, mask, caches=caches)
-        logits = self.model.backbone.norm(x) @ adapter.embedding.weight.T
+        weight = getattr(self.model.head, "output_weight", adapter.embedding.weight)
+        logits = self.model.backbone.norm(x) @ weight.T
         return {"logits": logits, **_joined(caches)}
 
 

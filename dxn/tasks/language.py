@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
+from dxn.core.schema import Strict
 from dxn.core.tokens import Tokens
 from dxn.models.losses import linear_cross_entropy
 from dxn.tasks.metric import Metric
@@ -49,17 +51,26 @@ class Window:
 
 
 class LanguageHead(nn.Module):
-    """Cross-entropy of the next token, with the input embedding as the output layer (weight tying).
+    """Cross-entropy of the next token.
 
     Args:
         embedding: Embedding (V, D) of the adapter. It is saved as a part of the adapter.
         input: Name of the input.
         label_smoothing: Amount of label smoothing, from 0 (none) to 1.
+        tie_embeddings: Use the embedding as the weights of the output layer. False: the layer
+            `lm_head` has weights (V, D) of its own.
     """
 
     embedding: nn.Embedding
 
-    def __init__(self, embedding: nn.Embedding, *, input: str, label_smoothing: float = 0.0):
+    def __init__(
+        self,
+        embedding: nn.Embedding,
+        *,
+        input: str,
+        label_smoothing: float = 0.0,
+        tie_embeddings: bool = True,
+    ):
         super().__init__()
         self.pre = nn.Identity()
         # Assigning to __dict__ bypasses nn.Module's registration. Otherwise the weight of the
@@ -67,6 +78,16 @@ class LanguageHead(nn.Module):
         self.__dict__["embedding"] = embedding
         self.input = input
         self.label_smoothing = label_smoothing
+        self.lm_head = None
+        if not tie_embeddings:
+            rows, dim = embedding.weight.shape
+            self.lm_head = nn.Linear(dim, rows, bias=False)
+            nn.init.normal_(self.lm_head.weight, std=0.02)  # as in GPT-2
+
+    @property
+    def output_weight(self) -> Tensor:
+        """Weights (V, D) of the output layer."""
+        return self.embedding.weight if self.lm_head is None else self.lm_head.weight
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
         """Return the sum () of the cross-entropies of all target tokens; 0 without targets.
@@ -81,11 +102,19 @@ class LanguageHead(nn.Module):
         states = tokens.select(self.input).x[:, : ids.shape[1]]
         return linear_cross_entropy(
             states.flatten(0, 1),
-            self.embedding.weight,
+            self.output_weight,
             ids.flatten(),
             label_smoothing=self.label_smoothing,
             ignore_index=IGNORED,
         )
+
+
+class EndsState(Strict):
+    """The end tokens in a model folder, which may come from an untrusted source."""
+
+    ends: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1000)] = Field(
+        default_factory=list
+    )
 
 
 class NextToken(Target):
@@ -93,12 +122,16 @@ class NextToken(Target):
 
     Attributes:
         input: Name of the only input. `bind` sets it.
+        ends: Ids of the tokens that end a text, of a public checkpoint. Empty: the tokenizer has
+            one by its name, see `dxn.tokenize.text.vocabulary.ENDS`.
     """
 
+    State = EndsState
     source = "stream"
 
     def __init__(self):
         self.input = ""
+        self.ends: list[int] = []
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
         """Set the input, after checking that it is the only one and has a vocabulary.
@@ -178,12 +211,15 @@ class Language(Task[NextToken]):
     Args:
         label_smoothing: Amount of label smoothing, from 0 (none) to 1 (arXiv:1512.00567, section
             7).
+        tie_embeddings: Use the embedding of the tokens as the weights of the output layer
+            (arXiv:1608.05859).
     """
 
     name = "language"
 
-    def __init__(self, *, label_smoothing: Probability = 0.0):
+    def __init__(self, *, label_smoothing: Probability = 0.0, tie_embeddings: bool = True):
         self.label_smoothing = label_smoothing
+        self.tie_embeddings = tie_embeddings
         self.target = NextToken()
         self.metric = PerplexityMetric()
 
@@ -214,11 +250,12 @@ class Language(Task[NextToken]):
             raise UserError("\n".join(problems))
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
-        """Build a head that shares the adapter's embedding and has no other parameters."""
+        """Build a head that shares the adapter's embedding."""
         return LanguageHead(
             adapters[self.target.input].embedding,
             input=self.target.input,
             label_smoothing=self.label_smoothing,
+            tie_embeddings=self.tie_embeddings,
         )
 
     def loss(self, output: Tensor, batch: Batch) -> LossSum:

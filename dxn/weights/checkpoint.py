@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,6 +97,42 @@ class PublicConfig(Strict):
     vision_config: PublicConfig | None = None
 
 
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=100_000_000)]], Field(max_length=10_000)]
+Id = Annotated[int, Field(ge=-1, le=100_000_000)]  # some files have -1 for none
+
+
+class GenerationConfig(Strict):
+    """How the original library generates, from generation_config.json and config.json.
+
+    Args:
+        bos_token_id: Id of the token before a text.
+        eos_token_id: Ids of the tokens that end a text.
+        pad_token_id: Id of the padding.
+        decoder_start_token_id: Id of the first token of a decoder with cross-attention.
+        forced_bos_token_id: Id of the first token that such a decoder generates.
+        suppress_tokens: Ids of the tokens that are never generated.
+        begin_suppress_tokens: Ids of the tokens that are not the first one generated.
+        num_beams: Beam width.
+        length_penalty: Exponent of the length by which a score is divided.
+        lang_to_id: Id of the token of each language, of Whisper.
+        task_to_id: Id of the token of each task, of Whisper.
+        no_timestamps_token_id: Id of the token for texts without times, of Whisper.
+    """
+
+    bos_token_id: Id | None = None
+    eos_token_id: Ids = Field(default_factory=list)
+    pad_token_id: Id | None = None
+    decoder_start_token_id: Id | None = None
+    forced_bos_token_id: Id | None = None
+    suppress_tokens: Ids | None = None
+    begin_suppress_tokens: Ids | None = None
+    num_beams: Annotated[int, Field(ge=1, le=1000)] | None = None
+    length_penalty: float | None = None
+    lang_to_id: dict[str, Id] | None = None
+    task_to_id: dict[str, Id] | None = None
+    no_timestamps_token_id: Id | None = None
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The tensors of a checkpoint and its metadata files.
@@ -119,6 +156,25 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
+
+    @cached_property
+    def generation(self) -> GenerationConfig:
+        """How the original library generates.
+
+        Raises:
+            UserError: If a value is invalid.
+        """
+        path = Path(self.source) if self.folder is None else self.folder / "generation_config.json"
+        content = read_json(path) if self.folder is not None else {}
+        # Older checkpoints have these values in config.json, models with two towers in a group.
+        text = self.config.get("text_config") or {}
+        values: dict[str, Any] = {}
+        for name in GenerationConfig.model_fields:
+            found = (each.get(name) for each in (content, self.config, text))
+            values[name] = next((value for value in found if value is not None), None)
+        ends = values["eos_token_id"]
+        values["eos_token_id"] = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        return validated(GenerationConfig, values, f"weights: {path}")
 
     def num_layers(self, pattern: str) -> int:
         """Return the number of layers: the distinct indices at {i} in names that match `pattern`.

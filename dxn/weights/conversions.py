@@ -17,6 +17,10 @@ from dxn.weights.family import TensorMap, TensorSource
 # of the checkpoint into one, the value is a tuple.
 LayerNames = Mapping[str, str | tuple[str, ...]]
 
+# Prefixes of the tensors that `resize_tensor` resizes, and ends of the names of vocabularies.
+RESIZED = ("adapters.", "head.decoder.embedding.", "head.lm_head.")
+VOCABULARIES = (".embedding.weight", ".lm_head.weight")
+
 
 def copied(name: str) -> TensorSource:
     """Use the tensor unchanged."""
@@ -140,23 +144,104 @@ def mean_of_classifiers(first: str, second: str) -> TensorMap:
     }
 
 
-def linears(names: LayerNames) -> TensorMap:
-    """Map the weights and biases of layers. Several layers of the checkpoint are concatenated."""
+def joined(*sources: TensorSource, rows: Sequence[int]) -> TensorSource:
+    """Concatenate converted tensors along the first dimension, such as q, k and v.
+
+    Args:
+        sources: Sources of the parts, such as `rotary_halves` for q and k, and `copied` for v.
+        rows: Size of the first dimension of each converted part.
+    """
+    names = tuple(name for source in sources for name in source.names)
+
+    def convert(*tensors: Tensor) -> Tensor:
+        remaining = iter(tensors)
+        parts = [source.convert(*(next(remaining) for _ in source.names)) for source in sources]
+        return torch.cat(parts)
+
+    def invert(t: Tensor) -> Sequence[Tensor]:
+        results: list[Tensor] = []
+        for source, part in zip(sources, t.split(list(rows)), strict=True):
+            assert source.invert is not None
+            results += source.invert(part)
+        return results
+
+    has_inverse = all(source.invert is not None for source in sources)
+    moves = all(source.moves for source in sources)
+    return TensorSource(names, convert, invert if has_inverse else None, moves)
+
+
+def rotary_halves(name: str, num_heads: int) -> TensorSource:
+    """Reorder the rows of a query or key layer whose rotary pairs are interleaved.
+
+    Such a model rotates the pairs (x[2i], x[2i + 1]) of a head, and dxn rotates (x[i], x[i + d/2]).
+    Llama, Qwen and Gemma have dxn's order in the format of transformers, and need no reordering.
+
+    Args:
+        name: Name of the weight (H d, D) or bias (H d).
+        num_heads: Number of heads H: that of the keys and values for a key layer.
+    """
+    return TensorSource(
+        (name,),
+        lambda t: rearrange(t, "(h d pair) ... -> (h pair d) ...", h=num_heads, pair=2),
+        lambda t: (rearrange(t, "(h pair d) ... -> (h d pair) ...", h=num_heads, pair=2),),
+        moves=True,
+    )
+
+
+def scaled(source: TensorSource, factor: float) -> TensorSource:
+    """Multiply a converted tensor by a constant, such as the scale of a score or of embeddings."""
+    invert = source.invert
+    return TensorSource(
+        source.names,
+        lambda *ts: source.convert(*ts) * factor,
+        None if invert is None else lambda t: invert(t / factor),
+    )
+
+
+def plus_one(name: str) -> TensorSource:
+    """Add one to the weight of a norm that multiplies by 1 + w instead of w, as in Gemma."""
+    return TensorSource((name,), lambda t: t + 1, lambda t: (t - 1,))
+
+
+def linears(names: LayerNames, *, rows: Mapping[str, Sequence[int]] | None = None) -> TensorMap:
+    """Map the weights and biases of layers. Several layers of the checkpoint are concatenated.
+
+    `fill` ignores a bias that neither model has. If only dxn's model has it, the family lists it in
+    `optional_biases`, such as that of the keys, which is zero then.
+
+    Args:
+        names: Layer names of the checkpoint, by layer name in dxn.
+        rows: Numbers of rows of concatenated layers, by the end of their name in dxn. Default: they
+            have the same number. Grouped heads need {"attn.qkv": (H d, G d, G d)}, for H heads of
+            the queries and G heads of the keys and values, of width d.
+    """
     result: TensorMap = {}
     for name, layers in names.items():
         stack = (layers,) if isinstance(layers, str) else layers
+        sizes = next((size for end, size in (rows or {}).items() if name.endswith(end)), ())
         for kind in ("weight", "bias"):
-            result[f"{name}.{kind}"] = stacked(*(f"{layer}.{kind}" for layer in stack))
+            result[f"{name}.{kind}"] = stacked(*(f"{layer}.{kind}" for layer in stack), rows=sizes)
     return result
 
 
-def blocks(names: LayerNames, *, prefix: str, depth: int) -> TensorMap:
-    """Map the weights and biases of all blocks of the backbone.
+def blocks(
+    names: LayerNames,
+    *,
+    prefix: str,
+    depth: int,
+    to: str = "backbone.blocks",
+    rows: Mapping[str, Sequence[int]] | None = None,
+) -> TensorMap:
+    """Map the weights and biases of all blocks of a backbone.
 
     Args:
-        names: Layer names within a block of the checkpoint, by layer name within a dxn block.
+        names: Layer names within a block of the checkpoint, by layer name within a dxn block:
+            attn_norm, attn.qkv, attn.q_norm, attn.k_norm, attn.proj, mlp_norm, mlp.up and mlp.down,
+            and in a decoder cross_norm, cross.query, cross.memory and cross.proj.
         prefix: Name of a block in the checkpoint, in which {i} is the index.
         depth: Number of blocks.
+        to: Name of the blocks in dxn: "head.decoder.backbone.blocks" for those of a decoder.
+        rows: See `linears`.
     """
     result: TensorMap = {}
     for i in range(depth):
@@ -164,10 +249,10 @@ def blocks(names: LayerNames, *, prefix: str, depth: int) -> TensorMap:
         full_names: dict[str, str | tuple[str, ...]] = {}
         for name, layers in names.items():
             stack = (layers,) if isinstance(layers, str) else layers
-            full_names[f"backbone.blocks.{i}.{name}"] = tuple(f"{block}.{layer}" for layer in stack)
+            full_names[f"{to}.{i}.{name}"] = tuple(f"{block}.{layer}" for layer in stack)
         # `names` may contain optional layers. `PublicModel.fill` ignores entries of a tensor map
         # that the model does not have.
-        result |= linears(full_names)
+        result |= linears(full_names, rows=rows)
     return result
 
 
@@ -185,7 +270,7 @@ def resize_tensor(
     continuous: bool = True,
     is_time: bool = False,
 ) -> Tensor:
-    """Resize position embeddings or the vocabulary of an adapter.
+    """Resize position embeddings of an adapter, or a vocabulary.
 
     Two-dimensional position embeddings (H, W, D) are interpolated (bicubic). One-dimensional
     position embeddings (N, D) are truncated if the model needs fewer, and interpolated (linear) if
@@ -205,8 +290,8 @@ def resize_tensor(
         The resized tensor, or the unchanged tensor if it cannot be resized. The caller must compare
         the shape.
     """
-    # Tensors outside of adapters do not depend on the size of the inputs or the vocabulary.
-    if tensor.shape == torch.Size(shape) or not name.startswith("adapters."):
+    # Other tensors do not depend on the size of the inputs or the vocabulary.
+    if tensor.shape == torch.Size(shape) or not name.startswith(RESIZED):
         return tensor
     is_positions = name.endswith(".pos_embed.weight")
     if is_positions and tensor.ndim == len(shape) == 3:
@@ -221,7 +306,7 @@ def resize_tensor(
     # Truncating position embeddings does not change the output for short inputs, which use the
     # first positions. Vocabularies of published models are often padded at the end to a multiple of
     # 64 or 128, for fast matrix multiplication, and the padding has no tokens.
-    if len(tensor) > shape[0] and (is_positions or name.endswith(".embedding.weight")):
+    if len(tensor) > shape[0] and (is_positions or name.endswith(VOCABULARIES)):
         return tensor[: shape[0]]
     if is_positions and continuous:
         return _resize_line(tensor, shape[0])

@@ -43,8 +43,23 @@ class Architecture:
     """The options of a dxn model that is equivalent to a checkpoint.
 
     Option groups are nested mappings, as in a configuration: {"norm": {"eps": 1e-6}}. The default
-    classes are EarlyFusion, Backbone, Classify, and dxn's built-in adapter for each key. The option
-    `_target_` selects another class.
+    classes are EarlyFusion, Backbone, the task's class, and dxn's built-in adapter for each key.
+    The option `_target_` selects another class, also that of a task which is not listed here.
+
+    The task decides the head, and with it the names of the head's tensors:
+
+    - "classify": `labels` has K names, and head.out.weight is (K, D). Without labels, the model
+      only embeds.
+    - "language": a causal language model. The rows of adapters.text.embedding.weight (V, D) are
+      also the output layer. With `head={"tie_embeddings": False}`, it is head.lm_head.weight
+      (V, D).
+    - "generate": an encoder and a decoder, see `decoder`. The names are
+      head.decoder.embedding.weight (V, D), head.decoder.pos_embed (max_len, D) if it is learned,
+      head.decoder.backbone.norm.*, and head.decoder.backbone.blocks.{i}.*. These blocks have, in
+      addition to those of the encoder, cross_norm, cross.query, cross.memory (keys, then values)
+      and cross.proj. `conversions.blocks(..., to="head.decoder.backbone.blocks")` maps them. With
+      `head={"share_tokenizer": True}`, which suits models from text to text, the embedding is that
+      of the adapter and has no other name.
 
     Args:
         dim: Embedding dimension D.
@@ -52,7 +67,9 @@ class Architecture:
         backbone: Options of the backbone.
         fusion: Options of the fusion.
         head: Options of the head.
-        labels: Class names in the order of the outputs. Default: the checkpoint has no head.
+        decoder: Options of the decoder of the task "generate", such as max_len and pos_embed. Its
+            `backbone` has the options of a Backbone, which is causal and has cross-attention.
+        labels: Class names in the order of the outputs. Default: the checkpoint has no classifier.
         inputs: Names of the inputs, in the order of the fusion's tensors. Default: there is one
             input per adapter, and the fusion has no tensors that depend on the input.
         task: Name of the task of the head.
@@ -63,6 +80,7 @@ class Architecture:
     backbone: Options
     fusion: Options = field(default_factory=dict)
     head: Options = field(default_factory=dict)
+    decoder: Options = field(default_factory=dict)
     labels: list[str] | None = None
     inputs: tuple[str, ...] = ()
     task: str = "classify"

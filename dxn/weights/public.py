@@ -12,7 +12,9 @@ from torch import Tensor
 
 from dxn.config.model_plan import Input, ModelPlan
 from dxn.core.errors import UserError
+from dxn.core.files import LABELS
 from dxn.core.tensors import check_after_loading, set_tensor
+from dxn.core.untrusted import load_json
 from dxn.models.fusion import shared_name
 from dxn.models.model import MultimodalModel, module_key
 from dxn.tokenize.base import ADAPTERS, Adapter
@@ -21,15 +23,22 @@ from dxn.tokenize.text.chat import read_template
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
 from dxn.weights.conversions import resize_tensor, with_new_rows
 from dxn.weights.families import all_families
-from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
+from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 from dxn.weights.own import OWN, reorder_inputs
 from dxn.weights.tokenizers import read_tokenizer
 
 FUSION = "dxn.models.EarlyFusion"
 BACKBONE = "dxn.models.Backbone"
-CLASSIFY = "dxn.tasks.Classify"
 EMBED = "dxn.tasks.Embed"  # for a checkpoint without a classifier
+# Class of the head of each task.
+TASKS = {
+    "classify": "dxn.tasks.Classify",
+    "language": "dxn.tasks.Language",
+    "generate": "dxn.tasks.Generate",
+}
+DECODER = "dxn.models.Decoder"
 EMBEDDING = ".embedding.weight"
+LM_HEAD = "head.lm_head.weight"
 MAX_NAMES = 8  # number of tensor names in an error message
 # Suffixes of parameters that public checkpoints do not have. They are used only in masked
 # pretraining and in models with several inputs, so their initial values have no effect otherwise.
@@ -91,20 +100,50 @@ class PublicModel:
                     "the class of the adapter with the option _target_"
                 )
             adapters[key] = {"_target_": target, **dim, **options}
-        head = EMBED if arch.labels is None else CLASSIFY
         # The training data, and so its target column, is unknown.
         return ModelPlan(
             inputs={key: Input(modality=key, column=key, adapter=key) for key in adapters},
             adapters=adapters,
             fusion={"_target_": FUSION, **dim, "inputs": list(adapters), **arch.fusion},
             backbone={"_target_": BACKBONE, **dim, **arch.backbone},
-            head={"_target_": head, **arch.head},
+            head=self._head(),
         )
 
+    def _head(self) -> Options:
+        """Return the node of the head.
+
+        Raises:
+            UserError: If the task is unknown, and the head has no class of its own.
+        """
+        arch = self.architecture
+        is_embedding = arch.task == "classify" and arch.labels is None
+        target = EMBED if is_embedding else arch.head.get("_target_") or TASKS.get(arch.task)
+        if target is None:
+            raise UserError(
+                f"weights: {self.family.name}: dxn has no head for the task {arch.task!r}; the "
+                "family must set the class of the head with the option _target_"
+            )
+        head = {"_target_": target, **arch.head}
+        if arch.decoder:
+            backbone = {"_target_": BACKBONE, "dim": arch.dim, "causal": True, "cross": True}
+            backbone |= arch.decoder.get("backbone", {})
+            head["decoder"] = {
+                "_target_": DECODER,
+                "_partial_": True,
+                **arch.decoder,
+                "backbone": backbone,
+            }
+        return head
+
     def task_state(self) -> dict[str, Any]:
-        """Return the state of the task in `plan()`, for `Target.load`."""
-        labels = self.architecture.labels
-        return {"labels": list(labels)} if labels is not None else {}
+        """Return the state of the task in `plan()`, for `Target.load`. {}: it has none."""
+        arch = self.architecture
+        if arch.task == "language" and self.family.own:
+            assert self.checkpoint.folder is not None
+            return {"ends": load_json(self.checkpoint.folder / LABELS).get("ends", [])}
+        if arch.task == "language":
+            return {"ends": [i for i in self.checkpoint.generation.eos_token_id if i >= 0]}
+        return {"labels": list(arch.labels)} if arch.labels is not None else {}
 
     def adapter_key(self, key: str, modality: str) -> str | None:
         """Return the key of the checkpoint's adapter for an adapter of a model.
@@ -222,8 +261,11 @@ class PublicModel:
                 tensor = resize_tensor(
                     name, tensor, target.shape, continuous=not name.startswith(texts), **grid
                 )
-            if tensor is not None and name.startswith(texts) and name.endswith(EMBEDDING):
-                adapter = model.adapters[name.split(".")[1]]
+            is_embedding = name.startswith(texts) and name.endswith(EMBEDDING)
+            if tensor is not None and (is_embedding or name == LM_HEAD):
+                # A language model has one adapter.
+                key = name.split(".")[1] if is_embedding else next(iter(model.adapters))
+                adapter = model.adapters[key]
                 tensor = with_new_rows(tensor, len(target), adapter.num_new_tokens)
             if tensor is not None and tensor.shape == target.shape:
                 set_tensor(model, name, tensor)

@@ -221,3 +221,15 @@ def run_padded(module, x, *args, attn_mask=None, rope=None):
     """Apply a block or an attention to x (B, N, D), as one group."""
     group = whole(x, attn_mask=attn_mask, rope=rope)
     return module(x.flatten(0, 1), [group], *args).unflatten(0, x.shape[:2])
+
+
+def lively_writer(peer):
+    """Draw weights of a model of transformers that writes, so that it does not repeat one token."""
+    with torch.no_grad():
+        for name, parameter in peer.named_parameters():
+            if parameter.ndim == 1:  # norms and biases stay near their initial values
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            elif "embed_positions" not in name:  # constant in Marian
+                std = 1 if "wpe" in name else 2 * parameter.shape[-1] ** -0.5
+                parameter.normal_(std=std)
+    return peer

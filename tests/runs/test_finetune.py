@@ -324,14 +324,15 @@ def test_each_tower_of_clip_embeds_its_modality(made, tmp_path, capsys):
 def test_a_checkpoint_without_a_head_embeds_but_does_not_predict(made, tmp_path, capsys):
     folder, _ = made
     headless = (
-        "dxn: this model cannot predict (its task is embed); use dxn embed, or dxn generate for "
+        "dxn: this model cannot predict (its task is language); use dxn embed, or dxn generate for "
         "a language model, or train a head: dxn train weights=..."
     )
     weights = f"weights={folder / 'gpt2'}"
     assert refused(capsys, ["predict", weights, "input.text=w5"]) == [headless]
     assert refused(capsys, ["predict", weights, f"input={folder / 'data.csv'}"]) == [headless]
     out = tmp_path / "out"
-    (line,) = refused(capsys, ["evaluate", weights, *table(folder), f"output={out}"])
+    clip = [f"weights={folder / 'clip'}", "weights.part=text"]
+    (line,) = refused(capsys, ["evaluate", *clip, *table(folder), f"output={out}"])
     assert "this checkpoint has no head to predict with" in line
     assert not out.exists()
     assert main(["embed", weights, "input.text=w5"]) == 0

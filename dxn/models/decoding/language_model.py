@@ -113,11 +113,23 @@ class LanguageModel(StepDecoder):
         # Number of previous tokens on which the embedding of a token depends. An adapter with this
         # attribute accepts batches with the key token_index (B, N): indices of tokens in a text.
         self.lookback: int | None = self.adapter.lookback
-        self.output = make_output_layer(self.embedding.weight)
+        # A head can have an output layer of its own, see `dxn.tasks.language.LanguageHead`.
+        lm_head = getattr(model.head, "lm_head", None)
+        self.output = make_output_layer(self.embedding.weight) if lm_head is None else lm_head
 
     def caches(self) -> list[TokenCache | KVCache]:
         """Create an empty cache for the token ids, and one for each block."""
         return [TokenCache(), *(KVCache() for _ in self.backbone.blocks)]
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        memory: Memory | None = None,
+        caches: Sequence[Any] | None = None,
+    ) -> Tensor:
+        """See `StepDecoder.forward`."""
+        return self.output(self.states(ids, mask, memory, caches))
 
     def states(
         self,

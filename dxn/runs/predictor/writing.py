@@ -122,12 +122,12 @@ class BatchSampler:
 
     Args:
         samplers: The sampler of each text.
-        end: Id of the end token. None: there is none.
+        ends: Ids of the end tokens.
     """
 
-    def __init__(self, samplers: Sequence[Sampler], end: int | None):
+    def __init__(self, samplers: Sequence[Sampler], ends: Sequence[int]):
         self.samplers = list(samplers)
-        self.end = end
+        self.ends = ends
         self.has_ended = [False] * len(self.samplers)
 
     def __call__(self, log_probs: Tensor) -> Tensor:
@@ -140,16 +140,16 @@ class BatchSampler:
         parts = [sampler(log_probs[i : i + 1]) for i, sampler in enumerate(self.samplers)]
         ids = torch.cat(parts)
         for i, token in enumerate(ids.tolist()):
-            self.has_ended[i] |= token == self.end
+            self.has_ended[i] |= token in self.ends
         return ids
 
 
-def batch_sampler(texts: Sequence[Text], end: int | None) -> Sampler:
+def batch_sampler(texts: Sequence[Text], ends: Sequence[int]) -> Sampler:
     """Return the sampler of a batch of texts."""
     samplers = [text.sampler for text in texts]
     if all(sampler is samplers[0] for sampler in samplers):
         return samplers[0]
-    return BatchSampler(samplers, end)
+    return BatchSampler(samplers, ends)
 
 
 class Writer:
@@ -180,6 +180,12 @@ class Writer:
             self.tokenizer = tokenizer.vocabulary
             self.template = tokenizer.reader.template
             self.end = token_of(self.tokenizer, self._ends())
+            ends: list[int] = [] if self.end is None else [self.end]
+            # A public checkpoint names its end tokens. A template can have another one.
+            if public := getattr(task.target, "ends", ()):
+                ends = [*public, *(ends if self.template is not None else ())]
+                self.end = ends[0]
+            self.ends = ends
         except ValueError as error:
             self.obstacle = str(error)
 
@@ -282,9 +288,9 @@ class Writer:
             None,
             prompt=pad_sequence(starts, batch_first=True).to(self._device),
             mask=pad_sequence([torch.ones_like(start) for start in starts], batch_first=True) > 0,
-            end=self.end,
+            end=self.ends or None,
             max_new=max_new,
-            sampler=batch_sampler(texts, self.end),
+            sampler=batch_sampler(texts, self.ends),
             on_tokens=partial(pass_on, texts, decoders),
         )
         # Decoded together: the space between two tokens can depend on both of them.
@@ -307,7 +313,7 @@ class Writer:
             self.model.head,
             encoded,
             max_new=max_new,
-            sampler=batch_sampler(texts, tokenizer.end),
+            sampler=batch_sampler(texts, [tokenizer.end]),
             on_tokens=partial(pass_on, texts, [tokenizer.decode] * len(texts)),
         )
 

@@ -1,4 +1,4 @@
-"""GPT-2: a causal pre-norm model, whose weights are stored as (in_features, out_features)."""
+"""GPT-2: a causal language model, whose weights are stored as (in_features, out_features)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         hf.unsupported(checkpoint, "attention scores that are scaled by the index of the block")
     if not config.get("scale_attn_weights", True):
         hf.unsupported(checkpoint, "attention scores that are not scaled")
+    labels = hf.class_names(checkpoint, "score")
+    # The bare model is a language model too, because its embedding is the output layer.
+    is_tied = config.get("tie_word_embeddings", True)
+    if labels is None and not is_tied and "lm_head.weight" not in checkpoint:
+        raise KeyError("lm_head.weight")
     return Architecture(
         dim=dim,
         adapters={
@@ -46,7 +51,9 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "norm": {"eps": config["layer_norm_epsilon"]},
         },
         fusion={"pool": "last"},  # in a causal model, only the last token attends to all tokens
-        labels=hf.class_names(checkpoint, "score"),
+        head={} if labels or is_tied else {"tie_embeddings": False},
+        labels=labels,
+        task="language" if labels is None else "classify",
     )
 
 
@@ -57,6 +64,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
         "adapters.text.embedding.weight": copied(f"{p}wte.weight"),
         "adapters.text.pos_embed.weight": copied(f"{p}wpe.weight"),
         **blocks(NORMS, prefix=p + "h.{i}", depth=depth),
+        "head.lm_head.weight": copied("lm_head.weight"),
         **linears({"backbone.norm": f"{p}ln_f", "head.out": "score"}),
     }
     # The library's Conv1D is a linear layer with a transposed weight.

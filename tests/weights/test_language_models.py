@@ -1,0 +1,146 @@
+"""Public models that write: their text against that of transformers, and what a run keeps."""
+
+import json
+
+import pytest
+import torch
+from helpers.peers import cases
+from helpers.reference import lively_writer
+from helpers.runs import train
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import dxn
+from dxn.core.errors import UserError
+from dxn.weights import Checkpoint, read_public
+
+T = cases.T
+pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
+VOCAB = 101
+NEW = 64
+SIZES = {"tied": {}, "untied": {"tie_word_embeddings": False}}
+PROMPTS = ["w5 w7 w11", "w3", "w90 w80 w70 w60 w50 w40 w30", "w13 w13 w17 w19"]
+
+
+FAST = ["trainer.precision=float32", "trainer.device=cpu", "trainer.epochs=1", "batch_size=7"]
+
+
+def save(folder, ends=(2,), **options):
+    """A GPT-2 with random weights in the public format, and the model of transformers."""
+    torch.manual_seed(0)
+    config = T.GPT2Config(
+        n_embd=44, n_layer=3, n_head=2, vocab_size=VOCAB, n_positions=128, bos_token_id=1, **options
+    )
+    config.eos_token_id = ends[0]
+    peer = lively_writer(T.GPT2LMHeadModel(config)).eval()
+    peer.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
+    peer.save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return peer
+
+
+def continued(peer, prompt, ends):
+    """The greedy continuation of transformers, without its end token."""
+    ids = torch.tensor([[int(word[1:]) for word in prompt.split()]])
+    mask = torch.ones_like(ids)
+    options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": NEW}
+    found = peer.generate(ids, attention_mask=mask, **options)[0].tolist()
+    assert len(found) == ids.shape[1] + NEW or found[-1] in ends
+    return " ".join(f"w{i}" for i in (found[:-1] if found[-1] in ends else found))
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_prompts_of_different_lengths_are_continued_as_by_transformers(name, tmp_path):
+    peer = save(tmp_path, **SIZES[name])
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    assert model.task.name == "language"
+    texts = model.write(prompt=PROMPTS, max_new=NEW)
+    assert texts == [continued(peer, prompt, (2,)) for prompt in PROMPTS]
+    assert texts == [model.write(prompt=prompt, max_new=NEW)[0] for prompt in PROMPTS]
+    assert min(len(set(text.split())) for text in texts) > 15
+    assert ("head.lm_head.weight" in model.model.state_dict()) == (name == "untied")
+    assert model.embed(text="w5 w7").shape == (44,)
+
+
+def test_each_of_several_end_tokens_ends_a_text(tmp_path):
+    save(tmp_path / "one")
+    texts = dxn.from_public(str(tmp_path / "one"), dtype="float32").write(
+        prompt=PROMPTS, max_new=NEW
+    )
+    # Tokens that the model generates after 5 and 9 others.
+    words = [text.split()[len(p.split()) :] for text, p in zip(texts, PROMPTS, strict=True)]
+    ends = [int(words[0][5][1:]), int(words[2][9][1:])]
+    peer = save(tmp_path / "two", (2, *ends))
+    texts = dxn.from_public(str(tmp_path / "two"), dtype="float32").write(
+        prompt=PROMPTS, max_new=NEW
+    )
+    assert texts == [continued(peer, prompt, (2, *ends)) for prompt in PROMPTS]
+    lengths = [len(text.split()) - len(p.split()) for text, p in zip(texts, PROMPTS, strict=True)]
+    assert lengths[0] <= 5
+    assert lengths[2] <= 9
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_language_model_of_a_run_starts_from_all_weights_and_keeps_the_ends(name, tmp_path):
+    save(tmp_path / "public", (2, 7), **SIZES[name])
+    (tmp_path / "text.txt").write_text("w5 w7 w11 w13 w17\n" * 60)
+    train(
+        tmp_path / "run",
+        *FAST,
+        *("optimizer.lr=1e-30", "optimizer.weight_decay=0"),
+        *("data=text", f"data.path={tmp_path / 'text.txt'}", "adapters=[text]"),
+        *("head=language", f"weights={tmp_path / 'public'}", "adapters.text.max_len=64"),
+    )
+    run = dxn.load(tmp_path / "run", dtype="float32")
+    public = dxn.from_public(str(tmp_path / "public"), dtype="float32")
+    assert run.task.target.ends == public.task.target.ends == [2, 7]
+    state = run.model.state_dict()
+    for name, tensor in public.model.state_dict().items():
+        if not name.endswith("pos_embed.weight"):  # 64 of 128 positions
+            torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-20)
+    assert run.write(prompt=PROMPTS, max_new=30) == public.write(prompt=PROMPTS, max_new=30)
+    again = read_public(str(tmp_path / "run"))
+    assert again.task_state() == {"ends": [2, 7]}
+
+
+def test_a_language_model_without_its_output_layer_is_refused(tmp_path):
+    save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["tie_word_embeddings"] = False
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"GPT-2, but neither .* contain 'lm_head.weight'"):
+        read_public(str(tmp_path))
+
+
+# generation_config.json
+
+
+def generation_of(folder, content, **config):
+    (folder / "generation_config.json").write_text(json.dumps(content))
+    return Checkpoint("x", {}, config=config, folder=folder).generation
+
+
+def test_how_a_model_generates_is_read_from_either_file(tmp_path):
+    assert generation_of(tmp_path, {"eos_token_id": 5}).eos_token_id == [5]
+    assert generation_of(tmp_path, {"eos_token_id": [5, 7]}, eos_token_id=3).eos_token_id == [5, 7]
+    assert generation_of(tmp_path, {}, eos_token_id=3).eos_token_id == [3]
+    assert generation_of(tmp_path, {}, text_config={"eos_token_id": 3}).eos_token_id == [3]
+    assert generation_of(tmp_path, {}).eos_token_id == []
+    found = generation_of(
+        tmp_path,
+        {"suppress_tokens": [1, 2], "lang_to_id": {"<|en|>": 7}, "do_sample": True, "top_k": 3},
+        decoder_start_token_id=11,
+    )
+    assert found.suppress_tokens == [1, 2]
+    assert found.lang_to_id == {"<|en|>": 7}
+    assert found.decoder_start_token_id == 11
+    assert Checkpoint("x", {}, config={"eos_token_id": 13}).generation.eos_token_id == [13]
+
+
+@pytest.mark.parametrize("value", ["x", [1.5], [-7], {"a": 1}])
+def test_an_end_token_that_is_no_id_is_refused(value, tmp_path):
+    message = rf"^weights: {tmp_path / 'generation_config.json'}: .*eos_token_id"
+    with pytest.raises(UserError, match=message):
+        generation_of(tmp_path, {"eos_token_id": value})
