@@ -51,8 +51,11 @@ class InitialWeights:
             if public is not None:
                 public.prepare({key: adapter})
         main = self.main
-        if main is not None and main.architecture.task == task.name == "language":
-            task.target.load(main.task_state())
+        if main is None or main.architecture.task != task.name:
+            return
+        # Not that of a classifier: its classes are those of the data.
+        if main.architecture.labels is None and (state := main.task_state()):
+            task.target.load(state)
 
     def fill(self, model: MultimodalModel, task: Task) -> list[str]:
         """Copy the weights of all checkpoints into the model.
@@ -134,8 +137,8 @@ class InitialWeights:
 def _public_head(public: PublicModel, task: Task) -> tuple[list[str], list[str]]:
     """Return the prefixes of the head's tensors to load, and lines to print about the others."""
     labels = public.architecture.labels
-    if public.architecture.task == task.name == "language":
-        return ["head."], []
+    if public.architecture.task == task.name and labels is None and task.target.labels is None:
+        return ["head."], []  # that of a language model
     # The rows of the output layer belong to the classes in this order, so the lists must be equal.
     if public.architecture.task == task.name and labels == list(task.target.labels or ()):
         return ["head.pre.", "head.out."], []

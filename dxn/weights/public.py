@@ -36,6 +36,7 @@ TASKS = {
     "language": "dxn.tasks.Language",
     "generate": "dxn.tasks.Generate",
 }
+WITH_ENDS = ("language",)  # tasks whose targets keep the end tokens of the checkpoint
 DECODER = "dxn.models.Decoder"
 EMBEDDING = ".embedding.weight"
 LM_HEAD = "head.lm_head.weight"
@@ -116,7 +117,7 @@ class PublicModel:
             UserError: If the task is unknown, and the head has no class of its own.
         """
         arch = self.architecture
-        is_embedding = arch.task == "classify" and arch.labels is None
+        is_embedding = arch.task == Architecture.task and arch.labels is None
         target = EMBED if is_embedding else arch.head.get("_target_") or TASKS.get(arch.task)
         if target is None:
             raise UserError(
@@ -138,10 +139,10 @@ class PublicModel:
     def task_state(self) -> dict[str, Any]:
         """Return the state of the task in `plan()`, for `Target.load`. {}: it has none."""
         arch = self.architecture
-        if arch.task == "language" and self.family.own:
+        if self.family.own and arch.task in WITH_ENDS:
             assert self.checkpoint.folder is not None
             return {"ends": load_json(self.checkpoint.folder / LABELS).get("ends", [])}
-        if arch.task == "language":
+        if arch.task in WITH_ENDS:
             return {"ends": [i for i in self.checkpoint.generation.eos_token_id if i >= 0]}
         return {"labels": list(arch.labels)} if arch.labels is not None else {}
 
