@@ -121,7 +121,7 @@ def architecture(checkpoint):
     backbone = {
         "depth": config["encoder_layers"],
         "num_heads": config["encoder_attention_heads"],
-        "norm": {"pre_norm": False},
+        "norm": {"place": "post"},
     }
     return Architecture(
         dim=config["d_model"],
