@@ -17,6 +17,7 @@ from dxn.models.pooling import WITH_CLASS
 from dxn.tasks import Auto, Task
 from dxn.tokenize.base import ADAPTERS, Adapter, Reader
 from dxn.tokenize.recognize import LazyReaders, by_modality
+from dxn.tokenize.text.chat import is_conversation
 
 Config = Mapping[str, Any]
 
@@ -103,9 +104,12 @@ def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task
         columns = ", ".join(source.candidates)
         example = next(iter(source.candidates), "COLUMN")
         known = f"; the columns are {columns}" if columns else ""
+        cells = [cell for name in source.inputs for cell in source.column(name)[:1]]
+        other = "head=masked to train without a target"
+        if any(map(is_conversation, cells)):
+            other = "head=language backbone.causal=true to learn the answers of conversations"
         raise UserError(
-            f"data.target: needs a value{known}; for example data.target={example} (or "
-            "head=masked to train without a target)"
+            f"data.target: needs a value{known}; for example data.target={example} (or {other})"
         )
     # Targets that are lists are tags if the input has as many words, and labels otherwise.
     targets, words, origins = source.targets()

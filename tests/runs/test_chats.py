@@ -231,3 +231,42 @@ def test_without_a_template_a_prompt_is_continued(tmp_path):
         model.write(prompt="3", chat=True)
     with pytest.raises(UserError, match="system: this model was not trained on conversations"):
         model.write(prompt="3", system="Be brief.")
+
+
+def test_the_loss_is_that_of_transformers_with_labels_of_answers_only(table, tmp_path):
+    import transformers
+
+    source = checkpoint(tmp_path / "gpt2", TEMPLATE)
+    lines = table.read_text().splitlines(keepends=True)
+    for name, part in (("train", lines[:30]), ("validation", lines[30:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+    words = [f"data.{name}={tmp_path / name}.jsonl" for name in ("train", "validation")]
+    words += ["head=language", "adapters=[text]", "trainer.precision=float32", "report=false"]
+    words += ["trainer.device=cpu", "trainer.epochs=1", "batch_size=7", "optimizer.lr=0"]
+    run = tmp_path / "run"
+    assert main(["train", *words, f"weights={source}", f"run={run}"]) == 0
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(source).eval()
+    total = count = 0.0
+    for line in lines[30:]:
+        chat = json.loads(line)["messages"]
+        ids, labels = [], []
+        for message in chat:
+            head = tokenizer.encode(f"<|{message['role']}|>", add_special_tokens=False)
+            text = message["content"] + tokenizer.eos_token
+            body = tokenizer.encode(text, add_special_tokens=False)
+            ids += [*head, *body]
+            is_answer = message["role"] == "assistant"
+            labels += [-100] * len(head) + (body if is_answer else [-100] * len(body))
+        assert ids == tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"]
+        with torch.no_grad():
+            loss = theirs(torch.tensor([ids]), labels=torch.tensor([labels])).loss.item()
+        number = sum(label >= 0 for label in labels[1:])
+        total, count = total + loss * number, count + number
+    assert metrics_of(run)["validation/loss"] == pytest.approx(total / count, abs=1e-5)
+
+
+def test_batches_of_a_number_of_tokens_learn_as_well(table, tmp_path):
+    words = ["trainer.batch_tokens=600", f"run={tmp_path / 'run'}"]
+    assert main(["train", str(table), *TINY, *words]) == 0

@@ -23,7 +23,7 @@ from dxn.models.model import MultimodalModel
 from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.text.chat import ChatTemplate
+from dxn.tokenize.text.chat import ChatTemplate, Message
 from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 from dxn.training.predict import to_device
 
@@ -219,8 +219,15 @@ class Writer:
         if not prompt.strip():
             raise UserError("prompt: must not be empty, because it is a message of the user")
         messages = [{"role": "user", "content": prompt}]
-        if system:
-            messages.insert(0, {"role": "system", "content": system})
+        return self.answer_to([{"role": "system", "content": system}] * bool(system) + messages)
+
+    def answer_to(self, messages: Sequence[Message]) -> Text:
+        """Return the text to generate for the last message of a conversation.
+
+        Raises:
+            UserError: If the chat template, which the model must have, refuses the messages.
+        """
+        assert self.template is not None
         try:
             return Text(self.template.render(messages, prompt=True), is_answer=True)
         except BadMedia as error:
