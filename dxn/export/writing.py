@@ -15,6 +15,7 @@ from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.decoder import Decoder, KVCache, Memory
 from dxn.models.model import MultimodalModel
+from dxn.models.output_layer import output_layer_of
 from dxn.models.positions import token_index
 
 # Lengths of the previous tokens and of the new tokens in the cases that are traced and checked.
@@ -69,7 +70,7 @@ class DecoderGraph(nn.Module):
         # The decoder reads only the mask of the memory: its keys and values are in the caches.
         memory = Memory(inputs["memory_keys"], inputs["memory_mask"][:, None, None])
         states = self.decoder.states(ids, mask, memory, caches)
-        return {"logits": states @ self.decoder.embedding.weight.T, **_joined(caches)}
+        return {"logits": self.decoder.output(states), **_joined(caches)}
 
 
 class LanguageGraph(nn.Module):
@@ -82,6 +83,8 @@ class LanguageGraph(nn.Module):
     def __init__(self, model: MultimodalModel):
         super().__init__()
         self.model = model
+        adapter: Any = next(iter(model.adapters.values()))
+        self.output = output_layer_of(model.head, adapter.embedding)
 
     def forward(self, inputs: Tensors) -> Tensors:
         """Return logits (B, n, V), and new_keys and new_values (L, B, H, P + n, d).
@@ -101,9 +104,7 @@ class LanguageGraph(nn.Module):
             "coords": torch.zeros(ids.shape[0], new, 2),
         }
         x = self.model.backbone.run(adapter(batch).x, mask, caches=caches)
-        weight = getattr(self.model.head, "output_weight", adapter.embedding.weight)
-        logits = self.model.backbone.norm(x) @ weight.T
-        return {"logits": logits, **_joined(caches)}
+        return {"logits": self.output(self.model.backbone.norm(x)), **_joined(caches)}
 
 
 class GraphCache(KVCache):

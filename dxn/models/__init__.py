@@ -29,6 +29,8 @@ _MODULES = {
     "MultimodalModel": "model",
     "Network": "model",
     "NormOptions": "blocks",
+    "OutputLayer": "output_layer",
+    "OutputOptions": "output_layer",
     "PositionOptions": "blocks",
     "Recurrent": "recurrent",
     "RecurrentDecoder": "decoding.recurrent_decoder",

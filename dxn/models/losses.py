@@ -28,19 +28,23 @@ def linear_cross_entropy(
     embedding: Tensor,
     targets: Tensor,
     *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
     label_smoothing: float = 0.0,
     ignore_index: int = -100,
 ) -> Tensor:
-    """Compute the sum of the cross-entropy between x @ embedding.T and the targets.
+    """Compute the sum of the cross-entropy between x @ embedding.T + bias and the targets.
 
-    It equals `cross_entropy(x @ embedding.T, targets, ..., reduction="sum")`, but the logits and
-    their gradient are computed for only a few tokens at a time. The effect is measured by
+    It equals `cross_entropy(x @ embedding.T + bias, targets, ..., reduction="sum")`, but the logits
+    and their gradient are computed for only a few tokens at a time. The effect is measured by
     benchmarks/speed/attention.py.
 
     Args:
         x: (M, D). Output vectors.
         embedding: (V, D). Vectors of the vocabulary.
         targets: (M,). Target token ids.
+        bias: (V,). Added to the logits.
+        softcap: See `softcapped`.
         label_smoothing: Probability that is distributed over the whole vocabulary
             (arXiv:1512.00567, section 7).
         ignore_index: Target of vectors that are left out, such as padding.
@@ -48,6 +52,11 @@ def linear_cross_entropy(
     Returns:
         A scalar.
     """
+    if bias is not None:
+        # A feature that is 1 for all vectors, and zeros, because products of a width that is not a
+        # multiple of 8 have slow kernels.
+        x = torch.cat([x, F.pad(torch.ones_like(x[:, :1]), (0, 7))], 1)
+        embedding = torch.cat([embedding, F.pad(bias[:, None], (0, 7))], 1)
     real = targets != ignore_index
     if can_read(real):
         x, targets = x[real], targets[real]
@@ -59,9 +68,15 @@ def linear_cross_entropy(
         # The forward pass below cannot ask for this, because it always runs without gradients.
         x, embedding = x.detach(), embedding.detach()
     dtype = matmul_dtype(x)
-    total = _LinearCrossEntropy.apply(x, embedding, targets, real, label_smoothing, dtype)
+    options = label_smoothing, softcap, dtype
+    total = _LinearCrossEntropy.apply(x, embedding, targets, real, *options)
     assert isinstance(total, Tensor)
     return total
+
+
+def softcapped(logits: Tensor, limit: float | None) -> Tensor:
+    """Return the logits z as c tanh(z / c) for the limit c (arXiv:2408.00118, section 2)."""
+    return logits if limit is None else limit * (logits / limit).tanh()
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -83,7 +98,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         """Scale the gradients that `forward` computed."""
         pairs = zip(ctx.saved_tensors, ctx.needed, strict=True)
         scaled = [grads[0] * each if need else None for each, need in pairs]
-        return *scaled, None, None, None, None
+        return *scaled, None, None, None, None, None
 
 
 def _with_gradients(
@@ -92,6 +107,7 @@ def _with_gradients(
     targets: Tensor,
     real: Tensor | None,
     smoothing: float,
+    softcap: float | None,
     dtype: torch.dtype,
     needed: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,7 +115,8 @@ def _with_gradients(
 
     Let p be the softmax and q the target distribution, both (M, V). The gradient with respect to x
     is (p - q) @ embedding, and that with respect to the embedding is (p - q).T @ x. q is a one-hot
-    vector plus a constant, so its products are computed without the matrix q.
+    vector plus a constant, so its products are computed without the matrix q. Only with `softcap`,
+    where p - q is multiplied by the derivative of the limit, it is subtracted from p.
 
     Matrix products are computed in `dtype`, and sums over the vocabulary at least in float32.
     """
@@ -124,13 +141,19 @@ def _with_gradients(
             probs = group_x.new_empty(len(group_x) if needs_probs else 0, len(embedding))
             for offset in range(0, len(group_x), rows):
                 chunk = slice(offset, offset + rows)
-                logits = group_x[chunk] @ low_embedding.T
+                logits = softcapped(group_x[chunk] @ low_embedding.T, softcap)
                 softmax = logits.softmax(-1, dtype=total.dtype)
                 # logsumexp, computed from the largest logit and its probability, which is at least
                 # 1 / V, so its logarithm is finite. It avoids a second pass of exponentials.
                 log_sum = logits.amax(-1).to(total.dtype) - softmax.amax(-1).log()
                 true_logits = logits.gather(1, group_targets[chunk]).squeeze(1)
                 losses = log_sum - (1 - smoothing) * true_logits
+                if softcap is not None:
+                    losses -= smoothing * logits.mean(-1, dtype=total.dtype)
+                    softmax -= smoothing / len(embedding)
+                    true = torch.full_like(group_targets[chunk], smoothing - 1, dtype=total.dtype)
+                    softmax.scatter_add_(1, group_targets[chunk], true)
+                    softmax *= 1 - (logits / softcap).square()
                 if real is not None:
                     losses = losses * real[group][chunk]
                     softmax = softmax * real[group][chunk, None]
@@ -141,14 +164,15 @@ def _with_gradients(
                 grad_x[group] = (probs @ low_embedding).to(x.dtype)
             if grad_embedding is not None:
                 grad_embedding += probs.T @ group_x
-        sum_x = x.sum(0)
-        mean_embedding = embedding.mean(0)
-        total -= smoothing * (sum_x * mean_embedding).sum()
-        if grad_x is not None:
-            grad_x -= (1 - smoothing) * embedding[targets] + smoothing * mean_embedding
-        if grad_embedding is not None:
-            grad_embedding.index_add_(0, targets, x.to(embedding.dtype), alpha=smoothing - 1)
-            grad_embedding -= smoothing / len(embedding) * sum_x
+        if softcap is None:
+            sum_x = x.sum(0)
+            mean_embedding = embedding.mean(0)
+            total -= smoothing * (sum_x * mean_embedding).sum()
+            if grad_x is not None:
+                grad_x -= (1 - smoothing) * embedding[targets] + smoothing * mean_embedding
+            if grad_embedding is not None:
+                grad_embedding.index_add_(0, targets, x.to(embedding.dtype), alpha=smoothing - 1)
+                grad_embedding -= smoothing / len(embedding) * sum_x
     # An operator returns no None.
     empty = x.new_empty(0) if grad_x is None else grad_x
     return total, empty, embedding.new_empty(0) if grad_embedding is None else grad_embedding
@@ -161,7 +185,14 @@ _with_gradients_op = torch.library.custom_op("dxn::linear_cross_entropy", mutate
 
 @_with_gradients_op.register_fake
 def _(
-    x: Tensor, embedding: Tensor, targets: Any, real: Any, smoothing: Any, dtype: Any, needed: Any
+    x: Tensor,
+    embedding: Tensor,
+    targets: Any,
+    real: Any,
+    smoothing: Any,
+    softcap: Any,
+    dtype: Any,
+    needed: Any,
 ) -> tuple[Tensor, ...]:
     total = x.new_empty((), dtype=torch.promote_types(dtype, torch.float32))
     pairs = zip((x, embedding), needed, strict=True)

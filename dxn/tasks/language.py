@@ -16,7 +16,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.core.tokens import Tokens
-from dxn.models.losses import linear_cross_entropy
+from dxn.models.output_layer import OutputLayer, OutputOptions
 from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import IGNORED, Target
@@ -57,11 +57,8 @@ class LanguageHead(nn.Module):
         embedding: Embedding (V, D) of the adapter. It is saved as a part of the adapter.
         input: Name of the input.
         label_smoothing: Amount of label smoothing, from 0 (none) to 1.
-        tie_embeddings: Use the embedding as the weights of the output layer. False: the layer
-            `lm_head` has weights (V, D) of its own.
+        output: Options of the output layer.
     """
-
-    embedding: nn.Embedding
 
     def __init__(
         self,
@@ -69,25 +66,13 @@ class LanguageHead(nn.Module):
         *,
         input: str,
         label_smoothing: float = 0.0,
-        tie_embeddings: bool = True,
+        output: OutputOptions = OutputOptions(),
     ):
         super().__init__()
         self.pre = nn.Identity()
-        # Assigning to __dict__ bypasses nn.Module's registration. Otherwise the weight of the
-        # adapter would also be a parameter of the head, and would be saved twice.
-        self.__dict__["embedding"] = embedding
+        self.output = OutputLayer(embedding, output)
         self.input = input
         self.label_smoothing = label_smoothing
-        self.lm_head = None
-        if not tie_embeddings:
-            rows, dim = embedding.weight.shape
-            self.lm_head = nn.Linear(dim, rows, bias=False)
-            nn.init.normal_(self.lm_head.weight, std=0.02)  # as in GPT-2
-
-    @property
-    def output_weight(self) -> Tensor:
-        """Weights (V, D) of the output layer."""
-        return self.embedding.weight if self.lm_head is None else self.lm_head.weight
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
         """Return the sum () of the cross-entropies of all target tokens; 0 without targets.
@@ -100,9 +85,8 @@ class LanguageHead(nn.Module):
         ids = batch["target"]["ids"]
         # An adapter may append extra columns, such as n-grams, after the tokens of the text.
         states = tokens.select(self.input).x[:, : ids.shape[1]]
-        return linear_cross_entropy(
+        return self.output.loss(
             states.flatten(0, 1),
-            self.output_weight,
             ids.flatten(),
             label_smoothing=self.label_smoothing,
             ignore_index=IGNORED,
@@ -211,15 +195,16 @@ class Language(Task[NextToken]):
     Args:
         label_smoothing: Amount of label smoothing, from 0 (none) to 1 (arXiv:1512.00567, section
             7).
-        tie_embeddings: Use the embedding of the tokens as the weights of the output layer
-            (arXiv:1608.05859).
+        output: Options of the output layer.
     """
 
     name = "language"
 
-    def __init__(self, *, label_smoothing: Probability = 0.0, tie_embeddings: bool = True):
+    def __init__(
+        self, *, label_smoothing: Probability = 0.0, output: OutputOptions = OutputOptions()
+    ):
         self.label_smoothing = label_smoothing
-        self.tie_embeddings = tie_embeddings
+        self.output = output
         self.target = NextToken()
         self.metric = PerplexityMetric()
 
@@ -255,7 +240,7 @@ class Language(Task[NextToken]):
             adapters[self.target.input].embedding,
             input=self.target.input,
             label_smoothing=self.label_smoothing,
-            tie_embeddings=self.tie_embeddings,
+            output=self.output,
         )
 
     def loss(self, output: Tensor, batch: Batch) -> LossSum:

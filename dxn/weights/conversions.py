@@ -18,8 +18,8 @@ from dxn.weights.family import TensorMap, TensorSource
 LayerNames = Mapping[str, str | tuple[str, ...]]
 
 # Prefixes of the tensors that `resize_tensor` resizes, and ends of the names of vocabularies.
-RESIZED = ("adapters.", "head.decoder.embedding.", "head.lm_head.")
-VOCABULARIES = (".embedding.weight", ".lm_head.weight")
+RESIZED = ("adapters.", "head.decoder.embedding.", "head.decoder.output.", "head.output.")
+VOCABULARIES = (".embedding.weight", ".output.weight", ".output.bias")
 
 
 def copied(name: str) -> TensorSource:
@@ -314,17 +314,17 @@ def resize_tensor(
 
 
 def with_new_rows(tensor: Tensor, length: int, num_new: int) -> Tensor:
-    """Return the embedding (V, D) of a vocabulary with rows for new tokens: the mean of all rows.
+    """Return a tensor of a vocabulary with rows for new tokens, which are the mean of all rows.
 
     Args:
-        tensor: Embedding of the checkpoint.
+        tensor: Embedding (V, D) or bias (V,) of the checkpoint.
         length: Number of tokens of the model.
         num_new: Maximum number of new tokens. With more, the tensor is returned unchanged.
     """
     missing = length - len(tensor)
-    if not 0 < missing <= num_new or tensor.ndim != 2:
+    if not 0 < missing <= num_new:
         return tensor
-    return torch.cat([tensor, tensor.mean(0, keepdim=True).expand(missing, -1)])
+    return torch.cat([tensor, tensor.mean(0, keepdim=True).expand(missing, *tensor.shape[1:])])
 
 
 def _resize_line(line: Tensor, length: int) -> Tensor:

@@ -51,13 +51,15 @@ class Architecture:
     - "classify": `labels` has K names, and head.out.weight is (K, D). Without labels, the model
       only embeds.
     - "language": a causal language model. The rows of adapters.text.embedding.weight (V, D) are
-      also the output layer. With `head={"tie_embeddings": False}`, it is head.lm_head.weight
-      (V, D).
+      also the output layer. With `head={"output": {"tie_embeddings": False}}`, it is
+      head.output.weight (V, D). See `OutputOptions` for its bias head.output.bias, a scale and a
+      limit of the logits.
     - "generate": an encoder and a decoder, see `decoder`. The names are
       head.decoder.embedding.weight (V, D), head.decoder.pos_embed (max_len, D) if it is learned,
-      head.decoder.backbone.norm.*, and head.decoder.backbone.blocks.{i}.*. These blocks have, in
-      addition to those of the encoder, cross_norm, cross.query, cross.memory (keys, then values)
-      and cross.proj. `conversions.blocks(..., to="head.decoder.backbone.blocks")` maps them. With
+      head.decoder.output.* as above, head.decoder.backbone.norm.*, and
+      head.decoder.backbone.blocks.{i}.*. These blocks have, in addition to those of the encoder,
+      cross_norm, cross.query, cross.memory (keys, then values) and cross.proj.
+      `conversions.blocks(..., to="head.decoder.backbone.blocks")` maps them. With
       `head={"share_tokenizer": True}`, which suits models from text to text, the embedding is that
       of the adapter and has no other name.
 

@@ -39,7 +39,7 @@ TASKS = {
 WITH_ENDS = ("language",)  # tasks whose targets keep the end tokens of the checkpoint
 DECODER = "dxn.models.Decoder"
 EMBEDDING = ".embedding.weight"
-LM_HEAD = "head.lm_head.weight"
+OUTPUT = "head.output."  # the output layer of a language model
 MAX_NAMES = 8  # number of tensor names in an error message
 # Suffixes of parameters that public checkpoints do not have. They are used only in masked
 # pretraining and in models with several inputs, so their initial values have no effect otherwise.
@@ -263,7 +263,7 @@ class PublicModel:
                     name, tensor, target.shape, continuous=not name.startswith(texts), **grid
                 )
             is_embedding = name.startswith(texts) and name.endswith(EMBEDDING)
-            if tensor is not None and (is_embedding or name == LM_HEAD):
+            if tensor is not None and (is_embedding or name.startswith(OUTPUT)):
                 # A language model has one adapter.
                 key = name.split(".")[1] if is_embedding else next(iter(model.adapters))
                 adapter = model.adapters[key]

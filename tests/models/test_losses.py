@@ -280,3 +280,32 @@ def test_other_devices_than_a_cpu_get_few_large_chunks():
     with Softmaxes():
         linear_cross_entropy(x, embedding, targets)
     assert shapes == [(2048, 50257)]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("softcap", [None, 1.3])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_bias_and_a_limit_of_the_logits(monkeypatch, smoothing, softcap, has_bias, reads):
+    monkeypatch.setattr(losses, "CHUNK", 1)
+    monkeypatch.setattr(losses, "can_read", lambda tensor: reads)
+    x, embedding, targets = make_inputs()
+    bias = torch.linspace(-2, 2, V, dtype=torch.float64, requires_grad=True)
+    parts = (x, embedding, bias) if has_bias else (x, embedding)
+    targets[::5] = -100
+    logits = x @ embedding.T + (bias if has_bias else 0)
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
+    expected = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum")
+    actual = linear_cross_entropy(
+        x,
+        embedding,
+        targets,
+        bias=bias if has_bias else None,
+        softcap=softcap,
+        label_smoothing=smoothing,
+    )
+    assert_all_same(
+        (actual.detach(), *torch.autograd.grad(actual, parts)),
+        (expected.detach(), *torch.autograd.grad(expected, parts)),
+    )

@@ -83,7 +83,7 @@ def test_the_loss_is_the_mean_negative_log_probability_of_all_tokens(smoothing):
 
 def test_the_output_layer_is_the_embedding_of_the_adapter():
     _, model = language_model()
-    assert model.head.embedding is model.adapters["story"].embedding
+    assert model.head.output.embedding is model.adapters["story"].embedding
     names = [name for name in model.state_dict() if name.endswith("embedding.weight")]
     assert names == ["adapters.story.embedding.weight"]
     assert not list(model.head.parameters())

@@ -33,7 +33,7 @@ POSITIONS = "adapters.any.pos_embed.weight"
         ("fusion.input_embedding.weight", (11, 2), (7, 2), (11, 2)),
         ("backbone.blocks.0.mlp.up.weight", (11, 2), (7, 2), (11, 2)),
         ("head.decoder.embedding.weight", (11, 2), (7, 2), (7, 2)),
-        ("head.lm_head.weight", (11, 2), (7, 2), (7, 2)),
+        ("head.output.weight", (11, 2), (7, 2), (7, 2)),
         ("head.out.weight", (11, 2), (7, 2), (11, 2)),
     ],
 )

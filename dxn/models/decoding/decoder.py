@@ -15,7 +15,7 @@ from dxn.core.dropout import Dropout, Keys, Rate, check_rate, threshold
 from dxn.core.tokens import Tokens, can_read, sinusoidal
 from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
-from dxn.models.inference import PackedLinear
+from dxn.models.output_layer import OutputLayer, OutputOptions
 from dxn.models.positions import last_index
 
 DecoderPosition = Literal["learned", "sinusoidal", "none"]
@@ -124,8 +124,10 @@ class StepDecoder(nn.Module):
     are K times as many rows as samples.
 
     Args:
-        embedding: Embedding (V, D) of the tokens, whose weights are also those of the output layer.
+        embedding: Embedding (V, D) of the tokens.
         max_len: Maximum number of tokens of a sequence, including the begin token.
+        output: Layer from output vectors (..., D) to logits (..., V). Default: its weights are
+            those of the embedding.
 
     Attributes:
         static_steps: Whether a step of a generation only changes tensors, in place, once the caches
@@ -134,10 +136,11 @@ class StepDecoder(nn.Module):
 
     static_steps = False
 
-    def __init__(self, embedding: nn.Embedding, max_len: int):
+    def __init__(self, embedding: nn.Embedding, max_len: int, *, output: OutputLayer | None = None):
         super().__init__()
         self.max_len = max_len
         self.embedding = embedding
+        self.output = OutputLayer(embedding) if output is None else output
 
     def tie(self, embedding: nn.Embedding) -> None:
         """Replace the embedding by that of another module, which alone owns it.
@@ -147,6 +150,7 @@ class StepDecoder(nn.Module):
         del self.embedding
         # A normal assignment would register the embedding as a submodule.
         self.__dict__["embedding"] = embedding
+        self.output.tie(embedding)
 
     def forward(
         self,
@@ -170,7 +174,7 @@ class StepDecoder(nn.Module):
         Raises:
             ValueError: If the sequence is longer than max_len.
         """
-        return self.states(ids, mask, memory, caches) @ self.embedding.weight.T
+        return self.output(self.states(ids, mask, memory, caches))
 
     def states(
         self,
@@ -181,7 +185,7 @@ class StepDecoder(nn.Module):
         *,
         num_real: int | None = None,
     ) -> Tensor:
-        """Compute the output vectors (B, n, D), whose products with the embedding are the logits.
+        """Compute the output vectors (B, n, D), of which `output` computes the logits.
 
         The other arguments are those of `forward`.
 
@@ -205,8 +209,8 @@ class StepDecoder(nn.Module):
         raise NotImplementedError
 
     def output_layer(self) -> nn.Module:
-        """Create the layer from output vectors (..., D) to logits (..., V)."""
-        return make_output_layer(self.embedding.weight)
+        """Return the layer from output vectors (..., D) to logits (..., V) for a generation."""
+        return self.output.packed()
 
     def _check_length(self, length: int) -> None:
         if length > self.max_len:
@@ -219,8 +223,6 @@ class StepDecoder(nn.Module):
 class Decoder(StepDecoder):
     """Predicts the next token from the previous tokens and, optionally, from a memory.
 
-    The weights of the output layer are those of the input embedding (arXiv:1608.05859).
-
     Args:
         backbone: Causal backbone. With cross=true it attends to a memory; otherwise the decoder is
             a language model.
@@ -231,6 +233,8 @@ class Decoder(StepDecoder):
         dropout: Dropout probability of the embedded tokens.
         token_dropout: Probability that the embedding of an input token is set to zero in training,
             so that the decoder relies more on the memory (arXiv:1511.06349, section 3.1).
+        scale_embedding: Multiply the embeddings of the tokens by sqrt(D).
+        output: Options of the output layer.
     """
 
     static_steps = True
@@ -245,8 +249,11 @@ class Decoder(StepDecoder):
         pos_embed: DecoderPosition = "sinusoidal",
         dropout: Rate = 0.0,
         token_dropout: Rate = 0.0,
+        scale_embedding: bool = True,
+        output: OutputOptions = OutputOptions(),
     ):
-        super().__init__(make_token_embedding(vocab_size, backbone.dim), max_len)
+        embedding = make_token_embedding(vocab_size, backbone.dim)
+        super().__init__(embedding, max_len, output=OutputLayer(embedding, output))
         check_rate("token_dropout", token_dropout)
         if pos_embed not in get_args(DecoderPosition):
             raise ValueError(f"pos_embed must be learned, sinusoidal or none, got {pos_embed!r}")
@@ -256,6 +263,7 @@ class Decoder(StepDecoder):
                 "it predicts, got causal=false: set causal=true"
             )
         self.backbone = backbone
+        self.scale = backbone.dim**0.5 if scale_embedding else 1.0
         if pos_embed == "learned":
             weight = torch.empty(max_len, backbone.dim)
             self.pos_embed = nn.Parameter(nn.init.trunc_normal_(weight, std=0.02))
@@ -279,7 +287,7 @@ class Decoder(StepDecoder):
     ) -> Tensor:
         """See `StepDecoder.states`."""
         self._check_length(mask.shape[1])
-        x = self.embedding(ids) * self.backbone.dim**0.5
+        x = self.embedding(ids) * self.scale
         # Before the positions are added, so that the decoder still knows where it is.
         if self.training and self.token_dropout:
             keys = Keys.of(ids.shape, ids.device)
@@ -347,14 +355,6 @@ def at_last(x: Tensor, mask: Tensor) -> Tensor:
         return x[:, 0]
     index = n - 1 - mask[:, -n:].flip(1).int().argmax(1)  # argmax returns the first maximum
     return x[torch.arange(x.shape[0], device=x.device), index]
-
-
-def make_output_layer(weight: Tensor) -> nn.Module:
-    """Create a layer that computes logits (..., V) with the embedding (V, D) as weights."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    # The layer is one of the largest, and packing it takes only as long as a few tokens.
-    return PackedLinear(linear) if PackedLinear.supports(linear) else linear
 
 
 def make_token_embedding(vocab_size: int, dim: int) -> nn.Embedding:

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens, can_read
-from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last, make_output_layer
+from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last
 from dxn.models.model import MultimodalModel
+from dxn.models.output_layer import output_layer_of
 
 
 class TokenCache:
@@ -107,29 +108,19 @@ class LanguageModel(StepDecoder):
                 f"backbone can generate tokens: got inputs {', '.join(model.inputs)} and "
                 f"causal={causal}"
             )
-        super().__init__(adapters[0].embedding, adapters[0].tokenizer.max_len)
+        embedding: nn.Embedding = adapters[0].embedding
+        output = output_layer_of(model.head, embedding)
+        super().__init__(embedding, adapters[0].tokenizer.max_len, output=output)
         self.adapter: Any = adapters[0]
         self.backbone = model.backbone
         # Number of previous tokens on which the embedding of a token depends. An adapter with this
         # attribute accepts batches with the key token_index (B, N): indices of tokens in a text.
         self.lookback: int | None = self.adapter.lookback
-        # A head can have an output layer of its own, see `dxn.tasks.language.LanguageHead`.
-        lm_head = getattr(model.head, "lm_head", None)
-        self.output = make_output_layer(self.embedding.weight) if lm_head is None else lm_head
+        self.packed = self.output.packed()
 
     def caches(self) -> list[TokenCache | KVCache]:
         """Create an empty cache for the token ids, and one for each block."""
         return [TokenCache(), *(KVCache() for _ in self.backbone.blocks)]
-
-    def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        memory: Memory | None = None,
-        caches: Sequence[Any] | None = None,
-    ) -> Tensor:
-        """See `StepDecoder.forward`."""
-        return self.output(self.states(ids, mask, memory, caches))
 
     def states(
         self,
@@ -145,7 +136,7 @@ class LanguageModel(StepDecoder):
 
     def output_layer(self) -> nn.Module:
         """Return the same layer each time, because packing its weights takes long."""
-        return self.output
+        return self.packed
 
     def next_states(
         self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[Any]

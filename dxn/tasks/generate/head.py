@@ -12,7 +12,6 @@ from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import OnTokens, beam_search, generate
 from dxn.models.decoding.search import Hypothesis, Sampler, greedy
-from dxn.models.losses import linear_cross_entropy
 from dxn.tasks.space import Batch
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import NUM_REAL
@@ -36,7 +35,7 @@ class GenerateHead(nn.Module):
     """A decoder that predicts each token of a text from its previous tokens and the encoded tokens.
 
     Args:
-        decoder: Decoder with the attributes `states`, `caches`, `embedding` and `max_len`.
+        decoder: Decoder with the attributes `states`, `caches`, `output` and `max_len`.
         label_smoothing: Amount of label smoothing, from 0 (none) to 1.
     """
 
@@ -63,9 +62,8 @@ class GenerateHead(nn.Module):
         num_real = batch["target"].get(NUM_REAL)
         mask = inputs != IGNORED
         states = self.decoder.states(inputs.clamp(min=0), mask, memory, num_real=num_real)
-        loss_sum = linear_cross_entropy(
+        loss_sum = self.decoder.output.loss(
             states.flatten(0, 1),
-            self.decoder.embedding.weight,
             following.flatten(),
             label_smoothing=self.label_smoothing,
             ignore_index=IGNORED,

@@ -51,7 +51,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "norm": {"eps": config["layer_norm_epsilon"]},
         },
         fusion={"pool": "last"},  # in a causal model, only the last token attends to all tokens
-        head={} if labels or is_tied else {"tie_embeddings": False},
+        head={} if labels or is_tied else {"output": {"tie_embeddings": False}},
         labels=labels,
         task="language" if labels is None else "classify",
     )
@@ -64,7 +64,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
         "adapters.text.embedding.weight": copied(f"{p}wte.weight"),
         "adapters.text.pos_embed.weight": copied(f"{p}wpe.weight"),
         **blocks(NORMS, prefix=p + "h.{i}", depth=depth),
-        "head.lm_head.weight": copied("lm_head.weight"),
+        "head.output.weight": copied("lm_head.weight"),
         **linears({"backbone.norm": f"{p}ln_f", "head.out": "score"}),
     }
     # The library's Conv1D is a linear layer with a transposed weight.

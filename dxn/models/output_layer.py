@@ -1,0 +1,125 @@
+"""The layer from output vectors to the logits of a vocabulary, of all models that write."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Gt
+from torch import Tensor, nn
+
+from dxn.core.schema import options
+from dxn.models.inference import PackedLinear
+from dxn.models.losses import linear_cross_entropy, softcapped
+
+
+@options
+class OutputOptions:
+    """Options of the layer that computes the logits of a vocabulary.
+
+    Args:
+        tie_embeddings: Use the embedding of the tokens as the weights (arXiv:1608.05859).
+        bias: Add a bias to the logits.
+        scale: Factor of the logits, before the bias is added.
+        softcap: Limit c of the logits z, which become c tanh(z / c) (arXiv:2408.00118, section 2).
+            Default: no limit.
+    """
+
+    tie_embeddings: bool = True
+    bias: bool = False
+    scale: Annotated[float, Gt(0)] = 1.0
+    softcap: Annotated[float, Gt(0)] | None = None
+
+
+class OutputLayer(nn.Module):
+    """Computes the logits of a vocabulary.
+
+    Args:
+        embedding: Embedding (V, D) of the tokens. Its owner saves and moves it.
+        options: Options of the layer.
+    """
+
+    embedding: nn.Embedding
+
+    def __init__(self, embedding: nn.Embedding, options: OutputOptions = OutputOptions()):
+        super().__init__()
+        self.tie(embedding)
+        self.scale = options.scale
+        self.softcap = options.softcap
+        self.weight: nn.Parameter | None = None
+        self.bias: nn.Parameter | None = None
+        rows, dim = embedding.weight.shape
+        if not options.tie_embeddings:
+            self.weight = nn.Parameter(torch.empty(rows, dim))
+            # The initial logits of normalized vectors have a standard deviation of about 1.
+            nn.init.normal_(self.weight, std=dim**-0.5 / options.scale)
+        if options.bias:
+            self.bias = nn.Parameter(torch.zeros(rows))
+
+    def tie(self, embedding: nn.Embedding) -> None:
+        """Use another embedding of the same size."""
+        # A normal assignment would register the embedding as a submodule. Then its weight would
+        # also be a parameter of this layer, and would be saved twice.
+        self.__dict__["embedding"] = embedding
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weights (V, D): those of the embedding, or its own."""
+        return self.embedding.weight if self.weight is None else self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits (..., V) of output vectors (..., D)."""
+        return softcapped(F.linear(self._scaled(x), self.matrix, self.bias), self.softcap)
+
+    def loss(
+        self, x: Tensor, targets: Tensor, *, label_smoothing: float, ignore_index: int
+    ) -> Tensor:
+        """Compute the sum () of the cross-entropies of output vectors (M, D).
+
+        It does not compute all logits at once. The arguments are those of `linear_cross_entropy`.
+        """
+        return linear_cross_entropy(
+            self._scaled(x),
+            self.matrix,
+            targets,
+            bias=self.bias,
+            softcap=self.softcap,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+        )
+
+    def packed(self) -> nn.Module:
+        """Create a layer with the same logits, which is faster with few vectors.
+
+        The layer is one of the largest, and packing it takes only as long as a few tokens.
+        """
+        rows, dim = self.matrix.shape
+        linear = nn.Linear(dim, rows, bias=self.bias is not None, device="meta")
+        linear.weight = nn.Parameter(self.matrix.detach(), requires_grad=False)
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.bias.detach(), requires_grad=False)
+        layer = PackedLinear(linear) if PackedLinear.supports(linear) else linear
+        if self.scale == 1 and self.softcap is None:
+            return layer
+        return _Packed(layer, self.scale, self.softcap)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.scale == 1 else x * self.scale
+
+
+def output_layer_of(head: nn.Module, embedding: nn.Embedding) -> OutputLayer:
+    """Return the output layer of a head that writes, or one whose weights are the embedding."""
+    output = getattr(head, "output", None)
+    return output if isinstance(output, OutputLayer) else OutputLayer(embedding)
+
+
+class _Packed(nn.Module):
+    """The layer of `OutputLayer.packed` with a scale or a limit of the logits."""
+
+    def __init__(self, linear: nn.Module, scale: float, softcap: float | None):
+        super().__init__()
+        self.linear, self.scale, self.softcap = linear, scale, softcap
+
+    def forward(self, x: Tensor) -> Tensor:
+        return softcapped(self.linear(x * self.scale), self.softcap)
