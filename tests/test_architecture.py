@@ -41,11 +41,13 @@ KNOW_MODALITIES = (
     "export/examples.py",
     "export/recipes.py",
 )
-# "category" is also a usual name of a target column, "text" a data source and a key of an entity.
+# "category" is also a usual name of a target column, "text" a data source, and a key of an
+# entity and of OpenAI's API.
 COLUMN_NAMES = {
     ("data/columns/choose.py", "category"),
     ("data/sources/detect.py", "text"),
     ("runs/predictor/table.py", "text"),
+    ("serve/openai.py", "text"),
     ("tasks/entities.py", "text"),
 }
 MAX_PARAMETERS = 12

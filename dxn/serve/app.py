@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
@@ -19,12 +16,13 @@ import dxn
 from dxn.core.errors import UserError
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Text, Writer, make_samplers
-from dxn.serve import schema
+from dxn.serve import openai, schema
+from dxn.serve.answers import error_answer, event_stream, json_answer, while_connected
 from dxn.serve.body import read_body
 from dxn.serve.guard import OPEN, Guard
 from dxn.serve.operations import ATTEND, EMBED, PREDICT
 from dxn.serve.options import ServeOptions
-from dxn.serve.refusal import INTERNAL, Refusal, report
+from dxn.serve.refusal import Refusal
 from dxn.serve.schema import GENERATED, INPUTS, PROMPT, Body, GenerationBody
 from dxn.serve.service import Service
 from dxn.viz.page import SCRIPT
@@ -64,7 +62,7 @@ def make_app(
     )
     writer = Writer(predictor.model, predictor.task)
     facts = schema.facts_of(predictor, writer, name)
-    service = Service(predictor, options, PATHS | set(schema.SUMMARIES))
+    service = Service(predictor, options, PATHS | set(schema.SUMMARIES) | openai.PATHS)
     app.state.service = service
 
     def post(path: str, answer: Callable[[Request, Any], Any]) -> None:
@@ -82,8 +80,8 @@ def make_app(
             samples = body.samples
             if kind == ATTEND and len(samples) > 1:
                 raise UserError(f"{INPUTS}: must be one sample, got {len(samples)}")
-            results = await _while_connected(request, service.answer(kind, samples))
-            return _json({RESULTS: results})
+            _, results = await while_connected(request, service.answer(kind, samples))
+            return json_answer({RESULTS: results})
 
         post(path, answer)
 
@@ -95,29 +93,32 @@ def make_app(
 
     async def generate(request: Request, body: GenerationBody) -> Response:
         samples = body.samples
-        texts = [
-            writer.text_of(sample.get(PROMPT, "")) if writer.takes_prompt else Text()
-            for sample in samples
-        ]
-        samplers = make_samplers(
-            len(texts),
-            temperature=body.temperature,
-            top_k=body.top_k,
-            top_p=body.top_p,
-            seed=body.seed,
-            device=predictor.device,
-        )
-        for text, new_sampler in zip(texts, samplers, strict=True):
-            text.new_sampler = new_sampler
-        max_new = body.max_new or options.max_new
+
+        def make_texts() -> list[Text]:
+            texts = [
+                writer.text_of(sample.get(PROMPT, "")) if writer.takes_prompt else Text()
+                for sample in samples
+            ]
+            samplers = make_samplers(
+                len(texts),
+                temperature=body.temperature,
+                top_k=body.top_k,
+                top_p=body.top_p,
+                seed=body.seed,
+                device=predictor.device,
+            )
+            for text, new_sampler in zip(texts, samplers, strict=True):
+                text.new_sampler = new_sampler
+            return texts
+
+        count, max_new = len(samples), body.max_new or options.max_new
         inputs = [] if writer.takes_prompt else samples
         if not body.stream:
-            written = await _while_connected(request, service.write(texts, inputs, max_new))
-            return _json({RESULTS: [{GENERATED: text} for text in written]})
-        events = _events(await service.stream(texts, inputs, max_new))
-        # no: a proxy such as nginx would otherwise collect the whole answer.
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+            answer = service.write(make_texts, inputs, count=count, max_new=max_new)
+            written = await while_connected(request, answer)
+            return json_answer({RESULTS: [{GENERATED: text.text} for text in written]})
+        parts = await service.stream(make_texts, inputs, count=count, max_new=max_new)
+        return event_stream(_generated(parts), request.url.path)
 
     task = predictor.task.name
     if facts["predicts"]:
@@ -131,18 +132,20 @@ def make_app(
     else:
         lacks("/generate", "POST /predict" if facts["predicts"] else "POST /embed")
 
+    openai.OpenAI(service, writer, name).add_to(app)
+
     @app.get("/model", **schema.described("What the model takes and gives"))
     async def model() -> Response:
         # The page asks for a file when the example is chosen.
         listed = [{**each, "files": list(each["files"])} for each in examples]
-        return _json({**facts, "examples": listed})
+        return json_answer({**facts, "examples": listed})
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", **schema.described("Whether the server can answer", is_open=True))
     async def health() -> Response:
         problem = service.problem
         status = 503 if problem else 200
-        return _json({"status": problem or "ok", "version": dxn.__version__}, status)
+        return json_answer({"status": problem or "ok", "version": dxn.__version__}, status)
 
     @app.get(
         "/metrics",
@@ -203,19 +206,13 @@ def _openapi(app: FastAPI, *, has_key: bool) -> dict[str, Any]:
     return described
 
 
-async def _while_connected(request: Request, answer: Coroutine[Any, Any, Any]) -> Any:
-    """Return an answer. If the client closes the connection before, the work is cancelled."""
-    working = asyncio.ensure_future(answer)
-    # The body has been read, so the next message is that the client has gone.
-    leaving = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            working.cancel()
-            raise Refusal(400, "the connection was closed before the answer was complete")
-        return await working
-    finally:
-        leaving.cancel()
+async def _generated(parts: AsyncIterator[tuple[int, str | Text]]) -> AsyncIterator[Any]:
+    """Return the parts of texts as JSON data."""
+    async for index, part in parts:
+        if isinstance(part, Text):
+            yield {"index": index, GENERATED: part.text}
+        else:
+            yield {"index": index, "delta": part}
 
 
 @asynccontextmanager
@@ -231,58 +228,7 @@ def _handle_errors(app: FastAPI) -> None:
     """Answer exceptions with {"error": {"type", "message"}}. `Guard` answers unexpected ones."""
 
     async def refused(request: Request, error: Exception) -> Response:
-        return _refusal(error)
+        return error_answer(error, request.url.path)
 
     for kind in (Refusal, UserError, HTTPException):
         app.add_exception_handler(kind, refused)
-
-
-def _refusal(error: Exception) -> Response:
-    """Return the answer for an exception."""
-    if isinstance(error, UserError):
-        error = Refusal(422, str(error))
-    elif isinstance(error, HTTPException):
-        headers = dict(error.headers or {})
-        advice = "GET /openapi.json describes all requests"
-        error = Refusal(error.status_code, f"{error.detail}; {advice}", headers)
-    elif not isinstance(error, Refusal):
-        report(error)
-        error = Refusal(500, INTERNAL)
-    return _json(error.content, error.status, error.headers)
-
-
-async def _events(parts: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Return the parts of a stream as server-sent events. An error is the last event."""
-    try:
-        async for part in parts:
-            yield f"data: {dumps(part)}\n\n"
-    except Exception as error:
-        content = json.loads(bytes(_refusal(error).body))
-        yield f"event: error\ndata: {dumps(content)}\n\n"
-
-
-def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(
-        dumps(content),
-        status,
-        {"Cache-Control": "no-store", **(headers or {})},
-        media_type="application/json",
-    )
-
-
-def dumps(content: Any) -> str:
-    """Return JSON. Numbers that are not finite become null, which JSON has instead."""
-    try:
-        return json.dumps(content, allow_nan=False, ensure_ascii=False, default=str)
-    except ValueError:
-        return json.dumps(_finite(content), ensure_ascii=False, default=str)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

@@ -45,9 +45,61 @@ async def read_body(
         Refusal: If it arrives too slowly, or has another format.
         UserError: If a value is wrong.
     """
+    kind = _media_type(request)
+    if kind == FORM_TYPE:
+        await _receive(request, options)
+        _check_charset(request.headers["content-type"])
+        names = [name for name in model.model_fields if name != INPUTS]
+        max_parts = options.max_samples * len(inputs) + len(names)
+        data = await _parse_form(request, inputs, names, max_parts)
+    else:
+        data = await read_json(request, options, kinds=f"{JSON_TYPE} or {FORM_TYPE}")
+    body = check_body(model, data)
+    check_count(INPUTS, len(body.inputs), options)
+    return body  # pyright: ignore[reportReturnType]
+
+
+async def read_json(request: Request, options: ServeOptions, *, kinds: str = JSON_TYPE) -> Any:
+    """Receive and parse a body that is JSON.
+
+    Args:
+        request: The request.
+        options: Limits.
+        kinds: The content types of the path, for a message.
+
+    Raises:
+        Refusal: If it arrives too slowly, or is not JSON.
+    """
+    kind = _media_type(request)
+    # curl -d sends another type by default. Only a form and JSON are possible, so this is JSON.
+    if kind not in (JSON_TYPE, "", "text/plain", "application/x-www-form-urlencoded"):
+        raise Refusal(415, f"Content-Type: must be {kinds}, got {kind[:60]!r}")
+    content = await _receive(request, options)
+    _check_values(content)
+    if len(content) <= LONG:
+        return _parse_json(content)
+    return await asyncio.get_running_loop().run_in_executor(PARSER, _parse_json, content)
+
+
+def check_count(name: str, count: int, options: ServeOptions) -> None:
+    """Refuse a request with too many samples, whose list has this name."""
+    if count > options.max_samples:
+        raise Refusal(
+            413,
+            f"{name}: at most {options.max_samples} samples per request, got {count:,}; send "
+            "several requests",
+        )
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _receive(request: Request, options: ServeOptions) -> bytes:
+    """Receive the body of a request in the time limit."""
     try:
         async with asyncio.timeout(options.timeout):
-            content = await request.body()
+            return await request.body()
     except TimeoutError:
         # The rest of the body must not be read as the next request.
         raise Refusal(
@@ -57,30 +109,6 @@ async def read_body(
         ) from None
     except ClientDisconnect:
         raise Refusal(400, "the connection was closed before the request was complete") from None
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # curl -d sends another type by default. Only a form and JSON are possible, so this is JSON.
-    if kind in (JSON_TYPE, "", "text/plain", "application/x-www-form-urlencoded"):
-        _check_values(content)
-        if len(content) > LONG:
-            loop = asyncio.get_running_loop()
-            data = await loop.run_in_executor(PARSER, _parse_json, content)
-        else:
-            data = _parse_json(content)
-    elif kind == FORM_TYPE:
-        _check_charset(request.headers["content-type"])
-        names = [name for name in model.model_fields if name != INPUTS]
-        max_parts = options.max_samples * len(inputs) + len(names)
-        data = await _parse_form(request, inputs, names, max_parts)
-    else:
-        raise Refusal(415, f"Content-Type: must be {JSON_TYPE} or {FORM_TYPE}, got {kind[:60]!r}")
-    body = check_body(model, data)
-    if len(body.inputs) > options.max_samples:
-        raise Refusal(
-            413,
-            f"{INPUTS}: at most {options.max_samples} samples per request, got "
-            f"{len(body.inputs):,}; send several requests",
-        )
-    return body  # pyright: ignore[reportReturnType]
 
 
 def _check_charset(content_type: str) -> None:

@@ -102,13 +102,13 @@ class Guard:
             # After the start of an answer, it can only be cut off.
             if status:
                 raise
-            await _send_refusal(refusal, count_and_send)
+            await _send_refusal(refusal, scope["path"], count_and_send)
         except Exception as error:
             report(error)
             # After the start of an answer, it can only be cut off.
             if status:
                 raise
-            await _send_refusal(Refusal(500, INTERNAL), count_and_send)
+            await _send_refusal(Refusal(500, INTERNAL), scope["path"], count_and_send)
         finally:
             self.num_bytes -= received
             self.metrics.observe_request(scope["path"], status, time.perf_counter() - start)
@@ -196,13 +196,14 @@ def _name_in(url: str) -> str:
         return ""
 
 
-async def _send_refusal(refusal: Refusal, send: Send) -> None:
-    body = json.dumps(refusal.content).encode()
+async def _send_refusal(refusal: Refusal, path: str, send: Send) -> None:
+    status, content = refusal.answer(path)
+    body = json.dumps(content).encode()
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
         **refusal.headers,
     }
     pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})

@@ -90,7 +90,7 @@ class Operations:
         return to_device(prepared.collate(prepared.items), self.predictor.device)
 
     @torch.inference_mode()
-    def _write(self, jobs: Sequence[Job]) -> list[list[str]]:
+    def _write(self, jobs: Sequence[Job]) -> list[list[Text]]:
         texts: list[Text] = [text for job in jobs for text in job.content]
         # The batch has failed, and its jobs are computed alone. Another attempt could contradict
         # what has been sent.
@@ -99,7 +99,7 @@ class Operations:
         kind: Any = jobs[0].kind
         _, max_new = kind
         self.writer.write(texts, max_new=max_new, batch_size=self.batch_size)
-        return [[text.text for text in job.content] for job in jobs]
+        return [job.content for job in jobs]
 
 
 def _name(row: int) -> str:

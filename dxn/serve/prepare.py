@@ -117,7 +117,7 @@ def _to_cell(value: Any, prepare: Tokenizer, name: str) -> Any:
     if isinstance(value, bytes):
         return value if prepare.reader.files else _as_text(value, name)
     if isinstance(value, str):
-        _check_unicode(value, name)
+        check_unicode(value, name)
         # The reader would open the file. A path on this machine must not be exposed to
         # clients.
         if prepare.reader.is_path(value):
@@ -162,7 +162,8 @@ def _as_text(content: bytes, name: str) -> str:
         ) from None
 
 
-def _check_unicode(text: str, name: str) -> None:
+def check_unicode(text: str, name: str) -> None:
+    """Raise UserError if a text contains half of a character."""
     # JSON can contain halves of surrogate pairs, which are not characters.
     try:
         text.encode("utf-8")
@@ -177,7 +178,7 @@ def _check_list(values: list[Any], name: str, *, only_numbers: bool, depth: int 
         if isinstance(value, list):
             _check_list(value, name, only_numbers=only_numbers, depth=depth + 1)
         elif isinstance(value, str) and not only_numbers:
-            _check_unicode(value, name)
+            check_unicode(value, name)
         elif value is not None and not isinstance(value, bool | int | float):
             kinds = "numbers" if only_numbers else "texts or numbers"
             raise UserError(f"{name}: a list must contain {kinds}, got {_shown(value)}")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping
+from typing import Any
 
 from dxn.core.printable import printable
 
+OPENAI = "/v1/"  # start of the paths of OpenAI's API, whose errors have its form
+# The option that a message is about stands at its start.
+OPTION = re.compile(r"'?([a-z][\w.\[\]]*)'?: ")
 INTERNAL = "an error of the server; its log says more"
 # The name of the error in the answer, and its description, by status code. The message of an answer
 # says what to do.
@@ -37,19 +42,36 @@ class Refusal(Exception):
         status: Status code of HTTP.
         message: One sentence: what is wrong, what was received, what to do.
         headers: Further headers of the answer.
+        code: Name of the error on the paths of OpenAI's API, if it differs from that of the status.
     """
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        code: str | None = None,
+    ):
         super().__init__(message)
         self.status = status
         self.message = message
         self.headers = dict(headers or {})
+        self.code = code
 
-    @property
-    def content(self) -> dict[str, dict[str, str]]:
-        """The body of the answer."""
+    def answer(self, path: str) -> tuple[int, dict[str, dict[str, Any]]]:
+        """Return the status code and the body of the answer to a request of this path."""
         kind = KINDS[self.status][0] if self.status in KINDS else "error"
-        return {"error": {"type": kind, "message": self.message}}
+        if not path.startswith(OPENAI):
+            return self.status, {"error": {"type": kind, "message": self.message}}
+        option = OPTION.match(self.message)
+        error = {
+            "message": self.message,
+            "type": "server_error" if self.status >= 500 else "invalid_request_error",
+            "param": option[1] if option else None,
+            "code": self.code or kind,
+        }
+        # Clients expect 400 for every value that cannot be used.
+        return 400 if self.status == 422 else self.status, {"error": error}
 
 
 def busy(message: str) -> Refusal:

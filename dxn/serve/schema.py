@@ -72,9 +72,10 @@ class Body(BaseModel):
         return samples
 
 
-class GenerationBody(Body):
-    """The body of a request that generates texts."""
+class Sampling(BaseModel):
+    """Options of a request that generates texts."""
 
+    model_config = STRICT
     temperature: float = Field(
         1.0,
         ge=0,
@@ -90,8 +91,6 @@ class GenerationBody(Body):
         le=1,
         description="Sample from the most probable tokens with this total probability.",
     )
-    max_new: int | None = Field(None, ge=1, description="Maximum number of tokens to generate.")
-    seed: int = Field(0, ge=-MAX_SEED, le=MAX_SEED, description="Random seed of sampling.")
     stream: bool = Field(
         False, description="Send the text as server-sent events while it is generated."
     )
@@ -103,6 +102,13 @@ class GenerationBody(Body):
         if 0 < value < MIN_TEMPERATURE:
             raise ValueError(f"must be 0 or at least {MIN_TEMPERATURE}, got {value:g}")
         return value
+
+
+class GenerationBody(Body, Sampling):
+    """The body of a request that generates texts."""
+
+    max_new: int | None = Field(None, ge=1, description="Maximum number of tokens to generate.")
+    seed: int = Field(0, ge=-MAX_SEED, le=MAX_SEED, description="Random seed of sampling.")
 
 
 class Problem(BaseModel):
@@ -191,18 +197,8 @@ def _problem(model: type[Body], content: Mapping[str, Any], error: ValidationErr
     first: Any = error.errors(include_url=False)[0]
     kind, place = first["type"], first["loc"]
     name = str(first["input"] if kind == "string_unicode" else place[-1])
-    if place[0] != INPUTS:
-        if kind in ("extra_forbidden", "invalid_key"):
-            known = ", ".join(model.model_fields)
-            return Refusal(400, f"{name[:60]!r}: there is no such key; the keys are {known}")
-        if kind == "value_error":
-            return UserError(f"{name}: {first['ctx']['error']}")
-        limits = {
-            key: f"{value:g}" if isinstance(value, float) else value
-            for key, value in first.get("ctx", {}).items()
-        }
-        sentence = SENTENCES.get(str(kind), str(first["msg"])).format(**limits)
-        return UserError(f"{name}: {sentence}, got {shortened(first['input'])}")
+    if not place or place[0] != INPUTS:
+        return option_problem(model, error)
     # A name with an incomplete surrogate pair has no place.
     if len(place) < 3 and kind != "string_unicode":
         return Refusal(400, f"{INPUTS}: must be a list of at least one object; {ADVICE}")
@@ -226,6 +222,28 @@ def _problem(model: type[Body], content: Mapping[str, Any], error: ValidationErr
     return UserError(f"{where}{shortened(name)}: there is no such input; the inputs are {inputs}")
 
 
+def option_problem(model: type[BaseModel], error: ValidationError) -> Exception:
+    """Return the first problem of the options of a request as one sentence."""
+    first: Any = error.errors(include_url=False)[0]
+    kind = str(first["type"])
+    # A name with an incomplete surrogate pair has no place.
+    has_place = bool(first["loc"])
+    name = str(first["loc"][-1] if has_place else first["input"])
+    if kind == "missing":
+        return UserError(f"{name}: is missing; set it")
+    if kind in ("extra_forbidden", "invalid_key") or not has_place:
+        known = ", ".join(model.model_fields)
+        return Refusal(400, f"{name[:60]!r}: there is no such key; the keys are {known}")
+    if kind == "value_error":
+        return UserError(f"{name}: {first['ctx']['error']}")
+    limits = {
+        key: f"{value:g}" if isinstance(value, float) else value
+        for key, value in first.get("ctx", {}).items()
+    }
+    sentence = SENTENCES.get(str(kind), str(first["msg"])).format(**limits)
+    return UserError(f"{name}: {sentence}, got {shortened(first['input'])}")
+
+
 def operation(path: str, body: type[Body]) -> dict[str, Any]:
     """Return the arguments with which FastAPI describes an operation on samples."""
     schema = body.model_json_schema()
@@ -244,7 +262,7 @@ def operation(path: str, body: type[Body]) -> dict[str, Any]:
     results = create_model(f"{path[1:].title()}Results", **fields)
     responses: dict[int | str, Any] = {
         200: {"model": results, "description": "One result per sample."},
-        **_refused(REFUSED_BODIES),
+        **refused(REFUSED_BODIES),
     }
     if path == "/generate":
         responses[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -262,7 +280,7 @@ def described(summary: str, *, is_open: bool = False) -> dict[str, Any]:
         summary: What the answer is.
         is_open: Whether the request needs no key, and is answered with 503 if the model is stuck.
     """
-    return {"summary": summary, "responses": _refused((*REFUSED, 503 if is_open else 401))}
+    return {"summary": summary, "responses": refused((*REFUSED, 503 if is_open else 401))}
 
 
 def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
@@ -313,5 +331,6 @@ def _form_part(value: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "string", "format": "binary"} if is_file else {"type": "string"}
 
 
-def _refused(codes: tuple[int, ...]) -> dict[int | str, Any]:
+def refused(codes: tuple[int, ...]) -> dict[int | str, Any]:
+    """Return the descriptions of the answers with an error."""
     return {code: {"model": Refused, "description": KINDS[code][1]} for code in codes}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from dxn.data.files import READER_THREADS
 from dxn.runs.predictor.attention import Attention
@@ -20,8 +20,10 @@ from dxn.serve.operations import ATTEND, WRITE, Operations, attention_data
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import Prepared, checked_samples, is_light
 from dxn.serve.refusal import busy, timed_out
-from dxn.serve.schema import GENERATED
 
+MakeTexts: TypeAlias = Callable[[], Sequence[Text]]
+# New parts of texts by their index. None is the end.
+Parts: TypeAlias = "asyncio.Queue[tuple[int, str] | None]"
 # The model thread counts as stuck if one batch takes this multiple of the time limit.
 STUCK = 2
 
@@ -74,8 +76,10 @@ class Service:
         for pool in (self.readers, self.drawer):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def answer(self, kind: Hashable, samples: Sequence[Mapping[str, Any]]) -> Any:
-        """Return the result of an operation for samples.
+    async def answer(
+        self, kind: Hashable, samples: Sequence[Mapping[str, Any]]
+    ) -> tuple[Prepared, Any]:
+        """Return the prepared samples, and the result of an operation for them.
 
         Raises:
             Refusal: If too many samples wait, or the time is over.
@@ -88,7 +92,9 @@ class Service:
                     job = self.engine.submit(kind, prepared, len(prepared))
                     hand_over(job)
                     result = await _result(job)
-                    return await self._drawn(prepared, result) if kind == ATTEND else result
+                    if kind == ATTEND:
+                        result = await self._drawn(prepared, result)
+                    return prepared, result
             except TimeoutError:
                 raise timed_out(self.options.timeout) from None
 
@@ -99,31 +105,40 @@ class Service:
         return [await loop.run_in_executor(self.drawer, drawing)]
 
     async def write(
-        self, texts: Sequence[Text], samples: Sequence[Mapping[str, Any]], max_new: int
-    ) -> list[str]:
+        self,
+        make_texts: MakeTexts,
+        samples: Sequence[Mapping[str, Any]],
+        *,
+        count: int,
+        max_new: int,
+    ) -> list[Text]:
         """Return the generated texts, see `stream`."""
-        stream = await self.stream(texts, samples, max_new, only_texts=True)
-        return [part[GENERATED] async for part in stream]
+        stream = await self.stream(
+            make_texts, samples, count=count, max_new=max_new, only_texts=True
+        )
+        return [part async for _, part in stream if isinstance(part, Text)]
 
     async def stream(
         self,
-        texts: Sequence[Text],
+        make_texts: MakeTexts,
         samples: Sequence[Mapping[str, Any]],
-        max_new: int,
         *,
+        count: int,
+        max_new: int,
         only_texts: bool = False,
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncIterator[tuple[int, str | Text]]:
         """Start to generate texts.
 
         Args:
-            texts: The texts to generate.
+            make_texts: Function that returns the texts to generate. It runs in another thread.
             samples: The sample of each text, for a model that writes a text for an input.
+            count: Number of texts.
             max_new: Maximum number of tokens of each text.
             only_texts: Yield only the complete texts.
 
         Returns:
-            An iterator of {"index": i, "delta": new part of text i}, and in the end
-            {"index": i, "generated": complete text} for each text.
+            An iterator of (i, new part of text i), and in the end (i, complete text i) for each
+            text.
 
         Raises:
             Refusal: If too many samples wait, or the time is over. The iterator raises it too.
@@ -131,10 +146,12 @@ class Service:
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + self.options.timeout
-        parts: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        with self._admitted(len(texts)) as hand_over:
+        parts: Parts = asyncio.Queue()
+        with self._admitted(count) as hand_over:
             try:
                 async with asyncio.timeout_at(end):
+                    # A chat template can take seconds.
+                    texts = await loop.run_in_executor(self.readers, make_texts)
                     for text, sample in zip(texts, samples, strict=False):
                         prepared = await self.prepare([sample])
                         text.item, text.samples = prepared.items[0], prepared.samples
@@ -143,7 +160,7 @@ class Service:
             if not only_texts:
                 for index, text in enumerate(texts):
                     text.on_text = _sender(loop, parts, index)
-            job = self.engine.submit((WRITE, max_new), texts, len(texts))
+            job = self.engine.submit((WRITE, max_new), texts, count)
             hand_over(job)
         job.future.add_done_callback(lambda _: parts.put_nowait(None))
         return self._parts(job, texts, parts, end)
@@ -152,9 +169,9 @@ class Service:
         self,
         job: Job,
         texts: Sequence[Text],
-        parts: asyncio.Queue[dict[str, Any] | None],
+        parts: Parts,
         end: float,
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncIterator[tuple[int, str | Text]]:
         """Yield the parts of a stream. None marks the end of the new text.
 
         The arguments are those of `stream`.
@@ -167,8 +184,8 @@ class Service:
                 if part is None:
                     break
                 yield part
-            for index, result in enumerate(job.future.result()):
-                yield {"index": index, GENERATED: result}
+            for index, text in enumerate(job.future.result()):
+                yield index, text
         except TimeoutError:
             raise timed_out(self.options.timeout) from None
         finally:
@@ -220,10 +237,10 @@ async def _result(job: Job) -> Any:
         job.is_cancelled = True
 
 
-def _sender(loop: asyncio.AbstractEventLoop, parts: asyncio.Queue[Any], index: int) -> Any:
+def _sender(loop: asyncio.AbstractEventLoop, parts: Parts, index: int) -> Callable[[str], None]:
     """Return a function that passes new text from the model thread to the event loop."""
 
     def send(text: str) -> None:
-        loop.call_soon_threadsafe(parts.put_nowait, {"index": index, "delta": text})
+        loop.call_soon_threadsafe(parts.put_nowait, (index, text))
 
     return send

@@ -242,4 +242,4 @@ def test_a_generated_text_appears_and_a_key_is_asked_for(browser, writer):
 def test_the_page_of_all_requests_lists_them(browser, digits):
     with page_of(browser, f"{digits}/docs") as page:
         page.get_by_role("heading", name="POST /predict").wait_for()
-        assert page.locator("section").count() == 6
+        assert page.locator("section").count() == 8

@@ -137,7 +137,10 @@ def test_the_description_names_the_inputs_and_what_the_model_does(client):
 
 def test_the_openapi_description_lists_every_path_and_every_status(client):
     paths = client.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/predict", "/embed", "/attend", "/model", "/health", "/metrics"}
+    assert set(paths) == {"/predict", "/embed", "/attend", "/model", "/health", "/metrics"} | {
+        "/v1/embeddings",
+        "/v1/models",
+    }
     post = paths["/predict"]["post"]
     assert set(post["requestBody"]["content"]) == {"application/json", "multipart/form-data"}
     items = post["requestBody"]["content"]["application/json"]["schema"]["properties"]["inputs"]

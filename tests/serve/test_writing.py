@@ -140,6 +140,12 @@ def test_a_wrong_option_of_a_generation_is_refused(language, change, message):
         assert message in error_of(client.post("/generate", content=body), 422)
 
 
+def test_an_unknown_key_that_is_no_text_is_refused(language):
+    with client_of(language) as client:
+        body = json.dumps({"inputs": [{"prompt": "a"}], "\ud800": 1})
+        assert "there is no such key" in error_of(client.post("/generate", content=body), 400)
+
+
 def test_a_wrong_sample_is_refused_before_the_stream_starts(translator):
     with client_of(translator) as client:
         body = {"inputs": [{"word": "a"}], "stream": True}
@@ -233,7 +239,7 @@ def test_the_texts_of_a_large_request_are_generated_in_batches(language, monkeyp
 def test_a_prompt_whose_end_is_decoded_with_the_new_tokens_gives_the_same_text(language):
     writer = Writer(language.model, language.task)
     tokenizer = writer.tokenizer
-    prompt = writer._encoded("größe 東京 " * 20)
+    prompt = writer.encode("größe 東京 " * 20)
     decode = decoder_after(tokenizer, prompt)
     assert decode(prompt[:9]) == tokenizer.decode([*prompt, *prompt[:9]])
 

@@ -30,12 +30,14 @@ from dxn.training.predict import to_device
 MAX_SEED = 2**63 - 1  # of torch.manual_seed
 TAIL = 16  # tokens of a prompt that are decoded together with the new ones
 UNFINISHED = "\ufffd"  # stands for the first bytes of a character whose last bytes are missing
+# A decoder of words removes the space before an apostrophe when "t" follows, as in "don't".
+UNSURE = f" '’{UNFINISHED}"  # is passed on only when more follows
 
 Decode: TypeAlias = Callable[[list[int]], str]
 
 
 class Cancelled(Exception):
-    """Nobody waits for any text of a batch any more."""
+    """No text of a batch needs another token."""
 
 
 @dataclass(eq=False)
@@ -45,49 +47,90 @@ class Text:
     Args:
         prompt: The text to continue, for a language model.
         is_answer: Whether the prompt is a conversation, of which only the answer is the text.
+        shows_prompt: Whether the text of a language model starts with the prompt.
+        stops: Texts that end the text. It does not contain them.
         item: The prepared sample to describe, for a model that writes a text for a sample.
         samples: The samples that the item belongs to, which collate it.
         new_sampler: Function that returns the sampler of this text, which chooses its next token.
         on_text: Function that is called with each new part of the text, while it is generated.
         is_cancelled: Whether nobody waits for the text any more.
-        text: The text. If a language model continues a prompt, it starts with the prompt.
+        text: The text.
+        prompt_ids: Token ids of the prompt.
+        ids: Token ids of the new text, without the end token.
+        is_stopped: Whether the text was ended by one of the stops.
     """
 
     prompt: str = ""
     is_answer: bool = False
+    shows_prompt: bool = True
+    stops: Sequence[str] = ()
     item: Mapping[str, Any] | None = None
     samples: Samples | None = None
     new_sampler: Callable[[], Sampler] = lambda: greedy
     on_text: Callable[[str], None] | None = None
     is_cancelled: bool = False
     text: str = ""
+    prompt_ids: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
+    is_stopped: bool = False
     sampler: Sampler = greedy
 
     def start(self) -> None:
         """Forget an attempt that failed with its batch."""
         self.text = ""
         self.ids = []
+        self.is_stopped = False
         self.sampler = self.new_sampler()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further token is needed."""
+        return self.is_cancelled or self.is_stopped
 
     def add(self, ids: Sequence[int], decode: Decode) -> None:
         """Add tokens, and pass on the text that they complete."""
-        self.ids += ids
-        if self.on_text is None or self.is_cancelled:
+        if self.is_done:
             return
-        # Decoded from the start: the space between two tokens can depend on both of them. Some
-        # tokenizers change the end of a text when it goes on. Then the final text corrects it.
-        self._pass_on(decode(self.ids).rstrip(UNFINISHED))
+        self.ids += ids
+        if self.on_text is None and not self.stops:
+            return
+        # Decoded from the start: the space between two tokens can depend on both of them.
+        text = self._until_stop(decode(self.ids))
+        if not self.is_stopped:
+            text = self._sure(text)
+        if self.is_stopped or not self.text.startswith(text):
+            self._set(text)
 
     def finish(self, text: str) -> None:
         """Set the complete text, and pass on the rest of it."""
-        self._pass_on(text)
-        self.text = text
+        if not self.is_stopped:
+            self._set(self._until_stop(text))
 
-    def _pass_on(self, text: str) -> None:
-        if self.on_text is not None and text.startswith(self.text) and text != self.text:
-            self.on_text(text[len(self.text) :])
-            self.text = text
+    def _until_stop(self, text: str) -> str:
+        """Return the text before the first of the stops."""
+        found = [start for stop in self.stops if (start := text.find(stop)) >= 0]
+        self.is_stopped = bool(found)
+        return text[: min(found)] if found else text
+
+    def _sure(self, text: str) -> str:
+        """Return the start of a text that further tokens do not change."""
+        kept = len(text.rstrip(UNSURE))
+        for stop in self.stops:
+            # The text can end with the start of a stop.
+            sizes = range(min(len(stop) - 1, len(text)), 0, -1)
+            size = next((size for size in sizes if text.endswith(stop[:size])), 0)
+            kept = min(kept, len(text) - size)
+        return text[:kept]
+
+    def _set(self, text: str) -> None:
+        # A tokenizer can change the end of a text when it goes on, although it was passed on.
+        num_known = len(self.text)
+        while not text.startswith(self.text[:num_known]):
+            num_known -= 1
+        rest = text[num_known:]
+        self.text = text
+        if self.on_text is not None and rest:
+            self.on_text(rest)
 
 
 def make_samplers(
@@ -219,19 +262,19 @@ class Writer:
         if not prompt.strip():
             raise UserError("prompt: must not be empty, because it is a message of the user")
         messages = [{"role": "user", "content": prompt}]
-        return self.answer_to([{"role": "system", "content": system}] * bool(system) + messages)
+        try:
+            return self.answer_to([{"role": "system", "content": system}] * bool(system) + messages)
+        except BadMedia as error:
+            raise UserError(f"prompt: {error}") from error
 
     def answer_to(self, messages: Sequence[Message]) -> Text:
         """Return the text to generate for the last message of a conversation.
 
         Raises:
-            UserError: If the chat template, which the model must have, refuses the messages.
+            BadMedia: If the chat template, which the model must have, refuses the messages.
         """
         assert self.template is not None
-        try:
-            return Text(self.template.render(messages, prompt=True), is_answer=True)
-        except BadMedia as error:
-            raise UserError(f"prompt: {error}") from error
+        return Text(self.template.render(messages, prompt=True), is_answer=True)
 
     def _ends(self) -> Sequence[str]:
         """Return the tokens of which the first one that the vocabulary has ends a text."""
@@ -239,7 +282,7 @@ class Writer:
 
     def _check_prompt(self, prompt: str) -> None:
         """Raise UserError if the model cannot continue this prompt."""
-        if self.end is None and not self._encoded(prompt):
+        if self.end is None and not self.encode(prompt):
             raise UserError(
                 "prompt: must not be empty, because this model's tokenizer has no end token to "
                 "start from"
@@ -282,14 +325,19 @@ class Writer:
 
     def _continued(self, texts: Sequence[Text], max_new: int) -> list[str]:
         assert self.language is not None
-        prompts = [self._encoded(text.prompt) for text in texts]
-        # An answer is a text of its own.
-        before = [[] if text.is_answer else ids for text, ids in zip(texts, prompts, strict=True)]
+        for text in texts:
+            text.prompt_ids = text.prompt_ids or self.encode(text.prompt)
         # In training, the end token separates texts, so a new text starts after it.
         # The model shortens a longer prompt itself. The other tokens would only be padded.
         longest = self.language.max_len + 1
-        starts = [torch.tensor(ids[-longest:] or [self.end]) for ids in prompts]
-        decoders = [decoder_after(self.tokenizer, ids) for ids in before]
+        starts = [torch.tensor(text.prompt_ids[-longest:] or [self.end]) for text in texts]
+        # An answer is a text of its own.
+        decoders = [
+            decoder_after(
+                self.tokenizer, [] if text.is_answer else text.prompt_ids, whole=text.shows_prompt
+            )
+            for text in texts
+        ]
         hypotheses = generate(
             self.language,
             None,
@@ -300,9 +348,8 @@ class Writer:
             sampler=batch_sampler(texts, self.ends),
             on_tokens=partial(pass_on, texts, decoders),
         )
-        # Decoded together: the space between two tokens can depend on both of them.
-        pairs = zip(before, hypotheses, strict=True)
-        return [self.tokenizer.decode([*ids, *hypothesis.ids]) for ids, hypothesis in pairs]
+        pairs = zip(decoders, hypotheses, strict=True)
+        return [decode(hypothesis.ids) for decode, hypothesis in pairs]
 
     def _for_samples(self, texts: Sequence[Text], max_new: int) -> list[str]:
         # Any: a task that writes need not have a tokenizer.
@@ -324,7 +371,8 @@ class Writer:
             on_tokens=partial(pass_on, texts, [tokenizer.decode] * len(texts)),
         )
 
-    def _encoded(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str) -> list[int]:
+        """Return the token ids of a prompt."""
         # Special tokens such as [SEP] at the end would end the text before it is continued.
         return encode(self.tokenizer, prompt, add_special_tokens=False).ids
 
@@ -339,19 +387,25 @@ def pass_on(
     """Add new tokens to the texts of a batch, by their index.
 
     Raises:
-        Cancelled: If nobody waits for any of the texts.
+        Cancelled: If no text needs another token.
     """
-    if all(text.is_cancelled for text in texts):
-        raise Cancelled
     for i, ids in new.items():
         texts[i].add(ids, decoders[i])
+    if all(text.is_done for text in texts):
+        raise Cancelled
 
 
-def decoder_after(tokenizer: Any, prompt: list[int]) -> Decode:
-    """Return a function that decodes the ids after a prompt, and returns the whole text."""
+def decoder_after(tokenizer: Any, prompt: list[int], *, whole: bool = True) -> Decode:
+    """Return a function that decodes the ids after a prompt.
+
+    Args:
+        tokenizer: Tokenizer of the ids.
+        prompt: Token ids of the prompt.
+        whole: Whether the function returns the whole text. False: only what follows the prompt.
+    """
     # A long prompt is decoded once, and not again for each token. The space before the first new
     # token can depend on the token before it.
-    start = tokenizer.decode(prompt)
+    start = tokenizer.decode(prompt) if whole else ""
     tail = prompt[-TAIL:]
     num_known = len(tokenizer.decode(tail))
     return lambda ids: start + tokenizer.decode([*tail, *ids])[num_known:]

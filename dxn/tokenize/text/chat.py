@@ -72,10 +72,22 @@ def is_conversation(cell: Any) -> bool:
 
 
 def read_messages(cell: Sequence[Any]) -> list[Message]:
-    """Check the messages of a conversation, and return their roles and contents.
+    """Check the messages of a conversation to learn, and return their roles and contents.
 
     Raises:
         BadMedia: If a message has no role, an unknown role or no text, or none is an answer.
+    """
+    messages = check_messages(cell)
+    if not any(message["role"] == "assistant" for message in messages):
+        raise BadMedia("no message of the assistant, so there is no answer to learn from")
+    return messages
+
+
+def check_messages(cell: Sequence[Any]) -> list[Message]:
+    """Check messages, and return their roles and contents.
+
+    Raises:
+        BadMedia: If a message has no role, an unknown role or no text.
     """
     messages: list[Message] = []
     for number, each in enumerate(cell, 1):
@@ -95,8 +107,6 @@ def read_messages(cell: Sequence[Any]) -> list[Message]:
             )
         content = _content(each.get("content"), f"message {number} ({role})")
         messages.append({"role": role, "content": content})
-    if not any(message["role"] == "assistant" for message in messages):
-        raise BadMedia("no message of the assistant, so there is no answer to learn from")
     return messages
 
 
@@ -114,7 +124,7 @@ def _content(content: Any, where: str) -> str:
     if content is not None and not isinstance(content, str):
         raise BadMedia(f"{where}: the content must be a text, got {shortened(content)}")
     if content is None or not content.strip():
-        raise BadMedia(f"{where} is empty; write a content, or remove the row")
+        raise BadMedia(f"{where} is empty; write a content, or remove it")
     return content
 
 
