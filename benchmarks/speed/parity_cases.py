@@ -130,6 +130,7 @@ def save_tokenizer(folder: Path, *, vocab_size: int = VOCAB) -> None:
     words = {f"w{i}": i for i in range(vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"pad_token": "w0"}')
 
 
 def timm_case(name: str, **options: Any) -> Case:
@@ -256,6 +257,18 @@ def clip_config(sizes: Sizes) -> Any:
         "eos_token_id": 3,
     }
     return T.CLIPConfig(text_config=text, vision_config=image, projection_dim=PROJECTION_DIM)
+
+
+def siglip_config(sizes: Sizes) -> Any:
+    """Return a configuration of SigLIP with towers of equal size."""
+    image = {**sizes.hf, "image_size": sizes.side, "patch_size": PATCH_SIZE}
+    text = {**sizes.hf, "vocab_size": VOCAB, "projection_size": PROJECTION_DIM}
+    return T.SiglipConfig(text_config=text, vision_config=image)
+
+
+def _siglip_text(model: Any, batch: Batch) -> Tensor:
+    # Padding is a part of the text.
+    return _clip_features(model.get_text_features(input_ids=batch["ids"]))
 
 
 def _image_config(name: str, **options: Any) -> Callable[[Sizes], Any]:
@@ -446,5 +459,23 @@ CASES = (
         "text",
         part="text",
         answer=_clip_text,
+    ),
+    hf_case(
+        "SigLIP, image",
+        "SiglipModel",
+        siglip_config,
+        "vision_model.encoder.layers",
+        "image",
+        part="image",
+        answer=_clip_image,
+    ),
+    hf_case(
+        "SigLIP, text",
+        "SiglipModel",
+        siglip_config,
+        "text_model.encoder.layers",
+        "text",
+        part="text",
+        answer=_siglip_text,
     ),
 )

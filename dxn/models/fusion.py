@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded
 from dxn.core.tokens import Tokens, join
-from dxn.models.pooling import Pool, Pooling
+from dxn.models.pooling import MapOptions, Pool, Pooling
 
 
 class EarlyFusion(Recorded, nn.Module):
@@ -23,11 +23,12 @@ class EarlyFusion(Recorded, nn.Module):
         inputs: Names of the inputs. With several inputs, a learned vector per input is added to its
             tokens.
         pool: Pooling of the tokens to one vector: mean, max, attention (a learned weighted mean),
-            cls (class token), first, last, cls_mean (class token and mean, concatenated), leading
-            (mean of the class token and the registers) or leading_cat (class token and registers,
-            concatenated).
+            map (multi-head attention of a learned query, and an MLP), cls (class token), first,
+            last, cls_mean (class token and mean, concatenated), leading (mean of the class token
+            and the registers) or leading_cat (class token and registers, concatenated).
         registers: Number of learned tokens before the others, excluded from mean and max
             (arXiv:2309.16588).
+        map: Options of pool=map.
     """
 
     # Whether one pass of the backbone sees the tokens of several inputs.
@@ -40,10 +41,11 @@ class EarlyFusion(Recorded, nn.Module):
         inputs: Sequence[str] = (),
         pool: Pool = "mean",
         registers: Annotated[int, Ge(0)] = 0,
+        map: MapOptions = MapOptions(),
     ):
         super().__init__()
         self.input_embedding = InputEmbedding(dim, inputs) if len(inputs) > 1 else None
-        self.pool = Pooling(pool, dim, registers=registers)
+        self.pool = Pooling(pool, dim, registers=registers, map=map)
         self.width = self.pool.width
 
     def forward(

@@ -15,7 +15,7 @@ from dxn.core.arguments import Recorded
 from dxn.core.dropout import selected
 from dxn.core.tokens import Tokens, join
 from dxn.models.fusion import InputEmbedding
-from dxn.models.pooling import CLASS, Pool, Pooling, masked_mean
+from dxn.models.pooling import CLASS, MapOptions, Pool, Pooling, masked_mean
 
 # Distinguishes the dropout of inputs from the selections of the model, which count from 0.
 INPUT_SALT = 2**15
@@ -51,9 +51,10 @@ class LateFusion(Recorded, nn.Module):
         dim: Width D of a token.
         inputs: Names of the inputs. With several inputs, a learned vector per input is added to its
             tokens, and a linear layer per input transforms its pooled vector.
-        pool: Pooling of the tokens of each input to one vector: mean, max, attention, cls, first,
-            last, cls_mean, leading or leading_cat (see early fusion).
+        pool: Pooling of the tokens of each input to one vector: mean, max, attention, map, cls,
+            first, last, cls_mean, leading or leading_cat (see early fusion).
         registers: Number of learned tokens before those of each input, excluded from mean and max.
+        map: Options of pool=map.
     """
 
     joins_inputs: ClassVar[bool] = False
@@ -65,11 +66,12 @@ class LateFusion(Recorded, nn.Module):
         inputs: Sequence[str] = (),
         pool: Pool = "mean",
         registers: Annotated[int, Ge(0)] = 0,
+        map: MapOptions = MapOptions(),
     ):
         super().__init__()
         self.inputs = tuple(inputs)
         self.input_embedding = InputEmbedding(dim, inputs) if len(inputs) > 1 else None
-        self.pool = Pooling(pool, dim, registers=registers)
+        self.pool = Pooling(pool, dim, registers=registers, map=map)
         # Not a ModuleDict by name: the name of an input can contain a dot, but a key cannot.
         self.mix = nn.ModuleList(nn.Linear(self.pool.width, dim) for _ in inputs)
         self.width = dim if len(self.mix) > 1 else self.pool.width
@@ -104,9 +106,10 @@ class BottleneckFusion(Recorded, nn.Module):
         dim: Width D of a token.
         inputs: Names of the inputs. With several inputs, a learned vector per input is added to its
             tokens.
-        pool: Pooling of the tokens of each input to one vector: mean, max, attention, cls, first,
-            last, cls_mean, leading or leading_cat (see early fusion).
+        pool: Pooling of the tokens of each input to one vector: mean, max, attention, map, cls,
+            first, last, cls_mean, leading or leading_cat (see early fusion).
         registers: Number of learned tokens before those of each input, excluded from mean and max.
+        map: Options of pool=map.
         num_tokens: Number of shared tokens.
         start: Index of the first block with shared tokens. The blocks before it process each input
             separately.
@@ -121,6 +124,7 @@ class BottleneckFusion(Recorded, nn.Module):
         inputs: Sequence[str] = (),
         pool: Pool = "mean",
         registers: Annotated[int, Ge(0)] = 0,
+        map: MapOptions = MapOptions(),
         num_tokens: Annotated[int, Ge(1)] = 4,
         start: Annotated[int, Ge(0)] = 0,
     ):
@@ -129,7 +133,7 @@ class BottleneckFusion(Recorded, nn.Module):
             raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
         self.inputs = tuple(inputs)
         self.input_embedding = InputEmbedding(dim, inputs) if len(inputs) > 1 else None
-        self.pool = Pooling(pool, dim, registers=registers)
+        self.pool = Pooling(pool, dim, registers=registers, map=map)
         self.start = start
         self.width = self.pool.width
         self.shared = nn.Parameter(torch.empty(num_tokens, dim))

@@ -3,37 +3,58 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
+from annotated_types import Ge, Gt
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from dxn.core.schema import options
 from dxn.core.tokens import Span, Tokens, join
+from dxn.models.blocks import Mlp, MlpKind
 
 Pool = Literal[
-    "mean", "max", "cls", "attention", "first", "last", "cls_mean", "leading", "leading_cat"
+    "mean", "max", "cls", "attention", "map", "first", "last", "cls_mean", "leading", "leading_cat"
 ]
 WITH_CLASS = ("cls", "cls_mean", "leading", "leading_cat")  # kinds that need a class token
 CLASS = "class"  # name and modality of the span of the class token and the registers
 MASKED_SCORE = -1e9  # as -inf for a softmax, but a row without real tokens does not become NaN
 
 
+@options
+class MapOptions:
+    """Options of pool=map, the pooling by multi-head attention.
+
+    Args:
+        num_heads: Number of attention heads, each of which has one learned query.
+        mlp: Activation of the MLP after the attention.
+        hidden_dim: Width of the hidden layer of the MLP. Default: four times the width of a token.
+        eps: Constant added to the variance by the layer norm before the MLP.
+    """
+
+    num_heads: Annotated[int, Ge(1)] = 4
+    mlp: MlpKind = "gelu"
+    hidden_dim: Annotated[int, Ge(1)] | None = None
+    eps: Annotated[float, Gt(0)] = 1e-5
+
+
 class Pooling(nn.Module):
     """Pools the real tokens of each sample to one vector.
 
     Args:
-        kind: Method of pooling: mean, max, attention (a learned weighted mean), first, last, cls (a
-            learned class token before all others), cls_mean (the class token and the mean of the
-            other tokens, concatenated), leading (the mean of the class token and the registers,
-            arXiv:2104.01778, section 2.2) or leading_cat (the class token and the registers,
-            concatenated).
+        kind: Method of pooling: mean, max, attention (a learned weighted mean), map (attention of
+            one learned query per head, and an MLP), first, last, cls (a learned class token before
+            all others), cls_mean (the class token and the mean of the other tokens, concatenated),
+            leading (the mean of the class token and the registers, arXiv:2104.01778, section 2.2)
+            or leading_cat (the class token and the registers, concatenated).
         dim: Width D of a token.
         registers: Number of additional learned tokens before the others (arXiv:2309.16588). The
-            kinds mean, max, attention, first, last and cls_mean exclude them.
+            kinds mean, max, attention, map, first, last and cls_mean exclude them.
+        map: Options of the kind map.
     """
 
-    def __init__(self, kind: Pool, dim: int, *, registers: int = 0):
+    def __init__(self, kind: Pool, dim: int, *, registers: int = 0, map: MapOptions = MapOptions()):
         super().__init__()
         if kind not in get_args(Pool):
             raise ValueError(f"pool must be one of {', '.join(get_args(Pool))}, got {kind!r}")
@@ -42,6 +63,7 @@ class Pooling(nn.Module):
         self.kind = kind
         if kind == "attention":
             self.score = nn.Linear(dim, 1)
+        self.map = MapPooling(dim, map) if kind == "map" else None
         self.leading = registers + (kind in WITH_CLASS)  # number of leading tokens
         self.width = {"cls_mean": 2, "leading_cat": self.leading}.get(kind, 1) * dim
         if self.leading:
@@ -84,6 +106,8 @@ class Pooling(nn.Module):
         class_token = x[:, 0]
         x = x[:, self.leading :]
         mask = mask[:, self.leading :]
+        if self.map is not None:
+            return self.map(x, mask)
         if self.kind == "first":
             return _pick(x, mask.int().argmax(1))
         if self.kind == "last":
@@ -99,6 +123,45 @@ class Pooling(nn.Module):
             return _weighted_mean(x, mask.to(x.dtype) * score.softmax(1).to(x.dtype))
         mean = masked_mean(x, mask)
         return torch.cat([class_token, mean], 1) if self.kind == "cls_mean" else mean
+
+
+class MapPooling(nn.Module):
+    """Multi-head attention of one learned query to all tokens, and an MLP.
+
+    It is the pooling by attention of arXiv:1810.00825, section 3.2, with one query. The query is a
+    constant, so its product with the weights of the keys is too: `score` is this product, and the
+    keys need not be computed. The values are averaged before their projection, not after it.
+
+    Args:
+        dim: Width D of a token, a multiple of the number of heads H.
+        options: Options of the attention and the MLP.
+    """
+
+    def __init__(self, dim: int, options: MapOptions):
+        super().__init__()
+        self.num_heads = options.num_heads
+        if dim % self.num_heads:
+            raise ValueError(
+                f"pool=map: dim must be a multiple of map.num_heads, got {dim} and {self.num_heads}"
+            )
+        # A bias would change all scores of a head alike, which has no effect on their softmax.
+        self.score = nn.Linear(dim, self.num_heads, bias=False)
+        self.value = nn.Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim, eps=options.eps)
+        self.mlp = Mlp(dim, hidden_dim=options.hidden_dim, mlp=options.mlp)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Pool x (B, N, D) with mask (B, N) bool to (B, D)."""
+        scores = self.score(x)
+        # At least float32, because MASKED_SCORE is out of the range of float16.
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        weights = scores.masked_fill(~mask[..., None], MASKED_SCORE).softmax(1).to(x.dtype)
+        means = weights.mT @ x  # (B, H, D)
+        # Each head keeps its own part of the projection of its mean.
+        values = rearrange(self.value(means), "b g (h d) -> b d g h", h=self.num_heads)
+        x = self.proj(rearrange(values.diagonal(dim1=2, dim2=3), "b d h -> b (h d)"))
+        return x + self.mlp(self.norm(x))
 
 
 def _nowhere(mask: Tensor) -> Tensor:

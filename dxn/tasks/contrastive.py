@@ -15,7 +15,6 @@ from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.models.losses import gather, sigmoid_loss, softmax_loss, unit
 from dxn.models.separate import InputVectors
-from dxn.tasks.classify import Classify
 from dxn.tasks.metric import Metric, Table
 from dxn.tasks.retrieval import average, chance_metrics, directions, search_metrics
 from dxn.tasks.space import Batch, LossSum
@@ -127,22 +126,37 @@ class ContrastiveHead(nn.Module):
         return Aligned(own, Embedded(*others), first, self.scale, bias)
 
 
+class UnitVectors(nn.Module):
+    """Map the pooled vector of a sample to a unit vector of the shared space.
+
+    Args:
+        layer: Layer that maps it to the shared space.
+    """
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """Return unit vectors (B, E)."""
+        return unit(self.layer(pooled).float())
+
+
 class SimilarityHead(nn.Module):
     """Logits of K classes: the scaled cosine similarities with one vector per class.
 
     Args:
-        pre: Layers that map the pooled vectors to the shared space.
+        pre: Layers that map the pooled vectors to unit vectors of the shared space.
         vectors: (K, E). Vector of each class, multiplied by the scale.
     """
 
-    separates_inputs = True
-
-    def __init__(self, pre: Projection, vectors: Tensor):
+    def __init__(self, pre: Projection | UnitVectors, vectors: Tensor):
         super().__init__()
+        self.separates_inputs = isinstance(pre, Projection)
         self.pre = pre
         self.register_buffer("vectors", vectors)
 
-    def forward(self, tokens: Tokens, pooled: InputVectors, batch: Batch) -> Tensor:
+    def forward(self, tokens: Tokens, pooled: Any, batch: Batch) -> Tensor:
         """Return the logits (B, K)."""
         return self.pre(pooled) @ self.get_buffer("vectors").T
 
@@ -350,29 +364,6 @@ class Contrastive(Task[InputKeys]):
         """Return the unit vectors (I, E) and the keys (I,) of each sample."""
         pairs = zip(output.own.x.detach().cpu(), output.own.keys.cpu(), strict=True)
         return [Embedded(x, keys) for x, keys in pairs]
-
-
-def zero_shot_classifier(
-    task: Contrastive,
-    head: ContrastiveHead,
-    names: Sequence[str],
-    vectors: Tensor,
-    inputs: Sequence[str],
-) -> tuple[Task, nn.Module]:
-    """Return a task that predicts one of several classes by similarity, and its head.
-
-    Args:
-        task: The task of the model.
-        head: Its head.
-        names: Names of the K classes.
-        vectors: (K, E). Embedding of the example of each class.
-        inputs: Names of the inputs of the classified samples, in the order of the model.
-    """
-    classify = Classify()
-    classify.target.load({"labels": list(names)})
-    layers = [head.pre.layers[task.target.inputs.index(name)] for name in inputs]
-    scaled = head.scale.detach().cpu() * vectors
-    return classify, SimilarityHead(Projection(layers), scaled)
 
 
 def key_of(digest: bytes) -> int:

@@ -25,7 +25,7 @@ from dxn.weights.conversions import resize_tensor, with_new_rows
 from dxn.weights.families import all_families
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 from dxn.weights.own import OWN, reorder_inputs
-from dxn.weights.tokenizers import read_tokenizer
+from dxn.weights.tokenizers import make_lowercase, read_tokenizer
 
 FUSION = "dxn.models.EarlyFusion"
 BACKBONE = "dxn.models.Backbone"
@@ -40,6 +40,8 @@ WITH_ENDS = ("language",)  # tasks whose targets keep the end tokens of the chec
 DECODER = "dxn.models.Decoder"
 EMBEDDING = ".embedding.weight"
 OUTPUT = "head.output."  # the output layer of a language model
+TEXTS = "text"  # the part of a tower for texts
+LOG_SCALE = "logit_scale"  # logarithm of the factor of the similarities of two towers
 MAX_NAMES = 8  # number of tensor names in an error message
 # Suffixes of parameters that public checkpoints do not have. They are used only in masked
 # pretraining and in models with several inputs, so their initial values have no effect otherwise.
@@ -204,8 +206,8 @@ class PublicModel:
             UserError: If the checkpoint has no tokenizer.
         """
         for key, adapter in adapters.items():
-            is_in_checkpoint = self.adapter_key(key, adapter.modality) is not None
-            if not is_in_checkpoint or not adapter.has_vocabulary:
+            source = self.adapter_key(key, adapter.modality)
+            if source is None or not adapter.has_vocabulary:
                 continue
             # Without the tokenizer, the tokens of the rows of the embedding are unknown.
             folder = self.checkpoint.folder
@@ -215,6 +217,9 @@ class PublicModel:
                     f"weights: {self.checkpoint.source}: no tokenizer in the folder of the "
                     "weights; add tokenizer.json, vocab.txt, or vocab.json and merges.txt"
                 )
+            options = self.architecture.adapters[source].get("tokenizer", {})
+            if options.get("lowercase") and not self.family.own:
+                make_lowercase(tokenizer)
             adapter.use_vocabulary(tokenizer)
             adapter.tokenizer.reader.template = None if folder is None else read_template(folder)
 
@@ -409,6 +414,32 @@ def read_public(
     except Exception as error:
         raise _damaged(source, family.name, error) from error
     return PublicModel(checkpoint, family, architecture, tensor_map)
+
+
+def find_towers(source: str, *, revision: str | None = None) -> tuple[str, str, float]:
+    """Return the towers of a checkpoint that compares inputs with texts, such as CLIP.
+
+    Args:
+        source: See `read_public`.
+        revision: See `read_public`.
+
+    Returns:
+        The value of weights.part for the inputs, that for the texts, and the factor of the cosine
+        similarities.
+
+    Raises:
+        UserError: If the checkpoint cannot be read, or does not have two towers.
+    """
+    checkpoint = read_checkpoint(source, revision=revision)
+    parts = [family.part for family in all_families() if family.matches(checkpoint) and family.part]
+    others = [part for part in parts if part != TEXTS]
+    scale = checkpoint.tensors.get(LOG_SCALE)
+    if len(parts) != 2 or len(others) != 1 or scale is None or scale.numel() != 1:
+        raise UserError(
+            f"labels: {source}: this checkpoint does not compare inputs with texts; use one with "
+            "two towers, such as CLIP or SigLIP, or leave labels out"
+        )
+    return others[0], TEXTS, float(scale.exp())
 
 
 def _damaged(source: str, name: str, error: Exception) -> UserError:

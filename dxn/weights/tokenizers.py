@@ -53,6 +53,12 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
     return None
 
 
+def make_lowercase(tokenizer: Tokenizer) -> None:
+    """Let a tokenizer convert texts to lower case first."""
+    first, own = normalizers.Lowercase(), tokenizer.normalizer
+    tokenizer.normalizer = first if own is None else normalizers.Sequence([first, own])
+
+
 def wordpiece(vocab: Path, *, lowercase: bool, strip_accents: bool | None = None) -> Tokenizer:
     """Build BERT's tokenizer from vocab.txt, which has one token per line.
 

@@ -31,6 +31,7 @@ POOLS = (
     "max",
     "cls",
     "attention",
+    "map",
     "first",
     "last",
     "cls_mean",

@@ -20,7 +20,14 @@ from helpers.reference import (
 )
 
 from dxn.models import EarlyFusion, LateFusion
-from dxn.models.pooling import Pooling
+from dxn.models.pooling import MapOptions, Pooling
+
+
+def reference_map(pool, real):
+    """Attention with all values, and an MLP, of the tokens (N, D) of one sample."""
+    weights, values = pool.score(real).softmax(0), pool.value(real).chunk(pool.num_heads, 1)
+    x = pool.proj(torch.cat([weights[:, h] @ value for h, value in enumerate(values)]))
+    return x + pool.mlp(pool.norm(x))
 
 
 def reference_pooling(pool, led, part, mask):
@@ -35,6 +42,7 @@ def reference_pooling(pool, led, part, mask):
         "mean": lambda: real.mean(0),
         "max": lambda: real.amax(0),
         "attention": lambda: (real * score).sum(0) / score.sum(),
+        "map": lambda: reference_map(pool.map, real),
         "first": lambda: real[0],
         "last": lambda: real[-1],
         "cls": lambda: led[0],
@@ -122,7 +130,7 @@ def test_other_tokens_attend_to_the_registers():
     [
         (
             {"kind": "median"},
-            "pool must be one of mean, max, cls, attention, first, last, .*, got 'median'",
+            "pool must be one of mean, max, cls, attention, map, first, last, .*, got 'median'",
         ),
         ({"kind": "mean", "registers": -1}, "registers must be at least 0, got -1"),
         ({"kind": "cls", "registers": -1}, "registers must be at least 0, got -1"),
@@ -193,3 +201,17 @@ def test_late_fusion_averages_a_linear_map_of_each_input_that_is_present(pool):
             wide = torch.cat([x[0], x[2:].mean(0) if pool == "cls_mean" else x[1]])
             mixed.append(fuse.mix[k](wide))
         assert_same(vectors[i], torch.stack(mixed).mean(0))
+
+
+def test_the_width_must_be_a_multiple_of_the_heads_of_the_pooling():
+    with pytest.raises(ValueError, match=r"dim must be a multiple of map.num_heads, got 12 and 5"):
+        Pooling("map", 12, map=MapOptions(num_heads=5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_pooling_by_attention_works_in_16_bits(dtype):
+    pooling = Pooling("map", D).to(dtype)
+    mask = MASK.clone()
+    mask[1] = False
+    out = pooling(torch.randn(B, N, D).to(dtype), mask)
+    assert out.dtype == dtype and bool(out.isfinite().all())

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
+from dxn.models.losses import unit
 from dxn.models.model import MultimodalModel
 from dxn.runs.build import adapters_of
 from dxn.runs.predictor.predictor import Predictor
-from dxn.tasks import Contrastive
-from dxn.tasks.contrastive import zero_shot_classifier
+from dxn.tasks import Classify, Contrastive
+from dxn.tasks.contrastive import Projection, SimilarityHead, UnitVectors
 
 PLACE = "{}"  # the place of the label in a template
 
@@ -29,11 +32,7 @@ def classifier(predictor: Predictor, labels: Sequence[str], template: str) -> Pr
         UserError: If the model cannot compare inputs with texts, the labels are not distinct, or
             the template has no place for the label.
     """
-    names = [str(label) for label in labels]
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise UserError(f"labels: must be at least two different names, got {', '.join(names)}")
-    if PLACE not in template:
-        raise UserError(f"template: must contain {PLACE}, the place of the label, got {template!r}")
+    _check(labels, template)
     model, task = predictor.model, predictor.task
     if not isinstance(task, Contrastive):
         raise UserError(
@@ -47,17 +46,64 @@ def classifier(predictor: Predictor, labels: Sequence[str], template: str) -> Pr
             "labels: the model must have one input with texts and at least one other input, got "
             f"{', '.join(predictor.inputs)}"
         )
-    opened = predictor.samples([{texts[0]: template.replace(PLACE, name)} for name in names])
+    vectors = _label_vectors(predictor, texts[0], labels, template)
+    layers = [model.head.pre.layers[task.target.inputs.index(name)] for name in others]
+    head = SimilarityHead(Projection(layers), model.head.scale.detach().cpu() * vectors)
+    return _classifier(predictor, labels, head, others)
+
+
+def tower_classifier(
+    predictor: Predictor, texts: Predictor, labels: Sequence[str], template: str, *, scale: float
+) -> Predictor:
+    """Return a classifier whose classes are texts, made of the two towers of a checkpoint.
+
+    Args:
+        predictor: The tower of the inputs to classify, such as images.
+        texts: The tower of the texts.
+        labels: Names of the classes.
+        template: Text of a label, in which {} is the place of the label.
+        scale: Factor of the cosine similarities.
+
+    Raises:
+        UserError: See `classifier`.
+    """
+    _check(labels, template)
+    vectors = unit(_label_vectors(texts, texts.inputs[0], labels, template).float())
+    head = SimilarityHead(UnitVectors(predictor.model.head.pre), scale * vectors)
+    return _classifier(predictor, labels, head, predictor.inputs)
+
+
+def _check(labels: Sequence[str], template: str) -> None:
+    """Raise UserError if labels are not distinct, or the template has no place for them."""
+    if len(labels) < 2 or len(set(map(str, labels))) < len(labels):
+        received = ", ".join(map(str, labels))
+        raise UserError(f"labels: must be at least two different names, got {received}")
+    if PLACE not in template:
+        raise UserError(f"template: must contain {PLACE}, the place of the label, got {template!r}")
+
+
+def _label_vectors(predictor: Predictor, name: str, labels: Sequence[str], template: str) -> Tensor:
+    """Return the embeddings (K, E) of the texts of K labels, read as the input `name`."""
+    opened = predictor.samples([{name: template.replace(PLACE, str(label))} for label in labels])
     rows, vectors = predictor.vectors(Samples(opened.opened, predictor.tokenizers))
-    if len(rows) < len(names):
+    if len(rows) < len(labels):
         raise UserError("labels: each label must be a text, got an empty one")
-    task, head = zero_shot_classifier(task, model.head, names, vectors, others)
-    kept = {name: model.inputs[name] for name in others}
+    return vectors
+
+
+def _classifier(
+    predictor: Predictor, labels: Sequence[str], head: SimilarityHead, inputs: Sequence[str]
+) -> Predictor:
+    """Return a predictor with another head, and only some inputs, that predicts a label."""
+    model = predictor.model
+    kept = {name: model.inputs[name] for name in inputs}
     adapters = {key: each for key, each in adapters_of(model).items() if key in kept.values()}
     smaller = MultimodalModel(
         adapters, inputs=kept, fusion=model.fusion, backbone=model.backbone, head=head
     )
     columns = {name: column for name, column in predictor.columns.items() if name in kept}
+    task = Classify()
+    task.target.load({"labels": list(map(str, labels))})
     return Predictor(
         smaller.to(predictor.device).eval(),
         task,

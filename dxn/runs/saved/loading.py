@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,28 +52,39 @@ def load_predictor(
     if device == "auto":
         # Only CUDA is chosen automatically: some operations do not exist on mps.
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    texts = None
+    scale = 1.0
     if run is not None:
         predictor = model_folder.load(run, device=device, dtype=dtype, trust=trust)
     else:
         assert weights is not None and source is not None
-        predictor = model_folder.from_public(
+        load = partial(
+            model_folder.from_public,
             source,
             revision=weights.revision,
-            part=weights.part,
             strict=weights.strict,
             device=device,
             dtype=dtype,
             trust=trust,
         )
+        part = weights.part
+        if labels:
+            from dxn.weights.public import find_towers
+
+            part, texts_part, scale = find_towers(source, revision=weights.revision)
+            texts = load(part=texts_part)
+        predictor = load(part=part)
     if predictor.dtype != "float32":
         _tell(f"dtype: {predictor.dtype} (set dtype=float32 for exact results)")
     if compiled:
         _compile(predictor)
-    if labels:
-        from dxn.runs.predictor.zero_shot import classifier
+    if not labels:
+        return predictor
+    from dxn.runs.predictor import zero_shot
 
-        return classifier(predictor, labels, template)
-    return predictor
+    if texts is not None:
+        return zero_shot.tower_classifier(predictor, texts, labels, template, scale=scale)
+    return zero_shot.classifier(predictor, labels, template)
 
 
 def _tell(line: str) -> None:

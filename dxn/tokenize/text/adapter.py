@@ -118,6 +118,8 @@ class TextAdapter(Adapter):
             max_len=max_len,
             max_chars=max_chars,
             special_tokens=tokenizer.special_tokens,
+            pad_to=tokenizer.pad_to,
+            pad_token=tokenizer.pad_token,
             augment=augment,
             chars=chars,
         )

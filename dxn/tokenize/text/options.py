@@ -23,12 +23,17 @@ class TokenizerOptions:
         path: Path of a tokenizer.json. Default: train a tokenizer on the training split.
         special_tokens: Add the special tokens of the tokenizer of `path` to each text, such as
             [CLS] and [SEP].
+        pad_to: Number of tokens to which pad_token is repeated at the end of a shorter text. The
+            model sees these tokens as part of the text, as in SigLIP. 0: texts keep their length.
+        pad_token: Token of the vocabulary with which texts are filled up to pad_to.
     """
 
     kind: TokenizerKind = "bpe"
     lowercase: bool = False
     path: str | None = None
     special_tokens: bool = False
+    pad_to: Annotated[int, Ge(0)] = 0
+    pad_token: str = "<pad>"
 
 
 @options

@@ -17,6 +17,7 @@ from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Vocabulary
 from torch import Tensor
 
+from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import FULL, NUM_REAL, BadMedia, Batch, Reader, Sample, Tokenizer, rounded
@@ -137,6 +138,8 @@ class TextTokenizer(Tokenizer):
         max_chars: Maximum number of characters that are tokenized. The rest of a longer text is
             not read, so that a huge text costs little time, and it counts as truncated.
         special_tokens: Add the special tokens of the vocabulary, such as [CLS] and [SEP].
+        pad_to: Number of tokens to which shorter texts are filled with pad_token. 0: they are not.
+        pad_token: Token of the vocabulary that fills them.
         augment: Augmentation of training texts. Default: no augmentation.
         chars: Character n-grams of the words. Default: no n-grams.
     """
@@ -153,6 +156,8 @@ class TextTokenizer(Tokenizer):
         max_len: int,
         max_chars: int = 100_000,
         special_tokens: bool = False,
+        pad_to: int = 0,
+        pad_token: str = "<pad>",
         augment: TextAugment | None = None,
         chars: CharNgrams | None = None,
     ):
@@ -160,8 +165,15 @@ class TextTokenizer(Tokenizer):
             raise ValueError(
                 f"max_len and max_chars must be at least 1, got {max_len} and {max_chars}"
             )
+        if pad_to > max_len:
+            raise ValueError(
+                f"tokenizer.pad_to must be at most max_len, got {pad_to} and {max_len}"
+            )
         self.reader = TextReader(max_chars)
         self.max_len = max_len
+        self.pad_to = pad_to
+        self.pad_token = pad_token
+        self.pad_id = 0  # set by use_vocabulary
         self.special_tokens = special_tokens
         self.augment = augment or TextAugment()
         self.chars = chars
@@ -190,6 +202,15 @@ class TextTokenizer(Tokenizer):
                 f"augment.token_mask={self.augment.token_mask} needs a tokenizer with a "
                 f"{' or '.join(MASK_TOKENS)} token: choose another tokenizer, or leave it out"
             )
+        if self.pad_to:
+            pad_id = vocabulary.token_to_id(self.pad_token)
+            if pad_id is None:
+                raise UserError(
+                    f"tokenizer.pad_token: must be a token of the vocabulary, got "
+                    f"{shortened(self.pad_token)}: choose another token, or set "
+                    "tokenizer.pad_to=0"
+                )
+            self.pad_id = pad_id
 
     def __call__(self, raw: RawText, rand: random.Random | None = None) -> Sample:
         """Tokenize a text or a list of words, with augmentation if rand is not None.
@@ -217,6 +238,9 @@ class TextTokenizer(Tokenizer):
         # Truncation keeps the special tokens at the end, as transformers does.
         room = max(self.max_len - len(lead) - len(tail), 0)
         tokens = [*lead, *tokens[:room], *tail]
+        num_pads = max(self.pad_to - len(tokens), 0)
+        answers = self._answers(raw, tokens) if isinstance(raw, Conversation) else []
+        tokens += [(self.pad_id, NO_COORDS, -1)] * num_pads
         coords = torch.tensor([offsets for _, offsets, _ in tokens], dtype=torch.float32)
         sample: Sample = {
             "ids": torch.tensor([token for token, _, _ in tokens], dtype=torch.long),
@@ -225,7 +249,7 @@ class TextTokenizer(Tokenizer):
             "words": torch.tensor([word for _, _, word in tokens], dtype=torch.long),
         }
         if isinstance(raw, Conversation):
-            sample["answers"] = torch.tensor(self._answers(raw, tokens[:room]), dtype=torch.long)
+            sample["answers"] = torch.tensor([*answers, *[-1] * num_pads], dtype=torch.long)
         if rand is None:
             sample["text"] = plain_text(raw)[:MAX_KEPT]
         if self.chars is not None:
@@ -255,6 +279,8 @@ class TextTokenizer(Tokenizer):
             is_plain = rand is None or not self.is_augmented
             fits = is_plain and len(encoding.ids) <= self.max_len
             rows.append(encoding.ids if fits else self._row(encoding, rand))
+        if self.pad_to:
+            rows = [row + [self.pad_id] * (self.pad_to - len(row)) for row in rows]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         # One assignment for all texts takes less time than padding each of them.
         mask = np.arange(lengths.max()) < lengths[:, None]
@@ -324,7 +350,7 @@ class TextTokenizer(Tokenizer):
         encoding = encode(
             self.vocabulary, text, is_pretokenized=is_words, add_special_tokens=special
         )
-        count = len(encoding.ids)
+        count = max(len(encoding.ids), self.pad_to)
         return min(count, self.max_len), math.ceil(count * factor)
 
     def _fits(self, text: str) -> bool:

@@ -15,14 +15,15 @@ from dxn.weights.families.gpt2 import GPT2
 from dxn.weights.families.hf_vit import HF_VIT
 from dxn.weights.families.modernbert import MODERNBERT
 from dxn.weights.families.roberta import ROBERTA
+from dxn.weights.families.siglip import SIGLIP_IMAGE, SIGLIP_TEXT
 from dxn.weights.families.vit import VIT
 from dxn.weights.families.whisper import WHISPER
 from dxn.weights.family import Family
 
 ENTRY_POINTS = "dxn.families"
 # The order has no effect, because a checkpoint may match only one family, except for the two towers
-# of CLIP. A program can append a family to this list. A package should declare an entry point
-# instead, so that its family is available without importing the package.
+# of CLIP and of SigLIP. A program can append a family to this list. A package should declare an
+# entry point instead, so that its family is available without importing the package.
 FAMILIES: list[Family] = [
     VIT,
     HF_VIT,
@@ -37,6 +38,8 @@ FAMILIES: list[Family] = [
     WHISPER,
     CLIP_IMAGE,
     CLIP_TEXT,
+    SIGLIP_IMAGE,
+    SIGLIP_TEXT,
 ]
 
 
