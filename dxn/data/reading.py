@@ -162,6 +162,8 @@ def survey_rows(
     targets = None
     # Otherwise, the task computes its targets from the inputs.
     if TARGET in rows.cells and (task is None or task.is_supervised):
+        if task is not None:
+            task.target.tokenizers = tokenizers
         targets, issues = _parse_targets(rows, raws, task, need_target=need_target)
         bad += issues
     elif TARGET not in rows.cells and need_target and len(rows):

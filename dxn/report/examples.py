@@ -96,7 +96,7 @@ def single_rows(evidence: Evidence, last: Answers | None, scores: Any) -> dict[s
         "shown": shown,
     }
     content = {**empty, "attention": _attention(evidence, last, scores, shown, budget)}
-    if task.writes:
+    if task.target.is_text:
         return {**content, "texts": written(**options, budget=budget)}
     found = task.metric.class_scores(predicted, truths)
     content["groups"] = [
@@ -253,7 +253,11 @@ def written(
 
     The arguments are those of `examples`.
     """
-    order = sorted(range(len(predictions)), key=lambda i: scores.values[i])
+    order = sorted(
+        range(len(predictions)),
+        key=lambda i: scores.values[i],
+        reverse=not scores.higher_is_better,
+    )
     if scores.values[order[0]] == scores.values[order[-1]]:
         # No answer is better than another one.
         order = order[:PER_PART]

@@ -53,8 +53,10 @@ class InitialWeights:
         main = self.main
         if main is None or main.architecture.task != task.name:
             return
-        # Not that of a classifier: its classes are those of the data.
-        if main.architecture.labels is None and (state := main.task_state()):
+        labels = main.architecture.labels
+        if labels is not None:
+            task.target.start_from(labels)
+        elif state := main.task_state():
             task.target.load(state)
 
     def fill(self, model: MultimodalModel, task: Task) -> list[str]:

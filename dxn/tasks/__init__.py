@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dxn.tasks.auto import Auto
     from dxn.tasks.classify import Classify
     from dxn.tasks.contrastive import Contrastive
+    from dxn.tasks.ctc import Ctc
     from dxn.tasks.embed import Embed
     from dxn.tasks.forecast.task import Forecast, Quantiles
     from dxn.tasks.generate.task import Generate
@@ -33,6 +34,7 @@ __all__ = [
     "Categorical",
     "Classify",
     "Contrastive",
+    "Ctc",
     "Embed",
     "Forecast",
     "Generate",
@@ -61,6 +63,7 @@ MODULES = {
     "Bernoulli": "multilabel",
     "Classify": "classify",
     "Contrastive": "contrastive",
+    "Ctc": "ctc",
     "Embed": "embed",
     "Forecast": "forecast.task",
     "Generate": "generate.task",

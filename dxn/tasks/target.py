@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from dxn.core.files import LABELS
 from dxn.core.schema import CheckedMembers, Strict, validated
+from dxn.tokenize.base import Tokenizer
 
 # Target index without a loss: the default ignore_index of cross_entropy. It is never equal to a
 # predicted index, so it also never counts as correct.
@@ -36,6 +38,8 @@ class Target(CheckedMembers):
         random: Whether `encode` gets a random generator in validation as well, with the same state
             in every epoch. If False, `rand` is None except in training.
         needs_inputs: Whether `read` compares a cell with the inputs of its row.
+        tokenizers: Tokenizers of the inputs by name. They are set before `read` is called.
+        is_text: Whether the targets are texts, of which several can be right.
         required: Names of the inputs that every usable row must have; `bind` sets it.
         prepared_inputs: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
         separator: Text between the items of a list, such as labels, in one cell of a CSV file.
@@ -45,6 +49,8 @@ class Target(CheckedMembers):
     source: ClassVar[Source] = "column"
     random: ClassVar[bool] = False
     needs_inputs: ClassVar[bool] = False
+    is_text: ClassVar[bool] = False
+    tokenizers: Mapping[str, Tokenizer] = MappingProxyType({})
     required: Sequence[str] = ()
     prepared_inputs: Sequence[str] = ()
     separator: str = "|"
@@ -101,6 +107,12 @@ class Target(CheckedMembers):
 
         Raises:
             UserError: If these adapters cannot be used.
+        """
+
+    def start_from(self, labels: Sequence[str]) -> None:
+        """Use the labels of a checkpoint of the same task if they fit the targets of `fit`.
+
+        Default: they are not used, so that the labels are those of the training split.
         """
 
     def fit(self, values: Sequence[Any]) -> None:

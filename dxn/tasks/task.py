@@ -36,6 +36,7 @@ TASKS: dict[str, str] = {
     "regress": "dxn.tasks.Regress",
     "tag": "dxn.tasks.Tag",
     "generate": "dxn.tasks.Generate",
+    "ctc": "dxn.tasks.Ctc",
     "language": "dxn.tasks.Language",
     "masked": "dxn.tasks.Masked",
     "contrastive": "dxn.tasks.Contrastive",

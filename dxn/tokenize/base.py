@@ -207,6 +207,11 @@ class Tokenizer(CheckedMembers):
             batch[NUM_REAL] = int(self.count_columns(batch).sum())
         return batch
 
+    def count(self, raw: Any) -> int:
+        """Return the number of columns of a raw value, if `count_columns` is set."""
+        assert self.count_columns is not None
+        return int(self.count_columns(self.collate([self(raw)])))
+
     def widen(self, batch: Batch) -> Batch:
         """Add padding to a batch, so that there are few numbers of columns. Default: unchanged."""
         return batch

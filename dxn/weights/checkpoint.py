@@ -37,6 +37,8 @@ Depth = Annotated[int, Field(ge=1, le=1_000)]
 # Positions, rows of a vocabulary, pixels or frames.
 Size = Annotated[int, Field(ge=1, le=100_000_000)]
 Sizes = Size | Annotated[list[Size], Field(max_length=3)]
+# Of each convolution of a stem.
+Widths = Annotated[list[Width], Field(min_length=1, max_length=100)]
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -75,6 +77,11 @@ class PublicConfig(Strict):
     max_length: Size | None = None
     num_mel_bins: Width | None = None
     num_channels: Width | None = None
+    conv_dim: Widths | None = None
+    conv_kernel: Widths | None = None
+    conv_stride: Widths | None = None
+    num_conv_pos_embeddings: Width | None = None
+    num_conv_pos_embedding_groups: Width | None = None
     image_size: Sizes | None = None
     patch_size: Sizes | None = None
     frequency_stride: Width | None = None

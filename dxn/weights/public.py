@@ -35,6 +35,7 @@ TASKS = {
     "classify": "dxn.tasks.Classify",
     "language": "dxn.tasks.Language",
     "generate": "dxn.tasks.Generate",
+    "ctc": "dxn.tasks.Ctc",
 }
 WITH_ENDS = ("language",)  # tasks whose targets keep the end tokens of the checkpoint
 DECODER = "dxn.models.Decoder"

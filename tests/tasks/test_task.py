@@ -180,13 +180,14 @@ def test_every_task_says_which_metric_selects_the_best_epoch():
         "regress": "rmse",
         "tag": "f1_entity",
         "generate": "chrf",
+        "ctc": "cer",
         "language": "loss_per_char",
         "masked": "loss",
         "contrastive": "mrr",
         "forecast": "mase",
     }
     lower = [name for name, task in tasks.items() if not task.metric.higher_is_better]
-    assert lower == ["regress", "language", "masked", "forecast"]
+    assert lower == ["regress", "ctc", "language", "masked", "forecast"]
 
 
 # Structured and ragged targets: boxes in the raw picture

@@ -3,6 +3,7 @@
 import math
 import pickle
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from dxn.tokenize import (
     SpectrogramOptions,
 )
 from dxn.tokenize.audio.augment import augment_spectrogram, augment_waveform, draw_gains
+from dxn.tokenize.audio.waveform_stem import WaveformOptions
+from dxn.tokenize.base import Tokenizer
 
 D = 12
 RATE = 8000  # so windows of 200 samples, 80 apart
@@ -237,6 +240,10 @@ def test_waveform_tokens_equal_a_strided_convolution(frame_size):
 
 # Padding
 
+# Tokens of 173 samples, 60 apart.
+WAV2VEC = WaveformOptions(
+    widths=(3, 5, 7), kernels=(11, 5, 11), strides=(3, 5, 4), pos_kernel=6, pos_groups=1
+)
 OPTIONS = [
     {},
     {"frame_size": 3, "normalize": "clip"},
@@ -247,6 +254,14 @@ OPTIONS = [
     {"tokens": "frames", "frame_size": 4, "stem": "residual"},
     {"tokens": "patches", "patch": 4, "stem": "residual"},
     {"tokens": "waveform", "frame_size": 97},
+    {"tokens": "waveform", "stem": "wav2vec", "patch": {"wav2vec": WAV2VEC}},
+    {
+        "tokens": "waveform",
+        "stem": "wav2vec",
+        "patch": {
+            "wav2vec": replace(WAV2VEC, norm="layer", bias=True, output_norm=True, proj_norm=False)
+        },
+    },
 ]
 
 
@@ -284,6 +299,41 @@ def test_clips_of_a_batch_do_not_affect_each_other(options):
     adapter = adapter_of(**options)
     before = embed(adapter, [sound(2003), sound(1009, 1)])[0]
     assert torch.equal(embed(adapter, [sound(2003), sound(1009, 2)])[0], before)
+
+
+SPECTROGRAMS = [
+    {"frontend": "kaldi"},
+    {"frontend": "whisper"},
+    {"frontend": "kaldi", "num_frames": 17},
+    {"num_frames": 9},
+    {"n_fft": 211},
+    {"frontend": "whisper", "n_fft": 211},
+]
+
+
+@pytest.mark.parametrize(
+    "options", [*OPTIONS, *({"spectrogram": each} for each in SPECTROGRAMS)], ids=str
+)
+def test_the_columns_of_a_clip_are_counted_without_its_features(options):
+    adapter = adapter_of(**options)
+    for length in [1, 79, 80, 199, 200, 211, 1009, 3001]:
+        raw = sound(length)
+        expected = int(embed(adapter, [raw]).mask.sum())
+        assert adapter.tokenizer.count(raw) == expected == Tokenizer.count(adapter.tokenizer, raw)
+
+
+def test_a_waveform_token_is_that_of_its_samples_and_of_its_neighbors():
+    options = replace(WAV2VEC, pos_kernel=1, norm="layer")
+    adapter = adapter_of(
+        tokens="waveform", stem="wav2vec", patch={"wav2vec": options}, pos_embed="none"
+    )
+    raw = sound(1009)
+    tokens = embed(adapter, [raw])
+    coords = (tokens.spans[0].coords[0] * adapter.tokenizer.sample_rate).round().int().tolist()
+    assert coords == [[60 * i, 60 * i + adapter.grid.size[0]] for i in range(len(coords))]
+    for i, (start, stop) in enumerate(coords):
+        alone = embed(adapter, [raw[start:stop]])
+        torch.testing.assert_close(alone[0], tokens[0][:, i : i + 1], rtol=0, atol=1e-12)
 
 
 def test_the_conv_stem_gives_one_token_for_each_square_of_its_stride():
@@ -588,10 +638,22 @@ def test_describe_gives_number_and_duration_of_the_columns(options, words):
             lambda: adapter_of(tokens="patches", patch=12, stem="conv"),
             "must be 2, 4, 8, 16 or 32, got 12",
         ),
+        (
+            lambda: adapter_of(stem="wav2vec"),
+            "stem=wav2vec needs tokens=waveform, got tokens=frames",
+        ),
+        (
+            lambda: adapter_of(tokens="waveform", stem="wav2vec"),
+            rf"patch.wav2vec.pos_groups must divide dim={D}, got 16",
+        ),
+        (
+            lambda: WaveformOptions(kernels=(3, 3)),
+            "one number per convolution, got 7, 2 and 7 numbers",
+        ),
         (lambda: adapter_of(stem="whisper"), "stem=whisper needs .* and frame_size=4"),
         (
             lambda: adapter_of(stem="vgg"),
-            "stem must be patch, conv, residual or whisper, got 'vgg'",
+            "stem must be patch, conv, residual, whisper or wav2vec, got 'vgg'",
         ),
         (lambda: adapter_of(tokens="mel"), "tokens must be frames, patches or waveform, got 'mel'"),
         (lambda: adapter_of(frame_size=0), "frame_size must be at least 1, got 0"),

@@ -59,7 +59,7 @@ def find_problems(
         problems += _shared_groups(used)
     problems += _small_splits(splits)
     # A text can have several translations, and a photo several captions.
-    if task is not None and task.is_supervised and not task.writes:
+    if task is not None and task.is_supervised and not task.target.is_text:
         problems += _contradictions(used, by_split)
         problems += _target_problems(splits)
     return problems

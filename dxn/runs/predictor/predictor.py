@@ -101,7 +101,7 @@ class Predictor:
         task = f"{self.task.name} {self.target}" if self.target else self.task.name
         labels = self.labels or ()
         classes = f"; {len(labels):,} labels: {list_names(labels, MAX_LABELS)}" if labels else ""
-        if labels and (self.task.writes or not self.task.is_supervised):
+        if labels and (self.task.target.is_text or not self.task.is_supervised):
             classes = f"; a vocabulary of {len(labels):,} tokens"
         size = f"{count_parameters(self.network):,} parameters"
         dtype = f" in {self.dtype}" if self.dtype != "float32" else ""

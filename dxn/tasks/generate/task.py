@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,10 +20,10 @@ from dxn.models.decoding.generation import OnTokens
 from dxn.models.decoding.search import Hypothesis, Sampler
 from dxn.tasks.generate.head import Generated, GenerateHead
 from dxn.tasks.generate.target_tokenizer import TargetTokenizer
-from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import Task
+from dxn.tasks.texts import ErrorRates, describe_texts
 from dxn.tokenize.base import NUM_REAL
 from dxn.tokenize.text.options import TokenizerOptions
 
@@ -40,6 +38,8 @@ class Texts(Target):
     Attributes:
         shared_input: Name of the input that shares its tokenizer. `bind` sets it.
     """
+
+    is_text = True
 
     def __init__(self, tokenizer: TargetTokenizer, *, share_tokenizer: bool = False):
         self.tokenizer = tokenizer
@@ -100,14 +100,10 @@ class Texts(Target):
 
     def describe(self, values: Sequence[str]) -> str:
         """Return the range and the median of the text lengths in characters."""
-        lengths = [len(value) for value in values]
-        if not lengths:
-            return "no texts"
-        middle = statistics.median(lengths)
-        return f"texts of {min(lengths):,} to {max(lengths):,} characters, median {middle:,.0f}"
+        return describe_texts(values)
 
 
-class TextMetric(Metric):
+class TextMetric(ErrorRates):
     """BLEU and chrF (0 to 100), word and character error rate, and exact match (0 to 1).
 
     BLEU and chrF are computed by sacrebleu with its default options. Reference texts are normalized
@@ -119,11 +115,10 @@ class TextMetric(Metric):
     """
 
     monitored = "chrf"
-    lower_is_better = ("wer", "cer")
     row: ClassVar = ("chrf", "chrF")
 
     def __init__(self, tokenizer: TargetTokenizer):
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer.normalize)
 
     @cached_property
     def corpus_metrics(self) -> dict[str, tuple[Any, int]]:
@@ -140,35 +135,24 @@ class TextMetric(Metric):
 
     def rows(self, predictions: Sequence[str], targets: Sequence[str]) -> Tensor:
         """Return the statistics of sacrebleu, and those of the error rates and exact matches."""
-        references = [self.tokenizer.normalize(target) for target in targets]
+        references = [self.normalize(target) for target in targets]
         # The same two methods as in the bootstrap of sacrebleu, which returns no single values.
         stats = [
             metric._extract_corpus_statistics(list(predictions), [references])
             for metric, _ in self.corpus_metrics.values()
         ]
-        pairs = list(zip(predictions, references, strict=True))
-        words = [(predicted.split(), true.split()) for predicted, true in pairs]
-        errors = [
-            (distance(*each), len(each[1]), distance(*pair), len(pair[1]), pair[0] == pair[1], 1)
-            for each, pair in zip(words, pairs, strict=True)
-        ]
-        parts = [torch.tensor(each, dtype=torch.float64) for each in (*stats, errors)]
-        return torch.cat(parts, 1)
+        parts = [torch.tensor(each, dtype=torch.float64) for each in stats]
+        return torch.cat([*parts, super().rows(predictions, targets)], 1)
 
     def value(self, sums: Tensor) -> dict[str, Tensor]:
         """Return the metrics. Without any reference, an error rate is the number of errors."""
-        *stats, wrong_words, words, wrong_chars, chars, exact, total = sums.unbind(-1)
         results: dict[str, Tensor] = {}
         for name, (metric, size) in self.corpus_metrics.items():
-            rows = torch.stack(stats[:size], -1).reshape(-1, size).tolist()
+            rows = sums[..., :size].reshape(-1, size).tolist()
             scores = [metric._compute_score_from_stats(row).score for row in rows]
             results[name] = sums.new_tensor(scores).reshape(sums.shape[:-1])
-            stats = stats[size:]
-        return results | {
-            "wer": wrong_words / words.clamp(min=1),
-            "cer": wrong_chars / chars.clamp(min=1),
-            "exact_match": exact / total.clamp(min=1),
-        }
+            sums = sums[..., size:]
+        return results | super().value(sums)
 
 
 class Generate(Task[Texts]):
@@ -325,16 +309,3 @@ class Generate(Task[Texts]):
         super().load(folder)
         self.tokenizer.load(folder)
         return self
-
-
-def distance(left: Sequence[str], right: Sequence[str]) -> int:
-    """Return the Levenshtein distance of two lists of words, or of two texts."""
-    others = np.array(list(right), dtype=object)
-    steps = np.arange(len(right) + 1)
-    row = steps
-    for i, item in enumerate(left, 1):
-        changed = np.minimum(row[:-1] + (others != item), row[1:] + 1)
-        # An insertion continues the best way to the item before, so the minimum is a running one.
-        best = np.concatenate([[i], changed])
-        row = np.minimum.accumulate(best - steps) + steps
-    return int(row[-1])

@@ -23,6 +23,7 @@ from dxn.tokenize.audio.tokenizer import (
     PatchOptions,
     bins_and_frames,
 )
+from dxn.tokenize.audio.waveform_stem import WaveformStem
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
 from dxn.tokenize.grid_positions import PosEmbed2d
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
@@ -30,7 +31,7 @@ from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.statistics import Moments
 
-StemKind = Literal["patch", "conv", "residual", "whisper"]
+StemKind = Literal["patch", "conv", "residual", "whisper", "wav2vec"]
 
 RESIDUAL_BLOCKS = 1  # after each of the last two convolutions of stem=residual
 RESIDUAL_WIDTH = 32  # channels after its first convolution, of which each has all mel bins
@@ -53,8 +54,9 @@ class AudioAdapter(Adapter):
         stem: Layers that embed a token: patch (a linear projection), conv (strided convolutions
             over time, or over both axes of square tokens=patches), residual (strided convolutions
             over time and mel bins, each of the last two followed by a residual convolution, for
-            tokens=frames or square tokens=patches) or whisper (Whisper's convolutions over time,
-            for tokens=frames with frame_size=2).
+            tokens=frames or square tokens=patches), whisper (Whisper's convolutions over time, for
+            tokens=frames with frame_size=2) or wav2vec (the convolutions of wav2vec 2.0, which also
+            add positions, for tokens=waveform; patch.wav2vec replaces frame_size).
         normalize: Normalization of the features.
         pos_embed: Position embedding of the columns: learned, sinusoidal or none.
         max_len: Number of learned positions along time. With tokens=patches, all patches at the
@@ -93,6 +95,13 @@ class AudioAdapter(Adapter):
         )
         num_features = self.tokenizer.num_features
         self.grid = _patch_grid(tokens, num_features, frame_size, patch)
+        if stem == "wav2vec":
+            if tokens != "waveform":
+                raise ValueError(f"stem=wav2vec needs tokens=waveform, got tokens={tokens}")
+            self.stem = WaveformStem(patch.wav2vec, dim)
+            self.grid = self.stem.grid
+        else:
+            self.stem = _make_stem(stem, tokens, self.grid, num_features, dim)
         self.bands = self.grid.count(num_features, 1)  # number of patches along the mel axis
         self.tokenizer.count_columns = partial(_count_columns, self.grid, self.bands)
         self.mean: Tensor
@@ -100,7 +109,6 @@ class AudioAdapter(Adapter):
         self.known_statistics = normalize.mean is not None
         self.register_buffer("mean", torch.full((num_features,), normalize.mean or 0.0))
         self.register_buffer("std", torch.full((num_features,), normalize.std or 1.0))
-        self.stem = _make_stem(stem, tokens, self.grid, num_features, dim)
         if self.stem is None:
             self.proj = nn.Linear(self.grid.size[0] * self.grid.size[1], dim)
         if tokens == "patches":
@@ -151,7 +159,7 @@ class AudioAdapter(Adapter):
             num_outputs=self.grid.size[0] * self.grid.size[1],
             contents=partial(_masked_features, mean=mean, std=std),
             span=SPAN,
-            stem_pads_end=self.stem is not None,
+            stem_pads_end=isinstance(self.stem, ConvStem | WhisperStem),
         )
 
     def describe(self, raw: Tensor) -> str:
@@ -178,7 +186,9 @@ class AudioAdapter(Adapter):
             if "hidden" in batch:
                 visible = visible & ~batch["hidden"]
             features = features * visible[..., None]
-        if self.stem is not None:
+        if isinstance(self.stem, WaveformStem):
+            x = self.stem(features, None if is_full else lengths)[:, :, None]
+        elif self.stem is not None:
             x = self._stem(features, lengths)
         else:
             windows = self.grid.windows(features[:, None])
@@ -205,7 +215,7 @@ class AudioAdapter(Adapter):
         """Embed features (B, T, F) as (B, t, f, D)."""
         if isinstance(self.stem, WhisperStem):
             return rearrange(self.stem(features, lengths), "b t d -> b t 1 d")
-        assert self.stem is not None
+        assert isinstance(self.stem, ConvStem)
         # Frames: the mel bins are channels. Patches: time and mel bins are the axes of an image.
         pattern = "b t f -> b f t 1" if self.stem.axes == 1 else "b t f -> b 1 t f"
         x = rearrange(features, pattern)
@@ -259,7 +269,8 @@ def _make_stem(
 ) -> ConvStem | WhisperStem | None:
     """Create the stem. None: tokens are embedded by a linear projection."""
     if kind not in get_args(StemKind):
-        raise ValueError(f"stem must be patch, conv, residual or whisper, got {kind!r}")
+        kinds = "patch, conv, residual, whisper or wav2vec"
+        raise ValueError(f"stem must be {kinds}, got {kind!r}")
     if kind == "patch":
         return None
     frames, bins = grid.size

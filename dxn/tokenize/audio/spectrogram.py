@@ -149,6 +149,19 @@ class Spectrogram:
             return self._mel(raw, gains)
         return self._kaldi(raw) if self.options.frontend == "kaldi" else self._whisper(raw)
 
+    def num_frames(self, length: int) -> int:
+        """Return the number of frames of a waveform of so many samples."""
+        options = self.options
+        if options.num_frames is not None:
+            return options.num_frames
+        if options.frontend == "kaldi":
+            return max(length - self.n_fft, 0) // self.hop_length + 1
+        # Half a window, rounded down, is added on both sides.
+        odd = self.n_fft % 2
+        if options.frontend == "whisper":  # it drops the last frame
+            return (max(length, self.n_fft // 2 + 1) - odd) // self.hop_length
+        return (length - odd) // self.hop_length + 1
+
     def filters(self) -> Tensor:
         """Return the weights of the mel bins, (frequencies, F)."""
         if self.options.frontend == "kaldi":

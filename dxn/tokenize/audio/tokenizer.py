@@ -20,6 +20,7 @@ from dxn.tokenize.audio.augment import (
 )
 from dxn.tokenize.audio.reader import AudioReader, audio_seconds
 from dxn.tokenize.audio.spectrogram import Spectrogram, SpectrogramOptions, hop_samples
+from dxn.tokenize.audio.waveform_stem import WaveformOptions
 from dxn.tokenize.base import Sample, Tokenizer
 from dxn.tokenize.container import check_seconds
 from dxn.tokenize.patches import as_pair
@@ -37,11 +38,13 @@ class PatchOptions:
         stride: Distance between consecutive patches: [mel bins, frames], or one number for both.
             Default: size, so that patches do not overlap.
         pad_end: Pad the end of a clip to a whole patch or token. False: drop the incomplete one.
+        wav2vec: Options of stem=wav2vec, whose tokens are overlapping patches of the waveform.
     """
 
     size: int | Sequence[int] = 16
     stride: int | Sequence[int] | None = None
     pad_end: bool = True
+    wav2vec: WaveformOptions = WaveformOptions()
 
     def __post_init__(self) -> None:
         # object.__setattr__, because the dataclass is frozen.
@@ -167,8 +170,8 @@ class AudioTokenizer(Tokenizer):
         level: dict[str, Tensor] = {}
         if self.normalize == "clip":
             # One standard deviation for all bins keeps their relative levels, which distinguish
-            # sounds. The clamp avoids a division by zero for silent clips.
-            std = features.std(correction=0).clamp(min=1e-3)
+            # sounds. The constant, that of wav2vec 2.0, avoids a division by zero for silent clips.
+            std = (features.var(correction=0) + 1e-7).sqrt()
             mean = features.mean(0)
             level["level"] = torch.cat([mean, std[None]])
             features = (features - mean) / std
@@ -187,6 +190,12 @@ class AudioTokenizer(Tokenizer):
         if self.spectrogram is None:
             return rearrange(raw, "t -> t 1")
         return self.spectrogram(raw, gains)
+
+    def count(self, raw: Tensor) -> int:
+        """Return the number of columns of a clip raw (T,), without computing its features."""
+        assert self.count_columns is not None
+        rows = len(raw) if self.spectrogram is None else self.spectrogram.num_frames(len(raw))
+        return int(self.count_columns({"lengths": torch.tensor([rows])}))
 
     def length(self, raw: Tensor) -> float:
         """Return the approximate number of tokens of a clip raw (T,)."""

@@ -17,6 +17,7 @@ from dxn.weights.families.modernbert import MODERNBERT
 from dxn.weights.families.roberta import ROBERTA
 from dxn.weights.families.siglip import SIGLIP_IMAGE, SIGLIP_TEXT
 from dxn.weights.families.vit import VIT
+from dxn.weights.families.wav2vec2 import WAV2VEC2
 from dxn.weights.families.whisper import WHISPER
 from dxn.weights.family import Family
 
@@ -36,6 +37,7 @@ FAMILIES: list[Family] = [
     GPT2,
     AST,
     WHISPER,
+    WAV2VEC2,
     CLIP_IMAGE,
     CLIP_TEXT,
     SIGLIP_IMAGE,

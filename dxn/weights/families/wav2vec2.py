@@ -1,0 +1,188 @@
+"""wav2vec 2.0 (arXiv:2006.11477) and HuBERT (arXiv:2106.07447), which transcribe or classify."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dxn.weights.checkpoint import Checkpoint, read_json
+from dxn.weights.conversions import LayerNames, blocks, copied, linears
+from dxn.weights.families import hf
+from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+
+BLOCK: LayerNames = {
+    "attn.qkv": tuple(f"attention.{name}_proj" for name in ("q", "k", "v")),
+    "attn.proj": "attention.out_proj",
+    "attn_norm": "layer_norm",
+    "mlp.up": "feed_forward.intermediate_dense",
+    "mlp.down": "feed_forward.output_dense",
+    "mlp_norm": "final_layer_norm",
+}
+NORM_EPS = 1e-5  # of all norms but those of the blocks
+# Settings that the file can leave out, because they are those of the base models.
+DEFAULTS = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "layer_norm_eps": NORM_EPS,
+    "conv_dim": [512] * 7,
+    "conv_kernel": [10, 3, 3, 3, 3, 2, 2],
+    "conv_stride": [5, 2, 2, 2, 2, 2, 2],
+    "conv_bias": False,
+    "feat_extract_norm": "group",
+    "num_conv_pos_embeddings": 128,
+    "num_conv_pos_embedding_groups": 16,
+}
+UNSUPPORTED = {
+    "add_adapter": "layers that shorten the output (add_adapter)",
+    "adapter_attn_dim": "layers of single languages (adapter_attn_dim)",
+    "conv_pos_batch_norm": "a batch norm before the positions (conv_pos_batch_norm)",
+    "use_weighted_layer_sum": "a weighted sum of the blocks (use_weighted_layer_sum)",
+}
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) in ("wav2vec2", "hubert")
+
+
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    config = {**DEFAULTS, **checkpoint.config}
+    for key, feature in UNSUPPORTED.items():
+        if config.get(key):
+            hf.unsupported(checkpoint, feature)
+    if config["layer_norm_eps"] != NORM_EPS or config.get("feat_extract_activation") not in (
+        None,
+        "gelu",
+    ):
+        hf.unsupported(
+            checkpoint, "other values than layer_norm_eps=1e-5 and feat_extract_activation=gelu"
+        )
+    is_classifier = "classifier.weight" in checkpoint
+    if is_classifier and ("projector.weight" not in checkpoint or "objective.weight" in checkpoint):
+        hf.unsupported(checkpoint, "heads for speakers or single frames")
+    place = "pre" if config.get("do_stable_layer_norm") else "post"
+    backbone = hf.backbone_options(checkpoint, config)
+    transcribes = "lm_head.weight" in checkpoint
+    return Architecture(
+        dim=config["hidden_size"],
+        adapters={"audio": audio_options(checkpoint, config, post_norm=place == "post")},
+        backbone={**backbone, "norm": {**backbone["norm"], "place": place}},
+        fusion={"pool": "mean"},  # as in the models for classification
+        labels=vocabulary(checkpoint) if transcribes else hf.class_names(checkpoint, "classifier"),
+        task="ctc" if transcribes else "classify",
+    )
+
+
+def audio_options(checkpoint: Checkpoint, config: Options, *, post_norm: bool) -> Options:
+    settings = checkpoint.preprocessor
+    return {
+        "tokens": "waveform",
+        "sample_rate": settings.get("sampling_rate", 16000),
+        "stem": "wav2vec",
+        "patch": {
+            "wav2vec": {
+                "widths": config["conv_dim"],
+                "kernels": config["conv_kernel"],
+                "strides": config["conv_stride"],
+                "bias": config["conv_bias"],
+                "norm": config["feat_extract_norm"],
+                "proj_norm": config.get("feat_proj_layer_norm", True),
+                "pos_kernel": config["num_conv_pos_embeddings"],
+                "pos_groups": config["num_conv_pos_embedding_groups"],
+                "output_norm": post_norm,
+            }
+        },
+        "normalize": {"kind": "clip" if settings.get("do_normalize", True) else "none"},
+        "pos_embed": "none",  # the stem has positions
+    }
+
+
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = hf.prefix(checkpoint, hf.model_type(checkpoint), "feature_projection.projection.weight")
+    stem = "adapters.audio.stem"
+    layers: LayerNames = {
+        f"{stem}.proj_norm": f"{p}feature_projection.layer_norm",
+        f"{stem}.proj": f"{p}feature_projection.projection",
+        # The same norm is before the blocks of a post-norm model, and after those of a pre-norm
+        # model. The model has one of both.
+        f"{stem}.norm": f"{p}encoder.layer_norm",
+        "backbone.norm": f"{p}encoder.layer_norm",
+    }
+    for i in range(len(architecture.adapters["audio"]["patch"]["wav2vec"]["widths"])):
+        conv = f"{p}feature_extractor.conv_layers.{i}"
+        layers = {
+            **layers,
+            f"{stem}.convs.{i}": f"{conv}.conv",
+            f"{stem}.norms.{i}": f"{conv}.layer_norm",
+        }
+    position = f"{p}encoder.pos_conv_embed.conv"
+    names = (f"{position}.weight_g", f"{position}.weight_v")
+    if names[0] not in checkpoint:
+        parametrized = f"{position}.parametrizations.weight.original"
+        names = (f"{parametrized}0", f"{parametrized}1")
+    head = {"head.out": "lm_head"} if "lm_head.weight" in checkpoint else {}
+    return {
+        f"{stem}.pos_conv.weight": TensorSource(names, without_weight_norm),
+        f"{stem}.pos_conv.bias": copied(f"{position}.bias"),
+        **linears({**layers, **head}),
+        **blocks(BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
+        **({} if head else folded_classifier()),
+    }
+
+
+def without_weight_norm(scale: Tensor, weight: Tensor) -> Tensor:
+    """Return the weight (D, D / groups, K) of a convolution with weight norm (arXiv:1602.07868)."""
+    return weight * (scale / torch.linalg.vector_norm(weight, dim=(0, 1), keepdim=True))
+
+
+def folded_classifier() -> TensorMap:
+    """Return one layer instead of the projection of all tokens and the classifier of their mean."""
+    layers = ("classifier.weight", "projector.weight")
+    return {
+        "head.out.weight": TensorSource(layers, lambda outer, inner: outer @ inner),
+        "head.out.bias": TensorSource(
+            ("classifier.weight", "projector.bias", "classifier.bias"),
+            lambda outer, inner, bias: outer @ inner + bias,
+        ),
+    }
+
+
+def vocabulary(checkpoint: Checkpoint) -> list[str]:
+    """Return the text of each output: "" for the blank, and " " between words.
+
+    A checkpoint without vocab.json has the names of the outputs instead.
+    """
+    count = checkpoint.num_rows("lm_head.weight")
+    folder = checkpoint.folder
+    ids = {} if folder is None else read_json(folder / "vocab.json")
+    settings = {} if folder is None else read_json(folder / "tokenizer_config.json")
+    if any(isinstance(value, dict) for value in ids.values()):
+        hf.unsupported(checkpoint, "vocabularies of several languages in vocab.json")
+    if settings.get("tokenizer_class") == "Wav2Vec2PhonemeCTCTokenizer":
+        hf.unsupported(checkpoint, "vocabularies of phonemes")
+    labels = [f"[{i}]" for i in range(count)]
+    for token, index in ids.items():
+        if isinstance(index, int) and 0 <= index < count:
+            labels[index] = str(token).lower() if settings.get("do_lower_case") else str(token)
+    blank = checkpoint.config.get("pad_token_id") or 0
+    delimiter = ids.get(settings.get("word_delimiter_token", "|"))
+    if isinstance(delimiter, int) and 0 <= delimiter < count:
+        labels[delimiter] = " "
+    if blank >= count or blank < 0:
+        hf.unsupported(checkpoint, f"pad_token_id={blank} of {count} outputs, which is the blank")
+    labels[blank] = ""
+    return labels
+
+
+WAV2VEC2 = Family(
+    "wav2vec 2.0 and HuBERT",
+    matches,
+    architecture,
+    tensor_map,
+    ignored=(
+        r"(\w+\.)?masked_spec_embed",
+        # Heads of pretraining.
+        r"(quantizer|project_q|project_hid|final_proj|label_embs)\b",
+    ),
+)
