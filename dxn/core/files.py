@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -297,10 +297,17 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_sums(folder: Path) -> None:
-    """Write SHA256SUMS with the digests of all files of a folder, in the format of sha256sum."""
+def write_sums(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """Write SHA256SUMS with the digests of all files of a folder, in the format of sha256sum.
+
+    Args:
+        folder: The folder.
+        known: Digests by name of files that need not be read again. A copied digest also shows
+            damage since the original was written.
+    """
+    known = known or {}
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != SUMS]
-    lines = [f"{sha256(path)}  {path.name}" for path in paths]
+    lines = [f"{known.get(path.name) or sha256(path)}  {path.name}" for path in paths]
     write_text(folder / SUMS, "\n".join(lines) + "\n")
 
 
@@ -320,7 +327,7 @@ def check_sums(folder: Path, *, may_differ: Sequence[str] = ()) -> frozenset[str
     sums = folder / SUMS
     if not sums.exists():
         return frozenset()
-    digests = _read_sums(sums)
+    digests = read_sums(sums)
     for name, expected in digests.items():
         path = folder / name
         if not path.is_file():
@@ -334,7 +341,7 @@ def check_sums(folder: Path, *, may_differ: Sequence[str] = ()) -> frozenset[str
     return frozenset(digests)
 
 
-def _read_sums(path: Path) -> dict[str, str]:
+def read_sums(path: Path) -> dict[str, str]:
     """Return the digests in SHA256SUMS by file name."""
     if not path.is_file() or path.stat().st_size > MAX_SUMS:
         raise UserError(f"{path}: must be a file of at most {MAX_SUMS:,} bytes")

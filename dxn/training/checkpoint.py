@@ -1,8 +1,11 @@
 """Checkpoints: everything that a bit-exact resume needs, in safetensors instead of pickle.
 
-A checkpoint is a folder with one file of tensors and its SHA-256 sum. The last two are kept. If the
+A checkpoint is a folder with a file of tensors and its SHA-256 sum. The last two are kept. If the
 newest one is damaged, the one before it is used. The sum shows damage, but anybody can write a
 file with a valid sum, so the content is checked too.
+
+Frozen weights are in a file of their own, which is written once: the other checkpoints have a
+second name (a hard link) of the same file.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from dxn.core.errors import UserError
-from dxn.core.files import SUMS, check_sums, replace_folder, write_sums
+from dxn.core.files import SUMS, check_sums, link, read_sums, replace_folder, write_sums
 from dxn.core.schema import validated
 from dxn.core.tensors import (
     check_after_loading,
@@ -34,6 +37,8 @@ from dxn.core.untrusted import check_file
 from dxn.training.state import State
 
 FILE = "training.safetensors"
+FROZEN = "frozen.safetensors"
+AVERAGED = "module."  # prefix of the names in the state of a moving average
 PREFIX = "step-"
 DAMAGED = "damaged-"
 KEPT = 2
@@ -74,19 +79,24 @@ def save(
     Raises:
         UserError: If a weight is not finite, or there is no space left.
     """
-    averaged = {} if ema is None else ema.state_dict()
     tensors: dict[str, Tensor] = {}
+    frozen: dict[str, Tensor] = {}
 
-    def take(name: str, tensor: Tensor) -> Tensor:
+    def take(name: str, tensor: Tensor, kept: dict[str, Tensor] = tensors) -> Tensor:
         result = whole(tensor)
         if main:
             # All whole tensors together may not fit into the device.
-            tensors[name] = result if result is tensor else result.cpu()
+            kept[name] = result if result is tensor else result.cpu()
         return result
 
-    for group, values in (("model", model.state_dict()), ("ema", averaged)):
-        for name, tensor in values.items():
-            check_before_saving({name: take(f"{group}/{name}", tensor)})
+    fixed = _frozen_names(model)
+    for name, tensor in model.state_dict().items():
+        kept = frozen if name in fixed else tensors
+        check_before_saving({name: take(f"model/{name}", tensor, kept)})
+    for name, tensor in ({} if ema is None else ema.state_dict()).items():
+        # Frozen weights are their own average.
+        if name.removeprefix(AVERAGED) not in fixed:
+            check_before_saving({name: take(f"ema/{name}", tensor)})
     # The state dict of an optimizer numbers the parameters in the order of its groups. safetensors
     # stores only tensors, so scalars such as the step become tensors.
     for i, values in optimizer.state_dict()["state"].items():
@@ -97,11 +107,35 @@ def save(
     for group, values in (("generators", generators), ("order", order), ("log", log)):
         tensors |= {f"{group}/{name}": tensor for name, tensor in values.items()}
     target = folder / f"{PREFIX}{state.step:09}"
+    before = next(iter(all_checkpoints(folder)), target)
     with replace_folder(target) as new:
         write_tensors(new / FILE, tensors, {"state": json.dumps(state.model_dump())})
-        write_sums(new)
+        known = _known_sum(before, frozen.keys())
+        if known:
+            link(before / FROZEN, new / FROZEN)
+        elif frozen:
+            write_tensors(new / FROZEN, frozen)
+        write_sums(new, known)
     for path in all_checkpoints(folder)[KEPT:]:
         shutil.rmtree(path)
+
+
+def _frozen_names(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+def _known_sum(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """Return the digest of the frozen weights of a checkpoint by the name of their file.
+
+    Empty if these are not all of them, or the file cannot be read.
+    """
+    try:
+        with safe_open(folder / FROZEN, "pt") as file:
+            if set(file.keys()) == set(names):
+                return {FROZEN: read_sums(folder / SUMS)[FROZEN]}
+    except (SafetensorError, OSError, UserError, KeyError):
+        pass
+    return {}
 
 
 def load(
@@ -147,6 +181,7 @@ def load(
     averaged = _without_prefix("ema", tensors)
     own_averaged = {} if ema is None else ema.state_dict()
     if ema is not None and averaged:
+        averaged |= {AVERAGED + name: weights[name] for name in _frozen_names(model)}
         check_weights(averaged, own_averaged, file)
     entries = _optimizer_state(_without_prefix("optimizer", tensors), optimizer, file)
     generators = _without_prefix("generators", tensors)
@@ -193,15 +228,20 @@ def read(folder: Path) -> tuple[dict[str, Tensor], Any]:
         UserError: If it is damaged.
     """
     path = folder / FILE
-    for name in (SUMS, FILE):
+    has_frozen = (folder / FROZEN).exists()
+    names = (FILE, FROZEN) if has_frozen else (FILE,)
+    for name in (SUMS, *names):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: {name} is missing")
         check_file(folder / name)
     # A cut or empty list would otherwise hide damage.
-    if FILE not in check_sums(folder):
-        raise UserError(f"{folder / SUMS}: must list {FILE}")
+    listed = check_sums(folder)
+    for name in names:
+        if name not in listed:
+            raise UserError(f"{folder / SUMS}: must list {name}")
     try:
-        tensors = load_file(path)
+        tensors = load_file(folder / FROZEN) if has_frozen else {}
+        tensors |= load_file(path)
         with safe_open(path, "pt") as file:
             state = json.loads(file.metadata()["state"])
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:

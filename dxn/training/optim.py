@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -278,12 +279,22 @@ def make_ema(model: nn.Module, decay: float) -> AveragedModel:
                 each for each, value in zip(averages, values, strict=True) if type(value) is kind
             ]
             new = [value for value in values if type(value) is kind]
+            if kind is Tensor:  # not divided over processes
+                pairs = zip(old, new, strict=True)
+                changed = [(a, b) for a, b in pairs if a.data_ptr() != b.data_ptr()]
+                old, new = ([pair[i] for pair in changed] for i in (0, 1))
+            if not old:
+                continue
             if old[0].is_floating_point():
                 torch._foreach_lerp_(old, new, weight)  # pyright: ignore
             else:
                 torch._foreach_copy_(old, new)  # pyright: ignore  # counters
 
-    ema = AveragedModel(model, multi_avg_fn=update, use_buffers=True)
+    ema = AveragedModel(nn.Module(), multi_avg_fn=update, use_buffers=True)
+    # Frozen weights are their own average, so they are not copied.
+    ema.module = copy.deepcopy(
+        model, {id(each): each for each in model.parameters() if not each.requires_grad}
+    )
     # The first update of an AveragedModel only copies the weights. After it, n_averaged is 1, so
     # `update` receives step = 1 at the first optimizer step.
     ema.update_parameters(model)
@@ -296,12 +307,18 @@ def use_ema(model: nn.Module, ema: AveragedModel | None) -> Iterator[None]:
     if ema is None:
         yield
         return
-    own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model.load_state_dict(ema.module.state_dict())
+    averaged = ema.module.state_dict()
+    own = {
+        name: tensor.clone()
+        for name, tensor in model.state_dict().items()
+        # Frozen weights are shared. An empty tensor has no address.
+        if tensor.data_ptr() != averaged[name].data_ptr() or not tensor.numel()
+    }
+    model.load_state_dict({name: averaged[name] for name in own}, strict=False)
     try:
         yield
     finally:
-        model.load_state_dict(own)
+        model.load_state_dict(own, strict=False)
 
 
 def _check(

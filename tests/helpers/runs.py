@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from dxn.cli import main
 from dxn.core.files import write_sums
-from dxn.training.checkpoint import FILE, all_checkpoints
+from dxn.training.checkpoint import all_checkpoints, read
 from dxn.training.trainer import Trainer
 
 # Options of a run without the parts that are chosen or fitted from the data.
@@ -110,7 +110,8 @@ def changed_stack(run, tmp_path, change):
 
 def checkpoint_of(folder):
     """The tensors of a run's last checkpoint."""
-    return load_file(all_checkpoints(folder / "checkpoints")[0] / FILE)
+    tensors, _ = read(all_checkpoints(folder / "checkpoints")[0])
+    return tensors
 
 
 def refused(capsys, arguments):

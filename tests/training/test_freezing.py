@@ -1,14 +1,19 @@
 """Frozen weights and low-rank changes: what is trained, and what is saved in the end."""
 
+from functools import partial
+
 import pytest
 import torch
 from helpers.runs import checkpoint_of, interrupt, same_tensors
 from helpers.training import fit, make_model, make_samples, make_task
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dxn.core.errors import UserError
+from dxn.training.checkpoint import FILE, FROZEN, all_checkpoints
 from dxn.training.finetune import Finetune, LowRank, merged
+from dxn.training.optim import make_ema, sgd, use_ema
 from dxn.training.predict import predict
 
 DEPTH = 3
@@ -78,6 +83,54 @@ def test_frozen_weights_are_bit_for_bit_the_same_after_a_training(tmp_path):
     statistics = {name for name in before if "running_" in name or "num_batches" in name}
     assert changed(model.state_dict(), before) - statistics == trainable(model)
     assert not frozen & trainable(model)
+
+
+def test_checkpoints_share_a_file_of_the_frozen_weights(tmp_path):
+    model = make()
+    Finetune(freeze="all", lora_rank=2)(model, pretrained(model))
+    fit(tmp_path / "run", model=model, epochs=3, ema_decay=0.5)
+    new, old = all_checkpoints(tmp_path / "run" / "checkpoints")
+    assert (new / FROZEN).samefile(old / FROZEN)
+    frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
+    assert set(load_file(new / FROZEN)) == {f"model/{name}" for name in frozen}
+    names = set(load_file(new / FILE))
+    trained = {f"{group}{n}" for n in trainable(model) for group in ("model/", "ema/module.")}
+    assert {n for n in names if n.startswith(("model/", "ema/module."))} == trained
+    states = {n.split("/")[1] for n in names if n.startswith("optimizer/")}
+    assert len(states) == len(trainable(model))
+
+
+def test_other_frozen_weights_are_written_again(tmp_path):
+    model = make()
+    # It has no state, which would not fit.
+    options = {"model": model, "optimizer": partial(sgd, momentum=0, nesterov=False)}
+    Finetune(freeze=1)(model, pretrained(model))
+    fit(tmp_path / "run", epochs=1, **options)
+    Finetune(freeze=2)(model, pretrained(model))
+    fit(tmp_path / "run", epochs=2, resume=True, **options)
+    new, old = all_checkpoints(tmp_path / "run" / "checkpoints")
+    assert not (new / FROZEN).samefile(old / FROZEN)
+    assert any("blocks.1." in name for name in load_file(new / FROZEN))
+
+
+def test_the_average_of_frozen_weights_needs_no_memory():
+    model = make()
+    Finetune(freeze="all", lora_rank=2)(model, pretrained(model))
+    ema = make_ema(model, 0.5)
+    averaged = dict(ema.module.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert (averaged[name] is parameter) == (not parameter.requires_grad)
+    before = copy_of(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1.0)
+    ema.update_parameters(model)
+    assert changed(ema.module.state_dict(), before) == trainable(model)
+    now = copy_of(model)
+    with use_ema(model, ema):
+        assert changed(model.state_dict(), now) == trainable(model)
+    assert not changed(model.state_dict(), now)
 
 
 @pytest.mark.parametrize(
