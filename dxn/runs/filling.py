@@ -94,15 +94,22 @@ class InitialWeights:
         missing = [*new, *result.missing]
         return [*notices, *_notices(main, missing, result.unexpected), *head_notices]
 
-    def loaded(self, model: MultimodalModel) -> set[str]:
-        """Return the names of the model's tensors that were loaded, without those of the head.
+    def loaded(self, model: MultimodalModel, task: Task) -> set[str]:
+        """Return the names of the model's tensors that were loaded and still serve their purpose.
 
         finetune.freeze=all freezes exactly these tensors.
         """
         names: set[str] = set()
+        # The head of a model that writes texts has the vocabulary of the checkpoint. Any other one
+        # is trained even if it was loaded, because the meaning of the targets can have changed.
+        head: list[str] = []
+        if self.main is not None and (task.writes or task.target.source == "stream"):
+            if self.main.family.own:
+                head, _ = _own_head(self.main, model, task)
+            else:
+                head, _ = _public_head(self.main, task)
         for name in model.state_dict():
-            # A head is trained even if it was loaded, because the targets can have changed.
-            if name.startswith("head."):
+            if name.startswith("head.") and not name.startswith(tuple(head)):
                 continue
             public = self.main
             if name.startswith("adapters."):

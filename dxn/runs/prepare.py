@@ -285,7 +285,7 @@ def prepare(
             print_line(notice)
         # A checkpoint can contain other statistics of the inputs than those of the data.
         task.target.bind({name: model.adapter(name) for name in model.inputs})
-        loaded = sorted(weights.loaded(model))
+        loaded = sorted(weights.loaded(model, task))
     data = {name: SplitFingerprint(**each) for name, each in prints.items()}
     plan = plan.model_copy(update={"data": data, "loaded": loaded})
     # Pretraining trains all weights. The fine-tuning options are for the training after it, but a

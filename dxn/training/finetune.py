@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import torch
@@ -15,6 +16,12 @@ from dxn.models.fusion import shared_name
 from dxn.models.model import MultimodalModel
 
 MAX_LISTED = 6  # linear layers that an error message lists, so that it fits on a few lines
+# The name of a target, and its pattern: the linear layers of all blocks, also those of a decoder.
+ALL_LINEAR = "all-linear"
+BLOCKS = "*.blocks.*"
+# With the scale alpha / sqrt(rank), alpha does not depend on the rank. It is that of rank 8 with
+# the other scale.
+STABILIZED_ALPHA = 16.0
 
 
 class Finetune:
@@ -23,13 +30,17 @@ class Finetune:
     Args:
         freeze: Weights to freeze. all: every pretrained weight, or all weights except the head if
             there are no pretrained weights. A number: the adapters and this number of blocks.
-            Null: none.
+            Null: none. The head of a new training is never frozen, but that of a language model or
+            of a text generator is pretrained like its other weights.
         lora_rank: Rank of the low-rank updates (LoRA, arXiv:2106.09685). Each matrix in
             lora_targets is frozen, and its update is trained. 0: no LoRA.
         lora_alpha: Scale of the updates, which are multiplied by lora_alpha / lora_rank. Null:
-            twice lora_rank.
-        lora_targets: Suffixes of the names of the linear layers that receive an update, such as
-            attn.qkv, attn.proj, mlp.up or mlp.down.
+            twice lora_rank, or 16 with lora_rank_stabilized.
+        lora_rank_stabilized: Multiply the updates by lora_alpha / sqrt(lora_rank)
+            (arXiv:2312.03732), which suits ranks above 32.
+        lora_targets: Names of the linear layers that receive an update, without what comes before:
+            attn.qkv, attn.proj, mlp.up or mlp.down. A * stands for any part of a name, such as
+            *.blocks.1.*. all-linear: all linear layers of the blocks.
 
     Raises:
         ValueError: If an option is out of range.
@@ -41,6 +52,7 @@ class Finetune:
         freeze: int | Literal["all"] | None = None,
         lora_rank: Annotated[int, Ge(0)] = 0,
         lora_alpha: Annotated[float, Gt(0)] | None = None,
+        lora_rank_stabilized: bool = False,
         lora_targets: Sequence[str] = ("attn.qkv",),
     ):
         if isinstance(freeze, int) and freeze < 0:
@@ -51,10 +63,12 @@ class Finetune:
             raise ValueError("lora_targets must name at least one linear layer if lora_rank is set")
         self.freeze = freeze
         self.rank = lora_rank
-        # The division by the rank makes one learning rate suit every rank (arXiv:2106.09685,
-        # section 4.1).
-        alpha = 2 * lora_rank if lora_alpha is None else lora_alpha
-        self.scale = alpha / max(lora_rank, 1)
+        # The division by the rank makes one learning rate suit small ranks (arXiv:2106.09685,
+        # section 4.1). Updates of large ranks would learn too slowly (arXiv:2312.03732, section 3).
+        alpha, divisor = lora_alpha, max(lora_rank, 1)
+        if lora_rank_stabilized:
+            alpha, divisor = alpha or STABILIZED_ALPHA, divisor**0.5
+        self.scale = (alpha or 2 * lora_rank) / divisor
         self.targets = tuple(lora_targets)
 
     def __call__(self, model: MultimodalModel, loaded: set[str]) -> None:
@@ -65,8 +79,8 @@ class Finetune:
             loaded: Names of the parameters that were loaded from a checkpoint.
 
         Raises:
-            UserError: If the model has fewer than `freeze` blocks, or a target matches no linear
-                layer.
+            UserError: If the model has fewer than `freeze` blocks, a target matches no linear
+                layer, or a matrix cannot have an update.
         """
         if self.freeze is None and not self.rank:
             return
@@ -80,10 +94,9 @@ class Finetune:
             self._add_lora(model)
 
     def _is_frozen(self, name: str, loaded: set[str]) -> bool:
-        # Only pretrained weights are worth freezing. The head and the weights that are not in the
-        # checkpoint are random, so they are trained.
-        is_random = bool(loaded) and name not in loaded
-        if self.freeze is None or name.startswith("head.") or is_random:
+        # Only pretrained weights are worth freezing. The others are random, so they are trained.
+        is_random = name not in loaded and (bool(loaded) or name.startswith("head."))
+        if self.freeze is None or is_random:
             return False
         if self.freeze == "all" or name.startswith("adapters."):
             return True
@@ -92,21 +105,42 @@ class Finetune:
         return shared_name(name).startswith(blocks)
 
     def _add_lora(self, model: MultimodalModel) -> None:
+        for name, linear in self._chosen(model).items():
+            rows, columns = linear.out_features, linear.in_features
+            if self.rank > min(rows, columns):
+                raise UserError(
+                    f"finetune.lora_rank: must be at most {min(rows, columns)} for {name} with "
+                    f"{rows} x {columns} weights, got {self.rank}; choose other layers with "
+                    "finetune.lora_targets"
+                )
+            linear.weight.requires_grad_(False)
+            update = LowRank(rows, columns, self.rank, self.scale)
+            linear.add_module("lora", update.to(linear.weight))
+            # A hook instead of another layer: the names of the weights do not change.
+            linear.register_forward_hook(_add_update)
+
+    def _chosen(self, model: MultimodalModel) -> dict[str, nn.Linear]:
+        """Return the linear layers that match a target, by name."""
         linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+        chosen: set[str] = set()
         for target in self.targets:
-            if not any(name.endswith(target) for name in linears):
+            pattern = BLOCKS if target == ALL_LINEAR else target
+            # A name starts after a dot, so that proj does not match out_proj.
+            matched = [n for n in linears if fnmatchcase(f".{n}", f"*.{pattern.lstrip('.')}")]
+            if not matched:
                 listed = ", ".join(list(linears)[:MAX_LISTED])
                 raise UserError(
                     f"finetune.lora_targets: no name of a linear layer ends in {target!r}; "
                     f"the first linear layers of this model are {listed}"
                 )
-        for name, linear in linears.items():
-            if name.endswith(self.targets):
-                linear.weight.requires_grad_(False)
-                update = LowRank(linear.out_features, linear.in_features, self.rank, self.scale)
-                linear.add_module("lora", update.to(linear.weight))
-                # A hook instead of another layer: the names of the weights do not change.
-                linear.register_forward_hook(_add_update)
+            chosen.update(matched)
+        for name in chosen:
+            if name.endswith(".lm_head"):
+                raise UserError(
+                    f"finetune.lora_targets: {name} cannot have an update, because the loss uses "
+                    "its matrix without calling the layer; leave it out"
+                )
+        return {name: linear for name, linear in linears.items() if name in chosen}
 
 
 class LowRank(nn.Module):
@@ -135,18 +169,22 @@ class LowRank(nn.Module):
         return F.linear(self.scale * F.linear(x, self.down), self.up)
 
     def added_to(self, weight: Tensor) -> Tensor:
-        """Return the weight (rows, columns) with the update added."""
-        return weight + self.scale * (self.up @ self.down)
+        """Return the weight (rows, columns) with the update added, in the dtype of the weight."""
+        # In float32, so that a weight in bf16 is rounded only once.
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        update = self.up.to(dtype) @ self.down.to(dtype)
+        return (weight.to(dtype) + self.scale * update).to(weight.dtype)
 
 
 @torch.no_grad()
 def merged(model: nn.Module) -> dict[str, Tensor]:
     """Return a state dict without LowRank modules, with every update added to its matrix."""
     state = model.state_dict()
-    for name, module in model.named_modules():
+    for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, LowRank):
+            for key in module.state_dict():
+                del state[f"{name}.{key}"]
             matrix = f"{name.removesuffix('lora')}weight"
-            state = {key: t for key, t in state.items() if not key.startswith(f"{name}.")}
             state[matrix] = module.added_to(state[matrix])
     return state
 

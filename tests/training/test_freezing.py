@@ -32,6 +32,11 @@ def starting_with(model, *starts):
     return {name for name, _ in model.named_parameters() if name.startswith(starts)}
 
 
+def pretrained(model):
+    """Names of the tensors that a checkpoint with another head has."""
+    return {name for name in model.state_dict() if not name.startswith("head.")}
+
+
 def changed(after, before):
     """Names of the tensors that are not bit for bit the same."""
     assert after.keys() == before.keys()
@@ -56,7 +61,7 @@ def copy_of(model):
 )
 def test_only_the_chosen_weights_are_frozen(freeze, frozen):
     model = make()
-    Finetune(freeze=freeze)(model, set(model.state_dict()))
+    Finetune(freeze=freeze)(model, pretrained(model))
     every = {name for name, _ in model.named_parameters()}
     assert trainable(model) == every - (starting_with(model, *frozen) if frozen else set())
 
@@ -164,6 +169,42 @@ def test_a_target_that_matches_no_linear_is_refused_with_the_names_there_are():
         Finetune(lora_rank=2, lora_targets=("attn.qkv", "attn.query"))(make(), set())
 
 
+# The layers with a low-rank change
+
+
+@pytest.mark.parametrize(
+    ("targets", "matched"),
+    [
+        (["qkv"], ["attn.qkv"]),
+        (["attn.*"], ["attn.qkv", "attn.proj"]),
+        (["*.blocks.*.mlp.up", "attn.proj"], ["mlp.up", "attn.proj"]),
+        (["all-linear"], ["attn.qkv", "attn.proj", "mlp.up", "mlp.down"]),
+    ],
+)
+def test_targets_are_ends_of_names_or_patterns(targets, matched):
+    model = make()
+    model.head.add_module("xqkv", nn.Linear(5, 5))  # another name
+    Finetune(lora_rank=2, lora_targets=targets)(model, set())
+    found = {n.removesuffix(".lora") for n, m in model.named_modules() if isinstance(m, LowRank)}
+    assert found == {f"backbone.blocks.{i}.{name}" for i in range(DEPTH) for name in matched}
+
+
+def test_one_block_can_be_the_target():
+    model = make()
+    Finetune(lora_rank=2, lora_targets=["*.blocks.1.*"])(model, set())
+    found = {n for n, m in model.named_modules() if isinstance(m, LowRank)}
+    assert len(found) == 4 and all(".blocks.1." in name for name in found)
+
+
+def test_a_rank_above_a_side_of_a_matrix_is_refused():
+    message = (
+        r"^finetune\.lora_rank: must be at most 2 for head\.out with 2 x 12 weights, got 3; "
+        r"choose other layers with finetune\.lora_targets$"
+    )
+    with pytest.raises(UserError, match=message):
+        Finetune(lora_rank=3, lora_targets=("head.out",))(make(), set())
+
+
 # Low-rank changes
 
 
@@ -176,7 +217,7 @@ def predictions(model):
 def test_a_change_starts_at_zero_and_is_all_that_is_trained_of_a_frozen_model():
     model = make()
     before = predictions(model)
-    loaded = set(model.state_dict())
+    loaded = pretrained(model)
     Finetune(freeze="all", lora_rank=3, lora_targets=("attn.qkv", "mlp.up"))(model, loaded)
     assert torch.equal(predictions(model), before)
     changes = {
@@ -192,7 +233,7 @@ def test_a_training_changes_its_targets_by_at_most_the_rank(tmp_path):
     model = make()
     before = copy_of(model)
     targets = ("attn.qkv", "mlp.down")
-    Finetune(freeze="all", lora_rank=2, lora_targets=targets)(model, set(before))
+    Finetune(freeze="all", lora_rank=2, lora_targets=targets)(model, pretrained(model))
     fit(tmp_path / "run", model=model, lr=0.1)
     after = merged(model)
     matrices = {f"backbone.blocks.{i}.{name}.weight" for i in range(DEPTH) for name in targets}
@@ -216,6 +257,36 @@ def test_a_change_is_scaled_by_alpha_over_the_rank():
     torch.testing.assert_close(x @ weight.T + change(x), x @ expected.T)
 
 
+def test_the_stabilized_scale_is_alpha_over_the_root_of_the_rank():
+    for rank in (4, 64):
+        found = Finetune(lora_rank=rank, lora_rank_stabilized=True).scale
+        assert found == pytest.approx(16 / rank**0.5)
+    found = Finetune(lora_rank=9, lora_alpha=6.0, lora_rank_stabilized=True).scale
+    assert found == pytest.approx(2)
+
+
+def test_a_weight_in_bf16_is_rounded_once_when_its_change_is_added():
+    torch.manual_seed(0)
+    change = LowRank(31, 37, 5, 0.7).bfloat16()
+    nn.init.normal_(change.up)
+    weight = torch.randn(31, 37).bfloat16()
+    exact = weight.double() + 0.7 * change.up.double() @ change.down.double()
+    assert torch.equal(change.added_to(weight), exact.float().bfloat16())
+    assert change.added_to(weight.float()).dtype == torch.float32
+
+
+def test_a_layer_with_two_names_is_merged_under_both():
+    model = make()
+    layer = model.backbone.blocks[0].mlp.up
+    model.backbone.blocks[1].mlp.up = layer
+    Finetune(lora_rank=2, lora_targets=("mlp.up",))(model, set())
+    nn.init.normal_(layer.lora.up)
+    state = merged(model)
+    first, second = (state[f"backbone.blocks.{i}.mlp.up.weight"] for i in (0, 1))
+    assert torch.equal(first, second) and not torch.equal(first, layer.weight)
+    assert not any(".lora." in name for name in state)
+
+
 def test_a_step_of_low_rank_changes_computes_no_gradient_of_the_frozen_matrices():
     """Per token, a frozen matrix costs 2 products (4 RC), and a change of rank r 6 r (R + C)."""
     model = make()
@@ -232,7 +303,7 @@ def test_the_merged_weights_predict_as_the_changed_model():
     model = make()
     before = predictions(model)
     plain = set(model.state_dict())
-    Finetune(lora_rank=3, lora_targets=("attn.qkv", "series.proj", "head.out"))(model, set())
+    Finetune(lora_rank=2, lora_targets=("attn.qkv", "series.proj", "head.out"))(model, set())
     for module in model.modules():
         if isinstance(module, LowRank):
             nn.init.normal_(module.up, std=0.3)
