@@ -28,7 +28,7 @@ configure()  # it sets environment variables that torch reads when it is importe
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from parity_cases import CASES, VOCAB, Batch, Case, Sizes, randomize, save  # noqa: E402
+from parity_cases import CASES, NUM_FRAMES, VOCAB, Batch, Case, Sizes, randomize, save  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from dxn.config.instantiate import build  # noqa: E402
@@ -119,8 +119,13 @@ def pair(
 
 def inputs(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, Any], Batch]:
     """Create the same random batch in the formats of dxn and of the reference model."""
-    batch = {"image": image_batch, "text": text_batch, "audio": audio_batch}[p.case.modality]
-    return batch(p, sizes, dtype)
+    batches = {
+        "image": image_batch,
+        "video": video_batch,
+        "text": text_batch,
+        "audio": audio_batch,
+    }
+    return batches[p.case.modality](p, sizes, dtype)
 
 
 def image_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, Any], Batch]:
@@ -152,6 +157,25 @@ def images(
         FULL: True,  # so that the model does not have to look for padding
     }
     return {"image": batch, "#size": B}, {"pixels": (pixels.to(dtype) / 255 - mean) / std}
+
+
+def video_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, Any], Batch]:
+    """Create a batch of random clips."""
+    rand = torch.Generator().manual_seed(1)
+    size = (sizes.batch, NUM_FRAMES, 3, sizes.side, sizes.side)
+    pixels = torch.randint(256, size, generator=rand, dtype=torch.uint8)
+    adapter = p.model.adapter("video")
+    mean, std = (t[:, None, None] for t in (adapter.mean, adapter.std))
+    batch = {
+        "pixels": pixels,
+        "lengths": torch.full((sizes.batch,), NUM_FRAMES),
+        "sizes": torch.tensor([[sizes.side, sizes.side]] * sizes.batch),
+        "frame": torch.ones(sizes.batch, 4),
+        "times": torch.arange(NUM_FRAMES).expand(sizes.batch, -1),
+        "rows": torch.arange(sizes.batch),
+        FULL: True,
+    }
+    return {"video": batch, "#size": sizes.batch}, {"pixels": (pixels.to(dtype) / 255 - mean) / std}
 
 
 def text_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, Any], Batch]:

@@ -25,7 +25,12 @@ NUM_CLASSES = 7
 PATCH_SIZE = 8
 PROJECTION_DIM = 11
 # By modality: the key of our batch, and the name of the argument of transformers.
-INPUT_NAMES = {"image": ("pixels", "pixel_values"), "audio": ("features", "input_values")}
+INPUT_NAMES = {
+    "image": ("pixels", "pixel_values"),
+    "video": ("pixels", "pixel_values"),
+    "audio": ("features", "input_values"),
+}
+NUM_FRAMES = 6
 SPECIAL = {
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -477,5 +482,12 @@ CASES = (
         "text",
         part="text",
         answer=_siglip_text,
+    ),
+    hf_case(
+        "VideoMAE",
+        "VideoMAEForVideoClassification",
+        _image_config("VideoMAEConfig", num_frames=NUM_FRAMES, num_labels=NUM_CLASSES),
+        "videomae.encoder.layer",
+        "video",
     ),
 )

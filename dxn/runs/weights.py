@@ -26,6 +26,7 @@ FIXED = (
     "tokens",
     "patch_size",
     "patch",
+    "tubelet_frames",
     "stride",
     "stem",
     "in_channels",

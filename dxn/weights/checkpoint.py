@@ -29,6 +29,8 @@ WEIGHT_FILES = (
 TENSOR_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 # Files to download from the hub. *.bin is added only if a repository has no safetensors file.
 HUB_PATTERNS = ("*.json", "*.txt", "chat_template.jinja", "*.safetensors")
+# Keys of processor_config.json with the settings of one modality.
+PROCESSORS = ("image_processor", "video_processor", "feature_extractor")
 MAX_SHARDS = 10_000
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
@@ -319,9 +321,12 @@ def _read_preprocessor(folder: Path) -> dict[str, Any]:
 
     For a model with several modalities, transformers writes them to processor_config.json.
     """
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        if settings := read_json(folder / name):
+            return settings
     processor = read_json(folder / "processor_config.json")
-    nested = processor.get("image_processor") or processor.get("feature_extractor") or {}
-    return read_json(folder / "preprocessor_config.json") or nested
+    nested = (processor.get(key) for key in PROCESSORS)
+    return next(filter(None, nested), {})
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -77,10 +77,11 @@ OPTIONS = [
         st.tuples(st.integers(1, 9), st.integers(1, 29), st.integers(1, 29)), min_size=2, max_size=3
     ),
     options=st.sampled_from(OPTIONS),
-    position=st.sampled_from(["learned", "sinusoidal", "none"]),
+    position=st.sampled_from(["learned", "sinusoidal", "none", "sequence"]),
 )
 def test_padding_in_a_batch_does_not_change_a_clip(shapes, options, position):
-    adapter = adapter_of(pos_embed=position, **options)
+    resize = ResizeOptions(mode="stretch" if position == "sequence" else "within")
+    adapter = adapter_of(pos_embed=position, resize=resize, **options)
     clips = [clip(*shape, seed=i) for i, shape in enumerate(shapes)]
     together = embed(adapter, clips)
     for i, raw in enumerate(clips):
@@ -354,6 +355,7 @@ def test_descriptions_name_the_numbers_of_tokens():
         (lambda: VideoSampling(max_seconds=0), "max_seconds must be greater than 0, got 0"),
         (lambda: VideoSampling(max_frames=0), "max_frames must be at least 1, got 0"),
         (lambda: VideoAugment(color=2), "color must be a probability|color"),
+        (lambda: VideoAdapter(D, pos_embed="sequence"), "set resize.mode to stretch or crop"),
         (lambda: VideoAdapter(D, augment=VideoAugment(zoom=0)), "zoom must be greater than 0"),
         (lambda: VideoAdapter(D, normalize=ImageNormalization([0.5], [0.5])), "3 numbers"),
     ],

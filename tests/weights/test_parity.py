@@ -23,7 +23,7 @@ CASES_AND_TYPES = [
     for dtype in (FLOAT64, FLOAT32)
     if case.float64 or dtype == FLOAT32
 ]
-HF_SAVED = ("ViT (transformers)", "DeiT, distilled (transformers)", "BERT", "AST")
+HF_SAVED = ("ViT (transformers)", "DeiT, distilled (transformers)", "BERT", "AST", "VideoMAE")
 SAVED = [name for name in CASES if "timm" in name or name in HF_SAVED]
 
 

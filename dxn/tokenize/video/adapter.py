@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Self, get_args
@@ -30,6 +31,7 @@ from dxn.tokenize.statistics import (
 from dxn.tokenize.video.reader import VideoReader, VideoSampling
 from dxn.tokenize.video.tokenizer import CHANNELS, VideoAugment, VideoTokenizer, VideoTokens
 
+VideoPosEmbed = Literal["learned", "sinusoidal", "none", "sequence"]
 MASK_RATIO = 0.75  # fraction of the patches that masked pretraining hides by default
 MAX_FITTED = 200  # clips are enough for stable statistics
 NUM_QUERIES = 4  # of FramePool: places that one token of a frame can describe
@@ -55,8 +57,9 @@ class VideoAdapter(Adapter):
             (convolutions whose total stride is patch_size).
         resize: Options of reading and resizing frames.
         normalize: Mean and standard deviation of each channel.
-        pos_embed: Position embedding, the sum of one for the time and one for the place: learned,
-            sinusoidal or none.
+        pos_embed: Position embedding: the sum of one for the time and one for the place (learned or
+            sinusoidal), none, or sequence (sinusoidal, of the number of the token in the clip, for
+            frames of one size).
         dropout: Dropout probability of the embedded columns.
         augment: Augmentation of training clips.
     """
@@ -76,7 +79,7 @@ class VideoAdapter(Adapter):
         stem: Literal["patch", "conv"] = "patch",
         resize: ResizeOptions = ResizeOptions(),
         normalize: ImageNormalization = ImageNormalization(),
-        pos_embed: PosEmbedKind = "learned",
+        pos_embed: VideoPosEmbed = "learned",
         dropout: Rate = 0.0,
         augment: VideoAugment = VideoAugment(),
     ):
@@ -96,6 +99,7 @@ class VideoAdapter(Adapter):
         )
         self.mean: Tensor
         self.std: Tensor
+        self.sequence_embed: Tensor | None
         self.known_statistics = register_statistics(self, normalize, CHANNELS)
         self.stem = None
         cell = CHANNELS * patch_size**2  # values per patch and frame
@@ -103,11 +107,21 @@ class VideoAdapter(Adapter):
             self.stem = ConvStem(in_channels=CHANNELS, dim=dim, stride=patch_size)
             cell = dim
         self.proj = nn.Linear(tubelet_frames * cell, dim)
-        self.pos_embed = make_positions(
-            pos_embed, self.grid, image_size=self.tokenizer.image.image_size, resize=resize, dim=dim
-        )
+        size = self.tokenizer.image.image_size
         steps = -(-sampling.num_frames // tubelet_frames)  # rounded up
-        self.time_embed = PosEmbed1d(pos_embed, dim=dim, max_len=steps)
+        kind: PosEmbedKind = "none" if pos_embed == "sequence" else pos_embed
+        self.pos_embed = make_positions(kind, self.grid, image_size=size, resize=resize, dim=dim)
+        self.time_embed = PosEmbed1d(kind, dim=dim, max_len=steps)
+        positions = None
+        if pos_embed == "sequence":
+            if size is None or resize.mode == "within":
+                raise ValueError(
+                    "pos_embed=sequence needs frames of one size: set resize.mode to stretch or "
+                    f"crop, got {resize.mode}"
+                )
+            shape = steps, self.grid.count(size[0], 0), self.grid.count(size[1], 1)
+            positions = sequence_positions(math.prod(shape), dim).unflatten(0, shape)
+        self.register_buffer("sequence_embed", positions, persistent=False)
         self.pool = FramePool(dim) if tokens == "frame" else None
         grid = self.grid if self.pool is None else None
         self.tokenizer.count_columns = partial(_count_columns, grid, tubelet_frames)
@@ -180,6 +194,8 @@ class VideoAdapter(Adapter):
         time_mask = torch.arange(steps, device=x.device) < counts[:, None]
         place = self.pos_embed.of_grids(grids, height, width, x.device)
         x = x + (place[:, None] if place.ndim else place)
+        if self.sequence_embed is not None:
+            x = x + self.sequence_embed[:steps]
         if self.pool is None:
             mask = time_mask[:, :, None] & places.flatten(1)[:, None]
             x = rearrange(x, "b t h w d -> b t (h w) d")
@@ -246,6 +262,20 @@ class VideoAdapter(Adapter):
         box = repeat(boxes, "b p k -> b t p k", t=steps)
         coords = torch.cat([interval.to(box.dtype), box], -1)
         return coords.masked_fill(~mask[..., None], torch.nan).flatten(1, 2)
+
+
+def sequence_positions(count: int, dim: int) -> Tensor:
+    """Return sinusoidal positions (count, dim) of tokens, with alternating sines and cosines.
+
+    Raises:
+        ValueError: If dim is odd.
+    """
+    if dim % 2:
+        raise ValueError(f"dim must be even for sinusoidal positions, got {dim}")
+    # float64, because the last tokens of a clip have large angles.
+    frequency = torch.arange(0, dim, 2, dtype=torch.float64) / dim
+    angle = torch.arange(count, dtype=torch.float64)[:, None] / 10000**frequency
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).float()
 
 
 def _count_columns(grid: PatchGrid | None, frames: int, batch: Mapping[str, Any]) -> Tensor:

@@ -16,6 +16,7 @@ from dxn.weights.families.hf_vit import HF_VIT
 from dxn.weights.families.modernbert import MODERNBERT
 from dxn.weights.families.roberta import ROBERTA
 from dxn.weights.families.siglip import SIGLIP_IMAGE, SIGLIP_TEXT
+from dxn.weights.families.videomae import VIDEOMAE
 from dxn.weights.families.vit import VIT
 from dxn.weights.families.wav2vec2 import WAV2VEC2
 from dxn.weights.families.whisper import WHISPER
@@ -42,6 +43,7 @@ FAMILIES: list[Family] = [
     CLIP_TEXT,
     SIGLIP_IMAGE,
     SIGLIP_TEXT,
+    VIDEOMAE,
 ]
 
 
