@@ -488,7 +488,7 @@ async def _chunks(
 ) -> AsyncIterator[dict[str, Any]]:
     """Return the events of a stream."""
     is_chat = isinstance(body, ChatBody)
-    texts: list[Text] = []
+    texts: dict[int, Text] = {}
 
     def chunk(*choices: dict[str, Any], **usage: Any) -> dict[str, Any]:
         usage = usage or ({"usage": None} if body.includes_usage else {})
@@ -500,14 +500,14 @@ async def _chunks(
             yield chunk(_choice(index, {"delta": {"role": "assistant", "content": ""}}))
     async for index, part in parts:
         if isinstance(part, Text):
-            texts.append(part)
+            texts[index] = part
             content = {"delta": {}} if is_chat else {"text": ""}
             yield chunk(_choice(index, content, _finish_reason(part, max_new)))
         else:
             content = {"delta": {"content": part}} if is_chat else {"text": part}
             yield chunk(_choice(index, content))
     if body.includes_usage:
-        yield chunk(usage=_usage(texts, body.n))
+        yield chunk(usage=_usage([texts[index] for index in sorted(texts)], body.n))
 
 
 def _choice(

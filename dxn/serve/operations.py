@@ -94,7 +94,7 @@ class Operations:
         texts: list[Text] = [text for job in jobs for text in job.content]
         # The batch has failed, and its jobs are computed alone. Another attempt could contradict
         # what has been sent.
-        if any(text.on_text is not None and text.text for text in texts):
+        if any(text.is_complete or (text.on_text is not None and text.text) for text in texts):
             raise Refusal(500, "the generation failed after its first words; send it again")
         kind: Any = jobs[0].kind
         _, max_new = kind

@@ -22,8 +22,8 @@ from dxn.serve.prepare import Prepared, checked_samples, is_light
 from dxn.serve.refusal import busy, timed_out
 
 MakeTexts: TypeAlias = Callable[[], Sequence[Text]]
-# New parts of texts by their index. None is the end.
-Parts: TypeAlias = "asyncio.Queue[tuple[int, str] | None]"
+# New parts of texts and complete texts, with their index. None is the end.
+Parts: TypeAlias = "asyncio.Queue[tuple[int, str | Text] | None]"
 # The model thread counts as stuck if one batch takes this multiple of the time limit.
 STUCK = 2
 
@@ -116,7 +116,8 @@ class Service:
         stream = await self.stream(
             make_texts, samples, count=count, max_new=max_new, only_texts=True
         )
-        return [part async for _, part in stream if isinstance(part, Text)]
+        texts = {index: part async for index, part in stream if isinstance(part, Text)}
+        return [texts[index] for index in range(count)]
 
     async def stream(
         self,
@@ -137,8 +138,7 @@ class Service:
             only_texts: Yield only the complete texts.
 
         Returns:
-            An iterator of (i, new part of text i), and in the end (i, complete text i) for each
-            text.
+            An iterator of (i, new part of text i), and (i, complete text i) when a text has ended.
 
         Raises:
             Refusal: If too many samples wait, or the time is over. The iterator raises it too.
@@ -157,9 +157,10 @@ class Service:
                         text.item, text.samples = prepared.items[0], prepared.samples
             except TimeoutError:
                 raise timed_out(self.options.timeout) from None
-            if not only_texts:
-                for index, text in enumerate(texts):
-                    text.on_text = _sender(loop, parts, index)
+            for index, text in enumerate(texts):
+                send = partial(_send, loop, parts, index)
+                text.on_text = None if only_texts else send
+                text.on_end = partial(send, text)
             job = self.engine.submit((WRITE, max_new), texts, count)
             hand_over(job)
         job.future.add_done_callback(lambda _: parts.put_nowait(None))
@@ -172,20 +173,22 @@ class Service:
         parts: Parts,
         end: float,
     ) -> AsyncIterator[tuple[int, str | Text]]:
-        """Yield the parts of a stream. None marks the end of the new text.
+        """Yield the parts of a stream. None marks the end of the job.
 
         The arguments are those of `stream`.
         """
         # No asyncio.timeout around a yield: the iterator can continue in another task.
         loop = asyncio.get_running_loop()
         try:
-            while True:
+            # Other texts of the batch can take longer than these.
+            num_left = len(texts)
+            while num_left:
                 part = await asyncio.wait_for(parts.get(), max(end - loop.time(), 0))
                 if part is None:
+                    job.future.result()  # raises the error for which texts are missing
                     break
                 yield part
-            for index, text in enumerate(job.future.result()):
-                yield index, text
+                num_left -= isinstance(part[1], Text)
         except TimeoutError:
             raise timed_out(self.options.timeout) from None
         finally:
@@ -237,10 +240,6 @@ async def _result(job: Job) -> Any:
         job.is_cancelled = True
 
 
-def _sender(loop: asyncio.AbstractEventLoop, parts: Parts, index: int) -> Callable[[str], None]:
-    """Return a function that passes new text from the model thread to the event loop."""
-
-    def send(text: str) -> None:
-        loop.call_soon_threadsafe(parts.put_nowait, (index, text))
-
-    return send
+def _send(loop: asyncio.AbstractEventLoop, parts: Parts, index: int, part: str | Text) -> None:
+    """Pass a part of a text from the model thread to the event loop."""
+    loop.call_soon_threadsafe(parts.put_nowait, (index, part))

@@ -126,9 +126,9 @@ def test_the_parts_of_a_stream_add_up_to_the_answers(client, temperature):
         assert len(parts) > 4
     assert events[-2]["choices"] == []
     assert events[-2]["usage"] == whole["usage"]
-    ends = [event["choices"][0]["finish_reason"] for event in events[:-2]]
-    assert ends[-2:] == [choice["finish_reason"] for choice in whole["choices"]]
-    assert set(ends[:-2]) == {None}
+    choices = [event["choices"][0] for event in events[:-2]]
+    ends = {each["index"]: each["finish_reason"] for each in choices if each["finish_reason"]}
+    assert ends == {each["index"]: each["finish_reason"] for each in whole["choices"]}
 
 
 def test_a_seed_repeats_an_answer_and_without_one_answers_differ(client):
@@ -143,10 +143,9 @@ def test_a_seed_repeats_an_answer_and_without_one_answers_differ(client):
     assert write() != write()
 
 
-def test_an_end_token_is_the_finish_reason_stop(client, model, monkeypatch):
+def test_an_end_token_is_the_finish_reason_stop(client, monkeypatch):
     texts = [Text("a", ids=[5] * 3), Text("a", ids=[5] * 40)]
-    monkeypatch.setattr(Writer, "write", lambda self, written, **_: None)
-    monkeypatch.setattr(Text, "start", lambda self: None)
+    monkeypatch.setattr(Writer, "write", lambda self, written, **_: written[0].finish("b"))
     monkeypatch.setattr(Writer, "answer_to", lambda self, messages: texts.pop(0))
     reasons = [client.post(CHAT, json=ASK).json()["choices"][0]["finish_reason"] for _ in "ab"]
     assert reasons == ["stop", "length"]
@@ -169,6 +168,21 @@ def test_a_text_ends_before_a_stop_although_it_is_in_several_tokens(client, size
     # A stop that does not occur changes nothing.
     (choice,) = client.post(CHAT, json={**ASK, "stop": whole + "!"}).json()["choices"]
     assert choice["message"]["content"] == whole
+
+
+def test_a_text_that_has_ended_is_not_delayed_by_others_of_its_batch(client):
+    body = {**ASK, "temperature": 1.3, "seed": 2, "n": 2}
+    first, second = (
+        each["message"]["content"] for each in client.post(CHAT, json=body).json()["choices"]
+    )
+    stop = first[2:5]
+    assert stop not in second
+    events = events_of(client, CHAT, {**body, "stop": stop})
+    choices = [event["choices"][0] for event in events[:-1]]
+    ends = [each["index"] for each in choices if each["finish_reason"]]
+    assert ends == [0, 1]
+    after = choices[[each["finish_reason"] for each in choices].index("stop") :]
+    assert sum(each["index"] == 1 for each in after) > 10
 
 
 def test_two_streams_at_once_have_their_own_texts(client):

@@ -53,10 +53,13 @@ class Text:
         samples: The samples that the item belongs to, which collate it.
         new_sampler: Function that returns the sampler of this text, which chooses its next token.
         on_text: Function that is called with each new part of the text, while it is generated.
+        on_end: Function that is called when the text is complete, although others of its batch may
+            go on.
         is_cancelled: Whether nobody waits for the text any more.
         text: The text.
         prompt_ids: Token ids of the prompt.
         ids: Token ids of the new text, without the end token.
+        is_complete: Whether it is the complete text.
         is_stopped: Whether the text was ended by one of the stops.
     """
 
@@ -68,10 +71,12 @@ class Text:
     samples: Samples | None = None
     new_sampler: Callable[[], Sampler] = lambda: greedy
     on_text: Callable[[str], None] | None = None
+    on_end: Callable[[], None] | None = None
     is_cancelled: bool = False
     text: str = ""
     prompt_ids: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
+    is_complete: bool = False
     is_stopped: bool = False
     sampler: Sampler = greedy
 
@@ -79,13 +84,13 @@ class Text:
         """Forget an attempt that failed with its batch."""
         self.text = ""
         self.ids = []
-        self.is_stopped = False
+        self.is_complete = self.is_stopped = False
         self.sampler = self.new_sampler()
 
     @property
     def is_done(self) -> bool:
         """Whether no further token is needed."""
-        return self.is_cancelled or self.is_stopped
+        return self.is_cancelled or self.is_complete
 
     def add(self, ids: Sequence[int], decode: Decode) -> None:
         """Add tokens, and pass on the text that they complete."""
@@ -96,15 +101,23 @@ class Text:
             return
         # Decoded from the start: the space between two tokens can depend on both of them.
         text = self._until_stop(decode(self.ids))
-        if not self.is_stopped:
-            text = self._sure(text)
-        if self.is_stopped or not self.text.startswith(text):
+        if self.is_stopped:
+            self._complete(text)
+            return
+        text = self._sure(text)
+        if not self.text.startswith(text):
             self._set(text)
 
     def finish(self, text: str) -> None:
         """Set the complete text, and pass on the rest of it."""
-        if not self.is_stopped:
-            self._set(self._until_stop(text))
+        if not self.is_complete:
+            self._complete(self._until_stop(text))
+
+    def _complete(self, text: str) -> None:
+        self._set(text)
+        self.is_complete = True
+        if self.on_end is not None:
+            self.on_end()
 
     def _until_stop(self, text: str) -> str:
         """Return the text before the first of the stops."""
@@ -384,13 +397,16 @@ class Writer:
 def pass_on(
     texts: Sequence[Text], decoders: Sequence[Decode], new: Mapping[int, list[int]]
 ) -> None:
-    """Add new tokens to the texts of a batch, by their index.
+    """Add new tokens to the texts of a batch, by their index. The other texts have ended.
 
     Raises:
         Cancelled: If no text needs another token.
     """
-    for i, ids in new.items():
-        texts[i].add(ids, decoders[i])
+    for i, (text, decode) in enumerate(zip(texts, decoders, strict=True)):
+        if i in new:
+            text.add(new[i], decode)
+        elif not text.is_done:
+            text.finish(decode(text.ids))
     if all(text.is_done for text in texts):
         raise Cancelled
 
