@@ -199,7 +199,8 @@ class Service:
 
     async def prepare(self, samples: Sequence[Mapping[str, Any]]) -> Prepared:
         """Check, decode and prepare samples."""
-        if is_light(samples):
+        # A chat template is a program that can take seconds.
+        if self.operations.writer.template is None and is_light(samples):
             return checked_samples(samples, self.predictor)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.readers, checked_samples, samples, self.predictor)

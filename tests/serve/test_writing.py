@@ -140,6 +140,20 @@ def test_a_wrong_option_of_a_generation_is_refused(language, change, message):
         assert message in error_of(client.post("/generate", content=body), 422)
 
 
+def test_a_model_that_writes_without_a_chat_template_says_what_to_use(language, translator):
+    body = {"messages": [{"role": "user", "content": "a"}], "prompt": "größe"}
+    chat, completions = "/v1/chat/completions", "/v1/completions"
+    with client_of(language) as client:
+        assert f"use POST {completions}" in error_of(client.post(chat, json=body), 404)
+        options = {"prompt": "größe", "max_tokens": 9, "temperature": 0}
+        (choice,) = client.post(completions, json=options).json()["choices"]
+        assert "größe" + choice["text"] == language.write(prompt="größe", max_new=9)[0]
+    with client_of(translator) as client:
+        for path in (chat, completions):
+            assert "use POST /generate" in error_of(client.post(path, json=body), 404)
+        assert client.post("/v1/embeddings", json={"input": "plum"}).status_code == 200
+
+
 def test_an_unknown_key_that_is_no_text_is_refused(language):
     with client_of(language) as client:
         body = json.dumps({"inputs": [{"prompt": "a"}], "\ud800": 1})
