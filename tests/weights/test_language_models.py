@@ -8,9 +8,11 @@ from helpers.peers import cases
 from helpers.reference import lively_writer
 from helpers.runs import train
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.utils.flop_counter import FlopCounterMode
 
 import dxn
 from dxn.core.errors import UserError
+from dxn.training.finetune import Finetune
 from dxn.weights import Checkpoint, read_public
 
 T = cases.T
@@ -112,6 +114,67 @@ def test_a_language_model_without_its_output_layer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"GPT-2, but neither .* contain 'lm_head.weight'"):
         read_public(str(tmp_path))
+
+
+# Low-rank changes
+
+
+LORA = ("finetune.freeze=all", "finetune.lora_rank=2", "finetune.lora_targets=[all-linear]")
+
+
+def learn(tmp_path, *words):
+    (tmp_path / "text.txt").write_text("w5 w7 w11 w13 w17\n" * 60)
+    data = ("data=text", f"data.path={tmp_path / 'text.txt'}", "adapters=[text]", "head=language")
+    train(tmp_path / "run", *FAST, *data, f"weights={tmp_path / 'public'}", *LORA, *words)
+    return dxn.load(tmp_path / "run", dtype="float32").model.state_dict()
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_only_low_rank_changes_of_a_frozen_language_model_are_trained(name, tmp_path, capsys):
+    save(tmp_path / "public", **SIZES[name])
+    before = dxn.from_public(str(tmp_path / "public"), dtype="float32").model.state_dict()
+    after = learn(tmp_path, "optimizer.lr=0.1", "backbone.activation_checkpointing=true")
+    changed = {name for name in before if not torch.equal(after[name], before[name])}
+    layers = ("attn.qkv", "attn.proj", "mlp.up", "mlp.down")
+    blocks = {f"backbone.blocks.{i}.{layer}.weight" for i in range(3) for layer in layers}
+    assert changed == blocks
+    # The pairs of matrices of the four layers, with widths 44, 132 and 176.
+    number = 3 * 2 * ((44 + 132) + (44 + 44) + 2 * (44 + 176))
+    assert f"; trained: {number:,}\n" in capsys.readouterr().out
+
+
+def test_the_output_layer_of_a_language_model_cannot_be_a_target(tmp_path, capsys):
+    save(tmp_path / "public", **SIZES["untied"])
+    with pytest.raises(AssertionError):
+        learn(tmp_path, "finetune.lora_targets=[lm_head]")
+    # It is not one of the linear layers, because the loss uses its matrix without calling it.
+    assert "no name of a linear layer ends in 'lm_head'" in capsys.readouterr().err
+
+
+def step_flop(model, ids):
+    """Operations of the matrix products of a step."""
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    batch = {"text": {"ids": ids, "mask": mask, "rows": torch.arange(len(ids))}}
+    batch["text"]["coords"] = torch.zeros(*ids.shape, 1)
+    batch |= {"target": {"ids": ids}, "#size": len(ids)}
+    with FlopCounterMode(display=False) as counter:
+        model(batch).backward()
+    return counter.get_total_flops()
+
+
+def test_a_step_computes_no_gradient_of_a_frozen_matrix(tmp_path):
+    save(tmp_path)
+    ids = torch.randint(3, VOCAB, (5, 13), generator=torch.Generator().manual_seed(0))
+    full = dxn.from_public(str(tmp_path), dtype="float32").model.train()
+    lora = dxn.from_public(str(tmp_path), dtype="float32").model.train()
+    Finetune(freeze="all", lora_rank=2, lora_targets=("all-linear",))(lora, set(lora.state_dict()))
+    T, D, rank = ids.numel(), 44, 2
+    shapes = [(3 * D, D), (D, D), (4 * D, D), (D, 4 * D)] * 3
+    # Gradients of the matrices and of the output layer, and that of the input of the first layer.
+    less = sum(2 * T * rows * columns for rows, columns in shapes)
+    less += 2 * T * VOCAB * D + 2 * T * 3 * D * D
+    more = sum(6 * T * rank * (rows + columns) for rows, columns in shapes) - 2 * T * rank * D
+    assert step_flop(full, ids) - step_flop(lora, ids) == less - more
 
 
 # generation_config.json
