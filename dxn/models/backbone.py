@@ -95,7 +95,9 @@ class Backbone(Recorded, nn.Module):
             self.bias = BucketBias(
                 num_heads, position.num_buckets, position.max_distance, causal=causal
             )
-        make = partial(make_norm, norm.kind, eps=norm.eps, bias=block.bias)
+        make = partial(
+            make_norm, norm.kind, eps=norm.eps, bias=block.bias, unit_offset=norm.unit_offset
+        )
         attention: dict[str, Any] = {
             "num_heads": num_heads,
             "num_kv_heads": block.num_kv_heads,
@@ -162,7 +164,7 @@ class Backbone(Recorded, nn.Module):
         # With post-norm, the last block already ends with a norm.
         self.norm = nn.Identity()
         if pre_norm and norm.final_norm:
-            self.norm = make_norm(norm.kind, dim, eps=norm.eps, bias=block.bias)
+            self.norm = make(dim)
         self._init_weights(num_branches=(3 if cross else 2) * max(depth, 1))
 
     def forward(self, tokens: Tokens) -> Tokens:

@@ -80,6 +80,7 @@ class NormOptions:
         input_norm: Normalize the input of the first block, unless place is post. Set it to false if
             the adapters already normalize their tokens.
         final_norm: Normalize the output of the last block, unless place is post.
+        unit_offset: Multiply by one plus the weight, for kind=rms, as in Gemma.
     """
 
     kind: NormKind = "layer"
@@ -87,6 +88,7 @@ class NormOptions:
     place: NormPlace = "pre"
     input_norm: bool = True
     final_norm: bool = True
+    unit_offset: bool = False
 
 
 @options
@@ -162,16 +164,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def make_norm(kind: NormKind, dim: int, *, eps: float = 1e-5, bias: bool = True) -> nn.Module:
+def make_norm(
+    kind: NormKind,
+    dim: int,
+    *,
+    eps: float = 1e-5,
+    bias: bool = True,
+    unit_offset: bool = False,
+) -> nn.Module:
     """Create a layer norm (arXiv:1607.06450) or an RMS norm (arXiv:1910.07467) of width D.
 
-    An RMS norm has no bias, whatever `bias` is.
+    An RMS norm has no bias, whatever `bias` is, and only an RMS norm has a unit_offset.
     """
     if kind == "layer":
         return nn.LayerNorm(dim, eps=eps, bias=bias)
     from dxn.models.norms import RMSNorm
 
-    return RMSNorm(dim, eps=eps)
+    return RMSNorm(dim, eps=eps, unit_offset=unit_offset)
 
 
 class Mlp(nn.Module):

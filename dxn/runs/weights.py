@@ -34,6 +34,7 @@ FIXED = (
     "spectrogram.frontend",
     "frame_size",
     "pos_embed",
+    "embedding.scale",
     "norm",
 )
 # A model trained by dxn also saves how its inputs are tokenized and normalized. The config.json of
@@ -44,7 +45,6 @@ OWN_FIXED = (
     "tokenizer.kind",
     "tokenizer.lowercase",
     "tokenizer.special_tokens",
-    "embedding.scale",
     "ngrams",
     "conv_kernel",
     "normalize",
@@ -59,7 +59,8 @@ FREE = (
     "block.mlp_dropout",
     "activation_checkpointing",
 )
-PRE_HEAD = ("hidden", "hidden_dim", "norm", "norm_eps")  # the layers before a head's last linear
+# Options of the layers of a head that do not depend on the classes.
+PRE_HEAD = ("hidden", "hidden_dim", "norm", "norm_eps", "output")
 
 Config = dict[str, Any]
 
@@ -231,7 +232,8 @@ def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
             _, value = lookup(options, name)
             # Not every task has a hidden layer in its head.
             if group != "head" or lookup(merger.values, f"head.{name}")[0]:
-                merger.set(f"{group}.{name}", value, fixed=False)
+                fixed = group == "head" and _is_below(name, ("output",))
+                merger.set(f"{group}.{name}", value, fixed=fixed)
 
 
 def _use_own_classes(merger: _OptionMerger, main: PublicModel) -> None:

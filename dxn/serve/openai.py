@@ -396,7 +396,7 @@ class OpenAI:
 
     def _encode(self, text: Text, name: str) -> None:
         """Tokenize a prompt, and refuse it if the model cannot read all of it."""
-        text.prompt_ids = self.writer.encode(text.prompt)
+        text.prompt_ids = self.writer.encode(text)
         count = len(text.prompt_ids)
         if count > self._max_len:
             raise Refusal(

@@ -70,6 +70,8 @@ class PublicConfig(Strict):
     n_heads: Width | None = None
     n_head: Width | None = None
     encoder_attention_heads: Width | None = None
+    num_key_value_heads: Width | None = None
+    head_dim: Width | None = None
     num_hidden_layers: Depth | None = None
     n_layers: Depth | None = None
     n_layer: Depth | None = None
@@ -91,14 +93,25 @@ class PublicConfig(Strict):
     local_attention: Size | None = None
     global_attn_every_n_layers: Size | None = None
     pad_token_id: Annotated[int, Field(ge=-1, le=100_000_000)] | None = None
+    sliding_window: Size | None = None
+    sliding_window_pattern: Size | None = None
+    max_window_layers: Annotated[int, Field(ge=0)] | None = None
+    rms_norm_eps: Positive | None = None
     layer_norm_eps: Positive | None = None
     layer_norm_epsilon: Positive | None = None
     norm_eps: Positive | None = None
     layerscale_value: float | None = None
     global_rope_theta: Positive | None = None
     local_rope_theta: Positive | None = None
-    layer_types: list[str] | None = None
+    rope_theta: Positive | None = None
+    rope_local_base_freq: Positive | None = None
+    query_pre_attn_scalar: Positive | None = None
+    attn_logit_softcapping: Positive | None = None
+    final_logit_softcapping: Positive | None = None
+    no_rope_layers: list[int] | None = None
+    layer_types: Annotated[list[str], Field(max_length=1_000)] | None = None
     rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
     pretrained_cfg: dict[str, Any] | None = None
     model_args: dict[str, Any] | None = None
     # A model with two towers has one group of settings per tower.

@@ -273,7 +273,11 @@ class PublicModel:
                 # A language model has one adapter.
                 key = name.split(".")[1] if is_embedding else next(iter(model.adapters))
                 adapter = model.adapters[key]
-                tensor = with_new_rows(tensor, len(target), adapter.num_new_tokens)
+                # A tokenizer can have tokens of which the model has no rows, such as Gemma's for
+                # an image.
+                added = adapter.tokenizer.vocabulary.get_added_tokens_decoder()
+                num_new = max(adapter.num_new_tokens, sum(i >= len(tensor) for i in added))
+                tensor = with_new_rows(tensor, len(target), num_new)
             if tensor is not None and tensor.shape == target.shape:
                 set_tensor(model, name, tensor)
             elif name.startswith("head."):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 
 from dxn.core.tokens import Span, Tokens
@@ -234,3 +235,12 @@ def lively_writer(peer):
                 std = 1 if "wpe" in name else 2 * parameter.shape[-1] ** -0.5
                 parameter.normal_(std=std)
     return peer
+
+
+def save_words(folder, vocab_size):
+    """Save the tokenizer of the words w0, w1, ..., whose numbers are their ids."""
+    words = {f"w{i}": i for i in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    tokenizer.save(str(folder / "tokenizer.json"))

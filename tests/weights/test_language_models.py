@@ -5,9 +5,8 @@ import json
 import pytest
 import torch
 from helpers.peers import cases
-from helpers.reference import lively_writer
+from helpers.reference import lively_writer, save_words
 from helpers.runs import train
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.utils.flop_counter import FlopCounterMode
 
 import dxn
@@ -36,10 +35,7 @@ def save(folder, ends=(2,), **options):
     peer = lively_writer(T.GPT2LMHeadModel(config)).eval()
     peer.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
     peer.save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_words(folder, VOCAB)
     return peer
 
 

@@ -22,7 +22,11 @@ def main(prompt: str) -> None:
     (options,) = about["inputs"].values()
     tokenizers = import_module("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(options["tokenizer"]))
-    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    encoding = tokenizer.encode(prompt, add_special_tokens=options["special_tokens"])
+    ids = encoding.ids
+    # A special token at the end would end the text before it is continued.
+    while options["special_tokens"] and len(ids) > 1 and encoding.special_tokens_mask[len(ids) - 1]:
+        ids = ids[:-1]
     print(tokenizer.decode(generate(run, part, ids, options["max_len"])))
 
 

@@ -24,6 +24,7 @@ from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.text.chat import ChatTemplate, Message
+from dxn.tokenize.text.tokenizer import special_ends
 from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 from dxn.training.predict import to_device
 
@@ -235,6 +236,7 @@ class Writer:
             tokenizer = vocabulary_adapter(adapters, None).tokenizer
             self.tokenizer = tokenizer.vocabulary
             self.template = tokenizer.reader.template
+            self.adds_special = tokenizer.special_tokens
             self.end = token_of(self.tokenizer, self._ends())
             ends: list[int] = [] if self.end is None else [self.end]
             # A public checkpoint names its end tokens. A template can have another one.
@@ -295,7 +297,7 @@ class Writer:
 
     def _check_prompt(self, prompt: str) -> None:
         """Raise UserError if the model cannot continue this prompt."""
-        if self.end is None and not self.encode(prompt):
+        if self.end is None and not self.encode(Text(prompt)):
             raise UserError(
                 "prompt: must not be empty, because this model's tokenizer has no end token to "
                 "start from"
@@ -339,7 +341,7 @@ class Writer:
     def _continued(self, texts: Sequence[Text], max_new: int) -> list[str]:
         assert self.language is not None
         for text in texts:
-            text.prompt_ids = text.prompt_ids or self.encode(text.prompt)
+            text.prompt_ids = text.prompt_ids or self.encode(text)
         # In training, the end token separates texts, so a new text starts after it.
         # The model shortens a longer prompt itself. The other tokens would only be padded.
         longest = self.language.max_len + 1
@@ -384,10 +386,15 @@ class Writer:
             on_tokens=partial(pass_on, texts, [tokenizer.decode] * len(texts)),
         )
 
-    def encode(self, prompt: str) -> list[int]:
+    def encode(self, text: Text) -> list[int]:
         """Return the token ids of a prompt."""
+        # A chat template writes its own special tokens.
+        if text.is_answer or not self.adds_special:
+            return encode(self.tokenizer, text.prompt, add_special_tokens=False).ids
         # Special tokens such as [SEP] at the end would end the text before it is continued.
-        return encode(self.tokenizer, prompt, add_special_tokens=False).ids
+        mask = encode(self.tokenizer, "a", add_special_tokens=True).special_tokens_mask
+        ids = encode(self.tokenizer, text.prompt, add_special_tokens=True).ids
+        return ids[: len(ids) - special_ends(mask)[1]]
 
     @property
     def _device(self) -> torch.device:

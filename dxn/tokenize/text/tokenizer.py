@@ -396,7 +396,7 @@ class TextTokenizer(Tokenizer):
         tokens: list[Token] = list(zip(encoding.ids, offsets, owners, strict=True))
         if not self.adds_special:
             return [], tokens, []
-        lead, tail = _special_ends(encoding.special_tokens_mask)
+        lead, tail = special_ends(encoding.special_tokens_mask)
         end = len(tokens) - tail
         return _without_coords(tokens[:lead]), tokens[lead:end], _without_coords(tokens[end:])
 
@@ -419,7 +419,7 @@ class TextTokenizer(Tokenizer):
         ids = encoding.ids
         lead, tail = (0, 0)
         if self.adds_special:
-            lead, tail = _special_ends(encoding.special_tokens_mask)
+            lead, tail = special_ends(encoding.special_tokens_mask)
         end = len(ids) - tail
         text = ids[lead:end]
         if rand is not None:
@@ -482,7 +482,7 @@ def _without_coords(tokens: Iterable[Token]) -> list[Token]:
     return [(token, NO_COORDS, -1) for token, _, _ in tokens]
 
 
-def _special_ends(special: Sequence[int]) -> tuple[int, int]:
+def special_ends(special: Sequence[int]) -> tuple[int, int]:
     """Return the numbers of special tokens before and after the text."""
     text = [i for i, is_special in enumerate(special) if not is_special]
     return (text[0], len(special) - 1 - text[-1]) if text else (len(special), 0)

@@ -29,8 +29,8 @@ from dxn.tokenize.text.scripts import UNSPACED
 
 # Begin-of-sequence and end-of-sequence tokens of tokenizers that are trained here (first) and of
 # public tokenizers. The first one that a tokenizer has is used.
-BEGINS = ("[BOS]", "<s>", "<bos>", "[CLS]", "<|endoftext|>")
-ENDS = ("[EOS]", "</s>", "<eos>", "[SEP]", "<|endoftext|>")
+BEGINS = ("[BOS]", "<s>", "<bos>", "[CLS]", "<|begin_of_text|>", "<|endoftext|>")
+ENDS = ("[EOS]", "</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|endoftext|>")
 # Text without spaces, such as an encoded file. Only the training of a tokenizer cuts it.
 LONG_WORD = re.compile(r"(\S{1000})(?=\S)")
 # Words that occur once become the unknown token if they are at most this share of all words: in a

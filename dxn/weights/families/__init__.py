@@ -13,6 +13,7 @@ from dxn.weights.families.dinov2 import DINOV2, DINOV2_REGISTERS
 from dxn.weights.families.distilbert import DISTILBERT
 from dxn.weights.families.gpt2 import GPT2
 from dxn.weights.families.hf_vit import HF_VIT
+from dxn.weights.families.llama import LLAMA
 from dxn.weights.families.modernbert import MODERNBERT
 from dxn.weights.families.roberta import ROBERTA
 from dxn.weights.families.siglip import SIGLIP_IMAGE, SIGLIP_TEXT
@@ -36,6 +37,7 @@ FAMILIES: list[Family] = [
     DISTILBERT,
     MODERNBERT,
     GPT2,
+    LLAMA,
     AST,
     WHISPER,
     WAV2VEC2,

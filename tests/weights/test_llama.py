@@ -1,0 +1,288 @@
+"""Llama and the models with its names: logits and texts against those of transformers."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from helpers.reference import lively_writer, save_words
+from tokenizers import Tokenizer, processors
+
+import dxn
+from dxn.core.errors import UserError
+from dxn.models import beam_search, generate
+from dxn.models.decoding.language_model import LanguageModel
+from dxn.weights import Checkpoint, read_public
+from dxn.weights.families.llama import LLAMA
+
+pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
+VOCAB, NEW = 101, 64
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "intermediate_size": 44,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 503.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 503.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+GEMMA3 = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 503.0, "factor": 8.0},
+}
+QWEN2 = {"hidden_size": 48}
+MODELS = {
+    "Llama 3": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "Llama 2": ("Llama", {"num_key_value_heads": 6}),
+    "Mistral": ("Mistral", {"sliding_window": 4}),
+    "Mistral without windows": ("Mistral", {"sliding_window": None}),
+    "Qwen 2": ("Qwen2", {**QWEN2, "rope_parameters": YARN}),
+    "Qwen 2 with windows": (
+        "Qwen2",
+        {**QWEN2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3},
+    ),
+    "Qwen 3": ("Qwen3", {"tie_word_embeddings": True}),
+    "SmolLM 3": ("SmolLM3", {}),
+    "Gemma": ("Gemma", {}),
+    "Gemma 2": (
+        "Gemma2",
+        {"sliding_window": 4, "query_pre_attn_scalar": 5, "tie_word_embeddings": False},
+    ),
+    "Gemma 3": (
+        "Gemma3Text",
+        {
+            "rope_parameters": GEMMA3,
+            "sliding_window": 4,
+            "query_pre_attn_scalar": 5,
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+PROMPTS = ["w5 w7 w11", "w3", "w90 w80 w70 w60 w50 w40 w30", "w13 w13 w17 w19"]
+
+
+def save(folder, name, **options):
+    """A model with random weights in the public format, and the model of transformers."""
+    torch.manual_seed(0)
+    kind, settings = MODELS[name]
+    sizes = {key: size for key, size in SIZES.items() if key not in settings}
+    if kind == "Qwen2":
+        del sizes["head_dim"]  # it has no such setting
+    config = getattr(transformers, f"{kind}Config")(**sizes, **settings, **options)
+    peer = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
+    peer = lively_writer(peer).eval()
+    peer.save_pretrained(folder)
+    save_words(folder, VOCAB)
+    return peer
+
+
+def prompts_of(side):
+    """Ids and mask of prompts of different lengths, padded on one side."""
+    rows = [[int(word[1:]) for word in prompt.split()] for prompt in PROMPTS]
+    longest = max(map(len, rows))
+    padded = [[0] * (longest - len(r)) + r if side else r + [0] * (longest - len(r)) for r in rows]
+    mask = [
+        [0] * (longest - len(r)) + [1] * len(r) if side else [1] * len(r) + [0] * (longest - len(r))
+        for r in rows
+    ]
+    return torch.tensor(padded), torch.tensor(mask)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_texts_are_those_of_transformers(name, tmp_path):
+    peer = save(tmp_path, name)
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    language = LanguageModel(model.model)
+    ids = torch.randint(3, VOCAB, (3, 23))
+    mask = torch.arange(23) < torch.tensor([[23], [9], [14]])
+    with torch.inference_mode():
+        expected = peer(ids, mask.long()).logits
+        torch.testing.assert_close(language(ids, mask)[mask], expected[mask], rtol=0, atol=1e-4)
+    options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
+    left, left_mask = prompts_of(1)
+    theirs = peer.generate(left, attention_mask=left_mask, **options)[:, left.shape[1] :].tolist()
+    for ids, mask in ((left, left_mask), prompts_of(0)):
+        ours = generate(language, None, prompt=ids, mask=mask > 0, end=None, max_new=NEW)
+        assert [h.ids for h in ours] == theirs
+    assert sum(len(set(row)) for row in theirs) > 40
+    found = peer.generate(left, attention_mask=left_mask, num_beams=3, **options)
+    ours = beam_search(
+        language, None, prompt=left, mask=left_mask > 0, end=None, max_new=NEW, beams=3
+    )
+    assert [h.ids for h in ours] == found[:, left.shape[1] :].tolist()
+
+
+def write_config(folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+OLD = {
+    "hidden_size": 24,
+    "intermediate_size": 44,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 128,
+}
+# config.json as transformers 4 wrote it, and options that follow from it.
+OLD_FORMATS = [
+    (
+        {"model_type": "llama", "rope_theta": 5e5, "tie_word_embeddings": True}
+        | {"rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}},
+        {"rope_theta": 5e5, "rope_scaling": ("llama3", 8.0, 16, 1.0, 4.0), "windows": [None]},
+    ),
+    (
+        {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}}
+        | {"tie_word_embeddings": True},
+        {"rope_theta": 1e4, "rope_scaling": ("linear", 2.0, 128, None, None)},
+    ),
+    (
+        {"model_type": "mistral", "sliding_window": 5, "tie_word_embeddings": True},
+        {"windows": [4], "rope_theta": 1e4},
+    ),
+    (
+        {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True},
+        {"windows": [None]},
+    ),
+    (
+        {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 5}
+        | {"tie_word_embeddings": True, "max_window_layers": 3},
+        {"windows": [None]},
+    ),
+    (
+        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5}
+        | {"tie_word_embeddings": True, "max_window_layers": 3},
+        {"windows": [None] * 3 + [4] * 4},
+    ),
+    ({"model_type": "smollm3"}, {"rope_blocks": [True] * 3 + [False], "rope_theta": 2e6}),
+    ({"model_type": "gemma2", "sliding_window": 9}, {"windows": [8, None]}),
+    (
+        {"model_type": "gemma3_text", "sliding_window": 9, "sliding_window_pattern": 3}
+        | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None},
+        {"windows": [8, 8, None], "rope_theta": 1e6, "window_rope_theta": 1e4},
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "expected"), OLD_FORMATS)
+def test_a_config_of_an_older_version_is_read(config, expected):
+    checkpoint = Checkpoint("x", {}, config={**OLD, **config})
+    position = LLAMA.architecture(checkpoint).backbone["position"]
+    if "rope_scaling" in expected:
+        names = ("kind", "factor", "original_len", "low", "high")
+        assert tuple(map(position["rope_scaling"].get, names)) == expected.pop("rope_scaling")
+    assert {key: position[key] for key in expected} == expected
+
+
+UNSUPPORTED = [
+    ({"attention_bias": True}, "attention_bias=True in a model of the Llama family"),
+    ({"mlp_bias": True}, "mlp_bias=True"),
+    ({"hidden_act": "relu"}, "the activation function 'relu'"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "the rotary frequencies .*dynamic"),
+    ({"rope_parameters": {"rope_type": "longrope"}}, "the rotary frequencies .*longrope"),
+    ({"layer_types": ["chunked_attention"]}, "the kind of attention 'chunked_attention'"),
+    ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidir"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), UNSUPPORTED)
+def test_a_setting_without_an_equivalent_is_refused(config, message):
+    config = {**OLD, "model_type": "llama", "tie_word_embeddings": True, **config}
+    with pytest.raises(UserError, match=f"^weights: x: dxn does not support {message}"):
+        LLAMA.architecture(Checkpoint("x", {}, config=config))
+
+
+def test_a_model_without_its_output_layer_is_refused(tmp_path):
+    save(tmp_path, "Qwen 3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_config(tmp_path, {**config, "tie_word_embeddings": False})
+    with pytest.raises(UserError, match=r"Llama, but neither .* contain 'lm_head.weight'"):
+        read_public(str(tmp_path))
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "intermediate_size"])
+def test_a_config_without_a_required_setting_is_refused(key, tmp_path):
+    save(tmp_path, "Qwen 3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config[key]
+    write_config(tmp_path, config)
+    with pytest.raises(UserError, match=f"nor its config.json contain '{key}'"):
+        read_public(str(tmp_path))
+
+
+def test_a_classifier_has_the_outputs_of_transformers(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(**SIZES, num_labels=3)
+    peer = lively_writer(transformers.Qwen3ForSequenceClassification(config)).eval()
+    peer.save_pretrained(tmp_path)
+    save_words(tmp_path, VOCAB)
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    assert model.task.name == "classify"
+    ids, mask = prompts_of(0)
+    with torch.inference_mode():
+        expected = peer(ids, mask).logits.softmax(-1)
+    found = model.predict([{"text": prompt} for prompt in PROMPTS])
+    for row, probs in zip(found, expected.tolist(), strict=True):
+        assert row["probabilities"] == pytest.approx(
+            {f"LABEL_{i}": p for i, p in enumerate(probs)}, abs=1e-4
+        )
+
+
+def add_begin(folder, extra=()):
+    """Let the tokenizer add a token before a text, as those of Llama and Gemma do."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["w1", "w2", *extra])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="w1 $A w2", special_tokens=[("w1", 1), ("w2", 2)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_a_prompt_starts_with_the_begin_token_and_has_no_end_token(tmp_path):
+    peer = save(tmp_path, "Gemma")
+    add_begin(tmp_path, ["image"])  # the model has no row for it
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    (text,) = model.write(prompt="w5 w7", max_new=9)
+    options = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    found = peer.generate(torch.tensor([[1, 5, 7]]), **options)[0, 1:].tolist()
+    assert text == " ".join(f"w{i}" for i in found if i not in (1, 2))
+    assert text.startswith("w5 w7 ")
+    (text,) = model.write(prompt="", max_new=9)
+    found = peer.generate(torch.tensor([[1]]), **options)[0, 1:].tolist()
+    assert text == " ".join(f"w{i}" for i in found if i not in (1, 2))
+
+
+def test_bf16_weights_stay_bf16(tmp_path):
+    peer = save(tmp_path / "float32", "Gemma 3").bfloat16()
+    peer.save_pretrained(tmp_path)
+    save_words(tmp_path, VOCAB)
+    model = dxn.from_public(str(tmp_path), dtype="bf16")
+    name = "model.layers.0.input_layernorm.weight"
+    found = model.model.state_dict()["backbone.blocks.0.attn_norm.weight"]
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, peer.state_dict()[name])
+    ids, mask = prompts_of(0)
+    with torch.inference_mode():
+        expected = peer(ids, mask).logits
+        actual = LanguageModel(model.model)(ids, mask > 0)
+    real = mask > 0
+    error = (actual[real].float() - expected[real].float()).abs().mean()
+    assert error < 0.05 * expected[real].float().std()
