@@ -233,7 +233,7 @@ class Writer:
         try:
             self.language = LanguageModel(model)
             adapters = {name: model.adapter(name) for name in model.inputs}
-            tokenizer = vocabulary_adapter(adapters, None).tokenizer
+            tokenizer: Any = vocabulary_adapter(adapters, None).tokenizer
             self.tokenizer = tokenizer.vocabulary
             self.template = tokenizer.reader.template
             self.adds_special = tokenizer.special_tokens
