@@ -430,10 +430,11 @@ def make_samples(
     """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
 
     The options are those of `Samples`. A `Stream` has a single input, so it ignores `only` and
-    `input_dropout`. Each conversation is a sample, also for a task that needs a stream of texts.
+    `input_dropout`. Each conversation is a sample, also for a task that needs a stream of texts,
+    and so is each text with other inputs.
     """
     are_chats = any(tokenizer.reader.template is not None for tokenizer in tokenizers.values())
-    if task.target.source != "stream" or are_chats:
+    if task.target.source != "stream" or are_chats or len(tokenizers) > 1:
         return Samples(opened, tokenizers, task=task, **options)
     from dxn.data.stream import Stream  # most tasks need none
 

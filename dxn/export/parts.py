@@ -42,6 +42,11 @@ def check_exportable(predictor: Predictor) -> None:
         predictor.network, Ensemble
     ):
         raise UserError("export: an ensemble of models that write cannot be exported")
+    if predictor.task.target.source == "stream" and len(predictor.inputs) > 1:
+        raise UserError(
+            "export: a language model with other inputs than a text cannot be exported, got "
+            f"{', '.join(predictor.inputs)}"
+        )
 
 
 def _decoder(predictor: Predictor) -> Decoder:

@@ -74,7 +74,9 @@ def build_model(
         trust: Top-level packages besides dxn whose code the plan may use.
         seed: Seed of the initial weights. Each part draws its own, by its name.
     """
-    inputs = plan.keys
+    inputs = dict(plan.keys)
+    if last := task.target.last:
+        inputs[last] = inputs.pop(last)
     with named_draws(seed, "fusion"):
         fusion = build(plan.fusion, key="fusion", trust=trust, inputs=list(inputs))
     names = ["backbone"]

@@ -1,4 +1,7 @@
-"""Language modelling: predict the next token of a text, or of the answers of conversations."""
+"""Language modelling: predict the next token of a text, or of the answers of conversations.
+
+With further inputs, such as a picture, each text follows the tokens of these inputs.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from random import Random
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -21,6 +25,7 @@ from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import Task
+from dxn.tokenize.text.vocabulary import ENDS, token_of
 
 # Adapter options that change or merge tokens. A language model predicts every token unchanged.
 INCOMPATIBLE = (
@@ -31,6 +36,7 @@ INCOMPATIBLE = (
     ("augment", "token_mask"),
     ("augment", "subword_dropout"),
 )
+EARLY = "dxn.models.EarlyFusion"
 # math.exp overflows above about 709. The loss is clipped, so that the perplexity of a diverged
 # model is finite.
 MAX_LOSS = 700
@@ -104,8 +110,14 @@ class EndsState(Strict):
 class NextToken(Target):
     """The next token at each position of a stream of texts, or of the answers of conversations.
 
+    With other inputs before the text, each row is a text of its own, which starts after an end
+    token and ends with one.
+
     Attributes:
-        input: Name of the only input. `bind` sets it.
+        input: Name of the text. `bind` sets it.
+        end: Id of the token that starts and ends a text with other inputs before it. None: there
+            are none. `bind` sets it.
+        max_len: Maximum number of tokens of a text. `bind` sets it.
         ends: Ids of the tokens that end a text, of a public checkpoint. Empty: the tokenizer has
             one by its name, see `dxn.tokenize.text.vocabulary.ENDS`.
     """
@@ -116,25 +128,39 @@ class NextToken(Target):
     def __init__(self):
         self.input = ""
         self.ends: list[int] = []
+        self.end: int | None = None
+        self.max_len = 0
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
-        """Set the input, after checking that it is the only one and has a vocabulary.
+        """Set the text, which is the only input with a vocabulary.
 
         Raises:
-            UserError: If there are several inputs, or the input has no vocabulary.
+            UserError: If no input has a vocabulary, or several inputs have one.
         """
         names = ", ".join(adapters) or "none"
-        if len(adapters) != 1:
-            raise UserError(
-                f"head=language: needs exactly one input, got {names}; choose one adapter"
-            )
-        ((name, adapter),) = adapters.items()
-        if not adapter.has_vocabulary:
+        texts = [name for name, adapter in adapters.items() if adapter.has_vocabulary]
+        if not texts:
             raise UserError(
                 f"head=language: needs an input with a vocabulary, got {names}; use a text adapter"
             )
+        if len(texts) > 1:
+            raise UserError(
+                f"head=language: needs exactly one text, got {', '.join(texts)}; set "
+                f"data.text={texts[-1]}, or data.chat=[{','.join(texts)}] to learn to answer"
+            )
+        (name,) = texts
+        adapter = adapters[name]
         adapter.check_columns_are_tokens("language")
+        if len(adapters) > 1:
+            self.end = next(iter(self.ends), token_of(adapter.tokenizer.vocabulary, ENDS))
+            if self.end is None:
+                raise UserError(
+                    "head=language: a text after other inputs needs a tokenizer with an end token, "
+                    f"such as {ENDS[0]}; choose another tokenizer, or only a text"
+                )
+        self.max_len = adapter.tokenizer.max_len
         self.input = name
+        self.last = name
         self.required = (name,)
         # Of a conversation. A stream has windows of tokens instead.
         self.prepared_inputs = (name,)
@@ -146,18 +172,36 @@ class NextToken(Target):
     def encode(
         self, value: Window | None, sample: dict[str, Any], rand: Random | None = None
     ) -> Window | None:
-        """Return the window unchanged, or the window of the answers of a conversation."""
+        """Return the window unchanged, or that of the answers of a conversation, or of a text."""
         if value is not None:
             return value
-        # None: a text that continues, to look at a model.
         added = sample[self.input].pop("answers", None)
         if added is None:
-            return None
+            return None if self.end is None else self._whole_text(sample)
         ids = sample[self.input]["ids"]
         is_target = added[1:] >= 0
         targets = torch.where(is_target, ids[1:], IGNORED)
         num_chars = added[1:].clamp(min=0).sum().item()
         return Window(targets, num_chars / max(int(is_target.sum()), 1))
+
+    def _whole_text(self, sample: dict[str, Any]) -> Window:
+        """Put the end token before a text, and return the window of all its tokens."""
+        text = sample[self.input]
+        targets = F.pad(text["ids"], (0, 1), value=self.end)[: self.max_len]
+        shifted = {
+            **text,
+            "ids": F.pad(text["ids"], (1, 0), value=self.end),
+            "mask": F.pad(text["mask"], (1, 0), value=True),
+            "coords": F.pad(text["coords"], (0, 0, 1, 0), value=math.nan),
+            "words": F.pad(text["words"], (1, 0), value=-1),
+        }
+        sample[self.input] = {
+            key: value[: self.max_len] if isinstance(value, Tensor) else value
+            for key, value in shifted.items()
+        }
+        # Characters up to the last token: special tokens have no place.
+        num_chars = text["coords"].nan_to_num().max().item()
+        return Window(targets, num_chars / len(targets))
 
     def collate(self, targets: Sequence[Window]) -> dict[str, Any]:
         """Return ids (B, N) padded with IGNORED, and chars_per_token, one float per window."""
@@ -225,7 +269,12 @@ class Language(Task[NextToken]):
                 "head=language: needs a causal backbone, because otherwise each position attends "
                 "to the token that it has to predict; set backbone.causal=true"
             )
-        # The generation reads the tokens of the text only.
+        if config.get("fusion", {}).get("_target_", EARLY) != EARLY:
+            problems.append(
+                "fusion: must be early with head=language, whose text attends to all other inputs; "
+                "set fusion=early"
+            )
+        # The generation reads the tokens of the inputs only.
         if registers := config.get("fusion", {}).get("registers"):
             problems.append(
                 f"fusion.registers: must be 0 with head=language, which would leave them out when "

@@ -42,6 +42,8 @@ class Target(CheckedMembers):
         is_text: Whether the targets are texts, of which several can be right.
         required: Names of the inputs that every usable row must have; `bind` sets it.
         prepared_inputs: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
+        last: Name of the input whose tokens come after those of all others; `bind` sets it. "":
+            inputs have the order of their adapters.
         separator: Text between the items of a list, such as labels, in one cell of a CSV file.
     """
 
@@ -53,6 +55,7 @@ class Target(CheckedMembers):
     tokenizers: Mapping[str, Tokenizer] = MappingProxyType({})
     required: Sequence[str] = ()
     prepared_inputs: Sequence[str] = ()
+    last: str = ""
     separator: str = "|"
 
     @property

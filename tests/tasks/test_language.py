@@ -118,9 +118,12 @@ def test_the_best_epoch_has_the_lowest_loss_per_character():
 @pytest.mark.parametrize(
     ("adapters", "message"),
     [
-        (lambda: {"a": TextAdapter(D), "b": TextAdapter(D)}, "needs exactly one input, got a, b"),
+        (
+            lambda: {"a": TextAdapter(D), "b": TextAdapter(D), "photo": ImageAdapter(D)},
+            r"needs exactly one text, got a, b; set data.text=b, or data.chat=\[a,b\]",
+        ),
         (lambda: {"photo": ImageAdapter(D)}, "needs an input with a vocabulary, got photo"),
-        (lambda: adapters_stub(), "needs exactly one input, got none"),
+        (lambda: adapters_stub(), "needs an input with a vocabulary, got none"),
     ],
 )
 def test_other_inputs_are_refused(adapters, message):
@@ -143,11 +146,14 @@ def config(causal=True, mixup=0.0, **adapter):
         ({"augment": {"token_mask": 0.1}}, "adapters.story.augment.token_mask"),
         ({"augment": {"subword_dropout": 0.1}}, "adapters.story.augment.subword_dropout"),
         ({"mixup": 0.2}, "trainer.mixup: cannot be combined with head=language"),
+        ({"fusion": {"_target_": "dxn.models.LateFusion"}}, "fusion: must be early"),
+        ({"fusion": {"registers": 4}}, "fusion.registers: must be 0"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):
+    fusion = settings.pop("fusion", {})
     with pytest.raises(UserError, match=message):
-        Language().check(config(**settings))
+        Language().check({**config(**settings), "fusion": fusion})
 
 
 def test_possible_settings_are_not_refused():

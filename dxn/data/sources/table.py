@@ -204,10 +204,12 @@ def from_tables(
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     notes = list(whole.notes)
     inputs = [str(name) for option in columns.values() for name in as_list(option)]
-    if chat is not None and layout is None and not (inputs and chat == AUTO):
-        layout = find_chats(whole, chat)
+    if chat is not None and layout is None:
+        words = next((name for name, reader in readers.items() if reader.words), "")
+        if not (columns.get(words) and chat == AUTO):
+            layout = find_chats(whole, chat)
         if layout is not None:
-            columns = _of_texts(layout.column, readers)
+            columns = _beside_chats(layout.column, words, columns, readers)
     if layout is None and (sentence is not None or any(map(SENTENCE.fullmatch, whole.columns))):
         from dxn.data.columns.sentences import find_sentences
 
@@ -352,12 +354,20 @@ def rows_of_table(
     return replace(rows, ids=ids)
 
 
-def _of_texts(column: str, readers: Readers) -> dict[str, list[str]]:
-    """Return the columns of each modality if only this column of texts is an input."""
-    modality = next((name for name, reader in readers.items() if reader.words), None)
-    if modality is None:
+def _beside_chats(
+    column: str, words: str, columns: Mapping[str, Any], readers: Readers
+) -> dict[str, Any]:
+    """Return the columns of each modality next to a column of conversations.
+
+    Columns of files are inferred, such as pictures that the messages are about. Others are inputs
+    only if the user chose them.
+    """
+    if not words:
         raise UserError("adapters: no adapter in use reads text; set adapters=[text]")
-    return {name: [column] if name == modality else [] for name in readers}
+    others = {
+        name: columns.get(name, None if reader.files else []) for name, reader in readers.items()
+    }
+    return {**others, words: [column]}
 
 
 def _new_groups(table: Table, rows_of: Mapping[str, np.ndarray]) -> list[str]:

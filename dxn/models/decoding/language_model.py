@@ -9,16 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.core.tokens import Tokens, can_read
+from dxn.core.tokens import Tokens, can_read, join
 from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last
-from dxn.models.model import MultimodalModel
+from dxn.models.fusion import EarlyFusion
+from dxn.models.model import Batch, MultimodalModel
 from dxn.models.output_layer import output_layer_of
 
 
 class TokenCache:
-    """Token ids of the sequences, in addition to the caches of the blocks."""
+    """Token ids of the sequences, in addition to the caches of the blocks.
+
+    The tokens of other inputs are before all of them, and do not count as a part of the context.
+    """
 
     def __init__(self):
+        self.prefix: tuple[Tensor, Tensor] | None = None  # (R, P, D) and its mask (R, P)
         self.ids = torch.zeros(0, 0, dtype=torch.long)  # (R, C), the context without padding
         self.dropped: Tensor | None = None  # (R,), number of tokens before the context
         # The longest context when its length was last read, and the columns of the mask then.
@@ -71,6 +76,8 @@ class TokenCache:
 
     def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
         """Keep these rows (r,). There is no memory to which `samples` could apply."""
+        if self.prefix is not None and len(rows) != len(self.ids):
+            self.prefix = self.prefix[0][rows], self.prefix[1][rows]
         ids = self.ids[rows]
         if ids.shape == self.ids.shape and not can_read(rows):
             self.ids.copy_(ids)  # see `KVCache.select`
@@ -84,10 +91,12 @@ class LanguageModel(StepDecoder):
     """A causal Model with the interface of a decoder, for `generate` and `beam_search`.
 
     When a sequence becomes longer than the max_len of the adapter, only its last max_len / 2 tokens
-    are kept as context.
+    are kept as context. The tokens of other inputs are before those of the text: they are the
+    memory that `generate` and `beam_search` get, see `prefix_of`.
 
     Args:
-        model: Model with a causal backbone and one input, whose adapter has a vocabulary.
+        model: Model with a causal backbone, and one input or early fusion. The adapter of the last
+            input has a vocabulary.
 
     Raises:
         ValueError: If the model does not have these properties.
@@ -96,22 +105,24 @@ class LanguageModel(StepDecoder):
     static_steps = True
 
     def __init__(self, model: MultimodalModel):
-        adapters: list[Any] = list(model.adapters.values())
-        has_vocabulary = len(adapters) == 1 and isinstance(
-            getattr(adapters[0], "embedding", None), nn.Embedding
-        )
+        self.name = list(model.inputs)[-1]
+        adapter: Any = model.adapter(self.name)
+        has_vocabulary = isinstance(getattr(adapter, "embedding", None), nn.Embedding)
         # A user-defined backbone need not have the attribute.
         causal = getattr(model.backbone, "causal", False)
-        if len(model.inputs) != 1 or not has_vocabulary or not causal:
+        is_joined = len(model.inputs) == 1 or (
+            isinstance(model.fusion, EarlyFusion) and getattr(model.head, "input", "") == self.name
+        )
+        if not is_joined or not has_vocabulary or not causal:
             raise ValueError(
                 "only a model with one input, whose adapter has a vocabulary, and a causal "
-                f"backbone can generate tokens: got inputs {', '.join(model.inputs)} and "
-                f"causal={causal}"
+                "backbone, or with more inputs before it and head=language, can generate tokens: "
+                f"got inputs {', '.join(model.inputs)} and causal={causal}"
             )
-        embedding: nn.Embedding = adapters[0].embedding
-        output = output_layer_of(model.head, embedding)
-        super().__init__(embedding, adapters[0].tokenizer.max_len, output=output)
-        self.adapter: Any = adapters[0]
+        output = output_layer_of(model.head, adapter.embedding)
+        super().__init__(adapter.embedding, adapter.tokenizer.max_len, output=output)
+        self.adapter = adapter
+        self.input_embedding = getattr(model.fusion, "input_embedding", None)
         self.backbone = model.backbone
         # Number of previous tokens on which the embedding of a token depends. An adapter with this
         # attribute accepts batches with the key token_index (B, N): indices of tokens in a text.
@@ -132,7 +143,14 @@ class LanguageModel(StepDecoder):
         num_real: int | None = None,
     ) -> Tensor:
         """See `StepDecoder.states`. The new ids follow those in the caches."""
-        return self._states(ids, mask, caches or self.caches())[0][:, -ids.shape[1] :]
+        caches = caches or self.caches()
+        is_first = caches[0].is_empty
+        x, _ = self._states(ids, mask, memory, caches)
+        if caches[0].prefix is None or not is_first:
+            return x[:, -ids.shape[1] :]
+        start = caches[0].prefix[1].sum(1)
+        index = start[:, None] + torch.arange(ids.shape[1], device=x.device)
+        return x.take_along_dim(index[..., None], 1)
 
     def output_layer(self) -> nn.Module:
         """Return the same layer each time, because packing its weights takes long."""
@@ -142,12 +160,15 @@ class LanguageModel(StepDecoder):
         self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[Any]
     ) -> Tensor:
         """See `StepDecoder.next_states`."""
-        return at_last(*self._states(ids, mask, caches))
+        return at_last(*self._states(ids, mask, memory, caches))
 
-    def _states(self, ids: Tensor, mask: Tensor, caches: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    def _states(
+        self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[Any]
+    ) -> tuple[Tensor, Tensor]:
         """Return the output vectors (R, n, D) of the last n columns, and the mask of all columns.
 
-        These are the columns of `ids`, or all if the context was shortened.
+        These are the columns of `ids`, or all if the context was shortened or has a prefix that
+        was not computed before.
         """
         tokens = caches[0]
         assert isinstance(tokens, TokenCache)
@@ -156,6 +177,9 @@ class LanguageModel(StepDecoder):
         is_start = tokens.is_empty
         if is_start:
             tokens.start(ids, mask)
+            if memory is not None:
+                assert memory.mask is not None
+                tokens.prefix = memory.x, memory.mask
         else:
             # One more column, as the context is shortened only after it has become too long.
             columns = min(mask.shape[1], max(self.max_len + n, tokens.ids.shape[1]))
@@ -170,6 +194,16 @@ class LanguageModel(StepDecoder):
             lengths = tokens.lengths(mask)
             mask = torch.arange(columns, device=mask.device) < lengths[:, None]
         x = self._embed(tokens.ids, mask) if is_start else self._embed_last(tokens.ids, mask, n)
+        if tokens.prefix is not None:
+            first, real = tokens.prefix
+            mask = torch.cat([real, mask], 1)
+            if is_start:
+                x = torch.cat([first.to(x.dtype), x], 1)
+                # The caches have the padding of a row at its end.
+                order = mask.int().argsort(dim=1, descending=True, stable=True)
+                x = x.take_along_dim(order[..., None], 1)
+            columns = torch.arange(mask.shape[1], device=mask.device)
+            mask = columns < mask.sum(1, keepdim=True)
         x = self.backbone.run(x, mask, caches=kv_caches)
         return self.backbone.norm(x), mask
 
@@ -195,7 +229,24 @@ class LanguageModel(StepDecoder):
         if index is not None:
             batch["token_index"] = index
         tokens: Tokens = self.adapter(batch)
+        if self.input_embedding is not None:
+            (tokens,) = self.input_embedding([tokens.renamed(self.name)])
         return tokens.x[:, : ids.shape[1]]
+
+
+def prefix_of(model: MultimodalModel, batch: Batch) -> Memory | None:
+    """Return the tokens before a text as the memory for `generate`. None: there are none.
+
+    Args:
+        model: The model of a `LanguageModel`.
+        batch: Batch without the text, see `MultimodalModel.embed`.
+    """
+    parts = model.embed(batch)
+    if not parts:
+        return None
+    if model.fusion.input_embedding is not None:
+        parts = model.fusion.input_embedding(parts)
+    return Memory.from_tokens(join(parts))
 
 
 def last(lengths: Tensor, n: int) -> Tensor:

@@ -76,7 +76,12 @@ def next_commands(run: Training) -> list[list[str]]:
     opened = run.splits[default_split(run.splits)]
     sample = sample_options(opened)
     if run.task.target.source == "stream":  # a language model
-        return [["generate", *model, *_prompt(opened)]]
+        text = run.task.target.last
+        others = [word for word in sample if not word.startswith(f"input.{text}=")]
+        first = next(iter(opened.cells.get(text, ())), None)
+        # After other inputs, a text is written from its start.
+        prompt = [] if others and not is_conversation(first) else _prompt(first)
+        return [["generate", *model, *others, *prompt]]
     rows = _rows_options(run.settings.values["data"])
     commands: list[list[str]] = []
     if run.task.is_supervised:
@@ -131,12 +136,11 @@ def _rows_options(data: Mapping[str, Any]) -> list[str]:
     return words if all(word.isprintable() for word in words) else []
 
 
-def _prompt(opened: Opened) -> list[str]:
+def _prompt(first: Any) -> list[str]:
     """Return the start of a text as an option. Empty: there is no text that can be printed.
 
     Of a conversation, it is the first message of the user.
     """
-    first: Any = next((cells[0] for cells in opened.cells.values() if len(cells)), None)
     if is_conversation(first):
         first = next((each["content"] for each in first if each["role"] == "user"), None)
     texts = [first] if isinstance(first, str) else []

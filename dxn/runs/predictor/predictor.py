@@ -357,7 +357,8 @@ class Predictor:
             system: Message of the system before each prompt, for a model of conversations.
             chat: Whether a prompt is a message of the user, and the text is the answer. Default: if
                 the model has a chat template.
-            inputs: Sample to generate a text for, or several, for a model with head=generate.
+            inputs: Sample to generate a text for, or several. For a language model, they are what
+                it reads before the prompt; one sample or one prompt goes with all others.
             count: Number of texts per prompt or sample.
             max_new: Maximum number of tokens to generate.
             temperature: Divisor of the logits. 0: the most probable tokens.
@@ -387,20 +388,29 @@ class Predictor:
                 names = " or ".join(f"input.{name}=..." for name in self.inputs)
                 got = "a prompt" if prompt else "no input"
                 raise UserError(f"input: this model generates a text for {names}; got {got}")
-            samples = self.samples([inputs] if isinstance(inputs, Mapping) else inputs)
-            items = [samples[0, i] for i in range(len(samples))]
+            samples, items = self._items(inputs)
             texts = [Text(item=item, samples=samples) for item in items for _ in range(count)]
         else:
             if self.task.is_supervised:
                 raise UserError(
                     f"this model generates no text (its task is {self.task.name}); use dxn predict"
                 )
-            if inputs:
-                raise UserError("input: a language model continues a text; set prompt=... instead")
             if writer.obstacle:
                 raise UserError(f"generate: {writer.obstacle}")
-            for each in [prompt] if isinstance(prompt, str) else prompt:
-                texts += [writer.text_of(each, system=system, chat=chat) for _ in range(count)]
+            prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+            samples, items = self._items(inputs, before=self.task.target.last)
+            if len(prompts) != len(items):
+                if 1 not in (len(prompts), len(items)):
+                    raise UserError(
+                        f"input: needs one sample, or one per prompt, got {len(items)} samples and "
+                        f"{len(prompts)} prompts"
+                    )
+                prompts, items = prompts * len(items), items * len(prompts)
+            for each, item in zip(prompts, items, strict=True):
+                for _ in range(count):
+                    text = writer.text_of(each, system=system, chat=chat)
+                    text.item, text.samples = item, samples
+                    texts.append(text)
         samplers = make_samplers(
             len(texts),
             temperature=temperature,
@@ -435,6 +445,25 @@ class Predictor:
         return nearest_tokens(vocabulary_adapter(self.adapters, input), token, count)
 
     # Samples
+
+    def _items(
+        self, inputs: Values | Sequence[Values] | None, *, before: str = ""
+    ) -> tuple[Samples | None, list[Mapping[str, Any] | None]]:
+        """Return samples to write a text for, and the item of each of them; None without inputs.
+
+        Args:
+            inputs: One sample, or several.
+            before: Name of the text of a language model, which the prompt starts.
+        """
+        if not inputs:
+            return None, [None]
+        samples = [inputs] if isinstance(inputs, Mapping) else inputs
+        others = [name for name in self.inputs if name != before]
+        if any(before in sample for sample in samples) or not others:
+            advice = f", or input.{others[0]}=... for what is before it" if others else ""
+            raise UserError(f"input: a language model continues a text; set prompt=...{advice}")
+        opened = self.samples(samples)
+        return opened, [opened[0, i] for i in range(len(opened))]
 
     def samples(self, samples: Sequence[Values]) -> Samples:
         """Read the inputs of samples, for `run`, `vectors` and `tokens_of`.

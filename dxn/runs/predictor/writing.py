@@ -16,11 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
+from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import generate
-from dxn.models.decoding.language_model import LanguageModel
+from dxn.models.decoding.language_model import LanguageModel, prefix_of
 from dxn.models.decoding.search import Sampler, greedy, make_sampler
 from dxn.models.model import MultimodalModel
-from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.text.chat import ChatTemplate, Message
@@ -50,7 +50,8 @@ class Text:
         is_answer: Whether the prompt is a conversation, of which only the answer is the text.
         shows_prompt: Whether the text of a language model starts with the prompt.
         stops: Texts that end the text. It does not contain them.
-        item: The prepared sample to describe, for a model that writes a text for a sample.
+        item: The prepared sample to describe, for a model that writes a text for a sample, or the
+            inputs before the prompt.
         samples: The samples that the item belongs to, which collate it.
         new_sampler: Function that returns the sampler of this text, which chooses its next token.
         on_text: Function that is called with each new part of the text, while it is generated.
@@ -232,8 +233,7 @@ class Writer:
             return
         try:
             self.language = LanguageModel(model)
-            adapters = {name: model.adapter(name) for name in model.inputs}
-            tokenizer: Any = vocabulary_adapter(adapters, None).tokenizer
+            tokenizer: Any = model.adapter(self.language.name).tokenizer
             self.tokenizer = tokenizer.vocabulary
             self.template = tokenizer.reader.template
             self.adds_special = tokenizer.special_tokens
@@ -355,7 +355,7 @@ class Writer:
         ]
         hypotheses = generate(
             self.language,
-            None,
+            self._prefix(texts),
             prompt=pad_sequence(starts, batch_first=True).to(self._device),
             mask=pad_sequence([torch.ones_like(start) for start in starts], batch_first=True) > 0,
             end=self.ends or None,
@@ -365,6 +365,21 @@ class Writer:
         )
         pairs = zip(decoders, hypotheses, strict=True)
         return [decode(hypothesis.ids) for decode, hypothesis in pairs]
+
+    def _prefix(self, texts: Sequence[Text]) -> Memory | None:
+        """Return the tokens of the inputs before the prompts. None: there are none."""
+        rows = [i for i, text in enumerate(texts) if text.item is not None]
+        if not rows:
+            return None
+        samples = texts[rows[0]].samples
+        assert samples is not None
+        items = [text.item for text in texts if text.item is not None]
+        batch = samples.collate(items)
+        for part in batch.values():
+            if isinstance(part, dict) and "rows" in part:
+                # The prompts without other inputs are samples too.
+                part["rows"] = torch.tensor(rows)[part["rows"]]
+        return prefix_of(self.model, to_device({**batch, "#size": len(texts)}, self._device))
 
     def _for_samples(self, texts: Sequence[Text], max_new: int) -> list[str]:
         # Any: a task that writes need not have a tokenizer.
