@@ -524,7 +524,10 @@ def test_the_task_decides_between_samples_and_a_stream(adapters, tokenizers):
     opened = open_rows(make_rows(), tokenizers)
     language = Language()
     language.target.bind({"text": adapters["text"]})
-    assert type(make_samples(language, opened, tokenizers, seed=3)) is Stream
+    only = {"text": tokenizers["text"]}
+    assert type(make_samples(language, opened, only, seed=3)) is Stream
+    # With other inputs, each row is a text of its own.
+    assert type(make_samples(language, opened, tokenizers, seed=3)) is Samples
     samples = make_samples(
         classify(),
         opened,
