@@ -143,12 +143,12 @@ class LanguageModel(StepDecoder):
         num_real: int | None = None,
     ) -> Tensor:
         """See `StepDecoder.states`. The new ids follow those in the caches."""
-        used: Sequence[Any] = caches or self.caches()
-        is_first = used[0].is_empty
-        x, _ = self._states(ids, mask, memory, used)
-        if memory is None or not is_first:
+        caches = caches or self.caches()
+        is_first = caches[0].is_empty
+        x, _ = self._states(ids, mask, memory, caches)
+        if memory is None or memory.mask is None or not is_first:
             return x[:, -ids.shape[1] :]
-        start = used[0].prefix[1].sum(1)
+        start = memory.mask.sum(1)
         index = start[:, None] + torch.arange(ids.shape[1], device=x.device)
         return x.take_along_dim(index[..., None], 1)
 
