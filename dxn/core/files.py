@@ -38,6 +38,7 @@ SCORES = "scores.json"
 CONFIG = "config.yaml"
 CARD = "README.md"
 LABELS = "labels.json"
+TARGET_TOKENIZER = "target_tokenizer.json"  # of the texts that a model generates
 STACK = "stack.json"  # of a model with a baseline
 
 SUMS = "SHA256SUMS"

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 NormKind = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post", "both"]
-MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu", "geglu_tanh"]
+MlpKind = Literal[
+    "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "swiglu", "geglu", "geglu_tanh"
+]
 BackbonePosition = Literal["none", "rotary", "alibi", "buckets"]
 RopeScalingKind = Literal["none", "linear", "llama3", "yarn"]
 GATED = ("swiglu", "geglu", "geglu_tanh")
@@ -33,8 +35,8 @@ class BlockOptions:
     """Options of the attention and the MLP of all blocks.
 
     Args:
-        mlp: Activation of the MLP: gelu, its approximations gelu_tanh and quick_gelu, or the gated
-            swiglu, geglu and geglu_tanh.
+        mlp: Activation of the MLP: gelu, its approximations gelu_tanh and quick_gelu, relu, silu,
+            or the gated swiglu, geglu and geglu_tanh.
         hidden_dim: Width of the hidden layer of the MLP. Default: mlp_ratio times the width of a
             token, and two thirds of it for a gated MLP, which keeps the number of parameters.
         num_kv_heads: Number of heads of the keys and values, each for several heads of the queries
@@ -158,6 +160,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "quick_gelu": quick_gelu,
+    "relu": F.relu,
+    "silu": F.silu,
     "swiglu": F.silu,
     "geglu": F.gelu,
     "geglu_tanh": partial(F.gelu, approximate="tanh"),
@@ -191,8 +195,8 @@ class Mlp(nn.Module):
         mlp_ratio: Width of the hidden layer, as a multiple of dim. A gated MLP has two thirds of
             it.
         hidden_dim: Width of the hidden layer. Default: it follows from mlp_ratio.
-        mlp: Activation: gelu (arXiv:1606.08415), its approximations gelu_tanh and quick_gelu, or
-            the gated swiglu, geglu and geglu_tanh (arXiv:2002.05202).
+        mlp: Activation: gelu (arXiv:1606.08415), its approximations gelu_tanh and quick_gelu, relu,
+            silu, or the gated swiglu, geglu and geglu_tanh (arXiv:2002.05202).
         dropout: Dropout probability of the hidden layer.
         bias: Add a bias to the linear layers.
     """

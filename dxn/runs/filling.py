@@ -146,8 +146,8 @@ class InitialWeights:
 def _public_head(public: PublicModel, task: Task) -> tuple[list[str], list[str]]:
     """Return the prefixes of the head's tensors to load, and lines to print about the others."""
     labels = public.architecture.labels
-    if public.architecture.task == task.name and labels is None and task.target.labels is None:
-        return ["head."], []  # that of a language model
+    if public.architecture.task == task.name and public.architecture.writes:
+        return ["head."], []
     # The rows of the output layer belong to the classes in this order, so the lists must be equal.
     if public.architecture.task == task.name and labels == list(task.target.labels or ()):
         return ["head.pre.", "head.out."], []

@@ -221,6 +221,8 @@ def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
         # All others are fixed as well: backbone.norm.kind=rms would compute another function.
         structure = completed({"_target_": merger.values["backbone"]["_target_"]})
         backbone = merge_options(structure, backbone)
+        if parts.decoder:
+            _use_decoder(merger, main.plan().head["decoder"])
         if "hidden_dim" in head:
             head = {}  # CLIP's projection to the embedding space; a classifier has no such layer
     for name in _leaves(backbone):
@@ -232,7 +234,7 @@ def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
             _, value = lookup(options, name)
             # Not every task has a hidden layer in its head.
             if group != "head" or lookup(merger.values, f"head.{name}")[0]:
-                fixed = group == "head" and _is_below(name, ("output",))
+                fixed = group == "head" and _is_below(name, ("output", "share_tokenizer"))
                 merger.set(f"{group}.{name}", value, fixed=fixed)
 
 
@@ -256,10 +258,28 @@ def _use_own_classes(merger: _OptionMerger, main: PublicModel) -> None:
             raise UserError(f"backbone: the weights have {saved}, got {got}; leave it out")
     # The decoder is not a group of its own but an option of the head, so it is compared separately.
     own_decoder = parts.head.get("decoder") or {}
-    decoder = values["head"].get("decoder") or {}
-    is_chosen = any(key.startswith("head.decoder") for key in merger.chosen)
-    if own_decoder and decoder.get("_target_") == own_decoder.get("_target_") and not is_chosen:
-        values["head"]["decoder"] = copy.deepcopy(own_decoder)
+    if not any(key.startswith("head.decoder") for key in merger.chosen):
+        _use_decoder(merger, own_decoder)
+
+
+def _use_decoder(merger: _OptionMerger, decoder: Config) -> None:
+    """Use the decoder of a checkpoint if the head has one of the same class."""
+    head = merger.values["head"]
+    current = head.get("decoder") or {}
+    if not decoder or current.get("_target_") != decoder.get("_target_"):
+        return
+    head["decoder"] = copy.deepcopy(decoder)
+    for path in sorted(merger.chosen):
+        name = path.removeprefix("head.decoder.")
+        exists, value = lookup(current, name)
+        if name == path or not exists:
+            continue
+        if _is_below(name.removeprefix("backbone."), FREE):
+            assign(merger.values, path, value)
+        elif not _equal(value, lookup(decoder, name)[1]):
+            merger.faults.append(
+                f"{path}: the weights have {lookup(decoder, name)[1]}, got {value}; leave it out"
+            )
 
 
 def _bare(node: Any) -> Any:

@@ -65,6 +65,9 @@ class PublicConfig(Strict):
     hidden_dim: Width | None = None
     n_inner: Width | None = None
     encoder_ffn_dim: Width | None = None
+    decoder_ffn_dim: Width | None = None
+    d_kv: Width | None = None
+    d_ff: Width | None = None
     projection_dim: Width | None = None
     num_attention_heads: Width | None = None
     n_heads: Width | None = None
@@ -72,13 +75,21 @@ class PublicConfig(Strict):
     encoder_attention_heads: Width | None = None
     num_key_value_heads: Width | None = None
     head_dim: Width | None = None
+    decoder_attention_heads: Width | None = None
+    num_heads: Width | None = None
     num_hidden_layers: Depth | None = None
     n_layers: Depth | None = None
     n_layer: Depth | None = None
     encoder_layers: Depth | None = None
+    decoder_layers: Depth | None = None
+    num_layers: Depth | None = None
+    num_decoder_layers: Depth | None = None
     vocab_size: Size | None = None
     max_position_embeddings: Size | None = None
     max_length: Size | None = None
+    n_positions: Size | None = None
+    relative_attention_num_buckets: Size | None = None
+    relative_attention_max_distance: Size | None = None
     num_mel_bins: Width | None = None
     num_channels: Width | None = None
     conv_dim: Widths | None = None
@@ -133,6 +144,7 @@ class GenerationConfig(Strict):
         decoder_start_token_id: Id of the first token of a decoder with cross-attention.
         forced_bos_token_id: Id of the first token that such a decoder generates.
         suppress_tokens: Ids of the tokens that are never generated.
+        bad_words_ids: Lists of ids that are never generated one after the other.
         begin_suppress_tokens: Ids of the tokens that are not the first one generated.
         num_beams: Beam width.
         length_penalty: Exponent of the length by which a score is divided.
@@ -147,6 +159,7 @@ class GenerationConfig(Strict):
     decoder_start_token_id: Id | None = None
     forced_bos_token_id: Id | None = None
     suppress_tokens: Ids | None = None
+    bad_words_ids: Annotated[list[Ids], Field(max_length=10_000)] | None = None
     begin_suppress_tokens: Ids | None = None
     num_beams: Annotated[int, Field(ge=1, le=1000)] | None = None
     length_penalty: float | None = None

@@ -301,14 +301,14 @@ def resize_tensor(
         line = rearrange(tensor, "t f d -> t (f d)")
         line = line[: shape[0]] if len(line) > shape[0] else _resize_line(line, shape[0])
         return rearrange(line, "t (f d) -> t f d", f=bands)
-    if tensor.ndim != 2 or len(shape) != 2:
+    if tensor.ndim != len(shape) or tensor.ndim > 2:
         return tensor
     # Truncating position embeddings does not change the output for short inputs, which use the
     # first positions. Vocabularies of published models are often padded at the end to a multiple of
     # 64 or 128, for fast matrix multiplication, and the padding has no tokens.
     if len(tensor) > shape[0] and (is_positions or name.endswith(VOCABULARIES)):
         return tensor[: shape[0]]
-    if is_positions and continuous:
+    if is_positions and continuous and tensor.ndim == 2:
         return _resize_line(tensor, shape[0])
     return tensor
 

@@ -34,6 +34,8 @@ class TensorSource:
     moves: bool = False
 
 
+# Names of the tasks that generate texts.
+WRITERS = ("language", "generate")
 # The source of each tensor of a dxn model, by the tensor's name.
 TensorMap = dict[str, TensorSource]
 
@@ -86,6 +88,11 @@ class Architecture:
     labels: list[str] | None = None
     inputs: tuple[str, ...] = ()
     task: str = "classify"
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model generates texts."""
+        return self.task in WRITERS
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dxn.config.instantiate import build
 from dxn.config.model_plan import ModelPlan, check_files, read_model_plan
 from dxn.core.build_limit import build_limit
 from dxn.core.errors import UserError
-from dxn.core.files import CONFIG, LABELS
+from dxn.core.files import CONFIG, LABELS, TARGET_TOKENIZER
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import module_key
@@ -153,9 +153,7 @@ def reorder_inputs(
 
 def target_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     """Return the tokenizer of the generated texts, or None if the model does not generate text."""
-    from dxn.tasks.generate.target_tokenizer import FILE
-
-    path = _folder(checkpoint) / FILE
+    path = _folder(checkpoint) / TARGET_TOKENIZER
     return load_tokenizer(path) if path.exists() else None
 
 

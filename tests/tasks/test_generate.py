@@ -251,8 +251,10 @@ def test_a_draft_is_searched_greedily():
     head = scaled(task.make_head(D, D, {}))
     output = head(tokens_of(), None, {})
     ids = task.tokenizer
-    draft = head.write(output.memory, begin=ids.begin, end=ids.end)
-    best = head.write(output.memory, begin=ids.begin, end=ids.end, beams=5, length_penalty=2.0)
+    draft = head.write(output.memory, begin=ids.begin_ids, end=ids.end_ids)
+    best = head.write(
+        output.memory, begin=ids.begin_ids, end=ids.end_ids, beams=5, length_penalty=2.0
+    )
     decoded = [[ids.decode(h.ids) for h in hypotheses] for hypotheses in (draft, best)]
     assert task.predict(head, output, {}, draft=True) == decoded[0]
     assert task.predict(head, output, {}) == decoded[1]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dxn.core.errors import UserError
-from dxn.tasks.generate.target_tokenizer import FILE, TargetTokenizer
+from dxn.core.files import TARGET_TOKENIZER as FILE
+from dxn.tasks.generate.target_tokenizer import TargetTokenizer
 from dxn.tokenize import TextAdapter, TokenizerOptions
 from dxn.tokenize.text.vocabulary import SPECIALS, train_tokenizer
 
@@ -216,7 +217,11 @@ def test_load_reverses_save(tmp_path, kind):
     other = TargetTokenizer(max_len=128).load(tmp_path)
     for text in [*TEXTS, "etwas Neues"]:
         assert torch.equal(other.encode(text), target.encode(text))
-    assert (other.size, other.begin, other.end) == (target.size, target.begin, target.end)
+    assert (other.size, other.begin_ids, other.end_ids) == (
+        target.size,
+        target.begin_ids,
+        target.end_ids,
+    )
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "character"])

@@ -257,7 +257,7 @@ def test_each_word_has_the_weights_with_which_it_was_chosen(tmp_path, unsaved, m
     written = tokenizer.encode("a red mug").tolist()[1:-1]
 
     def weights(ids, mask, memory):
-        assert ids.tolist() == [[tokenizer.begin, *written]]
+        assert ids.tolist() == [[*tokenizer.begin_ids, *written]]
         result = torch.zeros(1, 2, 3, ids.shape[1], memory.x.shape[1])
         for row in range(ids.shape[1]):
             result[..., row, row % memory.x.shape[1]] = 1

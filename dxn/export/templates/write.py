@@ -40,15 +40,18 @@ def generate(run: Any, part: Any, memory: dict[str, np.ndarray], options: Any) -
     shapes = {port["name"]: port["shape"] for port in part["inputs"]}
     blocks, _, heads, _, width = shapes["keys"]
     keys = values = np.zeros((blocks, 1, heads, 0, width), np.float32)
-    ids = [options["begin"]]
+    ids: list[int] = []
+    new = np.array([options["begin"]], np.int64)
     for _ in range(options["max_len"]):
-        new = np.array([ids[-1:]], np.int64)
         result = run({"ids": new, "keys": keys, "values": values, **memory})
         keys, values = result["new_keys"], result["new_values"]
-        ids.append(int(result["logits"][0, -1].argmax()))
-        if ids[-1] == options["end"]:
+        logits = result["logits"][0, -1].copy()
+        logits[options["forbidden"]] = -np.inf
+        ids.append(int(logits.argmax()))
+        if ids[-1] in options["end"]:
             break
-    return ids[1:]
+        new = np.array([ids[-1:]], np.int64)
+    return ids
 
 
 if __name__ == "__main__":

@@ -234,6 +234,7 @@ class Decoder(StepDecoder):
         token_dropout: Probability that the embedding of an input token is set to zero in training,
             so that the decoder relies more on the memory (arXiv:1511.06349, section 3.1).
         scale_embedding: Multiply the embeddings of the tokens by sqrt(D).
+        norm_embedding: Apply a layer norm to the sum of the embeddings and the positions.
         output: Options of the output layer.
     """
 
@@ -250,6 +251,7 @@ class Decoder(StepDecoder):
         dropout: Rate = 0.0,
         token_dropout: Rate = 0.0,
         scale_embedding: bool = True,
+        norm_embedding: bool = False,
         output: OutputOptions = OutputOptions(),
     ):
         embedding = make_token_embedding(vocab_size, backbone.dim)
@@ -264,6 +266,7 @@ class Decoder(StepDecoder):
             )
         self.backbone = backbone
         self.scale = backbone.dim**0.5 if scale_embedding else 1.0
+        self.norm = nn.LayerNorm(backbone.dim) if norm_embedding else nn.Identity()
         if pos_embed == "learned":
             weight = torch.empty(max_len, backbone.dim)
             self.pos_embed = nn.Parameter(nn.init.trunc_normal_(weight, std=0.02))
@@ -297,7 +300,7 @@ class Decoder(StepDecoder):
             pos_embed = self.pos_embed[: ids.shape[1]]
         else:
             pos_embed = self.pos_embed[last_index(mask, ids.shape[1])]
-        x = self.dropout(x + pos_embed)
+        x = self.dropout(self.norm(x + pos_embed))
         x = self.backbone.run(x, mask, num_real=num_real, memory=memory, caches=caches)
         return self.backbone.norm(x)
 

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from dxn.core.display import Display
 from dxn.models.decoding.decoder import Memory, StepDecoder
-from dxn.models.decoding.search import Beams, Choice, Hypothesis, Sampler, greedy
+from dxn.models.decoding.search import (
+    LENGTH_OFFSET,
+    Beams,
+    Choice,
+    Hypothesis,
+    Sampler,
+    greedy,
+)
 
 # A step of a generation, which only changes tensors in place.
 Step = Callable[[], None]
@@ -111,6 +118,7 @@ def beam_search(
     max_new: int,
     beams: int,
     length_penalty: float = 0.0,
+    length_offset: int = LENGTH_OFFSET,
     forbidden: Sequence[int] = (),
     compile_step: Callable[[Step], Step] | None = None,
 ) -> list[Hypothesis]:
@@ -130,18 +138,19 @@ def beam_search(
         max_new: Maximum number of new tokens.
         beams: Number of beams per prompt.
         length_penalty: Exponent of the length, see `length_normalized`.
+        length_offset: Offset of the length, see `length_normalized`.
         forbidden: Ids of tokens that are never generated.
         compile_step: See `generate`.
 
     Raises:
-        ValueError: If beams, max_new, length_penalty or forbidden is out of range, if a prompt has
-            no token, or if a step is compiled, but not all tokens fit in the max_len of the
-            decoder.
+        ValueError: If beams, max_new, length_penalty, length_offset or forbidden is out of range,
+            if a prompt has no token, or if a step is compiled, but not all tokens fit in the
+            max_len of the decoder.
     """
-    if beams < 1 or max_new < 1 or length_penalty < 0:
+    if beams < 1 or max_new < 1 or length_penalty < 0 or length_offset < 0:
         raise ValueError(
-            "beams and max_new must be at least 1 and length_penalty at least 0, "
-            f"got {beams}, {max_new} and {length_penalty}"
+            "beams and max_new must be at least 1, length_penalty and length_offset at least 0, "
+            f"got {beams}, {max_new}, {length_penalty} and {length_offset}"
         )
     search = Beams(
         len(prompt),
@@ -149,6 +158,7 @@ def beam_search(
         ends=_ids(end),
         max_new=max_new,
         length_penalty=length_penalty,
+        length_offset=length_offset,
         device=prompt.device,
     )
     return _Generation(decoder, memory, search, max_new, forbidden).run(prompt, mask, compile_step)
@@ -257,8 +267,10 @@ class _Generation:
                 f"{outside[0] if outside else 'all'}"
             )
         device = prompt.device
-        self.unwanted = torch.tensor(self.forbidden, dtype=torch.long, device=device)
-        chosen, self.parents = self.search.advance(self._allowed(logits))
+        self.unwanted = None
+        if self.forbidden:
+            self.unwanted = torch.tensor(self.forbidden, dtype=torch.long, device=device)
+        chosen, self.parents = self.search.advance(logits, self.unwanted)
         self.ids = chosen.clone()  # steps write to it, but it belongs to the sampler
         self.lengths = lengths.repeat_interleave(self.search.width)
         self.columns = torch.arange(prompt.shape[1], device=device)
@@ -272,16 +284,12 @@ class _Generation:
         self.lengths += 1
         mask = self.columns < self.lengths[:, None]
         states = self.decoder.next_states(self.ids[:, None], mask, self.memory, self.caches)
-        chosen, parents = self.search.advance(self._allowed(self.output(states)))
+        chosen, parents = self.search.advance(self.output(states), self.unwanted)
         self.ids.copy_(chosen)
         if self.parents is None or parents is None:
             self.parents = parents
         else:
             self.parents.copy_(parents)
-
-    def _allowed(self, logits: Tensor) -> Tensor:
-        """Return logits (R, V) with -inf at the forbidden tokens."""
-        return logits.index_fill_(1, self.unwanted, -torch.inf) if self.forbidden else logits
 
     def _remove(self, finished: Sequence[bool]) -> None:
         """Remove the samples that are finished."""

@@ -15,6 +15,7 @@ CHUNK = 64
 # Rows of logits that are read together, so that they stay in the cache of a processor.
 ROWS = 100
 LOG2_E = math.log2(math.e)
+LENGTH_OFFSET = 5  # default of `length_normalized`
 
 Sampler = Callable[[Tensor], Tensor]  # from log-probabilities (B, V) to the next token ids (B,)
 
@@ -32,16 +33,19 @@ class Hypothesis:
     score: float
 
 
-def length_normalized(score: float, length: int, penalty: float) -> float:
-    """Return score / ((5 + length) / 6)^penalty (arXiv:1609.08144, equation 14).
+def length_normalized(
+    score: float, length: int, penalty: float, offset: int = LENGTH_OFFSET
+) -> float:
+    """Return score / ((k + length) / (k + 1))^penalty for the offset k.
 
-    With penalty 0 the score is unchanged, which favors short sequences.
+    The source is arXiv:1609.08144, equation 14, where k is 5. With penalty 0 the score is
+    unchanged, which favors short sequences.
     """
-    return score / _divisor(length, penalty)
+    return score / _divisor(length, penalty, offset)
 
 
-def _divisor(length: int, penalty: float) -> float:
-    return ((5 + length) / 6) ** penalty
+def _divisor(length: int, penalty: float, offset: int) -> float:
+    return ((offset + length) / (offset + 1)) ** penalty
 
 
 class Choice:
@@ -84,11 +88,15 @@ class Choice:
         """(B,) bool. True at samples of which all sequences have ended."""
         return self.ended.all(1)
 
-    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    def advance(
+        self, logits: Tensor, forbidden: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Choose the next token of each row. Rows that have ended continue, but are ignored.
 
         Args:
             logits: (B K, V). In the first step, (B, V).
+            forbidden: Ids of tokens that must not be chosen. The probabilities of the others do
+                not change.
 
         Returns:
             The token of each row (B K,), and the index of the row that each row continues (B K,).
@@ -101,6 +109,8 @@ class Choice:
             logits = logits[parents]
         # float32, because a sum of many log-probabilities would be inaccurate in bf16.
         log_probs = logits.float().log_softmax(-1)
+        if forbidden is not None:
+            log_probs.index_fill_(1, forbidden, -torch.inf)
         chosen = self.sampler(log_probs)
         gains = log_probs.gather(1, chosen[:, None]).view_as(self.scores)
         self.scores += gains.masked_fill(self.ended, 0)
@@ -149,6 +159,7 @@ class Beams:
         ends: Ids of the end tokens.
         max_new: Maximum number of tokens. Beams of this length are hypotheses too.
         length_penalty: Exponent of the length, see `length_normalized`.
+        length_offset: Offset of the length, see `length_normalized`.
         device: Device of the logits.
     """
 
@@ -160,6 +171,7 @@ class Beams:
         ends: Sequence[int],
         max_new: int,
         length_penalty: float,
+        length_offset: int = LENGTH_OFFSET,
         device: torch.device,
     ):
         self.width = width
@@ -180,7 +192,8 @@ class Beams:
         self.best_ranks = torch.full((samples,), -torch.inf, device=device)
         self.step = torch.zeros(1, dtype=torch.long, device=device)
         # The length of a complete hypothesis includes its end token.
-        divisors = [_divisor(length + 1, length_penalty) for length in range(max_new + 1)]
+        lengths = range(1, max_new + 2)
+        divisors = [_divisor(length, length_penalty, length_offset) for length in lengths]
         self.divisors = torch.tensor(divisors, device=device)
 
     @property
@@ -190,14 +203,14 @@ class Beams:
         # length most. Together, this gives an upper bound.
         return self.best_ranks >= self.scores.amax(1) / self.divisors[-1]
 
-    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def advance(self, logits: Tensor, forbidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Replace the beams by their best continuations. See `Choice.advance`."""
         k = self.width
         # All beams of a prompt would be equal at first, so there is only one.
         before = len(logits) // len(self.scores)
         # At most one candidate per beam and end token ends, so at least `width` of these do not.
         count = k * (1 + len(self.ends))
-        values, parents, tokens = best_tokens(logits, self.scores[:, :before], count)
+        values, parents, tokens = best_tokens(logits, self.scores[:, :before], count, forbidden)
         ends = is_end(tokens, self.ends)
         # Only the best `width` candidates can end, as only they would become beams otherwise.
         score, place = values[:, :k].masked_fill(~ends[:, :k], -torch.inf).max(1)
@@ -260,13 +273,16 @@ def is_end(tokens: Tensor, ends: Sequence[int]) -> Tensor:
     return found
 
 
-def best_tokens(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def best_tokens(
+    logits: Tensor, scores: Tensor, count: int, forbidden: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the best continuations of the beams of each sample by one token.
 
     Args:
         logits: (B K, V).
         scores: (B, K). Sum of the log-probabilities of each beam.
         count: Number of continuations.
+        forbidden: Ids of tokens that no continuation has. Their logits are overwritten.
 
     Returns:
         (B, count) each, in descending order: the scores, the beams, and the tokens. If there are
@@ -275,6 +291,12 @@ def best_tokens(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Ten
     vocab_size = logits.shape[1]
     parts = [_chunk_maxima(part) for part in logits.split(ROWS)]
     maxima, log_sums = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    if forbidden is not None:
+        # After the sums, so that the probabilities of the other tokens do not change.
+        logits.index_fill_(1, forbidden, -torch.inf)
+        chunks = forbidden // CHUNK
+        columns = chunks[:, None] * CHUNK + torch.arange(CHUNK, device=logits.device)
+        maxima[:, chunks] = logits[:, columns.clamp(max=vocab_size - 1)].float().amax(-1)
     # Subtracted from a few candidates instead of all logits.
     offsets = scores - log_sums.view_as(scores)
     # The best tokens are in the `count` chunks of the largest maxima, so few numbers are sorted.

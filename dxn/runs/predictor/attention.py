@@ -142,18 +142,19 @@ def answer_of(predictor: Predictor, encoded: Tokens) -> Written:
     head = predictor.model.head
     memory = Memory.from_tokens(encoded)
     hypothesis = task.search(head, memory)[0]
-    begin, end = task.tokenizer.begin, task.tokenizer.end
+    first = task.tokenizer.begin_ids
     # Decoding uses a key-value cache and keeps no weights. One pass over the finished text, with
     # BOS in front, computes them for all tokens at once: position t predicts token t.
-    ids = torch.tensor([[begin, *hypothesis.ids]], device=encoded.x.device)
+    ids = torch.tensor([[*first, *hypothesis.ids]], device=encoded.x.device)
     try:
         mask = torch.ones_like(ids, dtype=torch.bool)
         weights = head.decoder.cross_attention_weights(ids, mask, memory)[0].float()
+        weights = weights[:, :, len(first) - 1 :]
     except ValueError as error:
         raise UserError(f"attention: {error}") from error
-    words = task.tokenizer.pieces([*hypothesis.ids, end])
-    # A text of max_len - 1 tokens (BOS takes one position) was cut off before EOS was generated.
-    if len(hypothesis.ids) == head.decoder.max_len - 1:
+    words = task.tokenizer.pieces([*hypothesis.ids, task.tokenizer.end_ids[0]])
+    # A text that fills all positions was cut off before EOS was generated.
+    if len(hypothesis.ids) == head.decoder.max_len - len(first):
         words, weights = words[:-1], weights[:, :, :-1]
     return Written(task.tokenizer.decode(hypothesis.ids), words, weights)
 

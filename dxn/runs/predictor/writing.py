@@ -397,7 +397,7 @@ class Writer:
             self.model.head,
             encoded,
             max_new=max_new,
-            sampler=batch_sampler(texts, [tokenizer.end]),
+            sampler=batch_sampler(texts, tokenizer.end_ids),
             on_tokens=partial(pass_on, texts, [tokenizer.decode] * len(texts)),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import OnTokens, beam_search, generate
-from dxn.models.decoding.search import Hypothesis, Sampler, greedy
+from dxn.models.decoding.search import LENGTH_OFFSET, Hypothesis, Sampler, greedy
 from dxn.tasks.space import Batch
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import NUM_REAL
@@ -74,10 +75,12 @@ class GenerateHead(nn.Module):
         self,
         memory: Memory,
         *,
-        begin: int,
-        end: int,
+        begin: int | Sequence[int],
+        end: int | Sequence[int],
+        forbidden: Sequence[int] = (),
         beams: int = 1,
         length_penalty: float = 0.0,
+        length_offset: int = LENGTH_OFFSET,
         max_new: int | None = None,
         sampler: Sampler | None = None,
         on_tokens: OnTokens | None = None,
@@ -86,18 +89,21 @@ class GenerateHead(nn.Module):
 
         Args:
             memory: Encoded tokens that the decoder attends to.
-            begin: Id of the token that begins a text (BOS).
-            end: Id of the token that ends a text (EOS).
+            begin: Id of the token that begins a text (BOS), or of several that do.
+            end: Id of the token that ends a text (EOS), or of several, each of which does.
+            forbidden: Ids of tokens that are never generated.
             beams: Beam width; 1 for greedy decoding.
             length_penalty: Exponent of the length by which scores are divided.
+            length_offset: Number that is added to this length, see `length_normalized`.
             max_new: Maximum number of tokens to generate. Default: the maximum length of the
                 decoder.
             sampler: Function that chooses the next token. Default: greedy decoding or beam search.
             on_tokens: See `generate`. Beam search does not call it.
         """
-        prompt = torch.full((len(memory.x), 1), begin, device=memory.x.device)
-        # The BOS token occupies the first of max_len positions.
-        num_positions = self.decoder.max_len - 1
+        first = [begin] if isinstance(begin, int) else list(begin)
+        prompt = torch.tensor(first, device=memory.x.device).repeat(len(memory.x), 1)
+        # These tokens occupy the first of max_len positions.
+        num_positions = self.decoder.max_len - len(first)
         limit = min(max_new or num_positions, num_positions)
         if beams == 1 or sampler is not None:
             return generate(
@@ -107,6 +113,7 @@ class GenerateHead(nn.Module):
                 end=end,
                 max_new=limit,
                 sampler=sampler or greedy,
+                forbidden=forbidden,
                 on_tokens=on_tokens,
             )
         return beam_search(
@@ -117,4 +124,6 @@ class GenerateHead(nn.Module):
             max_new=limit,
             beams=beams,
             length_penalty=length_penalty,
+            length_offset=length_offset,
+            forbidden=forbidden,
         )

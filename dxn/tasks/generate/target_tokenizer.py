@@ -12,7 +12,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.core.errors import UserError
+from dxn.core.files import TARGET_TOKENIZER
 from dxn.core.randomness import check_probability
+from dxn.core.schema import options
 from dxn.tokenize.text.options import TokenizerOptions
 from dxn.tokenize.text.subwords import SubwordSplitter
 from dxn.tokenize.text.vocabulary import (
@@ -29,7 +31,22 @@ from dxn.tokenize.text.vocabulary import (
     train_tokenizer,
 )
 
-FILE = "target_tokenizer.json"
+
+@options
+class MarkOptions:
+    """Options of the tokens before and after a generated text.
+
+    Args:
+        begin: Tokens, or their ids, before each text, such as the code of its language. Default:
+            the begin token of the tokenizer, such as [BOS] or <s>.
+        end: Tokens, or their ids, each of which ends a text. The first one is added to target
+            texts. Default: the end token of the tokenizer, such as [EOS] or </s>.
+        forbidden: Tokens, or their ids, that are never generated.
+    """
+
+    begin: Sequence[int | str] = ()
+    end: Sequence[int | str] = ()
+    forbidden: Sequence[int | str] = ()
 
 
 class TargetTokenizer:
@@ -41,6 +58,12 @@ class TargetTokenizer:
         max_len: Maximum number of tokens of a text, including the end token. Longer texts are
             truncated.
         subword_dropout: Probability that a token is split into two shorter ones in training.
+        marks: Options of the tokens before and after a text.
+
+    Attributes:
+        begin_ids: Ids of the tokens before each text.
+        end_ids: Ids of the tokens that end a text.
+        forbidden_ids: Ids of the tokens that are never generated.
     """
 
     def __init__(
@@ -50,6 +73,7 @@ class TargetTokenizer:
         tokenizer: TokenizerOptions = TokenizerOptions(),
         max_len: int = 128,
         subword_dropout: float = 0.0,
+        marks: MarkOptions = MarkOptions(),
     ):
         check_vocab_size(vocab_size)
         if max_len < 2:
@@ -67,6 +91,7 @@ class TargetTokenizer:
         self.options = tokenizer
         self.max_len = max_len
         self.subword_dropout = subword_dropout
+        self.marks = marks
         self.tokenizer: Tokenizer | None = None
         if tokenizer.path is not None:
             self.use_tokenizer(load_tokenizer(tokenizer.path))
@@ -75,18 +100,11 @@ class TargetTokenizer:
         """Use this tokenizer instead of training one.
 
         Raises:
-            UserError: If it has no begin token or no end token.
+            UserError: If it has no begin token or no end token, or lacks a token of an option.
         """
-        begin = token_of(tokenizer, BEGINS)
-        end = token_of(tokenizer, ENDS)
-        if begin is None or end is None:
-            missing, names = ("begin", BEGINS) if begin is None else ("end", ENDS)
-            raise UserError(
-                f"head.tokenizer: the tokenizer has no {missing} token ({', '.join(names)}): "
-                "choose another tokenizer, or train one"
-            )
-        self.begin = begin
-        self.end = end
+        self.begin_ids = self._ids_of("begin", tokenizer) or [_named("begin", BEGINS, tokenizer)]
+        self.end_ids = self._ids_of("end", tokenizer) or [_named("end", ENDS, tokenizer)]
+        self.forbidden_ids = self._ids_of("forbidden", tokenizer)
         # A tokenizer.json can enable both, but max_len and the task already handle the length.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -120,13 +138,14 @@ class TargetTokenizer:
             rand: Random generator of subword_dropout. None: no subword_dropout.
 
         Returns:
-            (n + 2,). A truncated text has max_len + 1 ids, without the end token.
+            (n + 2,), or more if several tokens are before each text. A truncated text has no end
+            token, and max_len ids after the first one.
         """
         ids = encode(self._fitted(), text, add_special_tokens=False).ids
         if rand is not None and self.subword_dropout:
             parts = [self._split(i, rand) for i in ids]
             ids = list(chain.from_iterable(parts))
-        ids = [self.begin, *ids, self.end]
+        ids = [*self.begin_ids, *ids, self.end_ids[0]]
         # The begin token is never predicted, so it does not count towards max_len.
         return torch.tensor(ids[: self.max_len + 1], dtype=torch.long)
 
@@ -145,11 +164,11 @@ class TargetTokenizer:
 
     def save(self, folder: Path) -> None:
         """Save the tokenizer to target_tokenizer.json in folder."""
-        save_tokenizer(self._fitted(), folder / FILE)
+        save_tokenizer(self._fitted(), folder / TARGET_TOKENIZER)
 
     def load(self, folder: Path) -> TargetTokenizer:
         """Load the tokenizer that `save` wrote to folder."""
-        self.use_tokenizer(load_tokenizer(folder / FILE))
+        self.use_tokenizer(load_tokenizer(folder / TARGET_TOKENIZER))
         return self
 
     def _split(self, token: int, rand: random.Random) -> tuple[int, ...]:
@@ -157,9 +176,34 @@ class TargetTokenizer:
         split = self.splitter.draw(token, rand)
         return (token,) if split is None else split[:2]
 
+    def _ids_of(self, option: str, tokenizer: Tokenizer) -> list[int]:
+        """Return the ids of the tokens of an option."""
+        size = num_embeddings(tokenizer)
+        ids: list[int] = []
+        for token in getattr(self.marks, option):
+            i = tokenizer.token_to_id(token) if isinstance(token, str) else token
+            if i is None or not 0 <= i < size:
+                raise UserError(
+                    f"head.marks.{option}: the tokenizer has no token {token!r}: use one of its "
+                    f"{size:,} tokens"
+                )
+            ids.append(i)
+        return ids
+
     def _fitted(self) -> Tokenizer:
         if self.tokenizer is None:
             raise ValueError(
                 "the target tokenizer is not trained yet: call fit(texts) or set tokenizer.path"
             )
         return self.tokenizer
+
+
+def _named(kind: str, names: Sequence[str], tokenizer: Tokenizer) -> int:
+    """Return the id of the first of these tokens that the tokenizer has."""
+    token = token_of(tokenizer, names)
+    if token is None:
+        raise UserError(
+            f"head.tokenizer: the tokenizer has no {kind} token ({', '.join(names)}): set "
+            f"head.marks.{kind}, choose another tokenizer, or train one"
+        )
+    return token

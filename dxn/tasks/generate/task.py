@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
@@ -17,9 +18,9 @@ from dxn.core.randomness import Probability
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import OnTokens
-from dxn.models.decoding.search import Hypothesis, Sampler
+from dxn.models.decoding.search import LENGTH_OFFSET, Hypothesis, Sampler
 from dxn.tasks.generate.head import Generated, GenerateHead
-from dxn.tasks.generate.target_tokenizer import TargetTokenizer
+from dxn.tasks.generate.target_tokenizer import MarkOptions, TargetTokenizer
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import Task
@@ -173,6 +174,8 @@ class Generate(Task[Texts]):
         beams: Beam width; 1 for greedy decoding.
         length_penalty: Exponent of the length by which the score of a text is divided
             (arXiv:1609.08144, equation 14).
+        length_offset: Number that is added to this length. 5 is that of the article.
+        marks: Options of the tokens before and after a text.
     """
 
     name = "generate"
@@ -190,6 +193,8 @@ class Generate(Task[Texts]):
         label_smoothing: Probability = 0.1,
         beams: int = 4,
         length_penalty: float = 0.6,
+        length_offset: Annotated[int, Ge(0)] = LENGTH_OFFSET,
+        marks: MarkOptions = MarkOptions(),
     ):
         if beams < 1:
             raise ValueError(f"beams must be at least 1, got {beams}")
@@ -204,11 +209,13 @@ class Generate(Task[Texts]):
         self.label_smoothing = label_smoothing
         self.beams = beams
         self.length_penalty = length_penalty
+        self.length_offset = length_offset
         self.tokenizer = TargetTokenizer(
             vocab_size=vocab_size,
             tokenizer=tokenizer,
             max_len=max_len,
             subword_dropout=subword_dropout,
+            marks=marks,
         )
         self.target = Texts(self.tokenizer, share_tokenizer=share_tokenizer)
         self.metric = TextMetric(self.tokenizer)
@@ -241,14 +248,15 @@ class Generate(Task[Texts]):
         return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
 
     def recipe(self, head: nn.Module) -> dict[str, Any]:
-        """Return the tokenizer of the texts, and the ids of their first and last token."""
+        """Return the tokenizer of the texts, and the ids of their first and last tokens."""
         assert self.tokenizer.tokenizer is not None and isinstance(head, GenerateHead)
         return {
             "tokenizer": json.loads(self.tokenizer.tokenizer.to_str()),
-            "begin": self.tokenizer.begin,
-            "end": self.tokenizer.end,
-            # The begin token occupies the first position of the decoder.
-            "max_len": head.decoder.max_len - 1,
+            "begin": self.tokenizer.begin_ids,
+            "end": self.tokenizer.end_ids,
+            "forbidden": self.tokenizer.forbidden_ids,
+            # The begin tokens occupy the first positions of the decoder.
+            "max_len": head.decoder.max_len - len(self.tokenizer.begin_ids),
         }
 
     def search(
@@ -275,10 +283,12 @@ class Generate(Task[Texts]):
         assert isinstance(head, GenerateHead)
         return head.write(
             memory,
-            begin=self.tokenizer.begin,
-            end=self.tokenizer.end,
+            begin=self.tokenizer.begin_ids,
+            end=self.tokenizer.end_ids,
+            forbidden=self.tokenizer.forbidden_ids,
             beams=beams or self.beams,
             length_penalty=self.length_penalty,
+            length_offset=self.length_offset,
             max_new=max_new,
             sampler=sampler,
             on_tokens=on_tokens,

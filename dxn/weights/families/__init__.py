@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 
 from dxn.core.errors import UserError
 from dxn.weights.families.ast import AST
+from dxn.weights.families.bart import BART
 from dxn.weights.families.bert import BERT
 from dxn.weights.families.clip import CLIP_IMAGE, CLIP_TEXT
 from dxn.weights.families.dinov2 import DINOV2, DINOV2_REGISTERS
@@ -17,6 +18,7 @@ from dxn.weights.families.llama import LLAMA
 from dxn.weights.families.modernbert import MODERNBERT
 from dxn.weights.families.roberta import ROBERTA
 from dxn.weights.families.siglip import SIGLIP_IMAGE, SIGLIP_TEXT
+from dxn.weights.families.t5 import T5
 from dxn.weights.families.videomae import VIDEOMAE
 from dxn.weights.families.vit import VIT
 from dxn.weights.families.wav2vec2 import WAV2VEC2
@@ -38,6 +40,8 @@ FAMILIES: list[Family] = [
     MODERNBERT,
     GPT2,
     LLAMA,
+    T5,
+    BART,
     AST,
     WHISPER,
     WAV2VEC2,

@@ -39,6 +39,9 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
 }
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # by the value of PIL.Image.Resampling
 
@@ -95,6 +98,48 @@ def backbone_options(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Optio
             "hidden_dim": config["intermediate_size"],
         },
         "norm": {"eps": config["layer_norm_eps"]},
+    }
+
+
+def first_of(checkpoint: Checkpoint, *names: str) -> str:
+    """Return the first of these names that a tensor has, or the first one if none has."""
+    return next((name for name in names if name in checkpoint), names[0])
+
+
+def writing_options(checkpoint: Checkpoint, max_len: int) -> Options:
+    """Return options of the head of an encoder-decoder, with which the library generates texts.
+
+    Args:
+        checkpoint: The checkpoint.
+        max_len: Maximum number of tokens of a text.
+
+    Raises:
+        UserError: If dxn does not support a value.
+    """
+    found = checkpoint.generation
+    start = (found.decoder_start_token_id, found.bos_token_id, found.pad_token_id)
+    begin = [i for i in start if i is not None and i >= 0][:1]
+    if found.forced_bos_token_id is not None:
+        begin.append(found.forced_bos_token_id)
+    if not begin or not found.eos_token_id:
+        raise KeyError("decoder_start_token_id" if not begin else "eos_token_id")
+    penalty = 1.0 if found.length_penalty is None else found.length_penalty
+    if penalty < 0:
+        unsupported(checkpoint, f"a negative length_penalty, got {penalty}")
+    # A list of several tokens forbids only their sequence.
+    words = [ids[0] for ids in found.bad_words_ids or [] if len(ids) == 1]
+    return {
+        "share_tokenizer": True,
+        "max_len": max_len,
+        "marks": {
+            "begin": begin,
+            "end": found.eos_token_id,
+            "forbidden": sorted({*words, *(found.suppress_tokens or [])}),
+        },
+        "beams": found.num_beams or 1,
+        "length_penalty": penalty,
+        # The library counts all tokens after the first one.
+        "length_offset": len(begin) - 1,
     }
 
 

@@ -1,0 +1,188 @@
+"""Public models with an encoder and a decoder: T5, BART, mBART and Marian, against transformers."""
+
+import pytest
+import torch
+from helpers.peers import cases
+from helpers.reference import lively_writer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+import dxn
+from dxn.models.decoding.decoder import Memory
+
+T = cases.T
+pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
+VOCAB, DIM, NEW = 101, 44, 64
+PAD, BEGIN, END, UNKNOWN, LANGUAGE, OTHER = 0, 1, 2, 3, 4, 5
+TEXTS = ["w15 w7 w11", "w13", "w90 w80 w70 w60 w50 w40 w30 w20 w10", "w13 w13 w17 w19"]
+
+T5 = {
+    "vocab_size": VOCAB,
+    "d_model": DIM,
+    "d_kv": 6,
+    "d_ff": 70,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 12,
+    "relative_attention_max_distance": 20,
+    "pad_token_id": PAD,
+    "decoder_start_token_id": PAD,
+    "eos_token_id": END,
+}
+BART = {
+    "vocab_size": VOCAB,
+    "d_model": DIM,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 70,
+    "decoder_ffn_dim": 58,
+    "max_position_embeddings": 90,
+    "pad_token_id": PAD,
+    "bos_token_id": BEGIN,
+    "eos_token_id": END,
+    "decoder_start_token_id": END,
+    "forced_eos_token_id": None,
+}
+MARIAN = {**BART, "decoder_start_token_id": PAD, "bos_token_id": PAD, "scale_embedding": True}
+# Name, class of transformers, its config, and values of its generation config.
+CASES = {
+    "T5": ("T5", T5, {}),
+    "T5 with a padded vocabulary": ("T5", {**T5, "vocab_size": VOCAB + 3}, {}),
+    "Flan-T5": ("T5", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, {}),
+    "BART": ("Bart", BART, {"forced_bos_token_id": BEGIN}),
+    "BART with scaled embeddings": ("Bart", {**BART, "scale_embedding": True}, {}),
+    "mBART": ("MBart", {**BART, "scale_embedding": True}, {"forced_bos_token_id": LANGUAGE}),
+    "Marian": ("Marian", {**MARIAN, "activation_function": "swish"}, {"bad_words_ids": [[PAD]]}),
+    "Marian with two vocabularies": (
+        "Marian",
+        {**MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB - 10},
+        {},
+    ),
+}
+CLASSES = {"T5": "T5ForConditionalGeneration", "Bart": "BartForConditionalGeneration"}
+CLASSES |= {"MBart": "MBartForConditionalGeneration", "Marian": "MarianMTModel"}
+
+
+def save(folder, name):
+    """Save a model with random weights in the public format, and return that of transformers."""
+    kind, options, generation = CASES[name]
+    torch.manual_seed(1 if kind == "T5" else 0)
+    config = getattr(T, f"{kind}Config")(**options)
+    peer = getattr(T, CLASSES[kind])(config)
+    if options.get("tie_word_embeddings") is False:
+        peer.lm_head.weight = torch.nn.Parameter(peer.lm_head.weight.clone())
+    if kind == "Marian":
+        peer.final_logits_bias += torch.randn(peer.final_logits_bias.shape)
+    lively_writer(peer).eval()
+    with torch.no_grad():
+        # Otherwise a text repeats a token, whose embedding is also a row of the output layer.
+        for key, weight in peer.named_parameters():
+            if key.endswith("norm.weight"):
+                weight *= torch.randn_like(weight).sign()
+            elif key.endswith("out_proj.weight") and kind != "MBart":
+                weight *= 0.2
+    for key, value in generation.items():
+        setattr(peer.generation_config, key, value)
+    peer.save_pretrained(folder)
+    sizes = {"tokenizer.json": VOCAB}
+    if "decoder_vocab_size" in options:
+        sizes["target_tokenizer.json"] = VOCAB - 10
+    for file, size in sizes.items():
+        tokenizer_of(size).save(str(folder / file))
+    return peer
+
+
+def tokenizer_of(size):
+    """A tokenizer whose tokens are numbers, and which ends a text with an end token."""
+    words = {f"<{i}>" if i <= OTHER else f"w{i}": i for i in range(size)}
+    tokenizer = Tokenizer(models.WordLevel(words, f"<{UNKNOWN}>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    tokenizer.add_special_tokens([f"<{i}>" for i in range(OTHER + 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A <{END}>", special_tokens=[(f"<{END}>", END)]
+    )
+    return tokenizer
+
+
+def batch_of(texts):
+    ids = [[int(word[1:]) for word in text.split()] + [END] for text in texts]
+    longest = max(map(len, ids))
+    padded = torch.tensor([each + [PAD] * (longest - len(each)) for each in ids])
+    mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
+    return padded, mask
+
+
+def written_by(peer, texts, **options):
+    """The texts of transformers, without special tokens."""
+    ids, mask = batch_of(texts)
+    # A forced token counts as a new one there.
+    new = NEW + (peer.generation_config.forced_bos_token_id is not None)
+    found = peer.generate(
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=new, **options
+    ).tolist()
+    return [" ".join(f"w{i}" for i in each[1:] if i > OTHER) for each in found]
+
+
+def written(model, texts, beams, penalty, max_new=NEW):
+    model.task.beams, model.task.length_penalty = beams, penalty
+    memory = memory_of(model, texts)
+    found = model.task.search(model.model.head, memory, max_new=max_new)
+    return [model.task.tokenizer.decode(each.ids) for each in found]
+
+
+def memory_of(model, texts):
+    ids, mask = batch_of(texts)
+    rows = torch.arange(len(texts))
+    text = {"ids": ids, "mask": mask > 0, "coords": torch.zeros(*ids.shape, 2), "rows": rows}
+    with torch.inference_mode():
+        tokens, _ = model.model.encode(model.model.embed({"text": text, "#size": len(texts)}))
+    return Memory.from_tokens(tokens)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_logits_are_those_of_transformers(name, tmp_path):
+    peer = save(tmp_path, name)
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    ids, mask = batch_of(TEXTS)
+    targets = torch.randint(OTHER + 1, VOCAB - 10, (len(TEXTS), 7))
+    with torch.inference_mode():
+        expected = peer(ids, attention_mask=mask, decoder_input_ids=targets).logits
+        every = torch.ones_like(targets, dtype=torch.bool)
+        logits = model.model.head.decoder(targets, every, memory_of(model, TEXTS))
+    # Without the rows that the tokenizer does not use.
+    torch.testing.assert_close(logits, expected[..., : logits.shape[-1]], atol=1e-4, rtol=0)
+    assert logits.shape[-1] >= VOCAB - 10
+
+
+@pytest.mark.parametrize(("beams", "penalty"), [(1, 0.0), (4, 0.0), (3, 1.0), (4, 2.0)])
+@pytest.mark.parametrize("name", [n for n in CASES if "with a" not in n and "scaled" not in n])
+def test_texts_of_different_lengths_are_those_of_transformers(name, beams, penalty, tmp_path):
+    peer = save(tmp_path, name)
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    options = {"num_beams": beams, "length_penalty": penalty}
+    if beams > 1:
+        options["early_stopping"] = "never"  # otherwise it stops before it has found the best one
+    expected = written_by(peer, TEXTS, **options)
+    assert written(model, TEXTS, beams, penalty) == expected
+    alone = [written(model, [text], beams, penalty)[0] for text in TEXTS]
+    assert alone == expected
+    assert len(set(expected)) > 2
+
+
+def test_the_options_of_a_generation_are_those_of_the_checkpoint(tmp_path):
+    peer = save(tmp_path, "mBART")
+    peer.generation_config.num_beams = 3
+    peer.generation_config.length_penalty = 2.0
+    peer.generation_config.early_stopping = "never"
+    peer.generation_config.max_length = 30
+    peer.save_pretrained(tmp_path)
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    tokenizer = model.task.tokenizer
+    assert (tokenizer.begin_ids, tokenizer.end_ids) == ([END, LANGUAGE], [END])
+    assert (model.task.beams, model.task.length_penalty, model.task.length_offset) == (3, 2.0, 1)
+    assert [
+        each["prediction"] for each in model.predict([{"text": text} for text in TEXTS])
+    ] == written(model, TEXTS, 3, 2.0, None)
