@@ -27,12 +27,6 @@ def copied(name: str) -> TensorSource:
     return TensorSource((name,), lambda t: t, lambda t: (t,), moves=True)
 
 
-def flattened(name: str) -> TensorSource:
-    """Use a vector that is stored with additional dimensions of size one."""
-    # There is no inverse, because the original shape is not known here.
-    return TensorSource((name,), lambda t: t.flatten(), moves=True)
-
-
 def stacked(*names: str, rows: Sequence[int] = ()) -> TensorSource:
     """Concatenate tensors along the first dimension, such as q, k and v.
 
@@ -106,7 +100,7 @@ def leading_tokens(tokens: Sequence[str], pos_embed: str, num_patches: int) -> T
     return TensorSource((*tokens, pos_embed), convert)
 
 
-def patch_positions(name: str, grid: tuple[int, int]) -> TensorSource:
+def patch_positions(name: str, grid: Sequence[int]) -> TensorSource:
     """Select the position embeddings of the patches, and reshape them to (H, W, D).
 
     Args:
@@ -119,6 +113,43 @@ def patch_positions(name: str, grid: tuple[int, int]) -> TensorSource:
         return positions.reshape(-1, positions.shape[-1])[-math.prod(grid) :].view(*grid, -1)
 
     return TensorSource((name,), convert, moves=True)
+
+
+def map_pooling(name: str, num_heads: int) -> TensorMap:
+    """Return the tensors of pool=map: a probe, its attention to all tokens, and an MLP.
+
+    The query is a constant, so its product with the weights of the keys is too, see `MapPooling`.
+
+    Args:
+        name: Name of the module, with the names of SigLIP in transformers.
+        num_heads: Number of heads.
+    """
+    projections = f"{name}.attention.in_proj_weight", f"{name}.attention.in_proj_bias"
+
+    def score(probe: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        query_weight, key_weight, _ = weight.chunk(3)
+        query = query_weight @ probe.flatten() + bias[: len(query_weight)]
+        query = rearrange(query, "(h d) -> h 1 d", h=num_heads)
+        keys = rearrange(key_weight, "(h d) e -> h d e", h=num_heads)
+        return (query @ keys).squeeze(1) / query.shape[2] ** 0.5
+
+    def values(projection: Tensor) -> Tensor:
+        return projection.chunk(3)[2]
+
+    pool = "fusion.pool.map"
+    return {
+        f"{pool}.score.weight": TensorSource((f"{name}.probe", *projections), score),
+        f"{pool}.value.weight": TensorSource(projections[:1], values, moves=True),
+        f"{pool}.value.bias": TensorSource(projections[1:], values, moves=True),
+        **linears(
+            {
+                f"{pool}.proj": f"{name}.attention.out_proj",
+                f"{pool}.norm": f"{name}.layernorm",
+                f"{pool}.mlp.up": f"{name}.mlp.fc1",
+                f"{pool}.mlp.down": f"{name}.mlp.fc2",
+            }
+        ),
+    }
 
 
 def mean_of_classifiers(first: str, second: str) -> TensorMap:

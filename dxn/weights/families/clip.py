@@ -12,10 +12,7 @@ from dxn.weights.conversions import (
     LayerNames,
     blocks,
     copied,
-    flattened,
     linears,
-    patch_matrix,
-    patch_positions,
     stacked,
 )
 from dxn.weights.families import hf
@@ -29,6 +26,8 @@ BLOCK: LayerNames = {
     "mlp.up": "mlp.fc1",
     "mlp.down": "mlp.fc2",
 }
+PATCHES = "vision_model.embeddings.patch_embedding"
+POSITIONS = "vision_model.embeddings.position_embedding.weight"
 # Mean and standard deviation of each channel in CLIP's preprocessing.
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -40,7 +39,6 @@ DEFAULT_SIZES = {
         "hidden_size": 768,
         "intermediate_size": 3072,
         "num_attention_heads": 12,
-        "image_size": 224,
     },
 }
 
@@ -57,31 +55,19 @@ def matches_text(checkpoint: Checkpoint) -> bool:
 
 def image_architecture(checkpoint: Checkpoint) -> Architecture:
     config = tower_config(checkpoint, "vision_config")
-    kernel = checkpoint.tensors["vision_model.embeddings.patch_embedding.weight"]
-    dim, channels, patch_size, _ = kernel.shape
-    settings = hf.image_options(
+    kernel = checkpoint.tensors[f"{PATCHES}.weight"]
+    image = hf.image_options(
         checkpoint,
-        config["image_size"],
+        kernel,
+        len(checkpoint.tensors[POSITIONS]) - 1,  # the first one belongs to the class token
         mean=MEAN,
         std=STD,
-        side=grid_side(checkpoint),
         interpolation="bicubic",
         crop=True,
     )
     return Architecture(
-        dim=dim,
-        adapters={
-            "image": {
-                **settings,
-                # The number of position embeddings determines the image size, because a saved
-                # preprocessor may have another one.
-                "image_size": grid_side(checkpoint) * patch_size,
-                "patch_size": patch_size,
-                "in_channels": channels,
-                "pos_embed": "learned",
-                "norm": {"eps": config["layer_norm_eps"]},
-            }
-        },
+        dim=len(kernel),
+        adapters={"image": {**image, "norm": {"eps": config["layer_norm_eps"]}}},
         backbone=hf.backbone_options(checkpoint, config),
         fusion={"pool": "cls"},
         head=projection_options(checkpoint, "visual_projection.weight"),
@@ -91,9 +77,6 @@ def image_architecture(checkpoint: Checkpoint) -> Architecture:
 def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     p = "vision_model."
     image = architecture.adapters["image"]
-    patch_size = image["patch_size"]
-    side = grid_side(checkpoint)
-    positions = f"{p}embeddings.position_embedding.weight"
     # The name is misspelled in the library.
     norm = f"{p}pre_layrnorm"
 
@@ -105,16 +88,9 @@ def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tens
         return F.layer_norm(token, weight.shape, weight, bias, image["norm"]["eps"])[None]
 
     return {
-        "adapters.image.proj.weight": patch_matrix(
-            f"{p}embeddings.patch_embedding.weight",
-            channels=image["in_channels"],
-            height=patch_size,
-            width=patch_size,
-        ),
-        "adapters.image.proj.bias": flattened(f"{p}embeddings.patch_embedding.bias"),
-        "adapters.image.pos_embed.weight": patch_positions(positions, (side, side)),
+        **hf.patch_tensors(image, PATCHES, POSITIONS),
         "fusion.pool.tokens": TensorSource(
-            (f"{p}embeddings.class_embedding", positions, f"{norm}.weight", f"{norm}.bias"),
+            (f"{p}embeddings.class_embedding", POSITIONS, f"{norm}.weight", f"{norm}.bias"),
             class_token,
         ),
         **blocks(BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
@@ -176,13 +152,6 @@ def projection_options(checkpoint: Checkpoint, name: str) -> Options:
     if name not in checkpoint:
         return {}
     return {"hidden": "linear", "hidden_dim": checkpoint.num_rows(name)}
-
-
-def grid_side(checkpoint: Checkpoint) -> int:
-    """Return the number of patches along each side of an image."""
-    positions = checkpoint.tensors["vision_model.embeddings.position_embedding.weight"]
-    # The first position embedding belongs to the class token.
-    return hf.grid_side(checkpoint, len(positions) - 1)
 
 
 # Constant buffers of position indices in old files, and the temperature of the contrastive loss.

@@ -18,7 +18,7 @@ from dxn.weights.conversions import (
     halves_swapped,
 )
 from dxn.weights.families import hf
-from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
+from dxn.weights.family import Architecture, Classifier, Family, TensorMap
 
 BLOCK: LayerNames = {
     **hf.VIT_BLOCK,
@@ -27,9 +27,6 @@ BLOCK: LayerNames = {
     "mlp.up": "mlp.fc1",
     "mlp.down": "mlp.fc2",
 }
-# Mean and standard deviation of each channel on ImageNet.
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -49,9 +46,22 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     is_gated = bool(config.get("use_swiglu_ffn"))
     down = "weights_out" if is_gated else "fc2"
     dim, hidden = checkpoint.tensors[f"{p}encoder.layer.0.mlp.{down}.weight"].shape
+    # The first position embedding belongs to the class token. Registers have none. Images have the
+    # size of the preprocessor, as in the library: config.json has that of the last training phase.
+    image = hf.image_options(
+        checkpoint,
+        checkpoint.tensors[f"{p}{hf.VIT_PATCHES}.weight"],
+        checkpoint.tensors[f"{p}{hf.VIT_POSITIONS}"].shape[1] - 1,
+        image_size=config["image_size"],
+        mean=hf.IMAGENET_MEAN,
+        std=hf.IMAGENET_STD,
+        antialias=matches_registers(checkpoint),  # transformers uses it only for this model
+        interpolation="bicubic",
+        crop=True,
+    )
     return Architecture(
         dim=dim,
-        adapters={"image": image_options(checkpoint)},
+        adapters={"image": image},
         backbone={
             "depth": config["num_hidden_layers"],
             "num_heads": config["num_attention_heads"],
@@ -71,30 +81,6 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     )
 
 
-def image_options(checkpoint: Checkpoint) -> Options:
-    p = hf.vit_prefix(checkpoint)
-    kernel = checkpoint.tensors[f"{p}embeddings.patch_embeddings.projection.weight"]
-    _, channels, patch_size, _ = kernel.shape
-    # Use the image size of the preprocessor, as the library does. config.json has the size of the
-    # last training phase; the position embeddings are interpolated from that size.
-    settings = hf.image_options(
-        checkpoint,
-        checkpoint.config["image_size"],
-        mean=MEAN,
-        std=STD,
-        side=grid_side(checkpoint),
-        antialias=matches_registers(checkpoint),  # transformers uses it only for this model
-        interpolation="bicubic",
-        crop=True,
-    )
-    return {
-        **settings,
-        "patch_size": patch_size,
-        "in_channels": channels,
-        "pos_embed": "learned",
-    }
-
-
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     p = hf.vit_prefix(checkpoint)
     image = architecture.adapters["image"]
@@ -102,7 +88,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     registers = f"{p}embeddings.register_tokens"
     leading = [f"{p}embeddings.cls_token", *([registers] if registers in checkpoint else [])]
     result = {
-        **hf.vit_tensors(checkpoint, image, leading, grid_side(checkpoint)),
+        **hf.vit_tensors(checkpoint, image, leading),
         **blocks(BLOCK, prefix=p + "encoder.layer.{i}", depth=depth),
     }
     for i in range(depth):
@@ -116,13 +102,6 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
                 result[f"{block}.mlp.up.{kind}"] = gated
                 result[f"{block}.mlp.down.{kind}"] = copied(f"{layer}.mlp.weights_out.{kind}")
     return result
-
-
-def grid_side(checkpoint: Checkpoint) -> int:
-    """Return the number of patches along each side of an image."""
-    positions = checkpoint.tensors[f"{hf.vit_prefix(checkpoint)}embeddings.position_embeddings"]
-    # The first position embedding belongs to the class token. Registers have none.
-    return hf.grid_side(checkpoint, positions.shape[1] - 1)
 
 
 def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:

@@ -32,6 +32,8 @@ VIT_BLOCK: LayerNames = {
     "mlp.up": "intermediate.dense",
     "mlp.down": "output.dense",
 }
+VIT_PATCHES = "embeddings.patch_embeddings.projection"
+VIT_POSITIONS = "embeddings.position_embeddings"
 VIT_BIASES = ("query.bias", "key.bias", "value.bias")  # missing if qkv_bias is False
 # dxn's name for each activation function of transformers.
 ACTIVATIONS = {
@@ -43,6 +45,10 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
+# Mean and standard deviation of each channel: without statistics, and on ImageNet.
+HALF = (0.5, 0.5, 0.5)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # by the value of PIL.Image.Resampling
 
 
@@ -189,31 +195,39 @@ def vit_prefix(checkpoint: Checkpoint) -> str:
     return prefix(checkpoint, model_type(checkpoint), "embeddings.cls_token")
 
 
-def vit_tensors(
-    checkpoint: Checkpoint, image: Options, leading: Sequence[str], side: int
-) -> TensorMap:
+def vit_tensors(checkpoint: Checkpoint, image: Options, leading: Sequence[str]) -> TensorMap:
     """Return the tensors of a ViT outside of its blocks.
 
     Args:
         checkpoint: The checkpoint.
         image: Options of the adapter.
         leading: Names of the leading tokens.
-        side: Number of patches along each side of an image.
     """
     p = vit_prefix(checkpoint)
-    positions = f"{p}embeddings.position_embeddings"
-    projection = f"{p}embeddings.patch_embeddings.projection"
+    positions = f"{p}{VIT_POSITIONS}"
+    num_patches = math.prod(image["resize"]["pos_grid"])
+    return {
+        **patch_tensors(image, f"{p}{VIT_PATCHES}", positions),
+        "fusion.pool.tokens": leading_tokens(leading, positions, num_patches=num_patches),
+        **linears({"backbone.norm": f"{p}layernorm", "head.out": "classifier"}),
+    }
+
+
+def patch_tensors(image: Options, projection: str, positions: str) -> TensorMap:
+    """Return the tensors of the adapter of a vision transformer.
+
+    Args:
+        image: Options of the adapter, from `image_options`.
+        projection: Name of the convolution of the patches.
+        positions: Name of the position embeddings.
+    """
+    side = image["patch_size"]
     return {
         "adapters.image.proj.weight": patch_matrix(
-            f"{projection}.weight",
-            channels=image["in_channels"],
-            height=image["patch_size"],
-            width=image["patch_size"],
+            f"{projection}.weight", channels=image["in_channels"], height=side, width=side
         ),
         "adapters.image.proj.bias": copied(f"{projection}.bias"),
-        "adapters.image.pos_embed.weight": patch_positions(positions, (side, side)),
-        "fusion.pool.tokens": leading_tokens(leading, positions, num_patches=side**2),
-        **linears({"backbone.norm": f"{p}layernorm", "head.out": "classifier"}),
+        "adapters.image.pos_embed.weight": patch_positions(positions, image["resize"]["pos_grid"]),
     }
 
 
@@ -229,40 +243,72 @@ def vit_positions(state: Mapping[str, Tensor], num_leading: int) -> Tensor:
 
 def image_options(
     checkpoint: Checkpoint,
-    image_size: int,
+    kernel: Tensor,
+    num_patches: int,
     *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    side: int,
+    image_size: int | None = None,
+    mean: Sequence[float] = HALF,
+    std: Sequence[float] = HALF,
     antialias: bool = False,
     interpolation: str = "bilinear",
     crop: bool = False,
 ) -> Options:
-    """Return options for the image preprocessing in preprocessor_config.json.
-
-    The arguments are the defaults for settings that the file does not contain.
+    """Return the options of the image adapter, with the preprocessing in preprocessor_config.json.
 
     Args:
         checkpoint: The checkpoint.
-        image_size: Image size in config.json.
-        mean: Mean of each channel.
-        std: Standard deviation of each channel.
-        side: Number of position embeddings along each side of the grid.
-        antialias: Whether transformers uses antialiasing to interpolate them, which is rare.
-        interpolation: Interpolation, if there is no file.
+        kernel: (D, C, P, P). Kernel of the convolution of the patches.
+        num_patches: Number of position embeddings of patches.
+        image_size: Image size in config.json, for a family whose images have the size in
+            preprocessor_config.json. Default: the position embeddings determine the size.
+        mean: Mean of each channel, if there is no file.
+        std: Standard deviation of each channel, if there is no file.
+        antialias: Whether transformers uses antialiasing to interpolate positions, which is rare.
+        interpolation: Interpolation of the pixels, if there is no file.
         crop: Whether images are resized by their shorter side and cropped. It is used if there is
             no file, or if the size in the file is a single number.
 
     Raises:
-        UserError: If dxn does not support the preprocessing.
+        UserError: If dxn does not support the preprocessing, or the grid is not square.
     """
+    _, channels, patch_size, _ = kernel.shape
+    side = math.isqrt(num_patches)
+    if side**2 != num_patches:
+        unsupported(checkpoint, f"a grid of {num_patches} patches, which is not a square")
+    size = side * patch_size
+    options = {
+        **_preprocessing(
+            checkpoint,
+            size if image_size is None else image_size,
+            mean=mean[:channels],
+            std=std[:channels],
+            interpolation=interpolation,
+            crop=crop,
+        ),
+        "patch_size": patch_size,
+        "in_channels": channels,
+        "pos_embed": "learned",
+    }
+    options["resize"] |= {"pos_grid": [side, side], "pos_antialias": antialias}
+    # A saved preprocessor may have another size than the position embeddings.
+    return options if image_size is not None else {**options, "image_size": size}
+
+
+def _preprocessing(
+    checkpoint: Checkpoint,
+    image_size: int,
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    interpolation: str,
+    crop: bool,
+) -> Options:
+    """Return the options of resizing and normalizing images. See `image_options`."""
     settings = checkpoint.preprocessor
-    positions = {"pos_grid": [side, side], "pos_antialias": antialias}
     if not settings:
-        mode = "crop" if crop else "stretch"
         return {
             "image_size": image_size,
-            "resize": {"mode": mode, "interpolation": interpolation, **positions},
+            "resize": {"mode": "crop" if crop else "stretch", "interpolation": interpolation},
             "normalize": {"mean": list(mean), "std": list(std)},
         }
     number = settings.get("resample", 2)  # bilinear, the default of most image processors
@@ -288,7 +334,6 @@ def image_options(
             "mode": "crop" if crop else "stretch",
             "crop_ratio": crop_ratio,
             "interpolation": INTERPOLATIONS[number],
-            **positions,
         },
         "normalize": normalize,
     }
@@ -318,15 +363,3 @@ def _sizes(checkpoint: Checkpoint, image_size: int, *, crop: bool) -> tuple[int,
             checkpoint, f"a crop of {target} pixels from images of {resized}, padded with black"
         )
     return resized, target, crop
-
-
-def grid_side(checkpoint: Checkpoint, num_patches: int) -> int:
-    """Return the number of patches along each side of a square grid.
-
-    Raises:
-        UserError: If the number of patches is not a square number.
-    """
-    side = math.isqrt(num_patches)
-    if side**2 != num_patches:
-        unsupported(checkpoint, f"a grid of {num_patches} patches, which is not a square")
-    return side

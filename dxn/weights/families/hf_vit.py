@@ -12,10 +12,8 @@ from dxn.weights.conversions import (
     mean_of_classifiers,
 )
 from dxn.weights.families import hf
-from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
+from dxn.weights.family import Architecture, Classifier, Family, TensorMap
 
-# Mean and standard deviation of each channel, if there is no preprocessor_config.json.
-HALF = (0.5, 0.5, 0.5)
 # Classifiers of a distilled DeiT: on the class token and on the distillation token.
 CLASSIFIERS = ("cls_classifier", "distillation_classifier")
 
@@ -25,40 +23,25 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = checkpoint.config
     p = hf.vit_prefix(checkpoint)
+    kernel = checkpoint.tensors[f"{p}{hf.VIT_PATCHES}.weight"]
+    leading = leading_names(checkpoint)
+    positions = checkpoint.tensors[f"{p}{hf.VIT_POSITIONS}"].shape[1]
+    image = hf.image_options(checkpoint, kernel, positions - len(leading))
     has_two_classifiers = f"{CLASSIFIERS[1]}.weight" in checkpoint
     classifier = CLASSIFIERS[0] if has_two_classifiers else "classifier"
     return Architecture(
-        dim=len(checkpoint.tensors[f"{p}embeddings.patch_embeddings.projection.weight"]),
-        adapters={"image": image_options(checkpoint)},
-        backbone=hf.backbone_options(checkpoint, config),
+        dim=len(kernel),
+        adapters={"image": image},
+        backbone=hf.backbone_options(checkpoint, checkpoint.config),
         # A distilled DeiT with classifiers pools the class token and the distillation token. The
         # bare model pools only the class token.
         fusion={
             "pool": "leading_cat" if has_two_classifiers else "cls",
-            "registers": len(leading_names(checkpoint)) - 1,
+            "registers": len(leading) - 1,
         },
         labels=hf.class_names(checkpoint, classifier),
     )
-
-
-def image_options(checkpoint: Checkpoint) -> Options:
-    p = hf.vit_prefix(checkpoint)
-    kernel = checkpoint.tensors[f"{p}embeddings.patch_embeddings.projection.weight"]
-    _, channels, patch_size, _ = kernel.shape
-    default = HALF[:channels]
-    side = grid_side(checkpoint)
-    size = checkpoint.config["image_size"]
-    return {
-        **hf.image_options(checkpoint, size, mean=default, std=default, side=side),
-        # The number of position embeddings determines the image size, because a saved preprocessor
-        # may have another one.
-        "image_size": side * patch_size,
-        "patch_size": patch_size,
-        "in_channels": channels,
-        "pos_embed": "learned",
-    }
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
@@ -66,7 +49,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     depth = architecture.backbone["depth"]
     layers = hf.vit_prefix(checkpoint) + "encoder.layer.{i}"
     result = {
-        **hf.vit_tensors(checkpoint, image, leading_names(checkpoint), grid_side(checkpoint)),
+        **hf.vit_tensors(checkpoint, image, leading_names(checkpoint)),
         **blocks(hf.VIT_BLOCK, prefix=layers, depth=depth),
     }
     if f"{CLASSIFIERS[1]}.weight" in checkpoint:
@@ -101,13 +84,6 @@ def leading_names(checkpoint: Checkpoint) -> list[str]:
     p = hf.vit_prefix(checkpoint)
     names = [f"{p}embeddings.cls_token", f"{p}embeddings.distillation_token"]
     return [names[0], *(name for name in names[1:] if name in checkpoint)]
-
-
-def grid_side(checkpoint: Checkpoint) -> int:
-    """Return the number of patches along each side of an image."""
-    p = hf.vit_prefix(checkpoint)
-    positions = checkpoint.tensors[f"{p}embeddings.position_embeddings"].shape[1]
-    return hf.grid_side(checkpoint, positions - len(leading_names(checkpoint)))
 
 
 HF_VIT = Family(

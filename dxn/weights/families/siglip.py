@@ -8,24 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from einops import rearrange
-from torch import Tensor
-
 from dxn.weights.checkpoint import Checkpoint, read_json
-from dxn.weights.conversions import (
-    blocks,
-    copied,
-    linears,
-    patch_matrix,
-    patch_positions,
-)
+from dxn.weights.conversions import blocks, copied, linears, map_pooling
 from dxn.weights.families import clip, hf
-from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
+from dxn.weights.family import Architecture, Family, TensorMap
 
-HALF = (0.5, 0.5, 0.5)  # mean and standard deviation of each channel, without a preprocessor
-TEXT_LEN = 64  # tokens of each text in the training (arXiv:2502.14786, section 2.1)
-PATCHES = "embeddings.patch_embedding.weight"
+TEXT_LEN = 64  # tokens of each text in the training, with padding
+PATCHES = "embeddings.patch_embedding"
+POSITIONS = "embeddings.position_embedding.weight"
 WORDS = "embeddings.token_embedding.weight"
 # Defaults of the transformers library, for settings that config.json does not contain.
 DEFAULTS = {
@@ -35,12 +25,11 @@ DEFAULTS = {
     "num_attention_heads": 12,
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
-    "image_size": 224,
 }
 
 
 def matches_image(checkpoint: Checkpoint) -> bool:
-    return is_siglip(checkpoint) and f"{image_prefix(checkpoint)}{PATCHES}" in checkpoint
+    return is_siglip(checkpoint) and f"{image_prefix(checkpoint)}{PATCHES}.weight" in checkpoint
 
 
 def matches_text(checkpoint: Checkpoint) -> bool:
@@ -50,100 +39,44 @@ def matches_text(checkpoint: Checkpoint) -> bool:
 def image_architecture(checkpoint: Checkpoint) -> Architecture:
     p = image_prefix(checkpoint)
     config = tower_config(checkpoint, "vision_config")
-    kernel = checkpoint.tensors[f"{p}{PATCHES}"]
+    kernel = checkpoint.tensors[f"{p}{PATCHES}.weight"]
     if kernel.ndim != 4:
         hf.unsupported(checkpoint, "a SigLIP 2 for images of any aspect ratio (NaFlex)")
-    dim, channels, patch_size, _ = kernel.shape
-    side = grid_side(checkpoint)
-    half = HALF[:channels]
-    settings = hf.image_options(
-        checkpoint,
-        config["image_size"],
-        mean=half,
-        std=half,
-        side=side,
-        interpolation="bicubic",
-    )
-    labels = hf.class_names(checkpoint, "classifier")
+    num_patches = len(checkpoint.tensors[f"{p}{POSITIONS}"])
     backbone = hf.backbone_options(checkpoint, config)
-    # A classifier is on the mean of the tokens, and has no pooling by attention.
+    labels = hf.class_names(checkpoint, "classifier")
+    # A classifier is on the mean of the tokens.
     has_map = labels is None and f"{p}head.probe" in checkpoint
-    pool = {
-        "pool": "map",
-        "map": {
-            **backbone["block"],
-            "num_heads": backbone["num_heads"],
-            "eps": config["layer_norm_eps"],
-        },
-    }
+    size = {"num_heads": backbone["num_heads"], "eps": config["layer_norm_eps"]}
     return Architecture(
-        dim=dim,
+        dim=len(kernel),
         adapters={
-            "image": {
-                **settings,
-                # The number of position embeddings determines the image size, because a saved
-                # preprocessor may have another one.
-                "image_size": side * patch_size,
-                "patch_size": patch_size,
-                "in_channels": channels,
-                "pos_embed": "learned",
-            }
+            "image": hf.image_options(checkpoint, kernel, num_patches, interpolation="bicubic")
         },
         backbone=backbone,
-        fusion=pool if has_map else {"pool": "mean"},
+        fusion={"pool": "map", "map": {**backbone["block"], **size}}
+        if has_map
+        else {"pool": "mean"},
         labels=labels,
     )
 
 
 def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     p = image_prefix(checkpoint)
+    backbone = architecture.backbone
     image = architecture.adapters["image"]
-    patch_size = image["patch_size"]
-    side = grid_side(checkpoint)
-    attention = f"{p}head.attention."
-    heads = architecture.backbone["num_heads"]
-
-    def score(probe: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        # The query is a constant, so its product with the weight of the keys is too.
-        query_weight, key_weight, _ = weight.chunk(3)
-        query = query_weight @ probe.flatten() + bias[: len(query_weight)]
-        query = rearrange(query, "(h d) -> h d", h=heads)
-        keys = rearrange(key_weight, "(h d) e -> h d e", h=heads)
-        return torch.einsum("hd,hde->he", query, keys) / query.shape[1] ** 0.5
-
-    def values(projection: Tensor) -> Tensor:
-        return projection.chunk(3)[2]
-
-    projections = f"{attention}in_proj_weight", f"{attention}in_proj_bias"
     return {
-        "adapters.image.proj.weight": patch_matrix(
-            f"{p}{PATCHES}", channels=image["in_channels"], height=patch_size, width=patch_size
-        ),
-        "adapters.image.proj.bias": copied(f"{p}embeddings.patch_embedding.bias"),
-        "adapters.image.pos_embed.weight": patch_positions(
-            f"{p}embeddings.position_embedding.weight", (side, side)
-        ),
-        **blocks(clip.BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
-        "fusion.pool.map.score.weight": TensorSource((f"{p}head.probe", *projections), score),
-        "fusion.pool.map.value.weight": TensorSource(projections[:1], values, moves=True),
-        "fusion.pool.map.value.bias": TensorSource(projections[1:], values, moves=True),
-        **linears(
-            {
-                "backbone.norm": f"{p}post_layernorm",
-                "fusion.pool.map.proj": f"{attention}out_proj",
-                "fusion.pool.map.norm": f"{p}head.layernorm",
-                "fusion.pool.map.mlp.up": f"{p}head.mlp.fc1",
-                "fusion.pool.map.mlp.down": f"{p}head.mlp.fc2",
-                "head.out": "classifier",
-            }
-        ),
+        **hf.patch_tensors(image, f"{p}{PATCHES}", f"{p}{POSITIONS}"),
+        **blocks(clip.BLOCK, prefix=p + "encoder.layers.{i}", depth=backbone["depth"]),
+        **map_pooling(f"{p}head", backbone["num_heads"]),
+        **linears({"backbone.norm": f"{p}post_layernorm", "head.out": "classifier"}),
     }
 
 
 def text_architecture(checkpoint: Checkpoint) -> Architecture:
     p = text_prefix(checkpoint)
     config = tower_config(checkpoint, "text_config")
-    num_positions = len(checkpoint.tensors[f"{p}embeddings.position_embedding.weight"])
+    max_len = min(len(checkpoint.tensors[f"{p}{POSITIONS}"]), TEXT_LEN)
     return Architecture(
         dim=config["hidden_size"],
         adapters={
@@ -152,10 +85,10 @@ def text_architecture(checkpoint: Checkpoint) -> Architecture:
                 "tokenizer": {
                     "special_tokens": True,
                     "lowercase": True,
-                    "pad_to": min(TEXT_LEN, num_positions),
+                    "pad_to": max_len,
                     "pad_token": pad_token(checkpoint),
                 },
-                "max_len": min(TEXT_LEN, num_positions),
+                "max_len": max_len,
                 "pos_embed": "learned",
             }
         },
@@ -169,7 +102,7 @@ def text_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tenso
     p = text_prefix(checkpoint)
     return {
         "adapters.text.embedding.weight": copied(f"{p}{WORDS}"),
-        "adapters.text.pos_embed.weight": copied(f"{p}embeddings.position_embedding.weight"),
+        "adapters.text.pos_embed.weight": copied(f"{p}{POSITIONS}"),
         **blocks(clip.BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
         **linears({"backbone.norm": f"{p}final_layer_norm", "head.pre.dense": f"{p}head"}),
     }
@@ -196,18 +129,12 @@ def pad_token(checkpoint: Checkpoint) -> str:
 
 def image_prefix(checkpoint: Checkpoint) -> str:
     """Return the prefix of the image tower, or "" if it is alone."""
-    return hf.prefix(checkpoint, "vision_model", PATCHES)
+    return hf.prefix(checkpoint, "vision_model", f"{PATCHES}.weight")
 
 
 def text_prefix(checkpoint: Checkpoint) -> str:
     """Return the prefix of the text tower, or "" if it is alone."""
     return hf.prefix(checkpoint, "text_model", WORDS)
-
-
-def grid_side(checkpoint: Checkpoint) -> int:
-    """Return the number of patches along each side of an image."""
-    name = f"{image_prefix(checkpoint)}embeddings.position_embedding.weight"
-    return hf.grid_side(checkpoint, len(checkpoint.tensors[name]))
 
 
 # The scale and the bias of the contrastive loss, and constant buffers in old files.

@@ -13,9 +13,6 @@ from dxn.weights.conversions import blocks, copied, linears
 from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap, TensorSource
 
-# Mean and standard deviation of each channel on ImageNet.
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
 PATCHES = "embeddings.patch_embeddings.projection"
 FC_NORM_EPS = 1e-5  # a constant in the library
 ATTENTION = "encoder.layer.{i}.attention.attention."
@@ -33,7 +30,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     size: Any = config.get("image_size", 224)
     sides = [size] if isinstance(size, int) else list(size)
     num_frames = config.get("num_frames", 16)
-    if channels != len(MEAN) or patch_size != width or len(set(sides)) > 1:
+    if channels != 3 or patch_size != width or len(set(sides)) > 1:
         hf.unsupported(
             checkpoint, "a VideoMAE whose clips are not square and in color, with square patches"
         )
@@ -43,8 +40,15 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             f"a VideoMAE whose tubelets ({tubelet_frames} frames, {patch_size} pixels) do not "
             f"divide its clips ({num_frames} frames, {sides[0]} pixels)",
         )
-    side = sides[0] // patch_size
-    image = hf.image_options(checkpoint, sides[0], mean=MEAN, std=STD, side=side, crop=True)
+    num_patches = (sides[0] // patch_size) ** 2
+    frame = hf.image_options(
+        checkpoint,
+        kernel[:, :, 0],
+        num_patches,
+        mean=hf.IMAGENET_MEAN,
+        std=hf.IMAGENET_STD,
+        crop=True,
+    )
     labels = hf.class_names(checkpoint, "classifier")
     backbone = hf.backbone_options(checkpoint, config)
     backbone["block"]["qkv_bias"] = f"{p}{ATTENTION.format(i=0)}q_bias" in checkpoint
@@ -56,10 +60,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         dim=dim,
         adapters={
             "video": {
-                **image,
-                # The number of position embeddings of the library belongs to this size.
-                "image_size": sides[0],
-                "patch_size": patch_size,
+                **{key: value for key, value in frame.items() if key != "in_channels"},
                 "tubelet_frames": tubelet_frames,
                 "sampling": {"num_frames": num_frames},
                 "pos_embed": "sequence",
