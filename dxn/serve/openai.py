@@ -267,6 +267,8 @@ class OpenAI:
 
     async def chat(self, request: Request, body: ChatBody) -> Response:
         """Answer POST /v1/chat/completions."""
+        # Each message has tokens. Checking a million messages would block other requests.
+        self._check_tokens("messages", len(body.messages))
         messages = messages_of(body.messages)
         self._check_chars("messages", sum(len(each["content"]) for each in messages))
 
@@ -335,7 +337,8 @@ class OpenAI:
             for text in prompts:
                 text.shows_prompt = False
                 text.stops = body.stop
-                self._encode(text, name)
+                text.prompt_ids = self.writer.encode(text)
+                self._check_tokens(name, len(text.prompt_ids))
             samplers = make_samplers(
                 count,
                 temperature=body.temperature,
@@ -394,10 +397,8 @@ class OpenAI:
                 code=TOO_LONG,
             )
 
-    def _encode(self, text: Text, name: str) -> None:
-        """Tokenize a prompt, and refuse it if the model cannot read all of it."""
-        text.prompt_ids = self.writer.encode(text)
-        count = len(text.prompt_ids)
+    def _check_tokens(self, name: str, count: int) -> None:
+        """Refuse a prompt of which the model cannot read all tokens."""
         if count > self._max_len:
             raise Refusal(
                 400,

@@ -105,7 +105,7 @@ def test_an_answer_is_that_of_the_model_in_python(client, model):
 
 def test_the_tokens_of_the_prompt_are_those_of_the_chat_template(client, model):
     writer = Writer(model.model, model.task)
-    count = len(writer.encode(writer.answer_to(ASK["messages"]).prompt))
+    count = len(writer.encode(writer.answer_to(ASK["messages"])))
     body = {**ASK, "max_completion_tokens": 3, "n": 2}
     usage = client.post(CHAT, json=body).json()["usage"]
     assert usage == {"prompt_tokens": count, "completion_tokens": 6, "total_tokens": count + 6}

@@ -253,7 +253,7 @@ def test_the_texts_of_a_large_request_are_generated_in_batches(language, monkeyp
 def test_a_prompt_whose_end_is_decoded_with_the_new_tokens_gives_the_same_text(language):
     writer = Writer(language.model, language.task)
     tokenizer = writer.tokenizer
-    prompt = writer.encode("größe 東京 " * 20)
+    prompt = writer.encode(Text("größe 東京 " * 20))
     decode = decoder_after(tokenizer, prompt)
     assert decode(prompt[:9]) == tokenizer.decode([*prompt, *prompt[:9]])
 
