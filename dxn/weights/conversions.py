@@ -27,6 +27,12 @@ def copied(name: str) -> TensorSource:
     return TensorSource((name,), lambda t: t, lambda t: (t,), moves=True)
 
 
+def flattened(name: str) -> TensorSource:
+    """Use a vector that is stored with additional dimensions of size one."""
+    # There is no inverse, because the original shape is not known here.
+    return TensorSource((name,), lambda t: t.flatten(), moves=True)
+
+
 def stacked(*names: str, rows: Sequence[int] = ()) -> TensorSource:
     """Concatenate tensors along the first dimension, such as q, k and v.
 
