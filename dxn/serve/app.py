@@ -112,7 +112,10 @@ def make_app(
             return texts
 
         count, max_new = len(samples), body.max_new or options.max_new
-        inputs = [] if writer.takes_prompt else samples
+        inputs = samples
+        if writer.takes_prompt:
+            # None: no input comes before the prompt.
+            inputs = [{n: v for n, v in each.items() if n != PROMPT} or None for each in samples]
         if not body.stream:
             answer = service.write(make_texts, inputs, count=count, max_new=max_new)
             written = await while_connected(request, answer)

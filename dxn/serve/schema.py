@@ -158,15 +158,22 @@ def make_body(path: str, predictor: Predictor, options: ServeOptions, writer: Wr
     writes = path == "/generate"
     if writes and writer.takes_prompt:
         text = Annotated[str, Field(max_length=MAX_PROMPT)]
+        others = _before_prompt(predictor, writer)
         fields: dict[str, Any] = {
-            PROMPT: (text, Field(alias=PROMPT, description="Text to continue."))
+            PROMPT: (
+                text,
+                Field("" if others else ..., alias=PROMPT, description="Text to continue."),
+            )
         }
     else:
-        # Names of columns can be no names of Python.
-        fields = {
-            f"input{i}": (_value(prepare), Field(None, alias=name, description=prepare.modality))
-            for i, (name, prepare) in enumerate(predictor.tokenizers.items())
-        }
+        others = predictor.tokenizers
+        fields = {}
+    # Names of columns can be no names of Python.
+    for i, (name, prepare) in enumerate(others.items()):
+        fields[f"input{i}"] = (
+            _value(prepare),
+            Field(None, alias=name, description=prepare.modality),
+        )
     sample = create_model("Sample", __config__=STRICT, **fields)
     own: dict[str, Any] = {INPUTS: (list[sample], Field(min_length=1))}
     if writes:
@@ -289,7 +296,9 @@ def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
     inputs = [_input(key, prepare, predictor) for key, prepare in predictor.tokenizers.items()]
     if generates and writer.takes_prompt:
         prompt = {"name": PROMPT, "kind": PROMPT, "takes_text": True, "takes_file": False}
-        inputs = [{**prompt, "accept": "", "column": PROMPT, "choices": []}]
+        others = _before_prompt(predictor, writer)
+        inputs = [each for each in inputs if each["name"] in others]
+        inputs.append({**prompt, "accept": "", "column": PROMPT, "choices": []})
     labels = list(predictor.labels or ()) if predictor.task.is_supervised and not generates else []
     return {
         "name": name,
@@ -302,6 +311,13 @@ def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
         "generates": generates,
         "takes_prompt": generates and writer.takes_prompt,
     }
+
+
+def _before_prompt(predictor: Predictor, writer: Writer) -> dict[str, Tokenizer]:
+    """Return the inputs of a language model whose tokens come before the prompt, by name."""
+    assert writer.language is not None
+    text = writer.language.name
+    return {name: each for name, each in predictor.tokenizers.items() if name != text}
 
 
 def _input(name: str, prepare: Tokenizer, predictor: Predictor) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class Service:
     async def write(
         self,
         make_texts: MakeTexts,
-        samples: Sequence[Mapping[str, Any]],
+        samples: Sequence[Mapping[str, Any] | None],
         *,
         count: int,
         max_new: int,
@@ -122,7 +122,7 @@ class Service:
     async def stream(
         self,
         make_texts: MakeTexts,
-        samples: Sequence[Mapping[str, Any]],
+        samples: Sequence[Mapping[str, Any] | None],
         *,
         count: int,
         max_new: int,
@@ -132,7 +132,8 @@ class Service:
 
         Args:
             make_texts: Function that returns the texts to generate. It runs in another thread.
-            samples: The sample of each text, for a model that writes a text for an input.
+            samples: The sample of each text, for a model that writes a text for an input, or after
+                other inputs. None: it has none.
             count: Number of texts.
             max_new: Maximum number of tokens of each text.
             only_texts: Yield only the complete texts.
@@ -153,6 +154,8 @@ class Service:
                     # A chat template can take seconds.
                     texts = await loop.run_in_executor(self.readers, make_texts)
                     for text, sample in zip(texts, samples, strict=False):
+                        if sample is None:
+                            continue
                         prepared = await self.prepare([sample])
                         text.item, text.samples = prepared.items[0], prepared.samples
             except TimeoutError:

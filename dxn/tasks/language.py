@@ -25,7 +25,8 @@ from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import Task
-from dxn.tokenize.text.vocabulary import ENDS, token_of
+from dxn.tokenize.text.tokenizer import special_ends
+from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 
 # Adapter options that change or merge tokens. A language model predicts every token unchanged.
 INCOMPATIBLE = (
@@ -110,13 +111,15 @@ class EndsState(Strict):
 class NextToken(Target):
     """The next token at each position of a stream of texts, or of the answers of conversations.
 
-    With other inputs before the text, each row is a text of its own, which starts after an end
-    token and ends with one.
+    With other inputs before the text, each row is a text of its own. It ends with the end token,
+    and starts after it, unless the tokenizer adds a begin token.
 
     Attributes:
         input: Name of the text. `bind` sets it.
-        end: Id of the token that starts and ends a text with other inputs before it. None: there
-            are none. `bind` sets it.
+        end: Id of the token that ends a text with other inputs before it. None: there are none.
+            `bind` sets it.
+        marks: Numbers of special tokens that the tokenizer adds before and after a text. `bind`
+            sets them.
         max_len: Maximum number of tokens of a text. `bind` sets it.
         ends: Ids of the tokens that end a text, of a public checkpoint. Empty: the tokenizer has
             one by its name, see `dxn.tokenize.text.vocabulary.ENDS`.
@@ -129,6 +132,7 @@ class NextToken(Target):
         self.input = ""
         self.ends: list[int] = []
         self.end: int | None = None
+        self.marks = (0, 0)
         self.max_len = 0
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
@@ -158,6 +162,10 @@ class NextToken(Target):
                     "head=language: a text after other inputs needs a tokenizer with an end token, "
                     f"such as {ENDS[0]}; choose another tokenizer, or only a text"
                 )
+        self.marks = (0, 0)
+        if adapter.tokenizer.adds_special:
+            encoding = encode(adapter.tokenizer.vocabulary, "a", add_special_tokens=True)
+            self.marks = special_ends(encoding.special_tokens_mask)
         self.max_len = adapter.tokenizer.max_len
         self.input = name
         self.last = name
@@ -185,22 +193,24 @@ class NextToken(Target):
         return Window(targets, num_chars / max(int(is_target.sum()), 1))
 
     def _whole_text(self, sample: dict[str, Any]) -> Window:
-        """Put the end token before a text, and return the window of all its tokens."""
+        """Let a text start after the end token or with its begin token, and return its window."""
         text = sample[self.input]
-        targets = F.pad(text["ids"], (0, 1), value=self.end)[: self.max_len]
+        lead, tail = self.marks
+        new = 0 if lead else 1
+        count = len(text["ids"]) - tail
+        ids = text["ids"][:count]
+        targets = F.pad(ids, (new - 1, 1), value=self.end)[: self.max_len]
+        fills = {"ids": self.end, "mask": True, "coords": math.nan, "words": -1}
         shifted = {
-            **text,
-            "ids": F.pad(text["ids"], (1, 0), value=self.end),
-            "mask": F.pad(text["mask"], (1, 0), value=True),
-            "coords": F.pad(text["coords"], (0, 0, 1, 0), value=math.nan),
-            "words": F.pad(text["words"], (1, 0), value=-1),
-        }
-        sample[self.input] = {
-            key: value[: self.max_len] if isinstance(value, Tensor) else value
-            for key, value in shifted.items()
+            name: F.pad(text[name][:count], (0, 0) * (text[name].ndim - 1) + (new, 0), value=fill)
+            for name, fill in fills.items()
         }
         # Characters up to the last token: special tokens have no place.
         num_chars = text["coords"].nan_to_num().max().item()
+        sample[self.input] = {
+            **text,
+            **{name: value[: self.max_len] for name, value in shifted.items()},
+        }
         return Window(targets, num_chars / len(targets))
 
     def collate(self, targets: Sequence[Window]) -> dict[str, Any]:

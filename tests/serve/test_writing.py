@@ -1,12 +1,15 @@
 """dxn serve: generated texts, as a whole and as they appear."""
 
+import base64
 import json
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 from helpers.runs import PLAIN, SMALL, TEXT, train
 from helpers.serving import client_of, error_of
+from PIL import Image
 
 import dxn
 from dxn.models import make_sampler
@@ -65,6 +68,33 @@ def test_a_text_for_a_sample_is_that_of_the_model_in_python(translator):
         # A prediction is the result of beam search.
         answer = client.post("/predict", json={"inputs": samples})
         assert answer.json()["results"] == translator.predict_many(samples)
+
+
+def test_a_text_after_a_picture_is_that_of_the_model_in_python(folder):
+    picture = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+    for i in range(40):
+        Image.fromarray(np.roll(picture, i, 0)).save(folder / f"{i}.png")
+    rows = [f"{i}.png,{WORDS[i % 4]} no {i}" for i in range(40)]
+    (folder / "seen.csv").write_text("\n".join(["photo,caption", *rows]))
+    options = [*SMALL, *PLAIN, "backbone.causal=true", "head=language", "report=false"]
+    options += ["adapters=[text,image]", "adapters.image.image_size=32", "trainer.epochs=1"]
+    train(folder / "seen", f"data.path={folder}/seen.csv", *options)
+    model = dxn.load(folder / "seen")
+    content = (folder / "3.png").read_bytes()
+    file = {"base64": base64.b64encode(content).decode()}
+    expected = [
+        *model.write(inputs={"photo": content}, max_new=12),
+        *model.write(inputs={"photo": content}, prompt="apple", max_new=12),
+        *model.write(prompt="pear", max_new=12),
+    ]
+    body = {"inputs": [{"photo": file}, {"photo": file, "prompt": "apple"}, {"prompt": "pear"}]}
+    with client_of(model) as client:
+        answer = client.post("/generate", json={**body, **GREEDY})
+        assert [each["generated"] for each in answer.json()["results"]] == expected
+        facts = client.get("/model").json()
+        assert [each["name"] for each in facts["inputs"]] == ["photo", "prompt"]
+        path = {"inputs": [{"photo": str(folder / "3.png")}]}
+        assert "never opened" in error_of(client.post("/generate", json=path), 422)
 
 
 def test_a_continued_prompt_is_that_of_the_model_in_python(language):

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from helpers.tasks import adapters_stub, build_model
+from helpers.tasks import adapters_stub, build_model, make_batch
+from tokenizers import Tokenizer, models, processors
 from torch import nn
 
 from dxn.core.errors import UserError
@@ -296,3 +297,53 @@ def test_a_text_is_overfitted_and_written_again():
     written = generate(language, None, prompt=prompt, end=END, max_new=len(text) - 1)[0].ids
     assert adapter.tokenizer.vocabulary.decode([int(ids[0, 0]), *written]) == text
     assert isinstance(model.backbone, Backbone)
+
+
+# Texts after other inputs
+
+
+def marked(vocabulary, pattern):
+    """A tokenizer that adds special tokens to a text."""
+    names = [name for name in pattern.split() if name != "$A"]
+    specials = [(name, vocabulary.token_to_id(name)) for name in names]
+    vocabulary.post_processor = processors.TemplateProcessing(
+        single=pattern, special_tokens=specials
+    )
+    return vocabulary
+
+
+@pytest.mark.parametrize(
+    ("pattern", "first", "max_len"),
+    [
+        ("$A", "[EOS]", 16),
+        ("$A", "[EOS]", 2),  # a text that is cut off has no end
+        ("[BOS] $A", "[BOS]", 16),
+        ("[BOS] $A [EOS]", "[BOS]", 16),
+        ("$A [EOS]", "[EOS]", 16),
+    ],
+)
+def test_a_text_after_other_inputs_starts_and_ends_with_a_special_token(pattern, first, max_len):
+    trained = TextAdapter(D, tokenizer=WORD).fit(WORDS).tokenizer.vocabulary
+    options = TokenizerOptions(special_tokens=True)
+    adapter = TextAdapter(D, tokenizer=options, max_len=max_len)
+    adapter.use_vocabulary(marked(trained, pattern))
+    adapters = {"story": adapter, "photo": ImageAdapter(D)}
+    task = Language()
+    task.target.bind(adapters)
+    assert (task.target.last, task.target.prepared_inputs) == ("story", ("story",))
+    batch = make_batch(task, adapters, {"story": ["two cats", "a cat"], "photo": [None, None]})
+    names = [trained.id_to_token(i) for i in batch["story"]["ids"][0].tolist()]
+    assert names == [first, "two", "cats"][:max_len]
+    targets = [trained.id_to_token(i) for i in batch["target"]["ids"][0].tolist()]
+    assert targets == ["two", "cats", "[EOS]"][: len(names)]
+    sizes = {batch["story"][name].shape[1] for name in ("ids", "mask", "coords", "words")}
+    assert sizes == {batch["target"]["ids"].shape[1]}
+    assert batch["target"]["chars_per_token"][0] * len(targets) == pytest.approx(8)
+
+
+def test_a_text_after_other_inputs_needs_an_end_token():
+    vocabulary = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    adapter = TextAdapter(D)
+    adapter.use_vocabulary(vocabulary)
+    with pytest.raises(UserError, match="needs a tokenizer with an end token, such as"):
+        Language().target.bind({"story": adapter, "photo": ImageAdapter(D)})
