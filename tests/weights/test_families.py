@@ -83,22 +83,22 @@ def test_more_positions_are_made_for_sounds_but_not_for_texts(name, longer, tmp_
 # What families refuse
 
 NO = "dxn does not support"
-RELU = f"{NO} the activation function 'relu'"
+TANH = f"{NO} the activation function 'tanh'"
 REFUSED = [
-    ("ViT (transformers)", {"hidden_act": "relu"}, RELU),
-    ("DINOv2", {"hidden_act": "relu"}, RELU),
-    ("BERT", {"hidden_act": "relu"}, RELU),
+    ("ViT (transformers)", {"hidden_act": "tanh"}, TANH),
+    ("DINOv2", {"hidden_act": "tanh"}, TANH),
+    ("BERT", {"hidden_act": "tanh"}, TANH),
     ("BERT", {"is_decoder": True}, f"{NO} a BERT that is a decoder (is_decoder)"),
     (
         "BERT",
         {"position_embedding_type": "relative_key"},
         f"{NO} position embeddings of the type 'relative_key'",
     ),
-    ("RoBERTa", {"hidden_act": "relu"}, RELU),
+    ("RoBERTa", {"hidden_act": "tanh"}, TANH),
     ("RoBERTa", {"is_decoder": True}, f"{NO} a BERT that is a decoder (is_decoder)"),
-    ("DistilBERT", {"activation": "relu"}, RELU),
-    ("ModernBERT", {"classifier_activation": "relu"}, RELU),
-    ("ModernBERT", {"hidden_activation": "relu"}, RELU),
+    ("DistilBERT", {"activation": "tanh"}, TANH),
+    ("ModernBERT", {"classifier_activation": "tanh"}, TANH),
+    ("ModernBERT", {"hidden_activation": "tanh"}, TANH),
     (
         "ModernBERT",
         {"hidden_activation": "gelu_new"},
@@ -107,17 +107,17 @@ REFUSED = [
     ("ModernBERT", {"attention_bias": True}, f"{NO} a ModernBERT with attention_bias"),
     ("ModernBERT", {"mlp_bias": True}, f"{NO} a ModernBERT with mlp_bias"),
     ("ModernBERT", {"norm_bias": True}, f"{NO} a ModernBERT with norm_bias"),
-    ("GPT-2", {"activation_function": "relu"}, RELU),
+    ("GPT-2", {"activation_function": "tanh"}, TANH),
     (
         "GPT-2",
         {"scale_attn_by_inverse_layer_idx": True},
         f"{NO} attention scores that are scaled by the index of the block",
     ),
     ("GPT-2", {"scale_attn_weights": False}, f"{NO} attention scores that are not scaled"),
-    ("AST", {"hidden_act": "relu"}, RELU),
-    ("Whisper, encoder", {"activation_function": "relu"}, RELU),
-    ("CLIP, image", {"vision_config": {"hidden_act": "relu"}}, RELU),
-    ("CLIP, text", {"text_config": {"hidden_act": "relu"}}, RELU),
+    ("AST", {"hidden_act": "tanh"}, TANH),
+    ("Whisper, encoder", {"activation_function": "tanh"}, TANH),
+    ("CLIP, image", {"vision_config": {"hidden_act": "tanh"}}, TANH),
+    ("CLIP, text", {"text_config": {"hidden_act": "tanh"}}, TANH),
     (
         "BERT",
         {"num_hidden_layers": None},
