@@ -40,6 +40,7 @@ from dxn.weights import PublicModel, read_public  # noqa: E402
 
 # Maximum absolute difference. Activations are of the order of 1, so this is also relative.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+NUM_SAMPLES = 9001  # of a waveform: 27 tokens
 WARM_UP = 2  # calls that are not timed, because the first ones allocate memory
 
 
@@ -196,12 +197,14 @@ def text_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, Any
 
 
 def audio_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, Any], Batch]:
-    """Create a batch of random spectrograms."""
+    """Create a batch of random spectrograms, or of waveforms if the model reads them."""
     rand = torch.Generator().manual_seed(1)
     adapter = p.model.adapter("audio")
-    spectrogram = p.public.architecture.adapters["audio"]["spectrogram"]
-    frames = spectrogram["num_frames"]
-    size = (sizes.batch, frames, spectrogram["n_mels"])
+    spectrogram = p.public.architecture.adapters["audio"].get("spectrogram")
+    frames, width = NUM_SAMPLES, 1
+    if spectrogram is not None:
+        frames, width = spectrogram["num_frames"], spectrogram["n_mels"]
+    size = (sizes.batch, frames, width)
     features = torch.randn(size, generator=rand, dtype=torch.float64).to(dtype)
     batch = {
         "features": features,

@@ -231,6 +231,11 @@ def _whisper(model: nn.Module, batch: Batch) -> Tensor:
     return encoder(batch["features"].transpose(1, 2)).last_hidden_state.mean(1)
 
 
+def _waveform(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the logits for waveforms, which are (B, T) in transformers and (B, T, 1) in dxn."""
+    return hf_answer("audio")(model, {"features": batch["features"][..., 0]})
+
+
 def _clip_text(model: Any, batch: Batch) -> Tensor:
     mask = batch["mask"].long()
     return _clip_features(model.get_text_features(input_ids=batch["ids"], attention_mask=mask))
@@ -349,6 +354,21 @@ def _whisper_config(sizes: Sizes) -> Any:
     )
 
 
+def _speech_config(name: str, **options: Any) -> Callable[[Sizes], Any]:
+    def config(sizes: Sizes) -> Any:
+        return getattr(transformers, name)(
+            **sizes.hf,
+            conv_dim=[23, 19, 29, 31, 37, 41, 43],
+            num_conv_pos_embeddings=16,
+            num_conv_pos_embedding_groups=4,
+            classifier_proj_size=13,
+            num_labels=NUM_CLASSES,
+            **options,
+        )
+
+    return config
+
+
 CASES = (
     timm_case("ViT (timm)"),
     timm_case("ViT, no class token, mean (timm)", class_token=False, global_pool="avg"),
@@ -446,6 +466,24 @@ CASES = (
         "encoder.layers",
         "audio",
         answer=_whisper,
+    ),
+    hf_case(
+        "wav2vec 2.0, group norm, post-norm",
+        "Wav2Vec2ForSequenceClassification",
+        _speech_config("Wav2Vec2Config"),
+        "wav2vec2.encoder.layers",
+        "audio",
+        answer=_waveform,
+    ),
+    hf_case(
+        "HuBERT, layer norm, pre-norm",
+        "HubertForSequenceClassification",
+        _speech_config(
+            "HubertConfig", feat_extract_norm="layer", conv_bias=True, do_stable_layer_norm=True
+        ),
+        "hubert.encoder.layers",
+        "audio",
+        answer=_waveform,
     ),
     hf_case(
         "CLIP, image",

@@ -1,14 +1,18 @@
 """wav2vec 2.0 and HuBERT against transformers: sounds of several lengths, one by one and padded."""
 
+import base64
+import io
 import json
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 import transformers
 from helpers.checkpoints import assert_refused, change_tensors
 from helpers.newcomer import printed
 from helpers.peers import cases
+from helpers.serving import client_of
 from safetensors.torch import load_file, save_file
 
 import dxn
@@ -123,6 +127,13 @@ def test_transcripts_equal_those_of_transformers(name, tmp_path):
     model = dxn.from_public(str(tmp_path))
     answers = model.predict([{"audio": (sound, RATE)} for sound in clips()])
     assert [answer["prediction"] for answer in answers] == texts
+    file = io.BytesIO()
+    soundfile.write(file, clips()[2], RATE, format="WAV", subtype="FLOAT")
+    with client_of(model) as client:
+        encoded = {"base64": base64.b64encode(file.getvalue()).decode()}
+        response = client.post("/predict", json={"inputs": {"audio": encoded}})
+    assert response.status_code == 200, response.text
+    assert response.json()["results"][0]["prediction"] == texts[2], response.text
 
 
 def test_a_model_without_normalization_and_with_the_old_names_of_weight_norm(tmp_path):
@@ -213,8 +224,6 @@ def test_a_damaged_weight_norm_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    import soundfile
-
     folder = tmp_path_factory.mktemp("speech")
     lines = ["audio,text,word,split"]
     for i, sound in enumerate(4 * clips()):
