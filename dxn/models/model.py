@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dxn.core.dropout import selected
@@ -186,4 +187,6 @@ def as_float(output: Any) -> Any:
 
 def count_parameters(module: nn.Module, *, trained: bool = False) -> int:
     """Return the number of parameters. With `trained`, only of those that require gradients."""
-    return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)
+    parameters = [p for p in module.parameters() if p.requires_grad or not trained]
+    # A byte has two frozen weights of 4 bits.
+    return sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in parameters)

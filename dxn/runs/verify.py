@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from dxn.config.settings import Settings
@@ -208,7 +209,8 @@ def _check_checkpoint(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, 
     wrong = [
         name
         for name, tensor in weights.items()
-        if name not in own or own[name].shape != tensor.shape
+        # A quantized matrix of a fine-tuning can have two weights per byte.
+        if name not in own or (own[name].shape != tensor.shape and own[name].dtype != torch.uint8)
     ]
     if wrong:
         raise UserError(

@@ -32,6 +32,9 @@ class Finetune:
             there are no pretrained weights. A number: the adapters and this number of blocks.
             Null: none. The head of a new training is never frozen, but that of a language model or
             of a text generator is pretrained like its other weights.
+        base: Precision of the frozen linear layers of the blocks: int8, or nf4 with 4 bits (QLoRA,
+            arXiv:2305.14314). They are computed in the precision of the training. Null: that of the
+            model.
         lora_rank: Rank of the low-rank updates (LoRA, arXiv:2106.09685). Each matrix in
             lora_targets is frozen, and its update is trained. 0: no LoRA.
         lora_alpha: Scale of the updates, which are multiplied by lora_alpha / lora_rank. Null:
@@ -50,6 +53,7 @@ class Finetune:
         self,
         *,
         freeze: int | Literal["all"] | None = None,
+        base: Literal["int8", "nf4"] | None = None,
         lora_rank: Annotated[int, Ge(0)] = 0,
         lora_alpha: Annotated[float, Gt(0)] | None = None,
         lora_rank_stabilized: bool = False,
@@ -62,6 +66,7 @@ class Finetune:
         if lora_rank and not lora_targets:
             raise ValueError("lora_targets must name at least one linear layer if lora_rank is set")
         self.freeze = freeze
+        self.base: Literal["int8", "nf4"] | None = base
         self.rank = lora_rank
         # The division by the rank makes one learning rate suit small ranks (arXiv:2106.09685,
         # section 4.1). Updates of large ranks would learn too slowly (arXiv:2312.03732, section 3).
@@ -82,7 +87,7 @@ class Finetune:
             UserError: If the model has fewer than `freeze` blocks, a target matches no linear
                 layer, or a matrix cannot have an update.
         """
-        if self.freeze is None and not self.rank:
+        if self.freeze is None and not self.rank and self.base is None:
             return
         depth = len(getattr(model.backbone, "blocks", ()))
         if isinstance(self.freeze, int) and self.freeze > depth:
@@ -90,8 +95,17 @@ class Finetune:
         for name, parameter in model.named_parameters():
             if self._is_frozen(name, loaded):
                 parameter.requires_grad_(False)
-        if self.rank:
-            self._add_lora(model)
+        chosen = self._chosen(model) if self.rank else {}
+        for linear in chosen.values():
+            linear.weight.requires_grad_(False)
+        if self.base is not None:
+            self._quantize(model, self.base)
+        for name, linear in chosen.items():
+            update = LowRank(linear.out_features, linear.in_features, self.rank, self.scale)
+            layer = model.get_submodule(name)  # it may have been quantized
+            layer.add_module("lora", update.to(linear.weight))
+            # A hook instead of another layer: the names of the weights do not change.
+            layer.register_forward_hook(_add_update)
 
     def _is_frozen(self, name: str, loaded: set[str]) -> bool:
         # Only pretrained weights are worth freezing. The others are random, so they are trained.
@@ -104,20 +118,21 @@ class Finetune:
         blocks = tuple(f"backbone.blocks.{i}." for i in range(int(self.freeze)))
         return shared_name(name).startswith(blocks)
 
-    def _add_lora(self, model: MultimodalModel) -> None:
-        for name, linear in self._chosen(model).items():
-            rows, columns = linear.out_features, linear.in_features
-            if self.rank > min(rows, columns):
-                raise UserError(
-                    f"finetune.lora_rank: must be at most {min(rows, columns)} for {name} with "
-                    f"{rows} x {columns} weights, got {self.rank}; choose other layers with "
-                    "finetune.lora_targets"
-                )
-            linear.weight.requires_grad_(False)
-            update = LowRank(rows, columns, self.rank, self.scale)
-            linear.add_module("lora", update.to(linear.weight))
-            # A hook instead of another layer: the names of the weights do not change.
-            linear.register_forward_hook(_add_update)
+    def _quantize(self, model: MultimodalModel, kind: Literal["int8", "nf4"]) -> None:
+        from dxn.models.frozen import FrozenLinear  # few trainings need it
+
+        replaced: dict[nn.Module, FrozenLinear] = {}
+        for name, layer in list(model.named_modules(remove_duplicate=False)):
+            # Adapters receive precise numbers, and a head gives them.
+            if type(layer) is nn.Linear and ".blocks." in name and not layer.weight.requires_grad:
+                if layer not in replaced:
+                    replaced[layer] = FrozenLinear(layer, kind)
+                model.set_submodule(name, replaced[layer])
+        if not replaced:
+            raise UserError(
+                f"finetune.base: no linear layer of the blocks is frozen, so none can be {kind}; "
+                "set finetune.freeze=all or finetune.lora_rank"
+            )
 
     def _chosen(self, model: MultimodalModel) -> dict[str, nn.Linear]:
         """Return the linear layers that match a target, by name."""
@@ -135,10 +150,12 @@ class Finetune:
                 )
             chosen.update(matched)
         for name in chosen:
-            if name.endswith(".lm_head"):
+            sides = linears[name].out_features, linears[name].in_features
+            if self.rank > min(sides):
                 raise UserError(
-                    f"finetune.lora_targets: {name} cannot have an update, because the loss uses "
-                    "its matrix without calling the layer; leave it out"
+                    f"finetune.lora_rank: must be at most {min(sides)} for {name} with "
+                    f"{sides[0]} x {sides[1]} weights, got {self.rank}; choose other layers with "
+                    "finetune.lora_targets"
                 )
         return {name: linear for name, linear in linears.items() if name in chosen}
 
@@ -178,10 +195,19 @@ class LowRank(nn.Module):
 
 @torch.no_grad()
 def merged(model: nn.Module) -> dict[str, Tensor]:
-    """Return a state dict without LowRank modules, with every update added to its matrix."""
+    """Return a state dict of a model without quantized layers and LowRank modules.
+
+    Every update is added to its matrix.
+    """
+    from dxn.models.frozen import FrozenLinear
+
     state = model.state_dict()
+    # A layer comes before its update.
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, LowRank):
+        if isinstance(module, FrozenLinear):
+            state[f"{name}.weight"] = module.dense()
+            del state[f"{name}.scale"]
+        elif isinstance(module, LowRank):
             for key in module.state_dict():
                 del state[f"{name}.{key}"]
             matrix = f"{name.removesuffix('lora')}weight"

@@ -287,8 +287,8 @@ def make_ema(model: nn.Module, decay: float) -> AveragedModel:
                 continue
             if old[0].is_floating_point():
                 torch._foreach_lerp_(old, new, weight)  # pyright: ignore
-            else:
-                torch._foreach_copy_(old, new)  # pyright: ignore  # counters
+            elif kind is Tensor:  # counters; divided integers are frozen
+                torch._foreach_copy_(old, new)  # pyright: ignore
 
     ema = AveragedModel(nn.Module(), multi_avg_fn=update, use_buffers=True)
     # Frozen weights are their own average, so they are not copied.

@@ -30,6 +30,7 @@ CASES = {
     ),
     "muon": ({}, {}, "muon"),
     "lora": ({}, {}, "adamw"),
+    "frozen": ({"ema_decay": 0.9}, {}, "adamw"),
 }
 SCRIPT = """
 import sys
@@ -55,6 +56,9 @@ def train(folder, name, *, batch_size, resume=False, **more):
     model.register_buffer("constant", torch.ones(3))  # sharding does not divide buffers
     if name == "lora":
         Finetune(lora_rank=2)(model, set())
+    if name == "frozen":
+        finetune = Finetune(freeze="all", base="int8", lora_rank=2, lora_targets=("all-linear",))
+        finetune(model, set())
     if os.environ.get("RANK", "0") != "0":
         # Only the first process has fitted the statistics of the inputs.
         nn.init.normal_(model.adapter("series").norm.weight)

@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dxn.core.errors import UserError
+from dxn.models.frozen import FrozenLinear
+from dxn.models.model import count_parameters
 from dxn.training.checkpoint import FILE, FROZEN, all_checkpoints
 from dxn.training.finetune import Finetune, LowRank, merged
 from dxn.training.optim import make_ema, sgd, use_ema
@@ -205,6 +207,48 @@ def test_a_rank_above_a_side_of_a_matrix_is_refused():
         Finetune(lora_rank=3, lora_targets=("head.out",))(make(), set())
 
 
+# Frozen layers of few bits
+
+
+@pytest.mark.parametrize("base", ["int8", "nf4"])
+def test_the_frozen_layers_of_the_blocks_are_quantized(base, tmp_path):
+    model = make()
+    number = count_parameters(model)
+    options = {"freeze": "all", "base": base, "lora_rank": 2, "lora_targets": ("attn.*",)}
+    Finetune(**options)(model, pretrained(model))
+    layers = ("attn.qkv", "attn.proj", "mlp.up", "mlp.down")
+    names = {f"backbone.blocks.{i}.{name}" for i in range(DEPTH) for name in layers}
+    assert {n for n, m in model.named_modules() if isinstance(m, FrozenLinear)} == names
+    if base == "int8":  # the matrices of this model are narrower than a block of 64 numbers
+        updates = sum(p.numel() for n, p in model.named_parameters() if ".lora." in n)
+        assert count_parameters(model) == number + updates
+    before = {n: t.clone() for n, t in merged(model).items()}
+    fit(tmp_path / "run", model=model, lr=0.1)
+    after = merged(model)
+    assert after.keys() == make().state_dict().keys()
+    statistics = {name for name in before if "running_" in name or "num_batches" in name}
+    matrices = {f"{name}.weight" for name in names if ".attn." in name}
+    trained = {*matrices, "head.out.weight", "head.out.bias"}
+    assert changed(after, before) - statistics == trained
+    fresh = make()
+    fresh.load_state_dict(after)
+    torch.testing.assert_close(predictions(fresh), predictions(model), rtol=0, atol=1e-5)
+
+
+def test_only_frozen_layers_can_be_quantized():
+    message = (
+        r"^finetune\.base: no linear layer of the blocks is frozen, so none can be nf4; set "
+        r"finetune\.freeze=all or finetune\.lora_rank$"
+    )
+    with pytest.raises(UserError, match=message):
+        Finetune(base="nf4")(make(), set())
+    model = make()
+    Finetune(base="int8", lora_rank=2)(model, set())
+    found = [n for n, m in model.named_modules() if isinstance(m, FrozenLinear)]
+    assert found == [f"backbone.blocks.{i}.attn.qkv" for i in range(DEPTH)]
+    assert all(p.requires_grad for n, p in model.named_parameters() if n.endswith("qkv.bias"))
+
+
 # Low-rank changes
 
 
@@ -315,12 +359,13 @@ def test_the_merged_weights_predict_as_the_changed_model():
     assert not torch.allclose(changed_predictions, before, atol=1e-2)
 
 
-def test_a_training_of_low_rank_changes_is_resumed_bit_for_bit(tmp_path, monkeypatch):
+@pytest.mark.parametrize("base", [None, "int8", "nf4"])
+def test_a_training_of_low_rank_changes_is_resumed_bit_for_bit(tmp_path, monkeypatch, base):
     options = {"epochs": 2, "checkpoint_every": 1, "ema_decay": 0.5}
 
     def train(folder, **more):
         model = make()
-        Finetune(freeze=1, lora_rank=2)(model, set())
+        Finetune(freeze=1, base=base, lora_rank=2)(model, set())
         return fit(folder, model=model, **options, **more)[0]
 
     whole = train(tmp_path / "whole")

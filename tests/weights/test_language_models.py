@@ -1,15 +1,17 @@
 """Public models that write: their text against that of transformers, and what a run keeps."""
 
 import json
+import re
 
 import pytest
 import torch
 from helpers.peers import cases
 from helpers.reference import lively_writer, save_words
-from helpers.runs import train
+from helpers.runs import refused, train
 from torch.utils.flop_counter import FlopCounterMode
 
 import dxn
+from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.training.finetune import Finetune
 from dxn.weights import Checkpoint, read_public
@@ -145,6 +147,34 @@ def test_the_output_layer_of_a_language_model_cannot_be_a_target(tmp_path, capsy
         learn(tmp_path, "finetune.lora_targets=[lm_head]")
     # It is not one of the linear layers, because the loss uses its matrix without calling it.
     assert "no name of a linear layer ends in 'lm_head'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("base", ["int8", "nf4"])
+def test_a_language_model_of_few_bits_is_saved_in_full_precision(base, tmp_path, capsys):
+    save(tmp_path / "public")
+    before = dxn.from_public(str(tmp_path / "public"), dtype="float32").model.state_dict()
+    after = learn(tmp_path, f"finetune.base={base}", "trainer.precision=bf16", "optimizer.lr=0")
+    blocks = [name for name in before if ".blocks." in name and before[name].ndim == 2]
+    for name in blocks:
+        error = (after[name] - before[name]).square().mean().sqrt() / before[name].std()
+        assert 0 < error < {"int8": 0.02, "nf4": 0.15}[base]
+    rest = before.keys() - set(blocks) - {"adapters.text.pos_embed.weight"}
+    assert all(torch.equal(after[name], before[name]) for name in rest)
+    assert main(["verify", f"run={tmp_path / 'run'}"]) == 0
+
+
+def test_another_rank_or_base_is_refused_when_a_run_resumes(tmp_path, capsys):
+    save(tmp_path / "public")
+    learn(tmp_path, "finetune.base=int8")
+    resume = ["train", f"resume={tmp_path / 'run'}", "trainer.epochs=2", "resume.force=true"]
+    for change, said in (
+        ("finetune.lora_rank=3", r"lora\.up has \(132, 3\)|has \(132, 2\) float32 instead of"),
+        ("finetune.base=null", "is unexpected|float32"),
+        ("finetune.base=nf4", "uint8"),
+    ):
+        (line,) = refused(capsys, [*resume, change])
+        assert "does not fit the model of the configuration" in line
+        assert re.search(said, line), line
 
 
 def step_flop(model, ids):
