@@ -59,8 +59,17 @@ FREE = (
     "block.mlp_dropout",
     "activation_checkpointing",
 )
-# Options of the layers of a head that do not depend on the classes.
-PRE_HEAD = ("hidden", "hidden_dim", "norm", "norm_eps", "output")
+# Options of the layers of a head that do not depend on the classes, and of its tokens.
+PRE_HEAD = (
+    "hidden",
+    "hidden_dim",
+    "norm",
+    "norm_eps",
+    "output",
+    "share_tokenizer",
+    "max_len",
+    "marks",
+)
 
 Config = dict[str, Any]
 
@@ -234,7 +243,8 @@ def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
             _, value = lookup(options, name)
             # Not every task has a hidden layer in its head.
             if group != "head" or lookup(merger.values, f"head.{name}")[0]:
-                fixed = group == "head" and _is_below(name, ("output", "share_tokenizer"))
+                wanted = ("output",) if main.family.own else ("output", "share_tokenizer")
+                fixed = group == "head" and _is_below(name, wanted)
                 merger.set(f"{group}.{name}", value, fixed=fixed)
 
 

@@ -1,13 +1,19 @@
 """Public models with an encoder and a decoder: T5, BART, mBART and Marian, against transformers."""
 
+import json
+
 import pytest
 import torch
 from helpers.peers import cases
 from helpers.reference import lively_writer
+from helpers.runs import train
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import dxn
+from dxn.cli import main
+from dxn.core.errors import UserError
 from dxn.models.decoding.decoder import Memory
+from dxn.tasks.generate.target_tokenizer import MarkOptions, TargetTokenizer
 
 T = cases.T
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
@@ -187,3 +193,91 @@ def test_the_options_of_a_generation_are_those_of_the_checkpoint(tmp_path):
     assert [
         each["prediction"] for each in model.predict([{"text": text} for text in TEXTS])
     ] == written(model, TEXTS, 3, 2.0, None)
+
+
+# The command line
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    rows = [f"w{i} w{i + 1} w{90 - i};w{i + 1} w{i}" for i in range(10, 50)]
+    path = tmp_path / "pairs.csv"
+    path.write_text("\n".join(["text;translation", *rows]))
+    return path
+
+
+@pytest.mark.parametrize("name", ["T5", "mBART", "Marian with two vocabularies"])
+def test_a_training_starts_from_all_weights_and_keeps_the_tokens(name, tmp_path, pairs):
+    save(tmp_path / "public", name)
+    options = ["trainer.precision=float32", "trainer.device=cpu", "trainer.epochs=1"]
+    options += ["optimizer.lr=1e-30", "optimizer.weight_decay=0", "batch_size=8"]
+    options += [f"data.path={pairs}", "data.target=translation", "head=generate"]
+    train(tmp_path / "run", *options, f"weights={tmp_path / 'public'}")
+    public = dxn.from_public(str(tmp_path / "public"), dtype="float32")
+    run = dxn.load(tmp_path / "run", dtype="float32")
+    models = [run]
+    if "two" not in name:  # a training from a run fits the vocabulary of the targets again
+        train(tmp_path / "again", *options, f"weights={tmp_path / 'run'}")
+        models.append(dxn.load(tmp_path / "again", dtype="float32"))
+    for model in models:
+        assert model.task.tokenizer.begin_ids == public.task.tokenizer.begin_ids
+        state = model.model.state_dict()
+        for key, tensor in public.model.state_dict().items():
+            torch.testing.assert_close(state[key], tensor, rtol=0, atol=1e-20)
+    assert written(run, TEXTS, 2, 1.0) == written(public, TEXTS, 2, 1.0)
+
+
+def test_pairs_are_translated_and_evaluated_from_the_command_line(tmp_path, pairs, capsys):
+    save(tmp_path, "Flan-T5")
+    weights = f"weights={tmp_path}"
+    assert main(["predict", weights, "dtype=float32", f"input.text={TEXTS[0]}"]) == 0
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    assert model.predict(text=TEXTS[0])["prediction"] in capsys.readouterr().out
+    out = tmp_path / "out"
+    table = [f"data.path={pairs}", "data.target=translation", f"output={out}"]
+    assert main(["evaluate", weights, *table]) == 0
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert 0 < metrics["all/chrf"] < 100 and 0 <= metrics["all/bleu"] < 100
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "T5",
+            {"feed_forward_proj": "gated-tanh"},
+            "does not support the activation.*'gated-tanh'",
+        ),
+        ("BART", {"activation_function": "tanh"}, "does not support the activation.*'tanh'"),
+        ("Marian", {"length_penalty": -1.0}, "a negative length_penalty, got -1.0"),
+        ("mBART", {"decoder_layers": 0}, "decoder_layers"),
+    ],
+)
+def test_a_config_that_cannot_be_computed_is_refused(name, change, message, tmp_path):
+    save(tmp_path, name)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=message):
+        dxn.from_public(str(tmp_path))
+
+
+def test_the_missing_file_of_a_tokenizer_is_named(tmp_path):
+    save(tmp_path, "Marian with two vocabularies")
+    (tmp_path / "target_tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"translations that is not in target_tokenizer.json; add"):
+        dxn.from_public(str(tmp_path))
+    save(tmp_path, "Marian")
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "source.spm").write_bytes(b"\n")
+    with pytest.raises(UserError, match=r"source.spm cannot be read; add tokenizer.json"):
+        dxn.from_public(str(tmp_path))
+
+
+@pytest.mark.parametrize("token", [VOCAB, "de_DE"])
+def test_a_token_that_the_tokenizer_does_not_have_is_refused(token):
+    tokenizer = TargetTokenizer(marks=MarkOptions(begin=[token]))
+    with pytest.raises(UserError, match=r"^head.marks.begin: the tokenizer has no token"):
+        tokenizer.use_tokenizer(tokenizer_of(VOCAB))
