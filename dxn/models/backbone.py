@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dxn.models.decoding.decoder import KVCache, Memory
     from dxn.models.packing import Packing
 
+DEFAULT_RATIO = 4.0
 PLAIN = ("scaled_dot", None, None)  # the score, its scale and its soft cap
 
 
@@ -62,7 +63,7 @@ class Backbone(Recorded, nn.Module):
         *,
         depth: Annotated[int, Ge(0)] = 4,
         num_heads: Annotated[int, Ge(1)] = 4,
-        mlp_ratio: Annotated[float, Gt(0)] = 4.0,
+        mlp_ratio: Annotated[float, Gt(0)] = DEFAULT_RATIO,
         dropout: Rate = 0.0,
         drop_path: Rate = 0.0,
         causal: bool = False,
@@ -75,6 +76,11 @@ class Backbone(Recorded, nn.Module):
         super().__init__()
         if depth < 0:
             raise ValueError(f"depth must be at least 0, got {depth}")
+        if block.hidden_dim is not None and mlp_ratio != DEFAULT_RATIO:
+            raise ValueError(
+                f"mlp_ratio has no effect with block.hidden_dim, got {mlp_ratio} and "
+                f"{block.hidden_dim}: leave one of them out"
+            )
         self.dim = dim
         self.num_heads = num_heads
         # Whether the scores are scaled dot products, the only ones of some kernels.

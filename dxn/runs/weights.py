@@ -71,6 +71,10 @@ PRE_HEAD = (
     "marks",
 )
 
+# Default of adapters.text.max_len with public language models, whose windows of up to 131,072
+# tokens do not fit into the memory of most trainings.
+MAX_WINDOW = 2048
+
 Config = dict[str, Any]
 
 
@@ -212,6 +216,8 @@ def _set_adapter_options(
         options = public.architecture.adapters[public.adapter_key(key, modality) or ""]
         for name in _leaves(options):
             _, value = lookup(options, name)
+            if name == "max_len" and public.architecture.task == "language":
+                value = value if public.family.own else min(value, MAX_WINDOW)
             merger.set(f"adapters.{key}.{name}", value, fixed=_is_below(name, fixed))
 
 

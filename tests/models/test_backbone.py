@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dxn.core.dropout import Dropout, Keys, number_layers
-from dxn.models import Attention, Mlp
+from dxn.models import Attention, Backbone, BlockOptions, Mlp
 from dxn.models.blocks import DropPath, make_norm
 from dxn.models.positions import Alibi, make_attn_mask, rope_factors
 
@@ -380,3 +380,8 @@ def test_a_sample_whose_branches_are_all_omitted_passes_through_unchanged():
 def test_invalid_options_raise_a_clear_error(options, message):
     with pytest.raises(ValueError, match=message):
         backbone_of(D, **{"depth": DEPTH, "num_heads": H, **options})
+
+
+def test_a_ratio_without_an_effect_is_refused():
+    with pytest.raises(ValueError, match=r"mlp_ratio has no effect with block.hidden_dim, got 2.0"):
+        Backbone(D, mlp_ratio=2.0, block=BlockOptions(hidden_dim=7))

@@ -1,14 +1,17 @@
 """Llama and the models with its names: logits and texts against those of transformers."""
 
 import json
+import random
 
 import pytest
 import torch
 import transformers
 from helpers.reference import lively_writer, save_words
+from helpers.runs import train
 from tokenizers import Tokenizer, processors
 
 import dxn
+from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.models import beam_search, generate
 from dxn.models.decoding.language_model import LanguageModel
@@ -84,10 +87,11 @@ def save(folder, name, **options):
     """A model with random weights in the public format, and the model of transformers."""
     torch.manual_seed(0)
     kind, settings = MODELS[name]
+    settings = settings | options
     sizes = {key: size for key, size in SIZES.items() if key not in settings}
     if kind == "Qwen2":
         del sizes["head_dim"]  # it has no such setting
-    config = getattr(transformers, f"{kind}Config")(**sizes, **settings, **options)
+    config = getattr(transformers, f"{kind}Config")(**sizes, **settings)
     peer = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
     peer = lively_writer(peer).eval()
     peer.save_pretrained(folder)
@@ -286,3 +290,74 @@ def test_bf16_weights_stay_bf16(tmp_path):
     real = mask > 0
     error = (actual[real].float() - expected[real].float()).abs().mean()
     assert error < 0.05 * expected[real].float().std()
+
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+
+
+@pytest.mark.parametrize("name", ["Llama 3", "Gemma 2"])
+def test_fine_tuning_has_the_losses_of_transformers(name, tmp_path):
+    """50 steps of AdamW with a batch of all conversations, and clipped gradients."""
+    peer = save(tmp_path, name).train()
+    draw = random.Random(0)
+    counts = [draw.randrange(4, 12) for _ in range(8)]
+    chats = [[f"w{draw.randrange(3, VOCAB)}" for _ in range(count)] for count in counts]
+    config = {"bos_token": "w1", "eos_token": " w2 ", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    rows = []
+    for words in chats:
+        parts = {"user": " " + " ".join(words[:3]), "assistant": " ".join(words[3:])}
+        messages = [{"role": role, "content": content} for role, content in parts.items()]
+        rows.append({"messages": messages})
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train(
+        tmp_path / "run",
+        *("head=language", "adapters=[text]", f"weights={tmp_path}"),
+        *(f"data.train={path}", f"data.validation={path}", "batch_size=8", "trainer.epochs=50"),
+        *("trainer.precision=float32", "trainer.device=cpu", "trainer.patience=0"),
+        *("optimizer.lr=3e-4", "optimizer.weight_decay=0", "scheduler=constant"),
+        *(
+            "scheduler.warmup=0",
+            "optimizer.eps=1e-5",
+        ),
+    )
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ours = [json.loads(line)["train/epoch_loss"] for line in lines]
+
+    ids = torch.zeros(8, 16, dtype=torch.long)
+    labels = torch.full((8, 16), -100)
+    for i, words in enumerate(chats):
+        numbers = [int(word[1:]) for word in words]
+        row = [1, *numbers[:3], 2, *numbers[3:], 2]
+        ids[i, : len(row)] = torch.tensor(row)
+        labels[i, 5 : len(row)] = ids[i, 5 : len(row)]
+    mask = torch.arange(16) < torch.tensor([[len(words) + 3] for words in chats])
+    # With a larger eps, the sign of a gradient of about zero has no effect on the first steps.
+    options = {"lr": 3e-4, "betas": (0.9, 0.98), "eps": 1e-5, "weight_decay": 0}
+    optimizer = torch.optim.AdamW(peer.parameters(), **options)
+    theirs = []
+    for _ in range(50):
+        loss = peer(ids, mask.long(), labels=labels).loss
+        theirs.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        optimizer.step()
+    assert theirs[-1] < theirs[0] - 0.5
+    assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_the_command_continues_a_prompt_and_max_len_of_a_training_is_limited(tmp_path, capsys):
+    peer = save(tmp_path / "public", "Qwen 3", max_position_embeddings=40_960)
+    words = [f"weights={tmp_path / 'public'}", "prompt=w5 w7", "max_new=9", "top_k=1"]
+    assert main(["generate", *words, "dtype=float32"]) == 0
+    found = peer.generate(torch.tensor([[5, 7]]), max_new_tokens=9, do_sample=False)[0].tolist()
+    expected = found[: found.index(2)] if 2 in found else found
+    assert capsys.readouterr().out.strip() == " ".join(f"w{i}" for i in expected)
+    (tmp_path / "text.txt").write_text("w5 w7 w11 w13 w17\n" * 60)
+    words = ["data=text", f"data.path={tmp_path / 'text.txt'}", "adapters=[text]", "head=language"]
+    words += [f"weights={tmp_path / 'public'}", "trainer.epochs=1", "trainer.device=cpu"]
+    train(tmp_path / "run", *words)
+    tokenizer = dxn.load(tmp_path / "run").model.adapters["text"].tokenizer
+    assert tokenizer.max_len == 2048
