@@ -155,6 +155,8 @@ class NextToken(Target):
         (name,) = texts
         adapter = adapters[name]
         adapter.check_columns_are_tokens("language")
+        # A config.json can have an end token of another vocabulary.
+        self.ends = [i for i in self.ends if i < adapter.embedding.num_embeddings]
         if len(adapters) > 1:
             self.end = next(iter(self.ends), token_of(adapter.tokenizer.vocabulary, ENDS))
             if self.end is None:

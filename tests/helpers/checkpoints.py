@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
@@ -71,3 +72,22 @@ def adapter_of(folder, modality, *, part=None, **options):
     }
     public.prepare(adapters)
     return adapters[modality]
+
+
+def byte_gpt2(folder, template=None, tokens=("<|endoftext|>",)):
+    """A random GPT-2 with a vocabulary of bytes."""
+    transformers = pytest.importorskip("transformers")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    vocabulary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    vocabulary.decoder = decoders.ByteLevel()
+    vocabulary.add_special_tokens(list(tokens))
+    options = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 256}
+    config = transformers.GPT2Config(vocab_size=vocabulary.get_vocab_size(), **options)
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=vocabulary, eos_token=tokens[0], chat_template=template
+    )
+    fast.save_pretrained(folder)
+    return folder

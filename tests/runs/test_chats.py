@@ -5,8 +5,8 @@ import re
 
 import pytest
 import torch
+from helpers.checkpoints import byte_gpt2
 from helpers.runs import interrupt, log_of, metrics_of, refused, same_tensors, weights_of
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import dxn
 from dxn.cli import main
@@ -166,25 +166,6 @@ def test_long_conversations_are_counted(table, tmp_path, capsys):
 # Public weights
 
 
-def checkpoint(folder, template=None, tokens=("<|endoftext|>",)):
-    """A random GPT-2 with a vocabulary of bytes."""
-    transformers = pytest.importorskip("transformers")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    vocabulary.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    vocabulary.decoder = decoders.ByteLevel()
-    vocabulary.add_special_tokens(list(tokens))
-    options = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 256}
-    config = transformers.GPT2Config(vocab_size=vocabulary.get_vocab_size(), **options)
-    torch.manual_seed(0)
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=vocabulary, eos_token=tokens[0], chat_template=template
-    )
-    fast.save_pretrained(folder)
-    return folder
-
-
 def finetune(table, source, run, *words):
     options = [
         each for each in TINY if not re.match(r"dim|backbone\.(depth|num)|adapters\.t", each)
@@ -195,7 +176,7 @@ def finetune(table, source, run, *words):
 
 
 def test_public_weights_without_a_template_get_its_two_tokens(table, tmp_path):
-    source = checkpoint(tmp_path / "gpt2")
+    source = byte_gpt2(tmp_path / "gpt2")
     model = finetune(table, source, tmp_path / "run", "optimizer.lr=0")
     before = dxn.from_public(source).model.adapters["text"].embedding.weight
     adapter = model.model.adapter(model.inputs[0])
@@ -213,7 +194,7 @@ TEMPLATE = """\
 
 
 def test_the_template_of_public_weights_is_used_and_kept(table, tmp_path):
-    source = checkpoint(tmp_path / "gpt2", TEMPLATE)
+    source = byte_gpt2(tmp_path / "gpt2", TEMPLATE)
     model = finetune(table, source, tmp_path / "run")
     adapter = model.model.adapter(model.inputs[0])
     assert adapter.tokenizer.reader.template == ChatTemplate(
@@ -225,7 +206,7 @@ def test_the_template_of_public_weights_is_used_and_kept(table, tmp_path):
 
 
 def test_without_a_template_a_prompt_is_continued(tmp_path):
-    model = dxn.from_public(checkpoint(tmp_path / "gpt2"))
+    model = dxn.from_public(byte_gpt2(tmp_path / "gpt2"))
     assert model.write(prompt="3 or 4?", max_new=3)[0].startswith("3 or 4?")
     with pytest.raises(UserError, match="chat: this model was not trained on conversations"):
         model.write(prompt="3", chat=True)
@@ -236,7 +217,7 @@ def test_without_a_template_a_prompt_is_continued(tmp_path):
 def test_the_loss_is_that_of_transformers_with_labels_of_answers_only(table, tmp_path):
     import transformers
 
-    source = checkpoint(tmp_path / "gpt2", TEMPLATE)
+    source = byte_gpt2(tmp_path / "gpt2", TEMPLATE)
     lines = table.read_text().splitlines(keepends=True)
     for name, part in (("train", lines[:30]), ("validation", lines[30:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(part))

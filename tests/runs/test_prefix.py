@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from helpers.checkpoints import byte_gpt2
 from helpers.runs import interrupt, log_of, metrics_of, refused, same_tensors, weights_of
 from PIL import Image
 
@@ -178,3 +179,21 @@ def test_two_columns_of_texts_are_refused(pictures, capsys):
 def test_a_model_with_a_picture_is_not_exported(run, tmp_path, capsys):
     (line,) = refused(capsys, ["export", f"run={run}", f"output={tmp_path / 'out'}"])
     assert "export: a language model with other inputs than a text cannot be exported" in line
+
+
+def test_public_weights_of_a_language_model_learn_to_describe_pictures(pictures, tmp_path, capsys):
+    source = byte_gpt2(tmp_path / "gpt2")
+    rows = [(str(pictures / f"{i}.png"), drawn(i)[1]) for i in range(40)]
+    table = write_table(pictures / "some.csv", rows)
+    words = ["head=language", f"weights={source}", "adapters=[text,image]", "report=false"]
+    words += ["trainer.epochs=1", "trainer.precision=float32", "trainer.device=cpu"]
+    words += ["adapters.image.image_size=32", "optimizer.lr=0", f"run={tmp_path / 'run'}"]
+    assert main(["train", str(table), *words]) == 0
+    model = dxn.load(tmp_path / "run")
+    # Without a picture, the loaded weights are those of the checkpoint.
+    public = dxn.from_public(source)
+    model.model.fusion.input_embedding.weight.data.zero_()
+    assert model.write(prompt=["a red", "b"], max_new=9) == public.write(
+        prompt=["a red", "b"], max_new=9
+    )
+    assert model.write(inputs={"photo": str(pictures / "3.png")}, max_new=3)
