@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,12 @@ from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 
 from dxn.models import (
-    Backbone,
-    BlockOptions,
-    Decoder,
-    EarlyFusion,
     LanguageModel,
     Memory,
     MultimodalModel,
-    NormOptions,
     generate,
 )
 from dxn.models.inference import convert
-from dxn.tasks.generate.head import GenerateHead
-from dxn.tokenize.text.adapter import TextAdapter
-from dxn.tokenize.text.options import EmbeddingOptions
 from dxn.weights import read_public
 
 T: Any = transformers
@@ -47,7 +38,7 @@ def gpt2(options: Options) -> Work:
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
     peer: Any = T.GPT2LMHeadModel(T.GPT2Config()).eval()
-    model = _gpt2_of_dxn(peer, options.folder)
+    model = _model_of_dxn(peer, options.folder)
     rand = torch.Generator().manual_seed(1)
     prompt = torch.randint(peer.config.vocab_size, (BATCH, PROMPT), generator=rand)
     expected = _continued(peer, prompt, COMPARED)
@@ -80,7 +71,7 @@ def translation(options: Options) -> Work:
         for parameter in peer.parameters():
             if parameter.ndim > 1 and parameter.requires_grad:
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-    model = _translator(peer)
+    model = _model_of_dxn(peer, options.folder)
     rand = torch.Generator().manual_seed(1)
     lengths = torch.randint(6, 31, (SENTENCES,), generator=rand).sort().values
     sentences = [torch.randint(2, VOCAB, (int(n),), generator=rand) for n in lengths]
@@ -91,8 +82,7 @@ def translation(options: Options) -> Work:
     first = batches[0][:8]
     _check_ids(_translated_by_dxn(model, first), _translated(peer, first))
     device, dtype = options.device, options.dtype
-    # A copy, because both sides share the embedding.
-    peer = copy.deepcopy(peer).to(device, dtype)
+    peer = peer.to(device, dtype)
     convert(model.to(device), dtype)
     batches = [batch.to(device) for batch in batches]
 
@@ -105,42 +95,6 @@ def translation(options: Options) -> Work:
             _translated(peer, batch)
 
     return Work({OURS: translate, "transformers": translate_peer})
-
-
-def _translator(peer: Any) -> MultimodalModel:
-    """Build an encoder-decoder of dxn with the weights of a Marian model."""
-    options: dict[str, Any] = {
-        "depth": DEPTH,
-        "num_heads": HEADS,
-        "norm": NormOptions(place="post"),
-        "block": BlockOptions(mlp="gelu"),
-    }
-    adapter = TextAdapter(
-        DIM, max_len=64, pos_embed="sinusoidal", embedding=EmbeddingOptions(scale=True)
-    )
-    adapter.use_vocabulary(_tokenizer(VOCAB))
-    adapter.embedding.weight = peer.model.shared.weight
-    backbone = Backbone(DIM, **options)
-    decoder_backbone = Backbone(DIM, causal=True, cross=True, **options)
-    decoder = Decoder(decoder_backbone, vocab_size=VOCAB, max_len=WRITTEN + 1)
-    decoder.tie(adapter.embedding)
-    for block, layer in zip(backbone.blocks, peer.model.encoder.layers, strict=True):
-        _fill_block(block, layer)
-    decoder_blocks: Any = decoder_backbone.blocks
-    for block, layer in zip(decoder_blocks, peer.model.decoder.layers, strict=True):
-        _fill_block(block, layer)
-        _copy(block.cross.query, layer.encoder_attn.q_proj)
-        _copy(block.cross.memory, layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
-        _copy(block.cross.proj, layer.encoder_attn.out_proj)
-        _copy(block.cross_norm, layer.encoder_attn_layer_norm)
-    model = MultimodalModel(
-        {"text": adapter},
-        inputs={"text": "text"},
-        fusion=EarlyFusion(DIM),
-        backbone=backbone,
-        head=GenerateHead(decoder),
-    )
-    return model.eval()
 
 
 @torch.inference_mode()
@@ -164,8 +118,8 @@ def _tokenizer(size: int) -> Tokenizer:
     return Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
 
 
-def _gpt2_of_dxn(peer: Any, folder: Path) -> MultimodalModel:
-    """Build GPT-2 in dxn with the weights of transformers."""
+def _model_of_dxn(peer: Any, folder: Path) -> MultimodalModel:
+    """Build the model in dxn with the weights of transformers."""
     peer.save_pretrained(folder)
     _tokenizer(peer.config.vocab_size).save(str(folder / "tokenizer.json"))
     public = read_public(str(folder))
@@ -222,24 +176,6 @@ def _marian_config() -> Any:
         bos_token_id=BEGIN,
         forced_eos_token_id=None,
     )
-
-
-def _fill_block(block: Any, layer: Any) -> None:
-    """Copy the self-attention and the MLP of a layer of Marian to a block of dxn."""
-    attention = layer.self_attn
-    _copy(block.attn.qkv, attention.q_proj, attention.k_proj, attention.v_proj)
-    _copy(block.attn.proj, attention.out_proj)
-    _copy(block.attn_norm, layer.self_attn_layer_norm)
-    _copy(block.mlp.up, layer.fc1)
-    _copy(block.mlp.down, layer.fc2)
-    _copy(block.mlp_norm, layer.final_layer_norm)
-
-
-@torch.no_grad()
-def _copy(target: Any, *sources: Any) -> None:
-    """Copy the weights and biases of layers, concatenated, to one layer."""
-    target.weight.copy_(torch.cat([source.weight for source in sources]))
-    target.bias.copy_(torch.cat([source.bias for source in sources]))
 
 
 def _check_ids(ours: list[list[int]], theirs: list[list[int]]) -> None:
