@@ -162,7 +162,7 @@ def survey_rows(
     targets = None
     # Otherwise, the task computes its targets from the inputs.
     if TARGET in rows.cells and (task is None or task.is_supervised):
-        if task is not None:
+        if task is not None and task.target.needs_inputs:
             task.target.tokenizers = tokenizers
         targets, issues = _parse_targets(rows, raws, task, need_target=need_target)
         bad += issues

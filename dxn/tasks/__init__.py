@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from dxn.tasks.auto import Auto
     from dxn.tasks.classify import Classify
     from dxn.tasks.contrastive import Contrastive
-    from dxn.tasks.ctc import Ctc
     from dxn.tasks.embed import Embed
     from dxn.tasks.forecast.task import Forecast, Quantiles
+    from dxn.tasks.generate.ctc import Ctc
     from dxn.tasks.generate.task import Generate
     from dxn.tasks.language import Language, Window
     from dxn.tasks.masked import Masked
@@ -63,7 +63,7 @@ MODULES = {
     "Bernoulli": "multilabel",
     "Classify": "classify",
     "Contrastive": "contrastive",
-    "Ctc": "ctc",
+    "Ctc": "generate.ctc",
     "Embed": "embed",
     "Forecast": "forecast.task",
     "Generate": "generate.task",

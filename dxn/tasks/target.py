@@ -38,7 +38,8 @@ class Target(CheckedMembers):
         random: Whether `encode` gets a random generator in validation as well, with the same state
             in every epoch. If False, `rand` is None except in training.
         needs_inputs: Whether `read` compares a cell with the inputs of its row.
-        tokenizers: Tokenizers of the inputs by name. They are set before `read` is called.
+        tokenizers: Tokenizers of the inputs by name, set before `read` is called if `needs_inputs`
+            is set.
         is_text: Whether the targets are texts, of which several can be right.
         required: Names of the inputs that every usable row must have; `bind` sets it.
         prepared_inputs: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.

@@ -183,7 +183,7 @@ REFUSED = [
     ({"add_adapter": True}, f"{NO} layers that shorten the output (add_adapter)"),
     ({"adapter_attn_dim": 16}, f"{NO} layers of single languages (adapter_attn_dim)"),
     ({"use_weighted_layer_sum": True}, f"{NO} a weighted sum of the blocks"),
-    ({"hidden_act": "relu"}, f"{NO} the activation function 'relu'"),
+    ({"hidden_act": "tanh"}, f"{NO} the activation function 'tanh'"),
     ({"layer_norm_eps": 1e-6}, f"{NO} other values than layer_norm_eps=1e-5 and feat_extract_act"),
     ({"feat_extract_activation": "relu"}, f"{NO} other values than layer_norm_eps=1e-5 and feat"),
     ({"pad_token_id": 10}, f"{NO} pad_token_id=10 of 10 outputs, which is the blank"),
@@ -199,6 +199,33 @@ def test_a_feature_that_dxn_does_not_have_is_refused(changes, message, tmp_path)
     with pytest.raises(UserError) as caught:
         dxn.from_public(str(tmp_path))
     assert message in str(caught.value)
+
+
+def test_the_files_of_a_processor_are_read(tmp_path):
+    peer, _ = save_peer("wav2vec 2.0, large", "ForCTC", tmp_path)
+    extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=False)
+    (tmp_path / "preprocessor_config.json").unlink()
+    path = tmp_path / "vocab.json"
+    path.write_text(path.read_text().replace('"|"', '"#"').replace("</s>", "|"))
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(
+        str(path), word_delimiter_token="#", eos_token="|", do_lower_case=True
+    )
+    with torch.no_grad():
+        peer.lm_head.bias -= torch.cat(outputs_of(peer, extractor)).mean(0)
+    peer.save_pretrained(tmp_path)
+    transformers.Wav2Vec2Processor(extractor, tokenizer).save_pretrained(tmp_path)
+    texts = [tokenizer.decode(each.argmax(-1)) for each in outputs_of(peer, extractor)]
+    model = dxn.from_public(str(tmp_path))
+    answers = model.predict([{"audio": (sound, RATE)} for sound in clips()])
+    assert [answer["prediction"] for answer in answers] == texts
+    assert "|" in "".join(texts) and " " in "".join(texts)
+
+
+@pytest.mark.parametrize("token", ['{"content": "|"}', "[3]", "null", "7"])
+def test_any_word_delimiter_in_the_settings_is_read(token, tmp_path):
+    save_peer("wav2vec 2.0, base", "ForCTC", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"word_delimiter_token": {token}}}')
+    assert dxn.from_public(str(tmp_path)).labels[4] == (" " if "|" in token else "|")
 
 
 def test_vocabularies_of_phonemes_or_languages_are_refused(tmp_path):

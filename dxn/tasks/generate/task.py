@@ -21,10 +21,10 @@ from dxn.models.decoding.generation import OnTokens
 from dxn.models.decoding.search import LENGTH_OFFSET, Hypothesis, Sampler
 from dxn.tasks.generate.head import Generated, GenerateHead
 from dxn.tasks.generate.target_tokenizer import MarkOptions, TargetTokenizer
+from dxn.tasks.generate.texts import ErrorRates, describe_texts
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import Task
-from dxn.tasks.texts import ErrorRates, describe_texts
 from dxn.tokenize.base import NUM_REAL
 from dxn.tokenize.text.options import TokenizerOptions
 

@@ -166,7 +166,9 @@ def vocabulary(checkpoint: Checkpoint) -> list[str]:
         if isinstance(index, int) and 0 <= index < count:
             labels[index] = str(token).lower() if settings.get("do_lower_case") else str(token)
     blank = checkpoint.config.get("pad_token_id") or 0
-    delimiter = ids.get(settings.get("word_delimiter_token", "|"))
+    token = settings.get("word_delimiter_token", "|")
+    # Old files have an object with the text and its properties.
+    delimiter = ids.get(str(token.get("content") if isinstance(token, dict) else token))
     if isinstance(delimiter, int) and 0 <= delimiter < count:
         labels[delimiter] = " "
     if blank >= count or blank < 0:

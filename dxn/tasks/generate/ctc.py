@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
+from dxn.tasks.generate.texts import ErrorRates, describe_texts
 from dxn.tasks.heads import LinearHead, PreHead
 from dxn.tasks.space import Batch, LossSum, Space, symmetric_kl
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
-from dxn.tasks.texts import ErrorRates, describe_texts
 
 BLANK = ""  # the text of the output that separates equal characters, and of silence
 
