@@ -385,6 +385,9 @@ CASES = (
         qk_norm=True,
         qkv_bias=False,
     ),
+    timm_case(
+        "ViT, pooling by attention (timm)", class_token=False, global_pool="map", fc_norm=False
+    ),
     timm_case("DeiT, distilled (timm)", cls=timm.models.deit.VisionTransformerDistilled),
     timm_case(
         "DINOv2, SwiGLU (timm)",

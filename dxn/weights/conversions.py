@@ -121,40 +121,43 @@ def patch_positions(name: str, grid: Sequence[int]) -> TensorSource:
     return TensorSource((name,), convert, moves=True)
 
 
-def map_pooling(name: str, num_heads: int) -> TensorMap:
-    """Return the tensors of pool=map: a probe, its attention to all tokens, and an MLP.
+def map_pooling(
+    probe: str,
+    *,
+    weights: Sequence[str],
+    biases: Sequence[str],
+    layers: LayerNames,
+    num_heads: int,
+) -> TensorMap:
+    """Map the tensors of pool=map: a probe, its attention to all tokens, and an MLP.
 
     The query is a constant, so its product with the weights of the keys is too, see `MapPooling`.
 
     Args:
-        name: Name of the module, with the names of SigLIP in transformers.
+        probe: Name of the probe (1, 1, D).
+        weights: Names of the weights of the query, the keys and the values, which have 3 D rows
+            together.
+        biases: Names of their biases.
+        layers: Layer names of the checkpoint for proj, norm, mlp.up and mlp.down.
         num_heads: Number of heads.
     """
-    projections = f"{name}.attention.in_proj_weight", f"{name}.attention.in_proj_bias"
 
-    def score(probe: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        query_weight, key_weight, _ = weight.chunk(3)
-        query = query_weight @ probe.flatten() + bias[: len(query_weight)]
+    def score(probe: Tensor, *rest: Tensor) -> Tensor:
+        query_weight, key_weight, _ = torch.cat(rest[: len(weights)]).chunk(3)
+        query = query_weight @ probe.flatten() + torch.cat(rest[len(weights) :])[: probe.numel()]
         query = rearrange(query, "(h d) -> h 1 d", h=num_heads)
         keys = rearrange(key_weight, "(h d) e -> h d e", h=num_heads)
         return (query @ keys).squeeze(1) / query.shape[2] ** 0.5
 
-    def values(projection: Tensor) -> Tensor:
-        return projection.chunk(3)[2]
+    def values(*projections: Tensor) -> Tensor:
+        return torch.cat(projections).chunk(3)[2]
 
     pool = "fusion.pool.map"
     return {
-        f"{pool}.score.weight": TensorSource((f"{name}.probe", *projections), score),
-        f"{pool}.value.weight": TensorSource(projections[:1], values, moves=True),
-        f"{pool}.value.bias": TensorSource(projections[1:], values, moves=True),
-        **linears(
-            {
-                f"{pool}.proj": f"{name}.attention.out_proj",
-                f"{pool}.norm": f"{name}.layernorm",
-                f"{pool}.mlp.up": f"{name}.mlp.fc1",
-                f"{pool}.mlp.down": f"{name}.mlp.fc2",
-            }
-        ),
+        f"{pool}.score.weight": TensorSource((probe, *weights, *biases), score),
+        f"{pool}.value.weight": TensorSource(tuple(weights), values, moves=True),
+        f"{pool}.value.bias": TensorSource(tuple(biases), values, moves=True),
+        **linears({f"{pool}.{name}": layer for name, layer in layers.items()}),
     }
 
 

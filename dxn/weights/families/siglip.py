@@ -17,6 +17,12 @@ TEXT_LEN = 64  # tokens of each text in the training, with padding
 PATCHES = "embeddings.patch_embedding"
 POSITIONS = "embeddings.position_embedding.weight"
 WORDS = "embeddings.token_embedding.weight"
+MAP_LAYERS = {
+    "proj": "attention.out_proj",
+    "norm": "layernorm",
+    "mlp.up": "mlp.fc1",
+    "mlp.down": "mlp.fc2",
+}
 # Defaults of the transformers library, for settings that config.json does not contain.
 DEFAULTS = {
     "hidden_size": 768,
@@ -68,7 +74,13 @@ def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tens
     return {
         **hf.patch_tensors(image, f"{p}{PATCHES}", f"{p}{POSITIONS}"),
         **blocks(clip.BLOCK, prefix=p + "encoder.layers.{i}", depth=backbone["depth"]),
-        **map_pooling(f"{p}head", backbone["num_heads"]),
+        **map_pooling(
+            f"{p}head.probe",
+            weights=[f"{p}head.attention.in_proj_weight"],
+            biases=[f"{p}head.attention.in_proj_bias"],
+            layers={ours: f"{p}head.{theirs}" for ours, theirs in MAP_LAYERS.items()},
+            num_heads=backbone["num_heads"],
+        ),
         **linears({"backbone.norm": f"{p}post_layernorm", "head.out": "classifier"}),
     }
 

@@ -18,6 +18,7 @@ from dxn.weights.conversions import (
     halves_swapped,
     leading_tokens,
     linears,
+    map_pooling,
     mean_of_classifiers,
     patch_matrix,
     patch_positions,
@@ -51,11 +52,19 @@ HEADS_BY_NAME = {
 }
 # Prefixes of the names of models that use the tanh approximation of GELU.
 TANH_GELU = (
-    "vit_base_patch32_siglip_gap",
-    "vit_giantopt_patch16_siglip_gap",
+    "vit_base_patch32_siglip",
+    "vit_giantopt_patch16_siglip",
+    "vit_large_patch16_siglip_512",
     "vit_large_patch16_siglip_gap_512",
-    "vit_so400m_patch16_siglip_gap",
+    "vit_so400m_patch16_siglip",
 )
+LATENT = "attn_pool.latent"  # the probe of a pooling by attention
+MAP_LAYERS = {
+    "proj": "attn_pool.proj",
+    "norm": "attn_pool.norm",
+    "mlp.up": "attn_pool.mlp.fc1",
+    "mlp.down": "attn_pool.mlp.fc2",
+}
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -143,6 +152,11 @@ def fusion_options(checkpoint: Checkpoint) -> Options:
     """
     leading = leading_names(checkpoint)
     count = num_leading(checkpoint)
+    if LATENT in checkpoint and not leading and checkpoint.tensors[LATENT].shape[1] == 1:
+        backbone = backbone_options(checkpoint)
+        size = {"num_heads": backbone["num_heads"], "eps": NORM_EPS}
+        size["hidden_dim"] = checkpoint.num_rows(f"{MAP_LAYERS['mlp.up']}.weight")
+        return {"pool": "map", "map": {"mlp": backbone["block"]["mlp"], **size}}
     # A distilled DeiT has one classifier for each of its two leading tokens.
     if "dist_token" in leading:
         return {"pool": "leading_cat", "registers": count - 1}
@@ -183,6 +197,14 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
         if architecture.backbone["block"]["mlp"] == "swiglu":
             for kind in ("weight", "bias"):
                 result[f"{block}.mlp.up.{kind}"] = halves_swapped(f"blocks.{i}.mlp.fc1.{kind}")
+    if architecture.fusion["pool"] == "map":
+        result |= map_pooling(
+            LATENT,
+            weights=["attn_pool.q.weight", "attn_pool.kv.weight"],
+            biases=["attn_pool.q.bias", "attn_pool.kv.bias"],
+            layers=MAP_LAYERS,
+            num_heads=architecture.backbone["num_heads"],
+        )
     if leading:
         tokens = leading_tokens(leading, "pos_embed", num_patches=math.prod(grid))
         result["fusion.pool.tokens"] = tokens
@@ -206,7 +228,7 @@ def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
 def to_checkpoint(
     state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
 ) -> dict[str, Tensor]:
-    """Return the leading tokens and the position embeddings.
+    """Return the leading tokens, the position embeddings, and the attention of the pooling.
 
     dxn stores the sum of a leading token and its position embedding. The sum becomes the token, and
     the position embedding becomes zero.
@@ -221,7 +243,31 @@ def to_checkpoint(
         counts = [checkpoint.tensors[name].shape[1] for name in names]
         tokens = state["fusion.pool.tokens"].split(counts)
         result |= {name: token[None] for name, token in zip(names, tokens, strict=True)}
+    if architecture.fusion["pool"] == "map":
+        result |= split_scores(state)
     return result
+
+
+def split_scores(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a probe, queries and keys whose products are the scores of a pooling by attention.
+
+    dxn stores only the products. The probe becomes zero, and only the first feature of the query of
+    a head is not zero, so that the key of a token is its score.
+    """
+    score = state["fusion.pool.map.score.weight"]
+    num_heads, dim = score.shape
+    query = score.new_zeros(num_heads, dim // num_heads)
+    query[:, 0] = query.shape[1] ** 0.5
+    keys = score.new_zeros(*query.shape, dim)
+    keys[:, 0] = score
+    values = [state[f"fusion.pool.map.value.{kind}"] for kind in ("weight", "bias")]
+    return {
+        LATENT: score.new_zeros(1, 1, dim),
+        "attn_pool.q.weight": score.new_zeros(dim, dim),
+        "attn_pool.q.bias": query.flatten(),
+        "attn_pool.kv.weight": torch.cat([keys.flatten(0, 1), values[0]]),
+        "attn_pool.kv.bias": torch.cat([score.new_zeros(dim), values[1]]),
+    }
 
 
 def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
