@@ -75,16 +75,21 @@ class FromRun(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class FromWeights(FromRun):
-    """A command that uses a trained model or a public checkpoint."""
+    """A command that uses a trained model or a public checkpoint.
+
+    Args:
+        head: Options of the head of a public checkpoint: head.language=de head.beams=4.
+    """
 
     weights: Weights = NO_WEIGHTS
+    head: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self, **options: Any) -> Predictor:
         """Load the model, with further arguments of `load_predictor`."""
         from dxn.runs.saved.loading import load_predictor
 
         trust = self.settings.folder_trust
-        return load_predictor(self.run, self.weights, trust=trust, **options)
+        return load_predictor(self.run, self.weights, trust=trust, head=self.head, **options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,6 +126,11 @@ class MultimodalModel(Network):
             from dxn.models.separate import encode_alone
 
             return encode_alone(self, parts)
+        window = self.adapter(next(iter(self.inputs))).window if len(self.inputs) == 1 else 0
+        if window and parts[0].x.shape[1] > window:
+            from dxn.models.windows import encode_windows
+
+            return encode_windows(self, parts[0], window)
         return self.fusion(parts, self.backbone)
 
     def forward(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:

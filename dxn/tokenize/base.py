@@ -271,6 +271,7 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
         tokens_per_column: Number of tokens whose mean is one column.
         num_new_tokens: Number of tokens that its vocabulary can have in addition to those of the
             checkpoint from which it is.
+        window: Number of columns that a model without other inputs encodes together. 0: all.
     """
 
     reader: ClassVar[type[Reader]]
@@ -280,6 +281,7 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
     lookback: int | None = None
     tokens_per_column: int = 1
     num_new_tokens: int = 0
+    window: int = 0
 
     @property
     def modality(self) -> str:

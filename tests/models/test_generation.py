@@ -288,6 +288,18 @@ def test_forbidden_tokens_are_not_generated_and_change_no_probability(beams):
 
 
 @pytest.mark.parametrize("beams", [None, 3])
+def test_a_token_that_is_not_the_first_one_can_be_a_later_one(beams):
+    decoder, memory, sizes = decoder_of(), memory_of((5, 2, 4)), (2, 1, 3)
+    options = {"beams": beams, "max_new": 6, "end": END, "forbidden": [END]}
+    free = search_of(decoder, memory, sizes, **options)
+    first = sorted({h.ids[0] for h in free})
+    found = search_of(decoder, memory, sizes, forbidden_first=first, **options)
+    assert not {h.ids[0] for h in found} & set(first)
+    assert {i for h in found for i in h.ids[1:]} & set(first)
+    assert END not in {i for h in found for i in h.ids}
+
+
+@pytest.mark.parametrize("beams", [None, 3])
 @pytest.mark.parametrize("kind", ["rotary", "alibi", "none", "gru", "language"])
 def test_padding_of_prompts_can_be_at_the_start(kind, beams):
     sizes, memory = (4, 1, 3), None

@@ -118,7 +118,7 @@ def test_spectrograms_are_those_of_the_extractor_of_whisper(bins, tmp_path):
             expected = output["input_features"][0].T
             assert expected.shape == (100, bins)
             torch.testing.assert_close(
-                normalized(adapter, sound),
+                normalized(adapter, sound)[:100],  # the first window
                 expected,
                 atol=WHISPER_TOLERANCE,
                 rtol=0,

@@ -47,6 +47,8 @@ def generate(run: Any, part: Any, memory: dict[str, np.ndarray], options: Any) -
         keys, values = result["new_keys"], result["new_values"]
         logits = result["logits"][0, -1].copy()
         logits[options["forbidden"]] = -np.inf
+        if not ids:
+            logits[options["forbidden_first"]] = -np.inf
         ids.append(int(logits.argmax()))
         if ids[-1] in options["end"]:
             break

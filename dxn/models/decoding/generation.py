@@ -55,6 +55,7 @@ def generate(
     sampler: Sampler = greedy,
     count: int = 1,
     forbidden: Sequence[int] = (),
+    forbidden_first: Sequence[int] = (),
     on_tokens: OnTokens | None = None,
     compile_step: Callable[[Step], Step] | None = None,
 ) -> list[Hypothesis]:
@@ -76,6 +77,7 @@ def generate(
         sampler: Function that selects each token from the log-probabilities.
         count: Number of sequences per prompt.
         forbidden: Ids of tokens that are never generated.
+        forbidden_first: Ids of further tokens that are not the first one generated.
         on_tokens: Function that is called with the new token ids of the sequences that have some,
             by their index in the result, without end tokens. On a CPU, it is called after each
             token; on other devices, after the first one and then after every `CHECK_EVERY` tokens.
@@ -102,7 +104,8 @@ def generate(
         max_new=max_new,
         device=prompt.device,
     )
-    return _Generation(decoder, memory, search, max_new, forbidden, on_tokens).run(
+    unwanted = forbidden, forbidden_first
+    return _Generation(decoder, memory, search, max_new, unwanted, on_tokens).run(
         prompt, mask, compile_step
     )
 
@@ -120,6 +123,7 @@ def beam_search(
     length_penalty: float = 0.0,
     length_offset: int = LENGTH_OFFSET,
     forbidden: Sequence[int] = (),
+    forbidden_first: Sequence[int] = (),
     compile_step: Callable[[Step], Step] | None = None,
 ) -> list[Hypothesis]:
     """Return the best hypothesis for each prompt, found by beam search.
@@ -140,6 +144,7 @@ def beam_search(
         length_penalty: Exponent of the length, see `length_normalized`.
         length_offset: Offset of the length, see `length_normalized`.
         forbidden: Ids of tokens that are never generated.
+        forbidden_first: Ids of further tokens that are not the first one generated.
         compile_step: See `generate`.
 
     Raises:
@@ -161,7 +166,8 @@ def beam_search(
         length_offset=length_offset,
         device=prompt.device,
     )
-    return _Generation(decoder, memory, search, max_new, forbidden).run(prompt, mask, compile_step)
+    unwanted = forbidden, forbidden_first
+    return _Generation(decoder, memory, search, max_new, unwanted).run(prompt, mask, compile_step)
 
 
 class _Generation:
@@ -172,7 +178,7 @@ class _Generation:
         memory: Sequence to which the decoder attends.
         search: The search that chooses tokens.
         max_new: Maximum number of new tokens.
-        forbidden: Ids of tokens that are never generated.
+        forbidden: Ids of tokens that are never generated, and of those that are not the first one.
         on_tokens: See `generate`.
     """
 
@@ -182,7 +188,7 @@ class _Generation:
         memory: Memory | None,
         search: Choice | Beams,
         max_new: int,
-        forbidden: Sequence[int],
+        forbidden: tuple[Sequence[int], Sequence[int]],
         on_tokens: OnTokens | None = None,
     ):
         self.decoder = decoder
@@ -192,7 +198,7 @@ class _Generation:
         self.on_tokens = on_tokens
         self.caches = decoder.caches()
         self.output = decoder.output_layer()
-        self.forbidden = sorted(set(forbidden))
+        self.forbidden, self.forbidden_first = forbidden
         # Indices of the samples that are not finished, and the hypotheses of the others.
         self.samples = list(range(len(search.finished)))
         self.found: dict[int, list[Hypothesis]] = {}
@@ -259,18 +265,10 @@ class _Generation:
         # A prompt is computed once for all rows of a sample.
         states = self.decoder.next_states(prompt, mask, self.memory, self.caches)
         logits = self.output(states)
-        vocab_size = logits.shape[1]
-        outside = [i for i in self.forbidden if not 0 <= i < vocab_size]
-        if outside or len(self.forbidden) == vocab_size:
-            raise ValueError(
-                f"forbidden: must be some of the ids from 0 to {vocab_size - 1}, but not all, got "
-                f"{outside[0] if outside else 'all'}"
-            )
-        device = prompt.device
-        self.unwanted = None
-        if self.forbidden:
-            self.unwanted = torch.tensor(self.forbidden, dtype=torch.long, device=device)
-        chosen, self.parents = self.search.advance(logits, self.unwanted)
+        device, vocab_size = prompt.device, logits.shape[1]
+        self.unwanted = _unwanted(self.forbidden, vocab_size, device)
+        first = _unwanted([*self.forbidden, *self.forbidden_first], vocab_size, device)
+        chosen, self.parents = self.search.advance(logits, first)
         self.ids = chosen.clone()  # steps write to it, but it belongs to the sampler
         self.lengths = lengths.repeat_interleave(self.search.width)
         self.columns = torch.arange(prompt.shape[1], device=device)
@@ -331,6 +329,18 @@ def _ids(end: int | Sequence[int] | None) -> tuple[int, ...]:
     if end is None:
         return ()
     return (end,) if isinstance(end, int) else tuple(end)
+
+
+def _unwanted(forbidden: Sequence[int], vocab_size: int, device: torch.device) -> Tensor | None:
+    """Return the ids of forbidden tokens. None: there are none."""
+    ids = sorted(set(forbidden))
+    outside = [i for i in ids if not 0 <= i < vocab_size]
+    if outside or len(ids) == vocab_size:
+        raise ValueError(
+            f"forbidden: must be some of the ids from 0 to {vocab_size - 1}, but not all, got "
+            f"{outside[0] if outside else 'all'}"
+        )
+    return torch.tensor(ids, device=device) if ids else None
 
 
 def _aligned(prompt: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

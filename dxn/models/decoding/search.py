@@ -394,6 +394,40 @@ class RandomSampler:
         return (choice if order is None else order.gather(1, choice)).squeeze(1)
 
 
+class BatchSampler:
+    """The sampler of a batch of texts that have one each.
+
+    A generation removes texts that have ended, but not immediately.
+
+    Args:
+        samplers: The sampler of each text.
+        ends: Ids of the end tokens.
+    """
+
+    def __init__(self, samplers: Sequence[Sampler], ends: Sequence[int]):
+        self.samplers = list(samplers)
+        self.all = list(samplers)
+        self.ends = ends
+        self.has_ended = [False] * len(self.samplers)
+
+    def of(self, indices: Sequence[int]) -> BatchSampler:
+        """Return the sampler of another generation, for some of the texts."""
+        return BatchSampler([self.all[i] for i in indices], self.ends)
+
+    def __call__(self, log_probs: Tensor) -> Tensor:
+        """Return the next token (B,) of each text."""
+        if len(log_probs) < len(self.samplers):
+            rows = zip(self.samplers, self.has_ended, strict=True)
+            self.samplers = [sampler for sampler, has_ended in rows if not has_ended]
+            self.has_ended = [False] * len(self.samplers)
+        assert len(log_probs) == len(self.samplers)
+        parts = [sampler(log_probs[i : i + 1]) for i, sampler in enumerate(self.samplers)]
+        ids = torch.cat(parts)
+        for i, token in enumerate(ids.tolist()):
+            self.has_ended[i] |= token in self.ends
+        return ids
+
+
 def make_sampler(
     temperature: float,
     top_k: int | None = None,

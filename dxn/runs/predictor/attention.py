@@ -142,7 +142,8 @@ def answer_of(predictor: Predictor, encoded: Tokens) -> Written:
     head = predictor.model.head
     memory = Memory.from_tokens(encoded)
     hypothesis = task.search(head, memory)[0]
-    first = task.tokenizer.begin_ids
+    tokenizer = task.tokenizer
+    first = head.prompt(memory, tokenizer.begin_ids, tokenizer.language_choice)[0].tolist()
     # Decoding uses a key-value cache and keeps no weights. One pass over the finished text, with
     # BOS in front, computes them for all tokens at once: position t predicts token t.
     ids = torch.tensor([[*first, *hypothesis.ids]], device=encoded.x.device)

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dxn.core.errors import UserError
@@ -19,7 +18,7 @@ from dxn.data.dataset import Samples
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import generate
 from dxn.models.decoding.language_model import LanguageModel, prefix_of
-from dxn.models.decoding.search import Sampler, greedy, make_sampler
+from dxn.models.decoding.search import BatchSampler, Sampler, greedy, make_sampler
 from dxn.models.model import MultimodalModel
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia
@@ -171,35 +170,6 @@ def make_samplers(
     except ValueError as error:
         raise UserError(str(error)) from error  # the message names the option
     return [partial(new, seed=(seed + i) % MAX_SEED) for i in range(count)]
-
-
-class BatchSampler:
-    """The sampler of a batch of texts that have one each.
-
-    A generation removes texts that have ended, but not immediately.
-
-    Args:
-        samplers: The sampler of each text.
-        ends: Ids of the end tokens.
-    """
-
-    def __init__(self, samplers: Sequence[Sampler], ends: Sequence[int]):
-        self.samplers = list(samplers)
-        self.ends = ends
-        self.has_ended = [False] * len(self.samplers)
-
-    def __call__(self, log_probs: Tensor) -> Tensor:
-        """Return the next token (B,) of each text."""
-        if len(log_probs) < len(self.samplers):
-            rows = zip(self.samplers, self.has_ended, strict=True)
-            self.samplers = [sampler for sampler, has_ended in rows if not has_ended]
-            self.has_ended = [False] * len(self.samplers)
-        assert len(log_probs) == len(self.samplers)
-        parts = [sampler(log_probs[i : i + 1]) for i, sampler in enumerate(self.samplers)]
-        ids = torch.cat(parts)
-        for i, token in enumerate(ids.tolist()):
-            self.has_ended[i] |= token in self.ends
-        return ids
 
 
 def batch_sampler(texts: Sequence[Text], ends: Sequence[int]) -> Sampler:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,7 @@ def load_predictor(
     labels: Sequence[str] = (),
     template: str = "{}",
     trust: Sequence[str] = (),
+    head: Mapping[str, Any] | None = None,
 ) -> Predictor:
     """Load a trained model, or a public checkpoint, for a command.
 
@@ -40,6 +41,7 @@ def load_predictor(
         labels: Names of classes, of which the model becomes a classifier.
         template: Text of a class.
         trust: Top-level packages besides dxn whose code the folder may use.
+        head: Options of the head of the public checkpoint.
 
     Raises:
         UserError: If not exactly one of `run` and `weights` is set, or it cannot be loaded.
@@ -48,6 +50,10 @@ def load_predictor(
     if (run is None) == (source is None):
         raise UserError(
             "run: set run=RUN to use a trained model, or weights=... to use a public checkpoint"
+        )
+    if head and run is not None:
+        raise UserError(
+            f"head: a run has its own options, got {', '.join(head)}; use it only with weights=..."
         )
     if device == "auto":
         # Only CUDA is chosen automatically: some operations do not exist on mps.
@@ -66,6 +72,7 @@ def load_predictor(
             device=device,
             dtype=dtype,
             trust=trust,
+            head=head,
         )
         part = weights.part
         if labels:

@@ -7,12 +7,12 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from dxn.config.instantiate import build
+from dxn.config.instantiate import build, merge_options
 from dxn.config.settings import dump_yaml
 from dxn.core.errors import UserError
 from dxn.core.files import (
@@ -216,6 +216,7 @@ def from_public(
     device: str = "cpu",
     dtype: Dtype = "auto",
     trust: Sequence[str] = (),
+    head: Mapping[str, Any] | None = None,
 ) -> Predictor:
     """Load a public checkpoint, such as ViT, BERT or AST, with the interface of a trained model.
 
@@ -230,6 +231,7 @@ def from_public(
         dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
             large and the device has instructions for bf16.
         trust: Top-level packages besides dxn whose code the family of the checkpoint may use.
+        head: Options of the head in place of those of the checkpoint, such as {"language": "de"}.
 
     Raises:
         UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
@@ -238,19 +240,19 @@ def from_public(
 
     public = read_public(source, revision=revision, part=part, trust=tuple(trust))
     # Without values, so that only the weights of the checkpoint are in memory, in their dtype.
-    model, task = _build_public(public, trust, without_values=True)
+    model, task = _build_public(public, trust, head or {}, without_values=True)
     cast_early(model, dtype, device)
     public.fill(model, strict=strict)
     if any(parameter.is_meta for parameter in model.parameters()):
         # The checkpoint lacks some of the large ones, such as with strict=false.
-        model, task = _build_public(public, trust, without_values=False)
+        model, task = _build_public(public, trust, head or {}, without_values=False)
         public.fill(model, strict=strict)
     model = model.to(device).eval()
     return Predictor(model, task, dtype=set_dtype(model, dtype)).captured()
 
 
 def _build_public(
-    public: PublicModel, trust: Sequence[str], *, without_values: bool
+    public: PublicModel, trust: Sequence[str], head: Mapping[str, Any], *, without_values: bool
 ) -> tuple[MultimodalModel, Task]:
     """Build the model and the task of a public checkpoint. See `build_limit`."""
     from dxn.core.build_limit import build_limit
@@ -263,7 +265,8 @@ def _build_public(
             adapters = build_adapters(plan.adapters, trust, where="weights: ")
             # The tokenizer first: its size is the number of rows of the embedding.
             public.prepare(adapters)
-            task = build(plan.head, key="weights: head", trust=trust)
+            node = merge_options(plan.head, head)
+            task = build(node, key="head" if head else "weights: head", trust=trust)
             task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
             state = public.task_state()
             if state:

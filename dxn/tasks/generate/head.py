@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,13 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import OnTokens, beam_search, generate
-from dxn.models.decoding.search import LENGTH_OFFSET, Hypothesis, Sampler, greedy
+from dxn.models.decoding.search import (
+    LENGTH_OFFSET,
+    BatchSampler,
+    Hypothesis,
+    Sampler,
+    greedy,
+)
 from dxn.tasks.space import Batch
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import NUM_REAL
@@ -38,10 +45,13 @@ class GenerateHead(nn.Module):
     Args:
         decoder: Decoder with the attributes `states`, `caches`, `output` and `max_len`.
         label_smoothing: Amount of label smoothing, from 0 (none) to 1.
+        window: Number of encoded tokens for which a text is written. The texts of the windows of a
+            longer input are joined. 0: one text is written for all.
     """
 
-    def __init__(self, decoder: nn.Module, *, label_smoothing: float = 0.0):
+    def __init__(self, decoder: nn.Module, *, label_smoothing: float = 0.0, window: int = 0):
         super().__init__()
+        self.window = window
         self.pre = nn.Identity()
         self.decoder: Any = decoder
         self.label_smoothing = label_smoothing
@@ -71,13 +81,76 @@ class GenerateHead(nn.Module):
         )
         return Generated(loss_sum, memory)
 
+    @torch.inference_mode()
+    def prompt(
+        self,
+        memory: Memory,
+        begin: Sequence[int],
+        choice: tuple[int, Sequence[int]] | None = None,
+    ) -> Tensor:
+        """Return the ids (B, P) of the tokens before each text.
+
+        Args:
+            memory: Encoded tokens that the decoder attends to.
+            begin: Ids of the tokens.
+            choice: Index of the token that the decoder chooses, such as that of the language, and
+                the ids of which it chooses the most probable one. None: there is none.
+        """
+        prompt = torch.tensor(begin, device=memory.x.device).repeat(len(memory.x), 1)
+        if choice is not None:
+            index, ids = choice
+            before = prompt[:, :index]
+            logits = self.decoder(before, torch.ones_like(before, dtype=torch.bool), memory)[:, -1]
+            known = torch.tensor(ids, device=prompt.device)
+            prompt[:, index] = known[logits[:, known].argmax(1)]
+        return prompt
+
     def write(
+        self,
+        memory: Memory,
+        *,
+        sampler: Sampler | None = None,
+        on_tokens: OnTokens | None = None,
+        **options: Any,
+    ) -> list[Hypothesis]:
+        """Generate the token ids of one text per sample.
+
+        Args:
+            memory: Encoded tokens that the decoder attends to.
+            sampler: Function that chooses the next token. Default: greedy decoding or beam search.
+            on_tokens: See `generate`. Beam search does not call it.
+            **options: Further arguments of `write_window`.
+        """
+        length, window = memory.x.shape[1], self.window
+        if not window or length <= window or length % window:
+            return self.write_window(memory, sampler=sampler, on_tokens=on_tokens, **options)
+        assert memory.mask is not None
+        texts = [Hypothesis([], 0.0) for _ in memory.x]
+        for start in range(0, length, window):
+            mask = memory.mask[:, start : start + window]
+            rows = mask.any(1).nonzero().flatten()  # the samples that are so long
+            indices = rows.tolist()
+            others = memory.mask[:, start + window :].any(1).nonzero().flatten().tolist()
+            part = Tokens(memory.x[rows, start : start + window], mask[rows])
+            found = self.write_window(
+                Memory.from_tokens(part),
+                sampler=sampler.of(indices) if isinstance(sampler, BatchSampler) else sampler,
+                on_tokens=on_tokens and partial(_pass_on, on_tokens, indices, others),
+                **options,
+            )
+            for i, new in zip(indices, found, strict=True):
+                texts[i] = Hypothesis([*texts[i].ids, *new.ids], texts[i].score + new.score)
+        return texts
+
+    def write_window(
         self,
         memory: Memory,
         *,
         begin: int | Sequence[int],
         end: int | Sequence[int],
         forbidden: Sequence[int] = (),
+        forbidden_first: Sequence[int] = (),
+        choice: tuple[int, Sequence[int]] | None = None,
         beams: int = 1,
         length_penalty: float = 0.0,
         length_offset: int = LENGTH_OFFSET,
@@ -85,13 +158,15 @@ class GenerateHead(nn.Module):
         sampler: Sampler | None = None,
         on_tokens: OnTokens | None = None,
     ) -> list[Hypothesis]:
-        """Generate the token ids of one text per sample.
+        """Generate the token ids of one text per sample, or for one window of each.
 
         Args:
             memory: Encoded tokens that the decoder attends to.
             begin: Id of the token that begins a text (BOS), or of several that do.
             end: Id of the token that ends a text (EOS), or of several, each of which does.
             forbidden: Ids of tokens that are never generated.
+            forbidden_first: Ids of tokens that are not the first one generated.
+            choice: See `prompt`.
             beams: Beam width; 1 for greedy decoding.
             length_penalty: Exponent of the length by which scores are divided.
             length_offset: Number that is added to this length, see `length_normalized`.
@@ -100,10 +175,9 @@ class GenerateHead(nn.Module):
             sampler: Function that chooses the next token. Default: greedy decoding or beam search.
             on_tokens: See `generate`. Beam search does not call it.
         """
-        first = [begin] if isinstance(begin, int) else list(begin)
-        prompt = torch.tensor(first, device=memory.x.device).repeat(len(memory.x), 1)
+        prompt = self.prompt(memory, [begin] if isinstance(begin, int) else begin, choice)
         # These tokens occupy the first of max_len positions.
-        num_positions = self.decoder.max_len - len(first)
+        num_positions = self.decoder.max_len - prompt.shape[1]
         limit = min(max_new or num_positions, num_positions)
         if beams == 1 or sampler is not None:
             return generate(
@@ -114,6 +188,7 @@ class GenerateHead(nn.Module):
                 max_new=limit,
                 sampler=sampler or greedy,
                 forbidden=forbidden,
+                forbidden_first=forbidden_first,
                 on_tokens=on_tokens,
             )
         return beam_search(
@@ -126,4 +201,16 @@ class GenerateHead(nn.Module):
             length_penalty=length_penalty,
             length_offset=length_offset,
             forbidden=forbidden,
+            forbidden_first=forbidden_first,
         )
+
+
+def _pass_on(
+    on_tokens: OnTokens, indices: Sequence[int], others: Sequence[int], new: dict[int, list[int]]
+) -> None:
+    """Pass on new tokens of rows by the indices of their samples in the batch.
+
+    The samples `others` have further windows, so their texts have not ended.
+    """
+    started: dict[int, list[int]] = {i: [] for i in others}
+    on_tokens(started | {indices[row]: ids for row, ids in new.items()})

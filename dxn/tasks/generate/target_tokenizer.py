@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from dxn.tokenize.text.vocabulary import (
     train_tokenizer,
 )
 
+LANGUAGE = "([a-z]{2,3}(?:_[A-Za-z]+)?)"  # code of a language, such as de, haw and de_DE
+
 
 @options
 class MarkOptions:
@@ -42,11 +45,16 @@ class MarkOptions:
         end: Tokens, or their ids, each of which ends a text. The first one is added to target
             texts. Default: the end token of the tokenizer, such as [EOS] or </s>.
         forbidden: Tokens, or their ids, that are never generated.
+        forbidden_first: Tokens, or their ids, that are not the first one generated.
+        task: What a public model of several tasks does, such as transcribe or translate. It
+            replaces {task} in a token of `begin`.
     """
 
     begin: Sequence[int | str] = ()
     end: Sequence[int | str] = ()
     forbidden: Sequence[int | str] = ()
+    forbidden_first: Sequence[int | str] = ()
+    task: str = ""
 
 
 class TargetTokenizer:
@@ -59,11 +67,16 @@ class TargetTokenizer:
             truncated.
         subword_dropout: Probability that a token is split into two shorter ones in training.
         marks: Options of the tokens before and after a text.
+        language: What replaces {language} in a token of marks.begin. Empty: the model chooses the
+            token when it generates.
 
     Attributes:
         begin_ids: Ids of the tokens before each text.
         end_ids: Ids of the tokens that end a text.
         forbidden_ids: Ids of the tokens that are never generated.
+        forbidden_first_ids: Ids of the tokens that are not the first one generated.
+        language_choice: Index in begin_ids of the language that the model chooses, and the ids of
+            which it chooses one. None: the language is known, or there is none.
     """
 
     def __init__(
@@ -74,6 +87,7 @@ class TargetTokenizer:
         max_len: int = 128,
         subword_dropout: float = 0.0,
         marks: MarkOptions = MarkOptions(),
+        language: str = "",
     ):
         check_vocab_size(vocab_size)
         if max_len < 2:
@@ -92,6 +106,14 @@ class TargetTokenizer:
         self.max_len = max_len
         self.subword_dropout = subword_dropout
         self.marks = marks
+        self.values = {"language": language, "marks.task": marks.task}
+        for name, value in self.values.items():
+            if value and not any(_field(name) in str(token) for token in marks.begin):
+                raise ValueError(
+                    f"{name}: no token before a text depends on it, got {value}; leave it out, or "
+                    f"set marks.begin with a token that contains {_field(name)}"
+                )
+        self.language_choice: tuple[int, list[int]] | None = None
         self.tokenizer: Tokenizer | None = None
         if tokenizer.path is not None:
             self.use_tokenizer(load_tokenizer(tokenizer.path))
@@ -102,9 +124,11 @@ class TargetTokenizer:
         Raises:
             UserError: If it has no begin token or no end token, or lacks a token of an option.
         """
+        self.language_choice = None
         self.begin_ids = self._ids_of("begin", tokenizer) or [_named("begin", BEGINS, tokenizer)]
         self.end_ids = self._ids_of("end", tokenizer) or [_named("end", ENDS, tokenizer)]
         self.forbidden_ids = self._ids_of("forbidden", tokenizer)
+        self.forbidden_first_ids = self._ids_of("forbidden_first", tokenizer)
         # A tokenizer.json can enable both, but max_len and the task already handle the length.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -124,6 +148,7 @@ class TargetTokenizer:
                 lowercase=options.lowercase,
             )
             self.use_tokenizer(vocabulary)
+        self.check_language()
 
     @property
     def size(self) -> int:
@@ -141,6 +166,7 @@ class TargetTokenizer:
             (n + 2,), or more if several tokens are before each text. A truncated text has no end
             token, and max_len ids after the first one.
         """
+        self.check_language()
         ids = encode(self._fitted(), text, add_special_tokens=False).ids
         if rand is not None and self.subword_dropout:
             parts = [self._split(i, rand) for i in ids]
@@ -181,7 +207,16 @@ class TargetTokenizer:
         size = num_embeddings(tokenizer)
         ids: list[int] = []
         for token in getattr(self.marks, option):
-            i = tokenizer.token_to_id(token) if isinstance(token, str) else token
+            if "{language}" in str(token) and not self.values["language"]:
+                languages = sorted(_languages(str(token), tokenizer).values())
+                self.language_choice = len(ids), languages
+                ids.append(languages[0])  # it is replaced by the one that the model chooses
+                continue
+            i = token
+            if isinstance(token, str):
+                i = tokenizer.token_to_id(_filled(token, self.values))
+            if i is None and token != _filled(str(token), self.values):
+                raise self._unknown(str(token), tokenizer)
             if i is None or not 0 <= i < size:
                 raise UserError(
                     f"head.marks.{option}: the tokenizer has no token {token!r}: use one of its "
@@ -189,6 +224,29 @@ class TargetTokenizer:
                 )
             ids.append(i)
         return ids
+
+    def check_language(self) -> None:
+        """Check that the language does not depend on the sample.
+
+        Raises:
+            UserError: If it does.
+        """
+        if self.language_choice is not None:
+            raise UserError(
+                "head.language: the language of the texts is unknown: set it, such as "
+                "head.language=en"
+            )
+
+    def _unknown(self, token: str, tokenizer: Tokenizer) -> UserError:
+        """Return the error for a token of marks.begin whose language or task is unknown."""
+        name = next(name for name in self.values if _field(name) in token)
+        value = self.values[name]
+        names = list(_languages(token, tokenizer)) if name == "language" else []
+        advice = f"use one of {', '.join(sorted(names))}" if names else "use another one"
+        return UserError(
+            f"head.{name}: the tokenizer has no token {_filled(token, self.values)!r}, got "
+            f"{value!r}: {advice}"
+        )
 
     def _fitted(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -207,3 +265,33 @@ def _named(kind: str, names: Sequence[str], tokenizer: Tokenizer) -> int:
             f"head.marks.{kind}, choose another tokenizer, or train one"
         )
     return token
+
+
+def _filled(token: str, values: Mapping[str, str]) -> str:
+    """Return a token of marks.begin with its language and its task."""
+    for name, value in values.items():
+        token = token.replace(_field(name), value)
+    return token
+
+
+def _field(name: str) -> str:
+    """Return what the value of an option replaces: {task} for marks.task."""
+    return f"{{{name.rpartition('.')[2]}}}"
+
+
+def _languages(token: str, tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the ids of the special tokens that a token with {language} can become.
+
+    Raises:
+        UserError: If there are none.
+    """
+    pattern = re.compile(re.escape(token).replace(re.escape("{language}"), LANGUAGE))
+    added = tokenizer.get_added_tokens_decoder()
+    matches = ((pattern.fullmatch(each.content), i) for i, each in added.items())
+    languages = {match[1]: i for match, i in matches if match is not None}
+    if not languages:
+        raise UserError(
+            f"head.marks.begin: the tokenizer has no token of a language, such as {token!r}: use "
+            "another tokenizer"
+        )
+    return languages

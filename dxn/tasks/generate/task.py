@@ -176,6 +176,8 @@ class Generate(Task[Texts]):
             (arXiv:1609.08144, equation 14).
         length_offset: Number that is added to this length. 5 is that of the article.
         marks: Options of the tokens before and after a text.
+        language: Language of the texts, such as de, for a public model of several languages. It
+            replaces {language} in a token of marks.begin. Default: the model chooses the language.
     """
 
     name = "generate"
@@ -195,6 +197,7 @@ class Generate(Task[Texts]):
         length_penalty: float = 0.6,
         length_offset: Annotated[int, Ge(0)] = LENGTH_OFFSET,
         marks: MarkOptions = MarkOptions(),
+        language: str = "",
     ):
         if beams < 1:
             raise ValueError(f"beams must be at least 1, got {beams}")
@@ -216,6 +219,7 @@ class Generate(Task[Texts]):
             max_len=max_len,
             subword_dropout=subword_dropout,
             marks=marks,
+            language=language,
         )
         self.target = Texts(self.tokenizer, share_tokenizer=share_tokenizer)
         self.metric = TextMetric(self.tokenizer)
@@ -232,7 +236,8 @@ class Generate(Task[Texts]):
         # therefore get the same random numbers whether or not the embedding is shared.
         if self.target.share_tokenizer:
             decoder.tie(adapters[self.target.shared_input].embedding)
-        return GenerateHead(decoder, label_smoothing=self.label_smoothing)
+        window = next(iter(adapters.values())).window if len(adapters) == 1 else 0
+        return GenerateHead(decoder, label_smoothing=self.label_smoothing, window=window)
 
     def loss(self, output: Generated, batch: Batch) -> LossSum:
         """Return the cross-entropy of the target tokens. BOS tokens are not predicted."""
@@ -250,11 +255,13 @@ class Generate(Task[Texts]):
     def recipe(self, head: nn.Module) -> dict[str, Any]:
         """Return the tokenizer of the texts, and the ids of their first and last tokens."""
         assert self.tokenizer.tokenizer is not None and isinstance(head, GenerateHead)
+        self.tokenizer.check_language()
         return {
             "tokenizer": json.loads(self.tokenizer.tokenizer.to_str()),
             "begin": self.tokenizer.begin_ids,
             "end": self.tokenizer.end_ids,
             "forbidden": self.tokenizer.forbidden_ids,
+            "forbidden_first": self.tokenizer.forbidden_first_ids,
             # The begin tokens occupy the first positions of the decoder.
             "max_len": head.decoder.max_len - len(self.tokenizer.begin_ids),
         }
@@ -281,11 +288,14 @@ class Generate(Task[Texts]):
             on_tokens: See `Task.write`.
         """
         assert isinstance(head, GenerateHead)
+        tokenizer = self.tokenizer
         return head.write(
             memory,
-            begin=self.tokenizer.begin_ids,
-            end=self.tokenizer.end_ids,
-            forbidden=self.tokenizer.forbidden_ids,
+            begin=tokenizer.begin_ids,
+            end=tokenizer.end_ids,
+            forbidden=tokenizer.forbidden_ids,
+            forbidden_first=tokenizer.forbidden_first_ids,
+            choice=tokenizer.language_choice,
             beams=beams or self.beams,
             length_penalty=self.length_penalty,
             length_offset=self.length_offset,

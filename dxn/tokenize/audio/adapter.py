@@ -103,6 +103,14 @@ class AudioAdapter(Adapter):
         else:
             self.stem = _make_stem(stem, tokens, self.grid, num_features, dim)
         self.bands = self.grid.count(num_features, 1)  # number of patches along the mel axis
+        self.window_frames = (spectrogram.num_frames or 0) if spectrogram.windows else 0
+        if self.window_frames and (tokens != "frames" or self.window_frames % frame_size):
+            raise ValueError(
+                "spectrogram.windows=true needs tokens=frames and a spectrogram.num_frames that is "
+                f"a multiple of frame_size, got tokens={tokens}, num_frames={self.window_frames} "
+                f"and frame_size={frame_size}"
+            )
+        self.window = self.window_frames // frame_size
         self.tokenizer.count_columns = partial(_count_columns, self.grid, self.bands)
         self.mean: Tensor
         self.std: Tensor
@@ -186,16 +194,24 @@ class AudioAdapter(Adapter):
             if "hidden" in batch:
                 visible = visible & ~batch["hidden"]
             features = features * visible[..., None]
+        size = features.shape[0]
+        window_lengths = lengths
+        if self.window:
+            # The windows of a clip are embedded alone.
+            features = rearrange(features, "b (w t) f -> (b w) t f", t=self.window_frames)
+            starts = self.window_frames * torch.arange(len(features) // size, device=lengths.device)
+            window_lengths = (lengths[:, None] - starts).clamp(0, self.window_frames).flatten()
         if isinstance(self.stem, WaveformStem):
             x = self.stem(features, None if is_full else lengths)[:, :, None]
         elif self.stem is not None:
-            x = self._stem(features, lengths)
+            x = self._stem(features, window_lengths)
         else:
             windows = self.grid.windows(features[:, None])
             # (time, mel bins) to (mel bins, time): the order of the weights in public checkpoints.
             x = self.proj(rearrange(windows, "b 1 t f q p -> b t f (p q)"))
-        steps = x.shape[1]
-        x = rearrange(x + self._positions(steps, x.device), "b t f d -> b (t f) d")
+        x = x + self._positions(x.shape[1], x.device)
+        x = rearrange(x, "(b w) t f d -> b (w t f) d", b=size)
+        steps = x.shape[1] // self.bands
         if is_full:
             mask = x.new_ones(x.shape[:2], dtype=torch.bool)
         else:

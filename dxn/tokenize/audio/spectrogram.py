@@ -39,6 +39,8 @@ class SpectrogramOptions:
             Default: no clamping.
         num_frames: Number of frames to which every clip is truncated or padded. Default: keep the
             length of each clip.
+        windows: Cut longer clips into consecutive windows of num_frames instead of truncating them.
+            A model whose only input is the clip encodes each window alone.
         max_seconds: Maximum duration in seconds. Longer clips are rejected.
     """
 
@@ -51,9 +53,12 @@ class SpectrogramOptions:
     scale: Scale = "log"
     top_db: Annotated[float, Gt(0)] | None = None
     num_frames: int | None = None
+    windows: bool = False
     max_seconds: float = 60.0
 
     def __post_init__(self) -> None:
+        if self.windows and self.num_frames is None:
+            raise ValueError("windows=true needs the length of a window: set num_frames")
         if self.frontend != "mel" and (self.f_min or self.f_max or self.top_db):
             raise ValueError(
                 f"frontend={self.frontend} has a fixed frequency and dynamic range: leave out "
@@ -68,6 +73,8 @@ class SpectrogramOptions:
 # Added to the mel power before the logarithm, so that silence gives a finite number. It is about
 # 60 dB below the power of a full-scale sine, which is below the noise of usual recordings.
 FLOOR = 1e-6
+
+SHORTEST_WINDOW = 0.1  # seconds of a clip in its last window
 
 KALDI_PREEMPHASIS = 0.97
 
@@ -145,6 +152,17 @@ class Spectrogram:
             raw: Waveform (T,).
             gains: Factors (F,) of the mel power. Only frontend=mel applies them.
         """
+        if not self.options.windows:
+            return self._frames(raw, gains)
+        assert self.options.num_frames is not None
+        length = self.options.num_frames * self.hop_length
+        first, *others = raw.split(length)
+        # A short rest would be a window of silence.
+        shortest = int(SHORTEST_WINDOW * self.sample_rate)
+        parts = [first, *(part for part in others if len(part) >= shortest)]
+        return torch.cat([self._frames(part, gains) for part in parts])
+
+    def _frames(self, raw: Tensor, gains: Tensor | None) -> Tensor:
         if self.options.frontend == "mel":
             return self._mel(raw, gains)
         return self._kaldi(raw) if self.options.frontend == "kaldi" else self._whisper(raw)

@@ -1,6 +1,11 @@
-"""The encoder of Whisper (arXiv:2212.04356). The decoder is not supported."""
+"""Whisper (arXiv:2212.04356): an encoder of speech, and a decoder that writes its text.
+
+A checkpoint without a decoder or without its tokenizer.json is only an encoder.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, linears
@@ -15,7 +20,18 @@ BLOCK: LayerNames = {
     "mlp.up": "fc1",
     "mlp.down": "fc2",
 }
+CROSS: LayerNames = {
+    "cross_norm": "encoder_attn_layer_norm",
+    "cross.query": "encoder_attn.q_proj",
+    "cross.memory": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross.proj": "encoder_attn.out_proj",
+}
+DECODER = "head.decoder"
+TOKENIZER = "tokenizer.json"
+LANGUAGE, TASK, NO_TIMES = "<|{language}|>", "<|{task}|>", "<|notimestamps|>"  # before a text
+ENGLISH_ROWS = 51864  # tokens of the models that know only English, which have no such tokens
 NORM_EPS = 1e-5  # a constant in transformers, which config.json does not contain
+MAX_SECONDS = 7200.0  # a longer file would need much memory
 FRAMES_PER_TOKEN = 2  # spectrogram frames per token: the second convolution has stride 2
 
 
@@ -24,27 +40,76 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = checkpoint.config
-    return Architecture(
-        dim=config["d_model"],
+    encoder = Architecture(
+        dim=checkpoint.config["d_model"],
         adapters={"audio": audio_options(checkpoint)},
-        backbone={
-            "depth": config["encoder_layers"],
-            "num_heads": config["encoder_attention_heads"],
-            "block": {
-                "mlp": hf.activation(checkpoint, config, "activation_function"),
-                "hidden_dim": config["encoder_ffn_dim"],
-            },
-            "norm": {"eps": NORM_EPS},
-        },
+        backbone=backbone(checkpoint, "encoder"),
         fusion={"pool": "mean"},  # as in WhisperForAudioClassification of transformers
     )
+    folder = checkpoint.folder
+    if not writes(checkpoint) or folder is None or not (folder / TOKENIZER).exists():
+        return encoder
+    max_len = len(checkpoint.tensors[f"{prefix(checkpoint, 'decoder')}embed_positions.weight"])
+    return replace(
+        encoder,
+        head={
+            **text_options(checkpoint, max_len),
+            "tokenizer": {"path": str(folder / TOKENIZER)},
+        },
+        decoder={
+            "max_len": max_len,
+            "pos_embed": "learned",
+            # transformers ignores scale_embedding, too.
+            "scale_embedding": False,
+            "backbone": backbone(checkpoint, "decoder"),
+        },
+        task="generate",
+    )
+
+
+def backbone(checkpoint: Checkpoint, stack: str) -> Options:
+    """Return the options of the backbone of a stack: "encoder" or "decoder"."""
+    config = checkpoint.config
+    return {
+        "depth": config[f"{stack}_layers"],
+        "num_heads": config[f"{stack}_attention_heads"],
+        "block": {
+            "mlp": hf.activation(checkpoint, config, "activation_function"),
+            "hidden_dim": config[f"{stack}_ffn_dim"],
+        },
+        "norm": {"eps": NORM_EPS},
+    }
+
+
+def text_options(checkpoint: Checkpoint, max_len: int) -> Options:
+    """Return options of the head: the tokens before a text, and how a text is generated."""
+    found = checkpoint.generation
+    options = hf.writing_options(checkpoint, max_len)
+    start = options["marks"]["begin"][0]
+    is_english = found.lang_to_id is None and checkpoint.config["vocab_size"] == ENGLISH_ROWS
+    no_times = found.no_timestamps_token_id
+    return {
+        **options,
+        "share_tokenizer": False,
+        "marks": {
+            **options["marks"],
+            "begin": [
+                start,
+                *([] if is_english else [LANGUAGE, TASK]),
+                NO_TIMES if no_times is None else no_times,
+            ],
+            "forbidden_first": found.begin_suppress_tokens or [],
+            "task": "" if is_english else "transcribe",
+        },
+        "length_offset": 0,  # the library counts only the tokens after these
+        "label_smoothing": 0.0,
+    }
 
 
 def audio_options(checkpoint: Checkpoint) -> Options:
     settings = checkpoint.preprocessor
     # Whisper pads or truncates every clip to 30 seconds, which are this number of tokens.
-    max_len = len(checkpoint.tensors[f"{encoder_prefix(checkpoint)}embed_positions.weight"])
+    max_len = len(checkpoint.tensors[f"{prefix(checkpoint, 'encoder')}embed_positions.weight"])
     return {
         "tokens": "frames",
         "sample_rate": settings.get("sampling_rate", 16000),
@@ -54,6 +119,9 @@ def audio_options(checkpoint: Checkpoint) -> Options:
             "hop_length": settings.get("hop_length", 160),
             "n_mels": checkpoint.config["num_mel_bins"],
             "num_frames": FRAMES_PER_TOKEN * max_len,
+            # A classifier of transformers sees only the first window.
+            "windows": writes(checkpoint),
+            "max_seconds": MAX_SECONDS,
         },
         "frame_size": FRAMES_PER_TOKEN,
         "stem": "whisper",
@@ -64,8 +132,8 @@ def audio_options(checkpoint: Checkpoint) -> Options:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = encoder_prefix(checkpoint)
-    return {
+    p = prefix(checkpoint, "encoder")
+    result = {
         "adapters.audio.pos_embed.weight": copied(f"{p}embed_positions.weight"),
         **blocks(BLOCK, prefix=p + "layers.{i}", depth=architecture.backbone["depth"]),
         **linears(
@@ -76,15 +144,36 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
             }
         ),
     }
+    if not architecture.decoder:
+        return result
+    p = prefix(checkpoint, "decoder")
+    depth = architecture.decoder["backbone"]["depth"]
+    return {
+        **result,
+        f"{DECODER}.embedding.weight": copied(f"{p}embed_tokens.weight"),
+        f"{DECODER}.pos_embed": copied(f"{p}embed_positions.weight"),
+        **blocks(
+            {**BLOCK, **CROSS},
+            prefix=p + "layers.{i}",
+            depth=depth,
+            to=f"{DECODER}.backbone.blocks",
+        ),
+        **linears({f"{DECODER}.backbone.norm": f"{p}layer_norm"}),
+    }
 
 
-def encoder_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the encoder's tensors, which depends on the class of the model."""
-    return "model.encoder." if "model.encoder.conv1.weight" in checkpoint else "encoder."
+def prefix(checkpoint: Checkpoint, stack: str) -> str:
+    """Return the prefix of the tensors of a stack, which depends on the class of the model."""
+    return f"{hf.prefix(checkpoint, 'model', 'encoder.conv1.weight')}{stack}."
+
+
+def writes(checkpoint: Checkpoint) -> bool:
+    """Whether there is a decoder."""
+    return f"{prefix(checkpoint, 'decoder')}embed_tokens.weight" in checkpoint
 
 
 WHISPER = Family(
-    "the encoder of Whisper",
+    "Whisper",
     matches,
     architecture,
     tensor_map,

@@ -1,0 +1,243 @@
+"""Whisper: the texts of sounds against those of transformers, and what a run keeps."""
+
+import pytest
+import soundfile
+import torch
+from helpers.runs import train
+from helpers.whisper import IDS, RATE, SECONDS, features, noises, save_whisper
+
+import dxn
+from dxn.core.errors import UserError
+from dxn.models import Memory
+
+pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
+NEW = 64
+SOUNDS = (1.3, 0.4, 2.0, 0.01, 1.9)
+
+
+def words(ids):
+    return " ".join(f"w{i}" for i in ids.tolist() if i < min(IDS.values()))
+
+
+def written(peer, folder, sounds, **options):
+    """The texts of transformers."""
+    # Otherwise, its beam search stops before it has found the best text.
+    options |= {"early_stopping": "never"} if options.get("num_beams", 1) > 1 else {}
+    with torch.inference_mode():
+        ids = peer.generate(features(folder, sounds), max_new_tokens=NEW, **options)
+    return [words(row) for row in ids]
+
+
+def loaded(folder, **head):
+    return dxn.from_public(str(folder), dtype="float32", head=head)
+
+
+def texts_of(model, sounds):
+    answers = model.predict([{"audio": (sound, RATE)} for sound in sounds])
+    return [answer["prediction"] for answer in answers]
+
+
+def test_logits_are_those_of_transformers(tmp_path):
+    peer = save_whisper(tmp_path)
+    sounds = noises(*SOUNDS)
+    model = loaded(tmp_path)
+    ids = torch.randint(0, 90, (len(sounds), 13))
+    samples = model.samples([{"audio": (sound, RATE)} for sound in sounds])
+    batch = samples.collate([samples[0, i] for i in range(len(samples))])
+    with torch.inference_mode():
+        tokens, _ = model.model.encode(model.model.embed(batch))
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        logits = model.model.head.decoder(ids, mask, Memory.from_tokens(tokens))
+        expected = peer(features(tmp_path, sounds), decoder_input_ids=ids).logits
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize(
+    ("head", "options"),
+    [
+        ({"language": "de"}, {"language": "de", "task": "transcribe"}),
+        (
+            {"language": "en", "marks": {"task": "translate"}},
+            {"language": "en", "task": "translate"},
+        ),
+        ({}, {"task": "transcribe"}),  # both choose the language
+    ],
+    ids=["German", "translation", "any language"],
+)
+@pytest.mark.parametrize("end", [True, False])
+def test_texts_are_those_of_transformers(head, options, beams, end, tmp_path):
+    peer = save_whisper(tmp_path, end=end)
+    sounds = noises(*SOUNDS)
+    expected = written(peer, tmp_path, sounds, num_beams=beams, **options)
+    model = loaded(tmp_path, beams=beams, **head)
+    assert texts_of(model, sounds) == expected
+    assert len(set(expected)) == len(expected)
+
+
+def parts_of(sound):
+    step = SECONDS * RATE
+    return [sound[start : start + step] for start in range(0, len(sound), step)]
+
+
+LONG = (5.1, 0.4, 2.05, 4.0, 6.2)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_long_sound_is_written_in_consecutive_windows(beams, tmp_path):
+    peer = save_whisper(tmp_path)
+    sounds = noises(*LONG)
+    model = loaded(tmp_path, beams=beams, language="de")
+    expected = []
+    for sound in sounds:
+        parts = [part for part in parts_of(sound) if len(part) > 0.1 * RATE]
+        options = {"num_beams": beams, "language": "de", "task": "transcribe"}
+        texts = written(peer, tmp_path, parts, **options)
+        expected.append(" ".join(filter(None, texts)))
+    assert texts_of(model, sounds) == expected
+    assert [texts_of(model, [sound])[0] for sound in sounds] == expected
+
+
+def test_sampled_and_streamed_texts_of_windows_are_those_of_their_sound(tmp_path):
+    save_whisper(tmp_path)
+    sounds = noises(*LONG)
+    model = loaded(tmp_path, beams=1, language="de")
+    inputs = [{"audio": (sound, RATE)} for sound in sounds]
+    assert model.write(inputs=inputs, max_new=NEW) == texts_of(model, sounds)
+    options = {"max_new": NEW, "temperature": 1.5, "seed": 3}
+    sampled = model.write(inputs=inputs, **options)
+    assert sampled[:1] == model.write(inputs=inputs[:1], **options)
+    assert sampled != texts_of(model, sounds)
+    samples = model.samples(inputs)
+    batch = samples.collate([samples[0, i] for i in range(len(samples))])
+    streamed = {}
+
+    def keep(new):
+        for i, ids in new.items():
+            streamed[i] = [*streamed.get(i, []), *ids]
+
+    with torch.inference_mode():
+        tokens, _ = model.model.encode(model.model.embed(batch))
+        texts = model.task.write(model.model.head, tokens, on_tokens=keep)
+    assert [model.task.tokenizer.decode(streamed.get(i, [])) for i in range(len(sounds))] == texts
+
+
+def test_the_vector_of_a_long_sound_is_the_mean_of_its_windows(tmp_path):
+    save_whisper(tmp_path)
+    model = loaded(tmp_path)
+    sounds = noises(*LONG)
+    vectors = model.embed([{"audio": (sound, RATE)} for sound in sounds])
+    for sound, vector in zip(sounds, vectors, strict=True):
+        parts = [part for part in parts_of(sound) if len(part) > 0.1 * RATE]
+        each = model.embed([{"audio": (part, RATE)} for part in parts])
+        torch.testing.assert_close(vector, each.mean(0), atol=1e-5, rtol=0)
+
+
+# Training
+
+FAST = ["trainer.precision=float32", "trainer.device=cpu", "trainer.epochs=1", "batch_size=4"]
+
+
+def save_table(folder, sounds):
+    texts = [" ".join(f"w{(7 * i + k) % 80}" for k in range(3 + 2 * i)) for i in range(len(sounds))]
+    for i, sound in enumerate(sounds):
+        soundfile.write(folder / f"{i}.wav", sound, RATE)
+    rows = [f"{i}.wav,{text}" for i, text in enumerate(texts)]
+    (folder / "table.csv").write_text("\n".join(["audio,text", *rows]))
+    return texts
+
+
+def test_a_run_starts_from_all_weights_and_transcribes_as_the_public_model(tmp_path):
+    save_whisper(tmp_path / "public")
+    sounds = noises(*LONG, *SOUNDS)
+    save_table(tmp_path, sounds)
+    train(
+        tmp_path / "run",
+        *FAST,
+        *("optimizer.lr=1e-30", "optimizer.weight_decay=0", "head=generate", "head.language=de"),
+        *(f"data.path={tmp_path / 'table.csv'}", "target=text", f"weights={tmp_path / 'public'}"),
+    )
+    run = dxn.load(tmp_path / "run", dtype="float32")
+    public = loaded(tmp_path / "public", language="de")
+    state = run.model.state_dict()
+    for name, tensor in public.model.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-20)
+    assert texts_of(run, sounds) == texts_of(public, sounds)
+
+
+def test_the_losses_of_a_training_are_those_of_transformers(tmp_path):
+    peer = save_whisper(tmp_path).train()
+    sounds = noises(*SOUNDS)
+    texts = save_table(tmp_path, sounds)
+    model = loaded(tmp_path, language="de")
+    network, task = model.model.train(), model.task
+    rows = [{"audio": (sound, RATE)} for sound in sounds]
+    samples = model.samples(rows)
+    batch = samples.collate([samples[0, i] for i in range(len(samples))])
+    batch["target"] = task.target.collate([task.target.encode(text, {}) for text in texts])
+    ids = batch["target"]["ids"]
+    inputs = {
+        "input_features": features(tmp_path, sounds),
+        "decoder_input_ids": ids[:, :-1].clamp(min=0),
+        "labels": ids[:, 1:].contiguous(),
+    }
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (network, peer)]
+    losses = []
+    for _ in range(10):
+        total, weight = task.loss(network(batch), batch)
+        pair = [total / weight, peer(**inputs).loss]
+        for loss, optimizer in zip(pair, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses.append([loss.item() for loss in pair])
+    ours, theirs = zip(*losses, strict=True)
+    assert ours == pytest.approx(theirs, abs=1e-3)
+    assert ours[-1] < 0.8 * ours[0]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (
+            {"language": "fr"},
+            r"^head\.language: the tokenizer has no token '<\|fr\|>', got 'fr': use one of de, en, "
+            "haw$",
+        ),
+        (
+            {"marks": {"task": "sing"}},
+            r"^head\.marks\.task: the tokenizer has no token '<\|sing\|>'",
+        ),
+        ({"langage": "de"}, r"^head\.langage: .* did you mean language\?$"),
+    ],
+)
+def test_an_unknown_option_of_the_head_is_refused(head, message, tmp_path):
+    save_whisper(tmp_path)
+    with pytest.raises(UserError, match=message):
+        loaded(tmp_path, **head)
+
+
+def test_a_model_of_english_has_no_language(tmp_path):
+    peer = save_whisper(tmp_path, english=True, vocab_size=51864)
+    sounds = noises(0.4, 1.9)
+    assert texts_of(loaded(tmp_path), sounds) == written(peer, tmp_path, sounds)
+    with pytest.raises(UserError, match=r"language: no token before a text depends on it, got de"):
+        loaded(tmp_path, language="de")
+
+
+def test_targets_need_a_language(tmp_path):
+    save_whisper(tmp_path)
+    model = loaded(tmp_path)
+    with pytest.raises(UserError, match=r"^head\.language: the language of the texts"):
+        model.task.target.encode("w5", {})
+
+
+def test_a_model_without_its_tokenizer_is_an_encoder(tmp_path):
+    save_whisper(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    model = loaded(tmp_path)
+    assert model.task.name == "embed"
+    assert model.embed(audio=(noises(0.5)[0], RATE)).shape == (44,)
