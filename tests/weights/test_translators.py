@@ -281,3 +281,27 @@ def test_a_token_that_the_tokenizer_does_not_have_is_refused(token):
     tokenizer = TargetTokenizer(marks=MarkOptions(begin=[token]))
     with pytest.raises(UserError, match=r"^head.marks.begin: the tokenizer has no token"):
         tokenizer.use_tokenizer(tokenizer_of(VOCAB))
+
+
+# Without the decoder, or without the output layer
+
+
+def test_an_encoder_of_t5_embeds_texts(tmp_path):
+    torch.manual_seed(0)
+    peer = lively_writer(T.T5EncoderModel(T.T5Config(**T5))).eval()
+    peer.save_pretrained(tmp_path)
+    tokenizer_of(VOCAB).save(str(tmp_path / "tokenizer.json"))
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    ids, mask = batch_of(TEXTS)
+    with torch.inference_mode():
+        expected = peer(ids, attention_mask=mask).last_hidden_state
+    found = memory_of(model, TEXTS).x
+    torch.testing.assert_close(found[mask > 0], expected[mask > 0], atol=1e-4, rtol=0)
+    assert model.embed(text=TEXTS[0]).shape == (DIM,)
+
+
+def test_a_bare_bart_is_the_same_model(tmp_path):
+    peer = save(tmp_path, "BART")
+    expected = written(dxn.from_public(str(tmp_path), dtype="float32"), TEXTS, 1, 0.0)
+    peer.model.save_pretrained(tmp_path)
+    assert written(dxn.from_public(str(tmp_path), dtype="float32"), TEXTS, 1, 0.0) == expected
