@@ -216,7 +216,8 @@ def _set_adapter_options(
         options = public.architecture.adapters[public.adapter_key(key, modality) or ""]
         for name in _leaves(options):
             _, value = lookup(options, name)
-            if name == "max_len" and public.architecture.task == "language":
+            is_language_model = public.architecture.writes and not public.architecture.decoder
+            if name == "max_len" and is_language_model:
                 value = value if public.family.own else min(value, MAX_WINDOW)
             merger.set(f"adapters.{key}.{name}", value, fixed=_is_below(name, fixed))
 
