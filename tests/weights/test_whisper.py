@@ -7,6 +7,7 @@ from helpers.runs import train
 from helpers.whisper import IDS, RATE, SECONDS, features, noises, save_whisper
 
 import dxn
+from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.models import Memory
 
@@ -131,6 +132,23 @@ def test_the_vector_of_a_long_sound_is_the_mean_of_its_windows(tmp_path):
         parts = [part for part in parts_of(sound) if len(part) > 0.1 * RATE]
         each = model.embed([{"audio": (part, RATE)} for part in parts])
         torch.testing.assert_close(vector, each.mean(0), atol=1e-5, rtol=0)
+
+
+def test_a_folder_of_sounds_is_transcribed_by_the_command_line(tmp_path, capsys):
+    save_whisper(tmp_path / "public")
+    (tmp_path / "sounds").mkdir()
+    sounds = noises(*LONG)
+    save_table(tmp_path / "sounds", sounds)
+    (tmp_path / "sounds" / "table.csv").unlink()
+    command = ["predict", f"weights={tmp_path / 'public'}", str(tmp_path / "sounds")]
+    assert main([*command, "dtype=float32", "head.language=de", "device=cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()[: len(sounds)]
+    model = loaded(tmp_path / "public", language="de")
+    read = [soundfile.read(tmp_path / "sounds" / f"{i}.wav") for i in range(len(sounds))]
+    expected = texts_of(model, [sound.astype("float32") for sound, _ in read])
+    assert [line.partition(": ")[2] for line in lines] == [" ".join(t.split()) for t in expected]
+    assert main([*command, "head.language=fr"]) == 2
+    assert "use one of de, en, haw" in capsys.readouterr().err
 
 
 # Training
