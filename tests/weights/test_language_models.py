@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dxn
 from dxn.cli import main
+from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.training.finetune import Finetune
 from dxn.weights import Checkpoint, read_public
@@ -103,6 +104,22 @@ def test_a_language_model_of_a_run_starts_from_all_weights_and_keeps_the_ends(na
     assert run.write(prompt=PROMPTS, max_new=30) == public.write(prompt=PROMPTS, max_new=30)
     again = read_public(str(tmp_path / "run"))
     assert again.task_state() == {"ends": [2, 7]}
+
+
+def test_a_run_starts_from_the_output_layer_of_another(tmp_path, capsys):
+    save(tmp_path / "public", (2, 7), tie_word_embeddings=False)
+    (tmp_path / "text.txt").write_text("w5 w7 w11 w13 w17\n" * 60)
+    words = [*FAST, "optimizer.lr=1e-30", "optimizer.weight_decay=0", "adapters=[text]"]
+    words += ["data=text", f"data.path={tmp_path / 'text.txt'}", "head=language"]
+    words += ["adapters.text.max_len=64"]
+    train(tmp_path / "one", *words, f"weights={tmp_path / 'public'}")
+    train(tmp_path / "two", *words, f"weights={tmp_path / 'one'}")
+    one, two = (dxn.load(tmp_path / name, dtype="float32").model for name in ("one", "two"))
+    torch.testing.assert_close(two.head.output.weight, one.head.output.weight)
+    capsys.readouterr()
+    options = [f"weights={tmp_path / 'one'}", "head.output.tie_embeddings=true"]
+    assert main(["train", *words, *options, f"run={tmp_path / 'three'}"]) == 2
+    assert "head.output.tie_embeddings: the weights have False, got True" in capsys.readouterr().err
 
 
 def test_a_language_model_without_its_output_layer_is_refused(tmp_path):
