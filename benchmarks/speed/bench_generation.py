@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ from dxn.weights import read_public
 
 T: Any = transformers
 PROMPT, NEW, BATCH = 16, 128, 8
+LLAMA = {
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+}
 # Tokens that are compared in float32 before the measurement.
 COMPARED = 8
 
@@ -34,13 +44,24 @@ BEGIN, END = 0, 1
 
 def gpt2(options: Options) -> Work:
     """GPT-2 small of dxn and of transformers: 128 new tokens for 8 prompts of 16."""
+    return _continuation(lambda: T.GPT2LMHeadModel(T.GPT2Config()), BATCH, options)
+
+
+def llama(options: Options) -> Work:
+    """A Llama of the size of SmolLM2-135M: 128 new tokens for a prompt of 16."""
+    config = T.LlamaConfig(**LLAMA)
+    return _continuation(lambda: T.LlamaForCausalLM(config), 1, options)
+
+
+def _continuation(make_peer: Callable[[], Any], size: int, options: Options) -> Work:
+    """Continue prompts greedily, in dxn and in transformers."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
-    peer: Any = T.GPT2LMHeadModel(T.GPT2Config()).eval()
+    peer = make_peer().eval()
     model = _model_of_dxn(peer, options.folder)
     rand = torch.Generator().manual_seed(1)
-    prompt = torch.randint(peer.config.vocab_size, (BATCH, PROMPT), generator=rand)
+    prompt = torch.randint(peer.config.vocab_size, (size, PROMPT), generator=rand)
     expected = _continued(peer, prompt, COMPARED)
     found = generate(LanguageModel(model), None, prompt=prompt, end=None, max_new=COMPARED)
     _check_ids([hypothesis.ids for hypothesis in found], expected)
@@ -58,7 +79,7 @@ def gpt2(options: Options) -> Work:
     # Two operations per weight and token: every block, and the logits of the new tokens.
     blocks = sum(p.numel() for p in model.backbone.parameters())
     logits = language.adapter.embedding.weight.numel()
-    flop = 2 * BATCH * (blocks * (PROMPT + NEW - 1) + logits * NEW)
+    flop = 2 * size * (blocks * (PROMPT + NEW - 1) + logits * NEW)
     return Work({OURS: ours, "transformers": theirs}, flop)
 
 
@@ -192,6 +213,14 @@ ROWS: tuple[Row, ...] = (
         "generation",
         gpt2,
         (Goal(at_least=1.3),),
+        rounds=5,
+    ),
+    Row(
+        "llama_generation",
+        f"Llama of 135 M parameters, 1 prompt, {PROMPT} + {NEW} tokens",
+        "generation",
+        llama,
+        (Goal(at_least=1.5),),
         rounds=5,
     ),
     Row(

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dxn
 from dxn.cli import main
-from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.training.finetune import Finetune
 from dxn.weights import Checkpoint, read_public
