@@ -4,7 +4,7 @@ import pytest
 import soundfile
 import torch
 from helpers.runs import train
-from helpers.whisper import IDS, RATE, SECONDS, features, noises, save_whisper
+from helpers.whisper import IDS, RATE, SECONDS, WORDS, features, noises, save_whisper
 
 import dxn
 from dxn.cli import main
@@ -251,6 +251,18 @@ def test_targets_need_a_language(tmp_path):
     model = loaded(tmp_path)
     with pytest.raises(UserError, match=r"^head\.language: the language of the texts"):
         model.task.target.encode("w5", {})
+
+
+def test_rows_without_a_token_are_left_out(tmp_path):
+    """The tokenizer.json of old checkpoints has no tokens of times."""
+    peer = save_whisper(tmp_path, vocab_size=WORDS + len(IDS) + 7)
+    peer.generation_config.suppress_tokens += range(WORDS + len(IDS), WORDS + len(IDS) + 7)
+    peer.generation_config.save_pretrained(tmp_path)
+    sounds = noises(0.4, 1.9)
+    options = {"language": "de", "task": "transcribe"}
+    model = loaded(tmp_path, language="de")
+    assert len(model.model.head.decoder.embedding.weight) == WORDS + len(IDS)
+    assert texts_of(model, sounds) == written(peer, tmp_path, sounds, **options)
 
 
 def test_a_model_without_its_tokenizer_is_an_encoder(tmp_path):
