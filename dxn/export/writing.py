@@ -14,8 +14,8 @@ from dxn.export.graph import Graph, encode
 from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.decoder import Decoder, KVCache, Memory
+from dxn.models.decoding.output_layer import output_layer_of
 from dxn.models.model import MultimodalModel
-from dxn.models.output_layer import output_layer_of
 from dxn.models.positions import token_index
 
 # Lengths of the previous tokens and of the new tokens in the cases that are traced and checked.

@@ -20,7 +20,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.core.tokens import Tokens
-from dxn.models.output_layer import OutputLayer, OutputOptions
+from dxn.models.decoding.output_layer import OutputLayer, OutputOptions
 from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import IGNORED, Target

@@ -15,7 +15,7 @@ from dxn.core.dropout import Dropout, Keys, Rate, check_rate, threshold
 from dxn.core.tokens import Tokens, can_read, sinusoidal
 from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
-from dxn.models.output_layer import OutputLayer, OutputOptions
+from dxn.models.decoding.output_layer import OutputLayer, OutputOptions
 from dxn.models.positions import last_index
 
 DecoderPosition = Literal["learned", "sinusoidal", "none"]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens, can_read, join
 from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last
+from dxn.models.decoding.output_layer import output_layer_of
 from dxn.models.fusion import EarlyFusion
 from dxn.models.model import Batch, MultimodalModel
-from dxn.models.output_layer import output_layer_of
 
 
 class TokenCache:
