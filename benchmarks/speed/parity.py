@@ -190,7 +190,7 @@ def text_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, Any
     ids[rows, lengths - 1] = 3  # CLIP pools the token with the end-of-text id
     # RoBERTa in transformers computes its position ids from the padding ids.
     ids = ids.masked_fill(~mask, int(p.public.checkpoint.config.get("pad_token_id") or 0))
-    if p.public.architecture.adapters["text"]["tokenizer"].get("pad_to"):
+    if p.public.architecture.adapters["text"].get("tokenizer", {}).get("pad_to"):
         mask = torch.ones_like(mask)  # the model sees padding
     batch = {"ids": ids, "mask": mask, "coords": torch.zeros(*mask.shape, 2), "rows": rows}
     return {"text": batch, "#size": sizes.batch}, {"ids": ids, "mask": mask}

@@ -77,8 +77,8 @@ def messages(call, *arguments, **named):
         ),
         (
             ["backbone.block.mlp=glu"],
-            "backbone.block.mlp: must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, "
-            "geglu_tanh, got 'glu'; did you mean gelu?",
+            "backbone.block.mlp: must be one of gelu, gelu_tanh, quick_gelu, relu, silu, swiglu, "
+            "geglu, geglu_tanh, got 'glu'; did you mean",
         ),
         (
             ["adapters.text.ngrams.lengths=2"],

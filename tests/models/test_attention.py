@@ -208,8 +208,9 @@ def test_swiglu_has_about_as_many_weights_as_gelu():
             "num_heads must be a multiple of num_kv_heads, got 6 and 4",
         ),
         (
-            lambda: Mlp(8, mlp="relu"),
-            "mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, geglu_tanh, got 'relu'",
+            lambda: Mlp(8, mlp="tanh"),
+            "mlp must be one of gelu, gelu_tanh, quick_gelu, relu, silu, swiglu, geglu, "
+            "geglu_tanh, got 'tanh'",
         ),
         (lambda: backbone_of(8, norm="batch"), "kind must be one of 'layer' or 'rms', got 'batch'"),
         (

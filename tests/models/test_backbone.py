@@ -362,9 +362,9 @@ def test_a_sample_whose_branches_are_all_omitted_passes_through_unchanged():
         ({"depth": -1}, "depth must be at least 0, got -1"),
         ({"norm": "batch"}, "kind must be one of 'layer' or 'rms', got 'batch'"),
         (
-            {"mlp": "relu"},
-            "mlp must be one of 'gelu', 'gelu_tanh', 'quick_gelu', 'swiglu', 'geglu' or "
-            "'geglu_tanh', got 'relu'",
+            {"mlp": "tanh"},
+            "mlp must be one of 'gelu', 'gelu_tanh', 'quick_gelu', 'relu', 'silu', 'swiglu', "
+            "'geglu' or 'geglu_tanh', got 'tanh'",
         ),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),

@@ -244,8 +244,8 @@ def test_the_hidden_layer_has_the_requested_width(hidden, dim, mlp):
         ({"windows": [None, -2]}, "windows.1 must be at least 1, got -2"),
         (
             {"mlp": "gelu_quick"},
-            "mlp must be one of 'gelu', 'gelu_tanh', 'quick_gelu', 'swiglu', 'geglu' or "
-            "'geglu_tanh', got 'gelu_quick'",
+            "mlp must be one of 'gelu', 'gelu_tanh', 'quick_gelu', 'relu', 'silu', 'swiglu', "
+            "'geglu' or 'geglu_tanh', got 'gelu_quick'",
         ),
         ({"norm": "group", "qk_norm": True}, "kind must be one of 'layer' or 'rms', got 'group'"),
     ],

@@ -37,6 +37,7 @@ class Vectors(nn.Module):
     """An adapter that receives the features of its tokens."""
 
     modality = "vectors"
+    window = 0
 
     def __init__(self):
         super().__init__()
