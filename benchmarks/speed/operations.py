@@ -1,4 +1,4 @@
-"""Counts the operations of a training step, of dxn and of its peers.
+"""Counts the operations of a training step, a prediction and a new token, of dxn and of its peers.
 
 A GPU starts a kernel for each of them, so they limit the speed of small models and batches. Their
 number depends neither on the width nor on the batch size, and it can be counted on a CPU. Here, the
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import bench_generation
+import bench_inference
 import bench_training
 import torch
 from bench_row import Options
@@ -33,10 +36,14 @@ READS = {"_local_scalar_dense", "nonzero"}  # the processor waits for their resu
 SIZES = Sizes(dim=64, depth=12, heads=4)
 TEXTS = 64  # per batch of `ragged_texts`
 ROWS = {
-    "ViT": partial(bench_training.images, sizes=SIZES, batch=TEXTS),
-    "BERT": partial(bench_training.ragged_texts, dropout=0.0, sizes=SIZES),
-    "BERT, dropout 0.1": partial(bench_training.ragged_texts, dropout=0.1, sizes=SIZES),
+    "training, ViT": partial(bench_training.images, sizes=SIZES, batch=TEXTS),
+    "training, BERT": partial(bench_training.ragged_texts, dropout=0.0, sizes=SIZES),
+    "training, BERT, dropout 0.1": partial(bench_training.ragged_texts, dropout=0.1, sizes=SIZES),
+    "prediction, ViT": partial(bench_inference.images, batch=1),
+    "prediction, BERT": partial(bench_inference.ragged_texts, batch=8),
 }
+# A generation of the larger number of tokens, without that of the smaller one.
+NUM_NEW = (2, 10)
 
 
 class Operations(TorchDispatchMode):
@@ -57,7 +64,7 @@ class Operations(TorchDispatchMode):
 
 def main() -> None:
     """Print a table with the operations of each training step."""
-    print("| step, 12 blocks | model | operations | values read |\n|---|---|---|---|")
+    print("| 12 blocks | model | operations | values read |\n|---|---|---|---|")
     for name, make in ROWS.items():
         with tempfile.TemporaryDirectory() as folder:
             calls = make(Options(Path(folder))).calls
@@ -65,11 +72,35 @@ def main() -> None:
         for model, call in calls.items():
             with keyed(noise):
                 call()  # the first step creates the state of the optimizer
-                with Operations() as operations:
-                    call()
-            reads = sum(operations.count[each] for each in READS)
-            total = operations.count.total() - reads
-            print(f"| {name} | {model} | {total:,} | {reads} |", flush=True)
+                show(name, model, counted(call))
+    # No step is compiled, but all have the same shapes, as on a GPU.
+    static = partial(bench_generation.generate, compile_step=lambda step: step)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(bench_generation, "generate", static),
+    ):
+        calls = bench_generation.gpt2(Options(Path(folder))).calls
+        for model, call in calls.items():
+            counts: list[Counter[str]] = []
+            for num_new in NUM_NEW:
+                with patch.object(bench_generation, "NEW", num_new):
+                    counts.append(counted(call))
+            counts[1].subtract(counts[0])
+            show("new token, GPT-2", model, counts[1], NUM_NEW[1] - NUM_NEW[0])
+
+
+def counted(call: Callable[[], object]) -> Counter[str]:
+    """Return the number of each operation of a call."""
+    with Operations() as operations:
+        call()
+    return operations.count
+
+
+def show(name: str, model: str, count: Counter[str], steps: int = 1) -> None:
+    """Print a row of the table: the operations of one of several steps."""
+    reads = sum(count[each] for each in READS)
+    total = count.total() - reads
+    print(f"| {name} | {model} | {total / steps:,.0f} | {reads / steps:g} |", flush=True)
 
 
 if __name__ == "__main__":
