@@ -37,12 +37,21 @@ import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 sys.path.insert(0, "tests/training")
+from dxn.models import compiling
+from dxn.training.trainer import Trainer
 from test_equal_losses import CASES, train
 
 folder = Path(sys.argv[1])
 for name in CASES:
     for shard in (False, True):
         train(folder / f"{name}-{shard}", name, batch_size=6, shard=shard)
+# The whole model is compiled, as on a GPU, by a compiler that needs a second.
+compiling.BACKEND = "eager"
+Trainer.compiles_model = True
+for shard in (False, True):
+    train(folder / f"compiled-{shard}", "plain", batch_size=6, shard=shard, compile=True)
+    assert compiling.failure() is None
+Trainer.compiles_model = False
 # Of one process.
 train(folder / "plain-copy", "plain", batch_size=6, shard=True, resume=True)
 """
@@ -116,3 +125,9 @@ def test_another_number_of_processes_continues_a_sharded_training(trained, name,
 def test_a_single_process_cannot_be_sharded(tmp_path):
     with pytest.raises(ValueError, match="shard needs several processes; start them with torchrun"):
         train(tmp_path, "plain", batch_size=12, shard=True)
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["ddp", "fsdp2"])
+def test_two_processes_compile_a_model(trained, shard):
+    expected = losses_of(trained / "plain-False")
+    assert losses_of(trained / f"compiled-{shard}") == pytest.approx(expected, abs=1e-5)
