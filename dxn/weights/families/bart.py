@@ -9,24 +9,10 @@ from __future__ import annotations
 
 from dxn.core.files import TARGET_TOKENIZER
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.conversions import LayerNames, blocks, copied, flattened, linears
+from dxn.weights.conversions import blocks, copied, flattened, linears
 from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
-BLOCK: LayerNames = {
-    "attn_norm": "self_attn_layer_norm",
-    "attn.qkv": hf.QKV,
-    "attn.proj": "self_attn.out_proj",
-    "mlp_norm": "final_layer_norm",
-    "mlp.up": "fc1",
-    "mlp.down": "fc2",
-}
-CROSS: LayerNames = {
-    "cross_norm": "encoder_attn_layer_norm",
-    "cross.query": "encoder_attn.q_proj",
-    "cross.memory": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
-    "cross.proj": "encoder_attn.out_proj",
-}
 UNUSED_POSITIONS = 2  # leading rows of learned positions, which the library never reads
 BIAS = "final_logits_bias"
 DECODER = "head.decoder"
@@ -86,9 +72,11 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
                 f"{DECODER}.backbone.norm": f"{p}decoder.layer_norm",
             }
         ),
-        **blocks(BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
         **blocks(
-            {**BLOCK, **CROSS},
+            hf.BART_BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]
+        ),
+        **blocks(
+            {**hf.BART_BLOCK, **hf.BART_CROSS},
             prefix=p + "decoder.layers.{i}",
             depth=architecture.decoder["backbone"]["depth"],
             to=f"{DECODER}.backbone.blocks",

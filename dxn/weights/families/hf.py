@@ -32,6 +32,21 @@ VIT_BLOCK: LayerNames = {
     "mlp.up": "intermediate.dense",
     "mlp.down": "output.dense",
 }
+# Names of the layers of a block in BART and Whisper, and of those of a decoder besides.
+BART_BLOCK: LayerNames = {
+    "attn_norm": "self_attn_layer_norm",
+    "attn.qkv": QKV,
+    "attn.proj": "self_attn.out_proj",
+    "mlp_norm": "final_layer_norm",
+    "mlp.up": "fc1",
+    "mlp.down": "fc2",
+}
+BART_CROSS: LayerNames = {
+    "cross_norm": "encoder_attn_layer_norm",
+    "cross.query": "encoder_attn.q_proj",
+    "cross.memory": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross.proj": "encoder_attn.out_proj",
+}
 VIT_PATCHES = "embeddings.patch_embeddings.projection"
 VIT_POSITIONS = "embeddings.position_embeddings"
 VIT_BIASES = ("query.bias", "key.bias", "value.bias")  # missing if qkv_bias is False

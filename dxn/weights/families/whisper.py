@@ -8,24 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.conversions import LayerNames, blocks, copied, linears
+from dxn.weights.conversions import blocks, copied, linears
 from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, Options, TensorMap
 
-BLOCK: LayerNames = {
-    "attn_norm": "self_attn_layer_norm",
-    "attn.qkv": hf.QKV,
-    "attn.proj": "self_attn.out_proj",
-    "mlp_norm": "final_layer_norm",
-    "mlp.up": "fc1",
-    "mlp.down": "fc2",
-}
-CROSS: LayerNames = {
-    "cross_norm": "encoder_attn_layer_norm",
-    "cross.query": "encoder_attn.q_proj",
-    "cross.memory": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
-    "cross.proj": "encoder_attn.out_proj",
-}
 DECODER = "head.decoder"
 TOKENIZER = "tokenizer.json"
 LANGUAGE, TASK, NO_TIMES = "<|{language}|>", "<|{task}|>", "<|notimestamps|>"  # before a text
@@ -135,7 +121,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     p = prefix(checkpoint, "encoder")
     result = {
         "adapters.audio.pos_embed.weight": copied(f"{p}embed_positions.weight"),
-        **blocks(BLOCK, prefix=p + "layers.{i}", depth=architecture.backbone["depth"]),
+        **blocks(hf.BART_BLOCK, prefix=p + "layers.{i}", depth=architecture.backbone["depth"]),
         **linears(
             {
                 "adapters.audio.stem.conv1": f"{p}conv1",
@@ -153,7 +139,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
         f"{DECODER}.embedding.weight": copied(f"{p}embed_tokens.weight"),
         f"{DECODER}.pos_embed": copied(f"{p}embed_positions.weight"),
         **blocks(
-            {**BLOCK, **CROSS},
+            {**hf.BART_BLOCK, **hf.BART_CROSS},
             prefix=p + "layers.{i}",
             depth=depth,
             to=f"{DECODER}.backbone.blocks",
