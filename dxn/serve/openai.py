@@ -108,7 +108,9 @@ class WritingBody(OpenAIBody, Sampling):
                 f"{shortened(value)}"
             )
         if max(map(len, stops), default=0) > MAX_STOP:
-            raise ValueError(f"a text must have at most {MAX_STOP:,} characters")
+            raise ValueError(
+                f"a text must have at most {MAX_STOP:,} characters, got {max(map(len, stops)):,}"
+            )
         return stops
 
     @validator("stream_options")
@@ -144,7 +146,10 @@ class ChatBody(WritingBody):
         if self.max_completion_tokens is None:
             return super().limit
         if self.max_tokens not in (None, self.max_completion_tokens):
-            raise UserError("max_tokens: differs from max_completion_tokens; send only one of them")
+            raise UserError(
+                f"max_tokens: differs from max_completion_tokens, got {self.max_tokens} and "
+                f"{self.max_completion_tokens}; send only one of them"
+            )
         return "max_completion_tokens", self.max_completion_tokens
 
 
@@ -194,7 +199,8 @@ class OpenAI:
         task = self.predictor.task
         reason = chat_reason = ""
         if self.writer.obstacle or not self.writer.takes_prompt:
-            advice = "/generate" if task.writes else "/predict" * task.is_supervised or "/embed"
+            advice = "/predict" if task.is_supervised else "/embed"
+            advice = "/generate" if task.writes else advice
             reason = f"not for this model, whose task is {task.name}; use POST {advice}"
             chat_reason = reason
         elif self.writer.template is None:
@@ -403,7 +409,7 @@ class OpenAI:
             raise Refusal(
                 400,
                 f"{name}: must have at most {self._max_len:,} tokens, which the model reads, got "
-                f"{count:,}; shorten it",
+                f"{count:,} or more; shorten it",
                 code=TOO_LONG,
             )
 

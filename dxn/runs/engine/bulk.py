@@ -273,7 +273,9 @@ def open_folder(folder: Path, command: Mapping[str, Any], files: Sequence[str]) 
     different = [key for key in {**saved, **now} if saved.get(key) != now.get(key)]
     if different:
         reasons = {"files": "a file of the input has changed", "model": "the model has changed"}
-        reason = reasons.get(different[0], different[0])
+        # A changed option is the user's, so it comes before what has changed in the files.
+        key = next((each for each in different if each not in reasons), different[0])
+        reason = reasons.get(key, key)
         raise UserError(
             f"output: {folder} contains the answers of another command ({reason}); choose another "
             "folder, or delete this one"

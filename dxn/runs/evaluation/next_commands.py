@@ -143,7 +143,6 @@ def _prompt(first: Any) -> list[str]:
     """
     if is_conversation(first):
         first = next((each["content"] for each in first if each["role"] == "user"), None)
-    texts = [first] if isinstance(first, str) else []
-    words = texts[0].split()[:MAX_WORDS] if texts else []
+    words = first.split()[:MAX_WORDS] if isinstance(first, str) else []
     prompt = " ".join(words)
     return [f"prompt={prompt}"] if prompt.isprintable() and 0 < len(prompt) <= MAX_CHARS else []

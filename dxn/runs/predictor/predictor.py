@@ -381,8 +381,10 @@ class Predictor:
         texts: list[Text] = []
         if self.task.writes:
             if system or chat:
+                name, value = ("system", system) if system else ("chat", chat)
                 raise UserError(
-                    "chat: this model generates a text for its inputs; remove the option"
+                    f"{name}: this model generates a text for its inputs, got {value}; remove "
+                    "the option"
                 )
             if not inputs or prompt:
                 names = " or ".join(f"input.{name}=..." for name in self.inputs)

@@ -76,6 +76,11 @@ def load_predictor(
         )
         part = weights.part
         if labels:
+            if part is not None:
+                raise UserError(
+                    "weights.part: cannot be combined with labels, which use both towers, got "
+                    f"{part}; leave one of them out"
+                )
             from dxn.weights.public import find_towers
 
             part, texts_part, scale = find_towers(source, revision=weights.revision)

@@ -177,7 +177,8 @@ class TextAdapter(Adapter):
         """Return the texts of a raw value that the tokenizer encodes separately."""
         if isinstance(raw, Conversation):
             # Without the special tokens, of which the vocabulary should have no parts.
-            return re.split("|".join(map(re.escape, self._new_tokens)) or "$", raw.text)
+            marks = "|".join(map(re.escape, self._new_tokens))
+            return re.split(marks, raw.text) if marks else [raw.text]
         return [raw] if isinstance(raw, str) else raw
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:

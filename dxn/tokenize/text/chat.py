@@ -143,7 +143,7 @@ class ChatTemplate:
     tokens: Mapping[str, str] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ChatTemplate, (self.source, dict(self.tokens))  # without the compiled template
+        return ChatTemplate, (self.source, dict(self.tokens))  # without the cached properties
 
     @property
     def is_default(self) -> bool:

@@ -392,7 +392,7 @@ class TextTokenizer(Tokenizer):
             offsets = [
                 (a + starts[w], b + starts[w]) for (a, b), w in zip(offsets, owners, strict=True)
             ]
-        offsets = _with_marks(offsets, raw if isinstance(raw, str) else " ".join(raw))
+        offsets = _with_marks(offsets, plain_text(raw))
         tokens: list[Token] = list(zip(encoding.ids, offsets, owners, strict=True))
         if not self.adds_special:
             return [], tokens, []
