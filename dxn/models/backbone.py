@@ -153,6 +153,12 @@ class Backbone(Recorded, nn.Module):
                 f"rotary positions need an even number of rotated features of a head, got "
                 f"{self.rotary_dim} of {self.head_dim}: set block.head_dim or position.rope_share"
             )
+        scaling = position.rope_scaling
+        if scaling.high is not None and scaling.high <= scaling.low:
+            raise ValueError(
+                f"position.rope_scaling.high must be above low, got {scaling.high} and "
+                f"{scaling.low}"
+            )
         windows = [*position.windows] or [None]
         rotates = [*position.rope_blocks] or [True]
         # Size of the window of each block, None for full attention, and whether it uses rotary

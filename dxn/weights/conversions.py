@@ -238,11 +238,6 @@ def scaled(source: TensorSource, factor: float) -> TensorSource:
     )
 
 
-def plus_one(name: str) -> TensorSource:
-    """Add one to the weight of a norm that multiplies by 1 + w instead of w, as in Gemma."""
-    return TensorSource((name,), lambda t: t + 1, lambda t: (t - 1,))
-
-
 def linears(names: LayerNames, *, rows: Mapping[str, Sequence[int]] | None = None) -> TensorMap:
     """Map the weights and biases of layers. Several layers of the checkpoint are concatenated.
 

@@ -277,9 +277,9 @@ class PublicModel:
                 )
             is_embedding = name.startswith(texts) and name.endswith(EMBEDDING)
             if tensor is not None and (is_embedding or name.startswith(OUTPUT)):
-                # A language model has one adapter.
-                key = name.split(".")[1] if is_embedding else next(iter(model.adapters))
-                adapter = model.adapters[key]
+                # A language model has one text, which can follow other inputs.
+                words = [key for key, each in model.adapters.items() if each.has_vocabulary]
+                adapter = model.adapters[name.split(".")[1] if is_embedding else words[0]]
                 # A tokenizer can have tokens of which the model has no rows, such as Gemma's for
                 # an image.
                 added = adapter.tokenizer.vocabulary.get_added_tokens_decoder()

@@ -22,7 +22,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from dxn.models.attention import attend, attention_weights
-from dxn.models.blocks import RopeScaling
+from dxn.models.backbone import Backbone
+from dxn.models.blocks import PositionOptions, RopeScaling
 from dxn.models.positions import BucketBias, apply_rope, rope_factors
 from dxn.models.scores import Score
 
@@ -191,3 +192,9 @@ def reference_attention(attn, x):
 def test_invalid_options_raise_a_clear_error(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
+
+
+def test_limits_of_a_rope_scaling_in_the_wrong_order_are_refused():
+    scaling = RopeScaling("llama3", 8.0, original_len=64, low=4.0, high=4.0)
+    with pytest.raises(ValueError, match=r"rope_scaling.high must be above low, got 4.0 and 4.0"):
+        Backbone(32, position=PositionOptions(kind="rotary", rope_scaling=scaling))

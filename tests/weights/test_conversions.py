@@ -16,7 +16,6 @@ from dxn.weights.conversions import (
     blocks,
     copied,
     joined,
-    plus_one,
     rotary_halves,
     scaled,
     stacked,
@@ -43,7 +42,6 @@ SOURCES = {
         joined(scaled(copied("q"), 0.5), copied("k"), copied("v"), rows=ROWS),
         [(n, D) for n in ROWS],
     ),
-    "plus one": (plus_one("a"), [(7,)]),
 }
 
 
@@ -59,10 +57,9 @@ def test_the_inverse_of_a_conversion_returns_the_tensors_of_the_checkpoint(name)
     assert source.moves == (sorted(source.convert(*tensors).flatten().tolist()) == moved)
 
 
-def test_scaled_and_plus_one_are_what_they_say():
+def test_scaled_multiplies_the_weight():
     weight = torch.randn(3, 5)
     assert torch.equal(scaled(copied("a"), 4).convert(weight), weight * 4)
-    assert torch.equal(plus_one("a").convert(weight), weight + 1)
 
 
 def test_rotary_halves_rotate_the_same_pairs():

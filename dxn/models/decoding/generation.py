@@ -346,7 +346,10 @@ def _unwanted(forbidden: Sequence[int], vocab_size: int, device: torch.device) -
 def _aligned(prompt: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return prompts (B, P) with their padding at the end, their mask, and their lengths (B,)."""
     if prompt.shape[1] == 0 or (mask is not None and not mask.any(1).all()):
-        raise ValueError("prompt: each prompt must have at least one token")
+        raise ValueError(
+            "prompt: each prompt must have at least one token, got one without a token in the "
+            f"shape {tuple(prompt.shape)}"
+        )
     device = prompt.device
     if mask is None:
         lengths = torch.full((len(prompt),), prompt.shape[1], device=device)

@@ -207,7 +207,8 @@ class TargetTokenizer:
         size = num_embeddings(tokenizer)
         ids: list[int] = []
         for token in getattr(self.marks, option):
-            if "{language}" in str(token) and not self.values["language"]:
+            chooses = option == "begin" and not self.values["language"]
+            if chooses and "{language}" in str(token):
                 languages = sorted(_languages(str(token), tokenizer).values())
                 self.language_choice = len(ids), languages
                 ids.append(languages[0])  # it is replaced by the one that the model chooses
