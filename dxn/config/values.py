@@ -34,7 +34,11 @@ COMBINATIONS: tuple[tuple[str, tuple[Any, ...] | None, tuple[str, ...]], ...] = 
     ("ngrams.lengths", ([], ()), ("ngrams.columns",)),
     ("resize.mode", ("within",), ("resize.crop_ratio",)),
     ("resize.mode", ("stretch", "crop"), ("resize.pos_grid",)),
-    ("lora_rank", (0,), ("lora_alpha", "lora_rank_stabilized", "lora_targets")),
+    (
+        "lora_rank",
+        (0,),
+        ("lora_alpha", "lora_dropout", "lora_rank_stabilized", "lora_targets"),
+    ),
 )
 
 

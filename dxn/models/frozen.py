@@ -32,16 +32,14 @@ class FrozenLinear(nn.Module):
             (NormalFloat, arXiv:2305.14314).
     """
 
-    scale: Tensor
-
     def __init__(self, linear: nn.Linear, kind: FrozenKind):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.kind = kind
         quantized, scale = (to_int8 if kind == "int8" else to_nf4)(linear.weight.detach())
-        # A parameter, not a buffer: like all frozen weights, it is saved and sent once.
+        # Parameters, not buffers: like all frozen weights, they are saved and sent once.
         self.weight = nn.Parameter(quantized, requires_grad=False)
-        self.register_buffer("scale", scale)
+        self.weight_scale = nn.Parameter(scale, requires_grad=False)
         self.bias = linear.bias
 
     def extra_repr(self) -> str:
@@ -53,11 +51,11 @@ class FrozenLinear(nn.Module):
 
     def dense(self) -> Tensor:
         """Return the weights (out_features, in_features) in float32."""
-        return _dense(self.weight, self.scale, self.in_features)
+        return _dense(self.weight, self.weight_scale, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to x (..., in_features)."""
-        out: Any = _Product.apply(x.to(matmul_dtype(x)), self.weight, self.scale)
+        out: Any = _Product.apply(x.to(matmul_dtype(x)), self.weight, self.weight_scale)
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
 

@@ -192,6 +192,8 @@ def as_float(output: Any) -> Any:
 
 def count_parameters(module: nn.Module, *, trained: bool = False) -> int:
     """Return the number of parameters. With `trained`, only of those that require gradients."""
-    parameters = [p for p in module.parameters() if p.requires_grad or not trained]
+    # The scales of quantized weights are no weights.
+    named = [(n, p) for n, p in module.named_parameters() if not n.endswith("weight_scale")]
+    parameters = [p for _, p in named if p.requires_grad or not trained]
     # A byte has two frozen weights of 4 bits.
     return sum(p.numel() * (2 if p.dtype == torch.uint8 else 1) for p in parameters)

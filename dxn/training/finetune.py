@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
+from dxn.core.dropout import Rate, check_rate
 from dxn.core.errors import UserError
+from dxn.models.frozen import FrozenKind, FrozenLinear
 from dxn.models.fusion import shared_name
 from dxn.models.model import MultimodalModel
 
@@ -39,6 +41,8 @@ class Finetune:
             lora_targets is frozen, and its update is trained. 0: no LoRA.
         lora_alpha: Scale of the updates, which are multiplied by lora_alpha / lora_rank. Null:
             twice lora_rank, or 16 with lora_rank_stabilized.
+        lora_dropout: Dropout probability of the inputs of the updates. The frozen matrices still
+            get the whole inputs.
         lora_rank_stabilized: Multiply the updates by lora_alpha / sqrt(lora_rank)
             (arXiv:2312.03732), which suits ranks above 32.
         lora_targets: Names of the linear layers that receive an update, without what comes before:
@@ -53,9 +57,10 @@ class Finetune:
         self,
         *,
         freeze: int | Literal["all"] | None = None,
-        base: Literal["int8", "nf4"] | None = None,
+        base: FrozenKind | None = None,
         lora_rank: Annotated[int, Ge(0)] = 0,
         lora_alpha: Annotated[float, Gt(0)] | None = None,
+        lora_dropout: Rate = 0.0,
         lora_rank_stabilized: bool = False,
         lora_targets: Sequence[str] = ("attn.qkv",),
     ):
@@ -65,9 +70,11 @@ class Finetune:
             raise ValueError(f"lora_rank must be at least 0, got {lora_rank}")
         if lora_rank and not lora_targets:
             raise ValueError("lora_targets must name at least one linear layer if lora_rank is set")
+        check_rate("lora_dropout", lora_dropout)
         self.freeze = freeze
-        self.base: Literal["int8", "nf4"] | None = base
+        self.base: FrozenKind | None = base
         self.rank = lora_rank
+        self.dropout = lora_dropout
         # The division by the rank makes one learning rate suit small ranks (arXiv:2106.09685,
         # section 4.1). Updates of large ranks would learn too slowly (arXiv:2312.03732, section 3).
         alpha, divisor = lora_alpha, max(lora_rank, 1)
@@ -101,7 +108,9 @@ class Finetune:
         if self.base is not None:
             self._quantize(model, self.base)
         for name, linear in chosen.items():
-            update = LowRank(linear.out_features, linear.in_features, self.rank, self.scale)
+            update = LowRank(
+                linear.out_features, linear.in_features, self.rank, self.scale, self.dropout
+            )
             layer = model.get_submodule(name)  # it may have been quantized
             layer.add_module("lora", update.to(linear.weight))
             # A hook instead of another layer: the names of the weights do not change.
@@ -118,9 +127,7 @@ class Finetune:
         blocks = tuple(f"backbone.blocks.{i}." for i in range(int(self.freeze)))
         return shared_name(name).startswith(blocks)
 
-    def _quantize(self, model: MultimodalModel, kind: Literal["int8", "nf4"]) -> None:
-        from dxn.models.frozen import FrozenLinear  # few trainings need it
-
+    def _quantize(self, model: MultimodalModel, kind: FrozenKind) -> None:
         replaced: dict[nn.Module, FrozenLinear] = {}
         for name, layer in list(model.named_modules(remove_duplicate=False)):
             # Adapters receive precise numbers, and a head gives them.
@@ -168,14 +175,16 @@ class LowRank(nn.Module):
         columns: Number of columns of the matrix.
         rank: Rank of the update: columns of `up` (rows, rank) and rows of `down` (rank, columns).
         scale: Factor of the update.
+        dropout: Dropout probability of the input.
     """
 
-    def __init__(self, rows: int, columns: int, rank: int, scale: float):
+    def __init__(self, rows: int, columns: int, rank: int, scale: float, dropout: float = 0.0):
         super().__init__()
         # `up` starts at zero, so that fine-tuning starts at the pretrained weights.
         self.up = nn.Parameter(torch.zeros(rows, rank))
         self.down = nn.Parameter(torch.randn(rank, columns) * columns**-0.5)
         self.scale = scale
+        self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product (..., rows) of x (..., columns) and the update.
@@ -183,6 +192,10 @@ class LowRank(nn.Module):
         The update itself (rows, columns) and its gradient would need as many operations as the
         gradient of the frozen matrix.
         """
+        if self.training and self.dropout:
+            # As for the weights of the attention, masks are drawn by torch: a layer does not know
+            # to which samples its inputs belong.
+            x = F.dropout(x, self.dropout)
         return F.linear(self.scale * F.linear(x, self.down), self.up)
 
     def added_to(self, weight: Tensor) -> Tensor:
@@ -199,14 +212,12 @@ def merged(model: nn.Module) -> dict[str, Tensor]:
 
     Every update is added to its matrix.
     """
-    from dxn.models.frozen import FrozenLinear
-
     state = model.state_dict()
     # A layer comes before its update.
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, FrozenLinear):
             state[f"{name}.weight"] = module.dense()
-            del state[f"{name}.scale"]
+            del state[f"{name}.weight_scale"]
         elif isinstance(module, LowRank):
             for key in module.state_dict():
                 del state[f"{name}.{key}"]

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.runs import checkpoint_of, interrupt, same_tensors
-from helpers.training import fit, make_model, make_samples, make_task
+from helpers.training import D, fit, make_model, make_samples, make_task
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -107,6 +107,18 @@ def test_checkpoints_share_a_file_of_the_frozen_weights(tmp_path):
     assert len(states) == len(trainable(model))
 
 
+@pytest.mark.parametrize("base", ["int8", "nf4"])
+def test_a_checkpoint_has_the_scales_of_quantized_weights_once(tmp_path, base):
+    model = make()
+    Finetune(freeze="all", lora_rank=2, base=base)(model, pretrained(model))
+    fit(tmp_path / "run", model=model, epochs=2, ema_decay=0.5)
+    new, old = all_checkpoints(tmp_path / "run" / "checkpoints")
+    assert (new / FROZEN).samefile(old / FROZEN)
+    scales = {f"model/{name}" for name in model.state_dict() if name.endswith("weight_scale")}
+    assert len(scales) == 4 * DEPTH and scales <= set(load_file(new / FROZEN))
+    assert not any("weight_scale" in name for name in load_file(new / FILE))
+
+
 def test_other_frozen_weights_are_written_again(tmp_path):
     model = make()
     # It has no state, which would not fit.
@@ -145,6 +157,7 @@ def test_the_average_of_frozen_weights_needs_no_memory():
     [
         ({"freeze": -1}, "freeze must be all, null or at least 0, got -1"),
         ({"lora_rank": -1}, "lora_rank must be at least 0, got -1"),
+        ({"lora_dropout": 1.0}, r"lora_dropout must be at least 0 and below 1, got 1\.0"),
         (
             {"lora_rank": 2, "lora_targets": ()},
             "lora_targets must name at least one linear layer if lora_rank is set",
@@ -309,6 +322,47 @@ def test_the_stabilized_scale_is_alpha_over_the_root_of_the_rank():
     assert found == pytest.approx(2)
 
 
+@torch.no_grad()
+def test_dropout_is_applied_to_the_input_of_an_update_in_training_only():
+    torch.manual_seed(0)
+    change = LowRank(7, 11, 3, 0.6, dropout=0.25).double()
+    nn.init.normal_(change.up)
+    x = torch.randn(11, dtype=torch.float64)
+    exact = 0.6 * change.up @ (change.down @ x)
+    draws = change(x.expand(20_000, -1))
+    # Each input is 0 with probability 0.25, and otherwise divided by 0.75.
+    torch.testing.assert_close(
+        draws.mean(0), exact, rtol=0, atol=5 * float(draws.std(0).max()) / 141
+    )
+    matrix = 0.6 * change.up @ change.down * x
+    expected = (matrix.square() * (0.25 / 0.75)).sum(1).sqrt()
+    torch.testing.assert_close(draws.std(0), expected, rtol=0.03, atol=0)
+    torch.testing.assert_close(change.eval()(x), exact)
+
+
+@torch.no_grad()
+def test_dropout_of_the_updates_keeps_the_input_of_the_frozen_matrix():
+    model = make(dropout=0.0).train()
+    layer = model.backbone.blocks[0].attn.qkv
+    x = torch.randn(5, D)
+    before = layer(x)
+    Finetune(lora_rank=2, lora_dropout=0.5)(model, set())
+    assert torch.equal(layer(x), before)  # updates are zero at first
+    nn.init.normal_(layer.lora.up)
+    assert not torch.equal(layer(x), layer(x))
+    update = layer.lora.scale * layer.lora.up @ layer.lora.down
+    torch.testing.assert_close(model.eval() and layer(x), before + x @ update.T)
+
+
+def test_without_dropout_nothing_is_drawn():
+    change = LowRank(7, 11, 3, 0.6)
+    generator = torch.get_rng_state()
+    with FlopCounterMode(display=False) as counter:
+        change(torch.randn(5, 11, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert counter.get_total_flops() == 2 * 5 * 3 * (11 + 7)
+
+
 def test_a_weight_in_bf16_is_rounded_once_when_its_change_is_added():
     torch.manual_seed(0)
     change = LowRank(31, 37, 5, 0.7).bfloat16()
@@ -365,7 +419,7 @@ def test_a_training_of_low_rank_changes_is_resumed_bit_for_bit(tmp_path, monkeyp
 
     def train(folder, **more):
         model = make()
-        Finetune(freeze=1, base=base, lora_rank=2)(model, set())
+        Finetune(freeze=1, base=base, lora_rank=2, lora_dropout=0.3)(model, set())
         return fit(folder, model=model, **options, **more)[0]
 
     whole = train(tmp_path / "whole")

@@ -212,20 +212,20 @@ class Captured:
         size = batch["#size"]
         if "target" in batch or not 0 < size <= MAX_SAMPLES:
             return None
-        padded = rounded(size, SAMPLES)
+        padded = captured_size(size, SAMPLES)
         layout: Layout = {("", "#size"): padded}
         for name in self.model.inputs:
             part = batch.get(name)
             if part is None:
                 continue
             count = len(part["rows"])
-            new = rounded(count, SAMPLES)
+            new = captured_size(count, SAMPLES)
             if new - count > padded - size:  # there are not as many further samples
                 new = count
             # Without a limit, it is not known whether there are positions for more tokens.
             limit = self.limits[name] if "mask" in part else 0
             width = part["mask"].shape[1] if limit else 0
-            wide = max(width, min(rounded(width, COLUMNS), limit))
+            wide = max(width, min(captured_size(width, COLUMNS), limit))
             for key, value in part.items():
                 if isinstance(value, Tensor):
                     if value.ndim == 0 or len(value) != count:
@@ -309,7 +309,7 @@ def at_least(num_real: int, total: int, *, is_full: bool) -> int:
     return total if is_full else min(-(-num_real // step) * step, total - 1)
 
 
-def rounded(number: int, step: int) -> int:
+def captured_size(number: int, step: int) -> int:
     """Return the next power of two up to `step`, or the next multiple of it."""
     return 1 << (number - 1).bit_length() if number <= step else -(-number // step) * step
 
