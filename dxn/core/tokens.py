@@ -27,6 +27,8 @@ class Span:
         stop: Index after the last column.
         locate: Function that computes `coords`, or the coordinates themselves. Only explanations
             need them, so a training does not compute them.
+        marks: (B, stop - start) bool. True at the columns of a text that stand for the columns of
+            other inputs, in their order. None: there are none.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Span:
     start: int
     stop: int
     locate: Callable[[], Tensor] | Tensor
+    marks: Tensor | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -48,9 +51,10 @@ class Span:
         """
         return self.locate if isinstance(self.locate, Tensor) else self.locate()
 
-    def moved(self, change: Callable[[Tensor], Tensor]) -> Span:
-        """Return the span with `change(coords)` as its coordinates."""
-        return replace(self, locate=lambda: change(self.coords))
+    def moved(self, change: Callable[[Tensor], Tensor], marks: Callable[[Tensor], Tensor]) -> Span:
+        """Return the span with `change(coords)` as its coordinates, and `marks(marks)`."""
+        moved = None if self.marks is None else marks(self.marks)
+        return replace(self, locate=lambda: change(self.coords), marks=moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +161,22 @@ class Tokens:
         # Every sample has this input, so the rows are 0, 1, 2, ... and nothing has to be copied.
         if rows.shape[0] == batch_size:
             return self
-        x = self.x.new_zeros(batch_size, *self.x.shape[1:])
-        mask = self.mask.new_zeros(batch_size, self.mask.shape[1])
+
+        def spread(part: Tensor, fill: float = 0) -> Tensor:
+            empty = part.new_full((batch_size, *part.shape[1:]), fill)
+            return empty.index_copy(0, rows, part)
+
+        # NaN marks samples without the input, as padding without a position in the raw input.
         spans = tuple(
-            span.moved(lambda coords: _spread_numbers(coords, rows, batch_size))
-            for span in self.spans
+            span.moved(lambda coords: spread(coords, torch.nan), spread) for span in self.spans
         )
-        x, mask = x.index_copy(0, rows, self.x), mask.index_copy(0, rows, self.mask)
-        return Tokens(x, mask, spans, self.num_real)
+        return Tokens(spread(self.x), spread(self.mask), spans, self.num_real)
 
     def take(self, rows: Tensor) -> Tokens:
         """Return the samples of the rows (b,), in ascending order. `spread` undoes it."""
         if rows.shape[0] == self.x.shape[0]:
             return self
-        spans = tuple(span.moved(lambda coords: coords[rows]) for span in self.spans)
+        spans = tuple(span.moved(lambda c: c[rows], lambda m: m[rows]) for span in self.spans)
         return Tokens(self.x[rows], self.mask[rows], spans)
 
     def _columns(self, span: Span) -> Tokens:
@@ -257,9 +263,3 @@ def sinusoidal(index: Tensor, dim: int) -> Tensor:
     frequency = 10000 ** (-torch.arange(0, dim, 2, device=index.device) / dim)
     angle = index[..., None].float() * frequency
     return torch.cat([angle.sin(), angle.cos()], -1)
-
-
-def _spread_numbers(x: Tensor, rows: Tensor, batch_size: int) -> Tensor:
-    # NaN marks samples without the input, such as padding without a position in the raw input.
-    empty = x.new_full((batch_size, *x.shape[1:]), torch.nan)
-    return empty.index_copy(0, rows, x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -18,10 +19,14 @@ from dxn.models.pooling import MapOptions, Pool, Pooling
 class EarlyFusion(Recorded, nn.Module):
     """Concatenates all inputs to one sequence, in which every token can attend to every input.
 
+    The tokens of an input are before those of a text, unless the text has a token that stands for
+    them, see `place`.
+
     Args:
         dim: Width D of a token.
         inputs: Names of the inputs. With several inputs, a learned vector per input is added to its
             tokens.
+        input_embedding: Whether there are these vectors.
         pool: Pooling of the tokens to one vector: mean, max, attention (a learned weighted mean),
             map (multi-head attention of a learned query, and an MLP), cls (class token), first,
             last, cls_mean (class token and mean, concatenated), leading (mean of the class token
@@ -39,12 +44,14 @@ class EarlyFusion(Recorded, nn.Module):
         dim: int = 128,
         *,
         inputs: Sequence[str] = (),
+        input_embedding: bool = True,
         pool: Pool = "mean",
         registers: Annotated[int, Ge(0)] = 0,
         map: MapOptions = MapOptions(),
     ):
         super().__init__()
-        self.input_embedding = InputEmbedding(dim, inputs) if len(inputs) > 1 else None
+        has_vectors = input_embedding and len(inputs) > 1
+        self.input_embedding = InputEmbedding(dim, inputs) if has_vectors else None
         self.pool = Pooling(pool, dim, registers=registers, map=map)
         self.width = self.pool.width
 
@@ -54,9 +61,86 @@ class EarlyFusion(Recorded, nn.Module):
         """Return the encoded Tokens of all parts, and one vector per sample (B, width)."""
         if self.input_embedding is not None:
             parts = self.input_embedding(parts)
+        tokens = join(parts)
+        places = None
+        if len(parts) > 1 and (marks := tokens.spans[-1].marks) is not None:
+            places = place(tokens.mask, [part.x.shape[1] for part in parts[:-1]], marks)
+            x = tokens.x.take_along_dim(places.order[..., None], 1)
+            tokens = replace(tokens, x=x, mask=places.mask, num_real=None)
         # A sample has at least one real column, see `Samples.collate`.
-        encoded = backbone(self.pool.lead(join(parts), all_real=True))
+        encoded = backbone(self.pool.lead(tokens, all_real=True))
+        if places is not None:
+            lead = self.pool.leading
+            moved = [
+                part.split([lead, part.shape[1] - lead], 1) for part in (encoded.x, encoded.mask)
+            ]
+            (first, x), (first_mask, _) = moved
+            x = torch.cat([first, x.take_along_dim(places.back[..., None], 1)], 1)
+            mask = torch.cat([first_mask, *(part.mask for part in parts)], 1)
+            encoded = replace(encoded, x=x, mask=mask, num_real=None)
         return encoded, self.pool(encoded.x, encoded.mask)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The order of the columns of several inputs in one sequence.
+
+    Args:
+        order: (B, N). Index of the column at each place of the sequence, whose padding is at the
+            end.
+        mask: (B, N) bool. True at the real places.
+        back: (B, N). Place of the output vector of each column. A column that stands for those of
+            an input has the output of the last one of them.
+    """
+
+    order: Tensor
+    mask: Tensor
+    back: Tensor
+
+
+def place(mask: Tensor, sizes: Sequence[int], marks: Tensor | None) -> Places:
+    """Return the places of the columns of a text and of other inputs.
+
+    In each sample, the first column of `marks` is replaced by the columns of the first input that
+    the sample has, the second one by those of the second input, and so on. Further inputs are
+    before the text, and further columns of `marks` are unchanged.
+
+    Args:
+        mask: (B, N) bool. True at the real columns: those of the other inputs, then the text.
+        sizes: Number of columns of each of the other inputs.
+        marks: (B, n) bool. True at the columns of the text that stand for other inputs. None: there
+            are none.
+    """
+    num_columns = mask.shape[1]
+    start = sum(sizes)
+    columns = torch.arange(num_columns, device=mask.device)
+    keys = (columns - start).clamp(min=-1).expand_as(mask)
+    back = columns.expand_as(mask)
+    if marks is not None:
+        others = mask[:, :start].split(list(sizes), 1)
+        marks = marks & mask[:, start:]
+        number = marks.cumsum(1)
+        used = torch.zeros_like(number[:, :1])
+        new_keys, ends, kept = [], back[:, start:], mask[:, start:]
+        for first, real in zip(_starts(sizes), others, strict=True):
+            is_there = real.any(1, keepdim=True)
+            used = used + is_there
+            is_mark = marks & (number == used) & is_there
+            index = is_mark.int().argmax(1, keepdim=True)
+            new_keys.append(torch.where(is_mark.any(1, keepdim=True), index, -1).expand_as(real))
+            last = first + torch.where(real, torch.arange(real.shape[1], device=real.device), 0)
+            ends = torch.where(is_mark, last.amax(1, keepdim=True), ends)
+            kept = kept & ~is_mark
+        keys = torch.cat([*new_keys, keys[:, start:]], 1)
+        back = torch.cat([back[:, :start], ends], 1)
+        mask = torch.cat([mask[:, :start], kept], 1)
+    # Stable, so that the columns of an input, and inputs before the text, keep their order.
+    order = keys.masked_fill(~mask, num_columns).argsort(dim=1, stable=True)
+    return Places(order, mask.gather(1, order), order.argsort(dim=1).gather(1, back))
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [sum(sizes[:i]) for i in range(len(sizes))]
 
 
 def shared_name(name: str) -> str:

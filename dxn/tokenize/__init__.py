@@ -21,6 +21,7 @@ _MODULES = {
     "DateAdapter": "cells.date",
     "EmbeddingNormOptions": "text.options",
     "EmbeddingOptions": "text.options",
+    "EncodedAdapter": "encoded",
     "ImageAdapter": "image.adapter",
     "ImageAugment": "image.augment",
     "ImageNormalization": "image.tokenizer",

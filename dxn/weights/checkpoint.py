@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -223,6 +223,56 @@ class Checkpoint:
     def num_rows(self, name: str) -> int:
         """Return the size of a tensor's first dimension, or 0 if there is no such tensor."""
         return len(self.tensors[name]) if name in self.tensors else 0
+
+    def part(self, config: str, prefixes: Mapping[str, str]) -> Checkpoint:
+        """Return one model of a checkpoint with several, as if it were alone.
+
+        Args:
+            config: Key of its settings in config.json.
+            prefixes: What replaces each prefix of the names of its tensors. The first one that a
+                name has is used.
+        """
+        names: dict[str, str] = {}
+        for name in self.tensors:
+            prefix = next(filter(name.startswith, prefixes), None)
+            if prefix is not None:
+                names[prefixes[prefix] + name.removeprefix(prefix)] = name
+        settings = self.config.get(config) or {}
+        return replace(self, tensors=RenamedTensors(self.tensors, names), config=settings)
+
+    def original(self, name: str) -> str:
+        """Return the name of a tensor in the checkpoint of which this is a part."""
+        names = self.tensors.names if isinstance(self.tensors, RenamedTensors) else {}
+        # A missing bias would be beside its weight.
+        weight = f"{name.removesuffix('bias')}weight"
+        if name not in names and weight in names:
+            return f"{names[weight].removesuffix('weight')}bias"
+        return names.get(name, name)
+
+
+class RenamedTensors(Mapping[str, Tensor]):
+    """Some tensors of a checkpoint by other names.
+
+    Args:
+        tensors: All tensors.
+        names: Their names there, by their new names.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]):
+        self.tensors = tensors
+        self.names = names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[self.names[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def read_checkpoint(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dxn.core.tokens import Span, Tokens
 from dxn.models import EarlyFusion, LateFusion
-from dxn.models.fusion import InputEmbedding
+from dxn.models.fusion import InputEmbedding, place
 from dxn.models.pooling import Pooling, masked_mean
 
 D, H, DEPTH = 10, 5, 3
@@ -364,3 +364,32 @@ def test_a_fusion_without_inputs_accepts_any(fusion):
     fuse = fusion(D).double()
     _, vectors = fuse([part_of(TEXT, [7, 5])], backbone_of(D, depth=1, num_heads=H).double())
     assert vectors.shape == (2, D)
+
+
+def test_other_inputs_stand_in_the_places_of_their_marks():
+    # Columns of two inputs (2 and 3, with padding), and of a text of 4.
+    mask = torch.tensor(
+        [
+            [1, 1, 1, 1, 0, 1, 1, 1, 1],  # both inputs, two marks
+            [1, 0, 1, 1, 1, 1, 1, 1, 0],  # both, one mark: the second one is before the text
+            [0, 0, 1, 1, 0, 1, 1, 1, 1],  # the second input alone replaces the first mark
+            [0, 0, 0, 0, 0, 1, 1, 1, 0],  # no input: a mark is unchanged
+        ],
+        dtype=torch.bool,
+    )
+    marks = torch.tensor([[0, 1, 0, 1], [0, 0, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]) > 0
+    places = place(mask, [2, 3], marks)
+    rows = [
+        [column for column, real in zip(order, there, strict=True) if real]
+        for order, there in zip(places.order.tolist(), places.mask.tolist(), strict=True)
+    ]
+    assert rows == [[5, 0, 1, 7, 2, 3], [2, 3, 4, 5, 6, 0], [2, 3, 6, 7, 8], [5, 6, 7]]
+    for row, columns in enumerate(rows):
+        for column in range(9):
+            if column in columns:
+                assert places.order[row, places.back[row, column]] == column
+    # The output of a mark is that of the last column in its place.
+    ends = places.order.gather(1, places.back)[:, 5:]
+    assert ends[0].tolist() == [5, 1, 7, 3]
+    assert ends[1, 2] == 0
+    assert ends[2, 0] == 3

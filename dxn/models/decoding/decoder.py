@@ -30,12 +30,14 @@ class Memory:
         attn_mask: (B, 1, 1, M) bool. True at real tokens. None: all tokens are real.
         mask: (B, M) bool. True at real tokens. Required if num_real is not None.
         num_real: Number of real tokens of all samples, see `Tokens`. None: unknown.
+        sizes: Number of tokens of each input, with padding. Empty: unknown.
     """
 
     x: Tensor
     attn_mask: Tensor | None
     mask: Tensor | None = None
     num_real: int | None = None
+    sizes: tuple[int, ...] = ()
 
     @classmethod
     def from_tokens(cls, tokens: Tokens) -> Memory:
@@ -44,11 +46,12 @@ class Memory:
         A sample without real tokens attends to its padding, because a softmax over no keys is NaN.
         """
         # Without a mask, torch can choose its fastest kernel.
+        sizes = tuple(map(len, tokens.spans))
         if tokens.has_no_padding:
-            return cls(tokens.x, None, tokens.mask, tokens.num_real)
+            return cls(tokens.x, None, tokens.mask, tokens.num_real, sizes)
         readable = tokens.mask | ~tokens.mask.any(1, keepdim=True)
         attn_mask = rearrange(readable, "b m -> b 1 1 m")
-        return cls(tokens.x, attn_mask, tokens.mask, tokens.num_real)
+        return cls(tokens.x, attn_mask, tokens.mask, tokens.num_real, sizes)
 
     def select(self, samples: Tensor) -> Memory:
         """Return the memory of these samples (b,) of the batch."""

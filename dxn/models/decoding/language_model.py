@@ -12,18 +12,19 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens, can_read, join
 from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last
 from dxn.models.decoding.output_layer import output_layer_of
-from dxn.models.fusion import EarlyFusion
+from dxn.models.fusion import EarlyFusion, Places, place
 from dxn.models.model import Batch, MultimodalModel
 
 
 class TokenCache:
     """Token ids of the sequences, in addition to the caches of the blocks.
 
-    The tokens of other inputs are before all of them, and do not count as a part of the context.
+    The tokens of other inputs do not count as a part of the context.
     """
 
     def __init__(self):
-        self.prefix: tuple[Tensor, Tensor] | None = None  # (R, P, D) and its mask (R, P)
+        self.others: Memory | None = None  # the tokens (R, P, D) of other inputs
+        self.num_others: Tensor | None = None  # (R,), by which they make a sequence longer
         self.ids = torch.zeros(0, 0, dtype=torch.long)  # (R, C), the context without padding
         self.dropped: Tensor | None = None  # (R,), number of tokens before the context
         # The longest context when its length was last read, and the columns of the mask then.
@@ -76,8 +77,11 @@ class TokenCache:
 
     def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
         """Keep these rows (r,). There is no memory to which `samples` could apply."""
-        if self.prefix is not None and len(rows) != len(self.ids):
-            self.prefix = self.prefix[0][rows], self.prefix[1][rows]
+        if self.others is not None and len(rows) != len(self.ids):
+            others = self.others
+            assert others.mask is not None and self.num_others is not None
+            self.others = Memory(others.x[rows], None, others.mask[rows], sizes=others.sizes)
+            self.num_others = self.num_others[rows]
         ids = self.ids[rows]
         if ids.shape == self.ids.shape and not can_read(rows):
             self.ids.copy_(ids)  # see `KVCache.select`
@@ -91,8 +95,8 @@ class LanguageModel(StepDecoder):
     """A causal Model with the interface of a decoder, for `generate` and `beam_search`.
 
     When a sequence becomes longer than the max_len of the adapter, only its last max_len / 2 tokens
-    are kept as context. The tokens of other inputs are before those of the text: they are the
-    memory that `generate` and `beam_search` get, see `prefix_of`.
+    are kept as context. The tokens of other inputs are the memory that `generate` and `beam_search`
+    get, see `prefix_of`. They are before the text, or where it has a token that stands for them.
 
     Args:
         model: Model with a causal backbone, and one input or early fusion. The adapter of the last
@@ -144,13 +148,10 @@ class LanguageModel(StepDecoder):
     ) -> Tensor:
         """See `StepDecoder.states`. The new ids follow those in the caches."""
         caches = caches or self.caches()
-        is_first = caches[0].is_empty
-        x, _ = self._states(ids, mask, memory, caches)
-        if memory is None or memory.mask is None or not is_first:
+        x, _, places = self._states(ids, mask, memory, caches)
+        if places is None:
             return x[:, -ids.shape[1] :]
-        start = memory.mask.sum(1)
-        index = start[:, None] + torch.arange(ids.shape[1], device=x.device)
-        return x.take_along_dim(index[..., None], 1)
+        return x.take_along_dim(places.back[:, -ids.shape[1] :, None], 1)
 
     def output_layer(self) -> nn.Module:
         """Return the same layer each time, because packing its weights takes long."""
@@ -160,15 +161,16 @@ class LanguageModel(StepDecoder):
         self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[Any]
     ) -> Tensor:
         """See `StepDecoder.next_states`."""
-        return at_last(*self._states(ids, mask, memory, caches))
+        x, mask, _ = self._states(ids, mask, memory, caches)
+        return at_last(x, mask)
 
     def _states(
         self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[Any]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Places | None]:
         """Return the output vectors (R, n, D) of the last n columns, and the mask of all columns.
 
-        These are the columns of `ids`, or all if the context was shortened or has a prefix that
-        was not computed before.
+        These are the columns of `ids`, or all if the context was shortened or has other inputs
+        that were not computed before. The last result is their places then.
         """
         tokens = caches[0]
         assert isinstance(tokens, TokenCache)
@@ -177,9 +179,7 @@ class LanguageModel(StepDecoder):
         is_start = tokens.is_empty
         if is_start:
             tokens.start(ids, mask)
-            if memory is not None:
-                assert memory.mask is not None
-                tokens.prefix = memory.x, memory.mask
+            tokens.others = memory
         else:
             # One more column, as the context is shortened only after it has become too long.
             columns = min(mask.shape[1], max(self.max_len + n, tokens.ids.shape[1]))
@@ -193,19 +193,26 @@ class LanguageModel(StepDecoder):
             columns = tokens.longest if is_start else min(mask.shape[1], self.max_len)
             lengths = tokens.lengths(mask)
             mask = torch.arange(columns, device=mask.device) < lengths[:, None]
-        x = self._embed(tokens.ids, mask) if is_start else self._embed_last(tokens.ids, mask, n)
-        if tokens.prefix is not None:
-            first, real = tokens.prefix
-            mask = torch.cat([real, mask], 1)
-            if is_start:
-                x = torch.cat([first.to(x.dtype), x], 1)
+        places = None
+        if not is_start:
+            x = self._embed_last(tokens.ids, mask, n)
+        else:
+            text = self._tokens(tokens.ids, mask)
+            x = text.x[:, : tokens.ids.shape[1]]
+            if tokens.others is not None:
+                assert tokens.others.mask is not None
+                x = torch.cat([tokens.others.x.to(x.dtype), x], 1)
+                real = torch.cat([tokens.others.mask, mask], 1)
+                places = place(real, tokens.others.sizes, text.spans[-1].marks)
                 # The caches have the padding of a row at its end.
-                order = mask.int().argsort(dim=1, descending=True, stable=True)
-                x = x.take_along_dim(order[..., None], 1)
-            columns = torch.arange(mask.shape[1], device=mask.device)
-            mask = columns < mask.sum(1, keepdim=True)
+                x = x.take_along_dim(places.order[..., None], 1)
+                tokens.num_others = places.mask.sum(1) - mask.sum(1)
+        if tokens.others is not None and tokens.num_others is not None:
+            width = tokens.others.x.shape[1] + mask.shape[1]
+            lengths = tokens.num_others + mask.sum(1)
+            mask = torch.arange(width, device=mask.device) < lengths[:, None]
         x = self.backbone.run(x, mask, caches=kv_caches)
-        return self.backbone.norm(x), mask
+        return self.backbone.norm(x), mask, places
 
     def _embed_last(self, ids: Tensor, mask: Tensor, n: int) -> Tensor:
         """Embed the last n tokens (R, n, D) of each row of ids (R, N)."""
@@ -222,7 +229,11 @@ class LanguageModel(StepDecoder):
         return self._embed(ids, real, index)[:, self.lookback :]
 
     def _embed(self, ids: Tensor, mask: Tensor, index: Tensor | None = None) -> Tensor:
-        """Apply the adapter to ids (R, n), which are at `index` (R, n) of their texts."""
+        """Embed ids (R, n), which are at `index` (R, n) of their texts, as vectors (R, n, D)."""
+        return self._tokens(ids, mask, index).x[:, : ids.shape[1]]
+
+    def _tokens(self, ids: Tensor, mask: Tensor, index: Tensor | None = None) -> Tokens:
+        """Apply the adapter. See `_embed`."""
         # Coordinates are used only by explanations, but the adapter requires them.
         coords = torch.full((1, 1, 2), torch.nan, device=ids.device).expand(*ids.shape, 2)
         batch = {"ids": ids, "mask": mask, "coords": coords}
@@ -231,11 +242,11 @@ class LanguageModel(StepDecoder):
         tokens: Tokens = self.adapter(batch)
         if self.input_embedding is not None:
             (tokens,) = self.input_embedding([tokens.renamed(self.name)])
-        return tokens.x[:, : ids.shape[1]]
+        return tokens
 
 
 def prefix_of(model: MultimodalModel, batch: Batch) -> Memory | None:
-    """Return the tokens before a text as the memory for `generate`. None: there are none.
+    """Return the tokens of the other inputs as the memory for `generate`. None: there are none.
 
     Args:
         model: The model of a `LanguageModel`.

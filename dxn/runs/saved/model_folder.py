@@ -267,10 +267,9 @@ def _build_public(
             public.prepare(adapters)
             node = merge_options(plan.head, head)
             task = build(node, key="head" if head else "weights: head", trust=trust)
-            task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
-            state = public.task_state()
-            if state:
+            if state := public.task_state():
                 task.target.load(state)
+            task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
             return build_model(plan, task, adapters, trust=trust), task
     except (UserError, MemoryError):
         raise

@@ -120,6 +120,7 @@ class TextAdapter(Adapter):
             special_tokens=tokenizer.special_tokens,
             pad_to=tokenizer.pad_to,
             pad_token=tokenizer.pad_token,
+            marker=tokenizer.marker,
             augment=augment,
             chars=chars,
         )
@@ -293,7 +294,10 @@ class TextAdapter(Adapter):
             num_real = mask.numel() if is_whole else None
         x = self.dropout(self.norm(x))
         locate = partial(self._coords, batch["coords"])
-        span = Span(self.modality, self.modality, 0, x.shape[1], locate)
+        marks = None
+        if self.tokenizer.marker_id is not None and x.shape[1] == ids.shape[1]:
+            marks = ids == self.tokenizer.marker_id
+        span = Span(self.modality, self.modality, 0, x.shape[1], locate, marks)
         return Tokens(x, mask, (span,), num_real)
 
     def _coords(self, coords: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ class TokenizerOptions:
         pad_to: Number of tokens to which pad_token is repeated at the end of a shorter text. The
             model sees these tokens as part of the text, as in SigLIP. 0: texts keep their length.
         pad_token: Token of the vocabulary with which texts are filled up to pad_to.
+        marker: Token of the vocabulary that stands for another input, such as <image>: a language
+            model reads the tokens of the input in its place. Default: they are before the text.
     """
 
     kind: TokenizerKind = "bpe"
@@ -34,6 +36,7 @@ class TokenizerOptions:
     special_tokens: bool = False
     pad_to: Annotated[int, Ge(0)] = 0
     pad_token: str = "<pad>"
+    marker: str | None = None
 
 
 @options

@@ -140,6 +140,7 @@ class TextTokenizer(Tokenizer):
         special_tokens: Add the special tokens of the vocabulary, such as [CLS] and [SEP].
         pad_to: Number of tokens to which shorter texts are filled with pad_token. 0: they are not.
         pad_token: Token of the vocabulary that fills them.
+        marker: Token of the vocabulary that stands for another input. Default: there is none.
         augment: Augmentation of training texts. Default: no augmentation.
         chars: Character n-grams of the words. Default: no n-grams.
     """
@@ -158,6 +159,7 @@ class TextTokenizer(Tokenizer):
         special_tokens: bool = False,
         pad_to: int = 0,
         pad_token: str = "<pad>",
+        marker: str | None = None,
         augment: TextAugment | None = None,
         chars: CharNgrams | None = None,
     ):
@@ -174,6 +176,8 @@ class TextTokenizer(Tokenizer):
         self.pad_to = pad_to
         self.pad_token = pad_token
         self.pad_id = 0  # set by use_vocabulary
+        self.marker = marker
+        self.marker_id: int | None = None
         self.special_tokens = special_tokens
         self.augment = augment or TextAugment()
         self.chars = chars
@@ -203,14 +207,19 @@ class TextTokenizer(Tokenizer):
                 f"{' or '.join(MASK_TOKENS)} token: choose another tokenizer, or leave it out"
             )
         if self.pad_to:
-            pad_id = vocabulary.token_to_id(self.pad_token)
-            if pad_id is None:
-                raise UserError(
-                    f"tokenizer.pad_token: must be a token of the vocabulary, got "
-                    f"{shortened(self.pad_token)}: choose another token, or set "
-                    "tokenizer.pad_to=0"
-                )
-            self.pad_id = pad_id
+            self.pad_id = self._token("pad_token", self.pad_token, "tokenizer.pad_to=0")
+        if self.marker is not None:
+            self.marker_id = self._token("marker", self.marker, "tokenizer.marker=null")
+
+    def _token(self, option: str, name: str, without: str) -> int:
+        """Return the id of the token that an option names."""
+        token = self.vocabulary.token_to_id(name)
+        if token is None:
+            raise UserError(
+                f"tokenizer.{option}: must be a token of the vocabulary, got {shortened(name)}: "
+                f"choose another token, or set {without}"
+            )
+        return token
 
     def __call__(self, raw: RawText, rand: random.Random | None = None) -> Sample:
         """Tokenize a text or a list of words, with augmentation if rand is not None.

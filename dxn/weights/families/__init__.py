@@ -15,6 +15,7 @@ from dxn.weights.families.distilbert import DISTILBERT
 from dxn.weights.families.gpt2 import GPT2
 from dxn.weights.families.hf_vit import HF_VIT
 from dxn.weights.families.llama import LLAMA
+from dxn.weights.families.llava import LLAVA
 from dxn.weights.families.modernbert import MODERNBERT
 from dxn.weights.families.roberta import ROBERTA
 from dxn.weights.families.siglip import SIGLIP_IMAGE, SIGLIP_TEXT
@@ -40,6 +41,7 @@ FAMILIES: list[Family] = [
     MODERNBERT,
     GPT2,
     LLAMA,
+    LLAVA,
     T5,
     BART,
     AST,

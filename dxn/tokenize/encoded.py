@@ -1,0 +1,107 @@
+"""An adapter with an encoder of its own, whose output vectors are the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dxn.core.tokens import Span, Tokens
+from dxn.tokenize.base import Adapter
+
+
+class EncodedAdapter(Adapter):
+    """Encode an input before the model reads it: its tokens are projected output vectors.
+
+    The encoder has its own width and depth, as that of the images in LLaVA (arXiv:2304.08485,
+    section 4.1).
+
+    Args:
+        dim: Width D of a token.
+        adapter: Adapter that embeds the input with the width of the encoder.
+        fusion: Fusion of the encoder, such as `dxn.models.EarlyFusion` for one input. It can add
+            leading tokens, such as a class token.
+        backbone: Backbone of the encoder.
+        leading: Whether the leading tokens are columns, too.
+        projector: Layers from the width of the encoder to D: linear, or mlp with a hidden layer of
+            width D and GELU.
+        bias: Whether these layers have biases.
+    """
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        adapter: Any,
+        fusion: Any,
+        backbone: Any,
+        leading: bool = False,
+        projector: Literal["linear", "mlp"] = "mlp",
+        bias: bool = True,
+    ):
+        super().__init__()
+        if adapter.has_vocabulary or adapter.dim != backbone.dim:
+            raise ValueError(
+                "the encoder needs an adapter without a vocabulary, and a backbone of its dim, got "
+                f"has_vocabulary={adapter.has_vocabulary}, and dim={adapter.dim} and {backbone.dim}"
+            )
+        self.dim = dim
+        self.adapter = adapter
+        self.fusion = fusion
+        self.backbone = backbone
+        self.leading = leading
+        self.tokenizer = adapter.tokenizer
+        self.up = nn.Linear(adapter.dim, dim, bias=bias)
+        self.down = nn.Linear(dim, dim, bias=bias) if projector == "mlp" else None
+
+    @property
+    def reader(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Class of the readers of the input."""
+        return self.adapter.reader
+
+    def fit(self, raws: Sequence[Any]) -> Self:
+        """Learn from raw values of the training split what the adapter of the input learns."""
+        self.adapter.fit(raws)
+        return self
+
+    def fold(self) -> None:
+        """See `Adapter.fold`."""
+        self.adapter.fold()
+
+    def describe(self, raw: Any) -> str:
+        """Describe the columns of one raw value in one line."""
+        return self.adapter.describe(raw)
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write the state of the adapter of the input."""
+        self.adapter.save(folder, name)
+
+    def load(self, folder: Path, name: str) -> None:
+        """Load what `save` wrote."""
+        self.adapter.load(folder, name)
+
+    def forward(self, batch: Mapping[str, Any]) -> Tokens:
+        """Embed and encode a collated batch as Tokens (B, N, D)."""
+        tokens = self.adapter(batch)
+        # The precision of the adapter can be higher than that of the encoder.
+        tokens, _ = self.fusion([tokens.with_x(tokens.x.to(self.up.weight.dtype))], self.backbone)
+        columns = tokens if self.leading else tokens.select(self.modality)
+        x = self.up(columns.x)
+        if self.down is not None:
+            x = self.down(F.gelu(x))
+        locate = tokens.spans[-1].locate
+        if (count := x.shape[1] - len(tokens.spans[-1])) > 0:
+            # Leading tokens have no position in the input.
+            locate = partial(_after, count, tokens.spans[-1])
+        span = Span(self.modality, self.modality, 0, x.shape[1], locate)
+        return Tokens(x, columns.mask, (span,), columns.num_real)
+
+
+def _after(count: int, span: Span) -> Tensor:
+    """Return the coordinates of a span after those of `count` tokens without any."""
+    return F.pad(span.coords, (0, 0, count, 0), value=torch.nan)
