@@ -103,10 +103,13 @@ class ModelPlan(Strict):
         result = self.model_dump()
         if self.members is None:
             del result["members"]
-        for part in [*result["adapters"].values(), result["head"]]:
-            for group in part.values():
+        parts = [*result["adapters"].values(), result["head"]]
+        for part in parts:
+            for name, group in part.items():
                 if isinstance(group, dict) and FILE_OPTION in group:
                     group[FILE_OPTION] = None
+                if name == "adapter" and isinstance(group, dict):
+                    parts.append(group)  # that of an adapter with an encoder
             part.pop("augment", None)
         return result
 

@@ -53,6 +53,9 @@ def readers_of(config: Config, trust: Sequence[str] = ()) -> LazyReaders:
     modalities: dict[str, str] = {}
     classes: dict[str, type[Reader]] = {}
     for key, node in adapter_nodes(config).items():
+        # With an encoder, its adapter reads the input.
+        while isinstance(inner := node.get("adapter"), Mapping):
+            node = inner
         target = node["_target_"]
         if target in built_in:
             modalities[key] = built_in[target]

@@ -213,13 +213,19 @@ def _set_adapter_options(
         if public is None:
             continue
         fixed = OWN_FIXED if public.family.own else FIXED
-        options = public.architecture.adapters[public.adapter_key(key, modality) or ""]
+        node = public.architecture.adapters[public.adapter_key(key, modality) or ""]
+        # The options of an adapter with an encoder are those of the adapter that reads the input.
+        options = node.get("adapter") or node
         for name in _leaves(options):
             _, value = lookup(options, name)
             is_language_model = public.architecture.writes and not public.architecture.decoder
             if name == "max_len" and is_language_model:
                 value = value if public.family.own else min(value, MAX_WINDOW)
             merger.set(f"adapters.{key}.{name}", value, fixed=_is_below(name, fixed))
+        if options is not node:
+            inner = {**merger.values["adapters"][key], "dim": options["dim"]}
+            dim = public.architecture.dim
+            merger.values["adapters"][key] = {**copy.deepcopy(node), "dim": dim, "adapter": inner}
 
 
 def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
@@ -333,7 +339,11 @@ def _equal(one: Any, other: Any) -> bool:
 def _set_dims(values: Config, dim: int) -> None:
     """Set every `dim` of the parts, also in the decoder of a head and in its backbone."""
     # Files set dim: ${dim}, but here the interpolations have already been resolved.
-    parts = [values[key] for key in ("adapters", "fusion", "backbone", "head")]
+    # The encoder of an adapter has a width of its own.
+    for node in values["adapters"].values():
+        if node and "dim" in node:
+            node["dim"] = dim
+    parts = [values[key] for key in ("fusion", "backbone", "head")]
     while parts:
         part = parts.pop()
         if "dim" in part:
