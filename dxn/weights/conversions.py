@@ -28,9 +28,18 @@ def copied(name: str) -> TensorSource:
 
 
 def flattened(name: str) -> TensorSource:
-    """Use a vector that is stored with additional dimensions of size one."""
-    # There is no inverse, because the original shape is not known here.
-    return TensorSource((name,), lambda t: t.flatten(), moves=True)
+    """Use a vector that is stored with additional dimensions of size one.
+
+    The original shape is not known here, so the inverse is the vector too.
+    """
+    return TensorSource((name,), lambda t: t.flatten(), lambda t: (t,), moves=True)
+
+
+def without_leading_rows(name: str, count: int) -> TensorSource:
+    """Use a matrix without its first `count` rows, which the model never reads."""
+    return TensorSource(
+        (name,), lambda t: t[count:], lambda t: (F.pad(t, (0, 0, count, 0)),), moves=True
+    )
 
 
 def stacked(*names: str, rows: Sequence[int] = ()) -> TensorSource:

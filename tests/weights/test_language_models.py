@@ -8,11 +8,13 @@ import torch
 from helpers.peers import cases
 from helpers.reference import lively_writer, save_words
 from helpers.runs import refused, train
+from helpers.saving import changed_and_saved, load_complete
 from torch.utils.flop_counter import FlopCounterMode
 
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
+from dxn.models.decoding.language_model import LanguageModel
 from dxn.training.finetune import Finetune
 from dxn.weights import Checkpoint, read_public
 
@@ -249,3 +251,15 @@ def test_an_end_token_that_is_no_id_is_refused(value, tmp_path):
     message = rf"^weights: {tmp_path / 'generation_config.json'}: .*eos_token_id"
     with pytest.raises(UserError, match=message):
         generation_of(tmp_path, {"eos_token_id": value})
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_changed_model_is_loaded_by_transformers(name, tmp_path):
+    before = save(tmp_path, **SIZES[name])
+    model, folder = changed_and_saved(tmp_path)
+    peer = load_complete(type(before), folder)
+    ids = torch.randint(VOCAB, (3, 23), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        logits = LanguageModel(model.model)(ids, torch.ones_like(ids, dtype=torch.bool))
+        torch.testing.assert_close(peer(ids).logits, logits, rtol=0, atol=1e-4)
+        assert (before(ids).logits - logits).abs().max() > 0.1

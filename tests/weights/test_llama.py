@@ -8,6 +8,7 @@ import torch
 import transformers
 from helpers.reference import lively_writer, save_words
 from helpers.runs import train
+from helpers.saving import changed_and_saved, load_complete
 from tokenizers import Tokenizer, processors
 
 import dxn
@@ -361,3 +362,15 @@ def test_the_command_continues_a_prompt_and_max_len_of_a_training_is_limited(tmp
     train(tmp_path / "run", *words)
     tokenizer = dxn.load(tmp_path / "run").model.adapters["text"].tokenizer
     assert tokenizer.max_len == 2048
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_changed_model_is_loaded_by_transformers(name, tmp_path):
+    before = save(tmp_path, name)
+    model, folder = changed_and_saved(tmp_path)
+    peer = load_complete(type(before), folder)
+    ids = torch.randint(VOCAB, (3, 23), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        logits = LanguageModel(model.model)(ids, torch.ones_like(ids, dtype=torch.bool))
+        torch.testing.assert_close(peer(ids).logits, logits, rtol=0, atol=1e-4)
+        assert (before(ids).logits - logits).abs().max() > 0.1

@@ -12,6 +12,7 @@ import transformers
 from helpers.checkpoints import assert_refused, change_tensors
 from helpers.newcomer import printed
 from helpers.peers import cases
+from helpers.saving import changed_and_saved, load_complete
 from helpers.serving import client_of
 from safetensors.torch import load_file, save_file
 
@@ -307,3 +308,16 @@ def test_a_classifier_learns_from_frozen_tokens_by_the_command_line(
     (run,) = (tmp_path / "outputs" / "word").iterdir()
     probabilities = dxn.load(run).predict(audio=str(table.parent / "2.wav"))["probabilities"]
     assert set(probabilities) == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_changed_model_of_transcripts_is_loaded_by_transformers(name, tmp_path):
+    before, extractor = save_peer(name, "ForCTC", tmp_path)
+    _, folder = changed_and_saved(tmp_path)
+    peer = load_complete(type(before), folder)
+    _, logits = model_outputs(folder, clips())
+    expected = outputs_of(peer, extractor)
+    old = outputs_of(before, extractor)
+    for row, alone, other in zip(logits, expected, old, strict=True):
+        torch.testing.assert_close(row[: len(alone)], alone, atol=TOLERANCE, rtol=0)
+        assert (alone - other).abs().max() > 0.01

@@ -7,6 +7,7 @@ import torch
 from helpers.peers import cases
 from helpers.reference import lively_writer
 from helpers.runs import train
+from helpers.saving import changed_and_saved, load_complete
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import dxn
@@ -305,3 +306,21 @@ def test_a_bare_bart_is_the_same_model(tmp_path):
     expected = written(dxn.from_public(str(tmp_path), dtype="float32"), TEXTS, 1, 0.0)
     peer.model.save_pretrained(tmp_path)
     assert written(dxn.from_public(str(tmp_path), dtype="float32"), TEXTS, 1, 0.0) == expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_changed_model_is_loaded_by_transformers(name, tmp_path):
+    before = save(tmp_path, name)
+    model, folder = changed_and_saved(tmp_path)
+    peer = load_complete(type(before), folder)
+    ids, mask = batch_of(TEXTS)
+    written_ids = torch.randint(VOCAB - 10, (len(TEXTS), 11))
+    with torch.inference_mode():
+        decoder = model.model.head.decoder
+        ones = torch.ones_like(written_ids, dtype=torch.bool)
+        logits = decoder(written_ids, ones, memory_of(model, TEXTS))
+        options = {"attention_mask": mask, "decoder_input_ids": written_ids}
+        found = peer(ids, **options).logits[..., : logits.shape[-1]]
+        torch.testing.assert_close(found, logits, rtol=0, atol=1e-4)
+        expected = before(ids, **options).logits[..., : logits.shape[-1]]
+        assert (expected - logits).abs().max() > 0.1

@@ -4,6 +4,7 @@ import pytest
 import soundfile
 import torch
 from helpers.runs import train
+from helpers.saving import changed_and_saved, load_complete
 from helpers.whisper import IDS, RATE, SECONDS, WORDS, features, noises, save_whisper
 
 import dxn
@@ -271,3 +272,24 @@ def test_a_model_without_its_tokenizer_is_an_encoder(tmp_path):
     model = loaded(tmp_path)
     assert model.task.name == "embed"
     assert model.embed(audio=(noises(0.5)[0], RATE)).shape == (44,)
+
+
+def test_a_changed_model_is_loaded_by_transformers(tmp_path):
+    before = save_whisper(tmp_path)
+    model, folder = changed_and_saved(tmp_path)
+    peer = load_complete(type(before), folder)
+    sounds = noises(*SOUNDS)
+    texts = texts_of(model, sounds)
+    assert texts_of(loaded(folder), sounds) == texts
+    ids = torch.randint(0, 90, (len(sounds), 13))
+    samples = model.samples([{"audio": (sound, RATE)} for sound in sounds])
+    batch = samples.collate([samples[0, i] for i in range(len(samples))])
+    with torch.inference_mode():
+        tokens, _ = model.model.encode(model.model.embed(batch))
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        logits = model.model.head.decoder(ids, mask, Memory.from_tokens(tokens))
+        inputs = features(folder, sounds)
+        torch.testing.assert_close(
+            peer(inputs, decoder_input_ids=ids).logits, logits, rtol=0, atol=1e-4
+        )
+        assert (before(inputs, decoder_input_ids=ids).logits - logits).abs().max() > 0.1

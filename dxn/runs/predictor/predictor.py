@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 from torch import Tensor
@@ -260,8 +260,12 @@ class Predictor:
         *,
         revision: str | None = None,
         part: str | None = None,
+        dtype: Literal["float32", "bf16"] = "float32",
     ) -> None:
-        """Save a fine-tuned classifier for transformers or timm, with its labels.
+        """Save a fine-tuned public model for transformers or timm.
+
+        It is a classifier with its labels, or a model of the task of the checkpoint, such as a
+        language model with its tokenizer and its chat template.
 
         Args:
             folder: Folder to write, which must be new or empty.
@@ -269,9 +273,10 @@ class Predictor:
                 hub id.
             revision: Branch, tag or commit of a hub id.
             part: Modality to use, for a checkpoint with one tower per modality.
+            dtype: Data type of the weights in the file.
 
         Raises:
-            UserError: If the classifier has a part that the other library does not have, such as a
+            UserError: If the model has a part that the other library does not have, such as a
                 baseline, or another family.
 
         Example:
@@ -283,7 +288,7 @@ class Predictor:
             weights, revision=revision, part=part
         )
         original = importlib.import_module("dxn.export.original")
-        original.save_original(self, public, Path(folder))
+        original.save_original(self, public, Path(folder), dtype)
 
     # Tokens and embeddings
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dxn.core.files import TARGET_TOKENIZER
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.conversions import blocks, copied, flattened, linears
+from dxn.weights.conversions import blocks, copied, flattened, linears, without_leading_rows
 from dxn.weights.families import hf
-from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+from dxn.weights.family import Architecture, Family, Options, TensorMap
 
 UNUSED_POSITIONS = 2  # leading rows of learned positions, which the library never reads
 BIAS = "final_logits_bias"
@@ -88,7 +88,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
             (f"{DECODER}.pos_embed", "decoder"),
         ):
             source = f"{p}{stack}.embed_positions.weight"
-            result[name] = TensorSource((source,), lambda t: t[UNUSED_POSITIONS:], moves=True)
+            result[name] = without_leading_rows(source, UNUSED_POSITIONS)
     return result
 
 

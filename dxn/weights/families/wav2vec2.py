@@ -123,7 +123,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
         names = (f"{parametrized}0", f"{parametrized}1")
     head = {"head.out": "lm_head"} if "lm_head.weight" in checkpoint else {}
     return {
-        f"{stem}.pos_conv.weight": TensorSource(names, without_weight_norm),
+        f"{stem}.pos_conv.weight": TensorSource(names, without_weight_norm, with_weight_norm),
         f"{stem}.pos_conv.bias": copied(f"{position}.bias"),
         **linears({**layers, **head}),
         **blocks(BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
@@ -134,6 +134,11 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
 def without_weight_norm(scale: Tensor, weight: Tensor) -> Tensor:
     """Return the weight (D, D / groups, K) of a convolution with weight norm (arXiv:1602.07868)."""
     return weight * (scale / torch.linalg.vector_norm(weight, dim=(0, 1), keepdim=True))
+
+
+def with_weight_norm(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scale and the weight of a convolution with weight norm."""
+    return torch.linalg.vector_norm(weight, dim=(0, 1), keepdim=True), weight
 
 
 def folded_classifier() -> TensorMap:
