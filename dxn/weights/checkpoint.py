@@ -17,6 +17,7 @@ from dxn.core.files import CONFIG, MODEL
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import TensorFiles
 from dxn.core.untrusted import load_json, shortened
+from dxn.weights.defaults import with_defaults
 
 # Names of weight files in a folder, in the order of preference. Safetensors files come first,
 # because a .bin file is a pickle.
@@ -101,6 +102,7 @@ class PublicConfig(Strict):
     patch_size: Sizes | None = None
     frequency_stride: Width | None = None
     time_stride: Width | None = None
+    num_frames: Size | None = None
     local_attention: Size | None = None
     global_attn_every_n_layers: Size | None = None
     pad_token_id: Annotated[int, Field(ge=-1, le=100_000_000)] | None = None
@@ -120,6 +122,7 @@ class PublicConfig(Strict):
     attn_logit_softcapping: Positive | None = None
     final_logit_softcapping: Positive | None = None
     no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: Size | None = None
     layer_types: Annotated[list[str], Field(max_length=1_000)] | None = None
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
@@ -193,6 +196,11 @@ class Checkpoint:
         return name in self.tensors
 
     @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Content of config.json, with the default values of the original library."""
+        return with_defaults(self.config)
+
+    @cached_property
     def generation(self) -> GenerationConfig:
         """How the original library generates.
 
@@ -201,11 +209,13 @@ class Checkpoint:
         """
         path = Path(self.source) if self.folder is None else self.folder / "generation_config.json"
         content = read_json(path) if self.folder is not None else {}
-        # Older checkpoints have these values in config.json, models with two towers in a group.
-        text = self.config.get("text_config") or {}
+        # Older checkpoints have these values in config.json, models with two towers in a group. The
+        # library uses the default values only without generation_config.json.
+        config = self.config if content else self.settings
+        text = config.get("text_config") or {}
         values: dict[str, Any] = {}
         for name in GenerationConfig.model_fields:
-            found = (each.get(name) for each in (content, self.config, text))
+            found = (each.get(name) for each in (content, config, text))
             values[name] = next((value for value in found if value is not None), None)
         ends = values["eos_token_id"]
         values["eos_token_id"] = ends if isinstance(ends, list) else [] if ends is None else [ends]

@@ -119,11 +119,6 @@ REFUSED = [
     ("CLIP, image", {"vision_config": {"hidden_act": "tanh"}}, TANH),
     ("CLIP, text", {"text_config": {"hidden_act": "tanh"}}, TANH),
     (
-        "BERT",
-        {"num_hidden_layers": None},
-        "looks like BERT, but neither its tensors nor its config.json contain 'num_hidden_layers'",
-    ),
-    (
         "ViT (timm)",
         {"global_pool": "map"},
         "dxn supports only global_pool=token and global_pool=avg",

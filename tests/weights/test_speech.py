@@ -185,8 +185,8 @@ REFUSED = [
     ({"adapter_attn_dim": 16}, f"{NO} layers of single languages (adapter_attn_dim)"),
     ({"use_weighted_layer_sum": True}, f"{NO} a weighted sum of the blocks"),
     ({"hidden_act": "tanh"}, f"{NO} the activation function 'tanh'"),
-    ({"layer_norm_eps": 1e-6}, f"{NO} other values than layer_norm_eps=1e-5 and feat_extract_act"),
-    ({"feat_extract_activation": "relu"}, f"{NO} other values than layer_norm_eps=1e-5 and feat"),
+    ({"layer_norm_eps": 1e-6}, f"{NO} layer_norm_eps=1e-06, only 1e-05"),
+    ({"feat_extract_activation": "relu"}, f"{NO} feat_extract_activation=relu, only gelu"),
     ({"pad_token_id": 10}, f"{NO} pad_token_id=10 of 10 outputs, which is the blank"),
     ({"conv_kernel": [3, 3]}, "one number per convolution, got 7, 2 and 7 numbers"),
 ]

@@ -30,7 +30,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = checkpoint.config
+    config = checkpoint.settings
     labels = hf.class_names(checkpoint, "classifier.dense")
     return Architecture(
         dim=config["hidden_size"],
@@ -44,7 +44,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def audio_options(checkpoint: Checkpoint) -> Options:
-    config = checkpoint.config
+    config = checkpoint.settings
     settings = checkpoint.preprocessor
     sample_rate = settings.get("sampling_rate", 16000)
     normalize = {
@@ -78,7 +78,7 @@ def audio_options(checkpoint: Checkpoint) -> Options:
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     p = base_prefix(checkpoint)
-    patch_size = checkpoint.config["patch_size"]
+    patch_size = checkpoint.settings["patch_size"]
     bands, steps = grid_of(checkpoint)
     positions = f"{p}embeddings.position_embeddings"
 
@@ -141,7 +141,7 @@ def to_checkpoint(
 
 def grid_of(checkpoint: Checkpoint) -> tuple[int, int]:
     """Return the number of patches along the mel axis and along the time axis."""
-    config = checkpoint.config
+    config = checkpoint.settings
     patch_size = config["patch_size"]
     bands = (config["num_mel_bins"] - patch_size) // config["frequency_stride"] + 1
     steps = (config["max_length"] - patch_size) // config["time_stride"] + 1

@@ -23,11 +23,11 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = checkpoint.config
+    config = checkpoint.settings
     if any(name.startswith(("classification_head.", "qa_outputs.")) for name in checkpoint.tensors):
         hf.unsupported(checkpoint, "a BART with a classifier; use one that generates texts")
     is_marian = hf.model_type(checkpoint) == "marian"
-    is_scaled = bool(config.get("scale_embedding", False))
+    is_scaled = bool(config["scale_embedding"])
     max_len = config["max_position_embeddings"]
     positions = {"max_len": max_len, "pos_embed": "sinusoidal" if is_marian else "learned"}
     return Architecture(
@@ -47,7 +47,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "scale_embedding": is_scaled,
             "norm_embedding": not is_marian,
             "output": {
-                "tie_embeddings": config.get("tie_word_embeddings") is not False,
+                "tie_embeddings": config["tie_word_embeddings"] is not False,
                 # It is zero in BART.
                 "bias": BIAS in checkpoint and bool(checkpoint.tensors[BIAS].any()),
             },
@@ -93,7 +93,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
 
 
 def _backbone(checkpoint: Checkpoint, stack: str) -> Options:
-    config = checkpoint.config
+    config = checkpoint.settings
     return {
         "depth": config[f"{stack}_layers"],
         "num_heads": config[f"{stack}_attention_heads"],
@@ -107,7 +107,7 @@ def _backbone(checkpoint: Checkpoint, stack: str) -> Options:
 
 def _vocabulary(checkpoint: Checkpoint) -> Options:
     """Return options for separate vocabularies, which some models of Marian have."""
-    if checkpoint.config.get("share_encoder_decoder_embeddings", True):
+    if checkpoint.settings["share_encoder_decoder_embeddings"]:
         return {}
     path = None if checkpoint.folder is None else checkpoint.folder / TARGET_TOKENIZER
     if path is None or not path.exists():

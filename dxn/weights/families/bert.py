@@ -37,10 +37,11 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     p = base_prefix(checkpoint)
+    config = checkpoint.settings
     max_len = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
     return Architecture(
-        dim=checkpoint.config["hidden_size"],
-        adapters={"text": text_options(checkpoint, max_len=max_len)},
+        dim=config["hidden_size"],
+        adapters={"text": text_options(max_len=max_len, eps=config["layer_norm_eps"])},
         backbone=backbone_options(checkpoint),
         # The first token is [CLS], which the tokenizer adds. dxn's pooling adds no token.
         fusion={"pool": "first"},
@@ -121,20 +122,20 @@ def embeddings(p: str, *, first_position: int) -> TensorMap:
     }
 
 
-def text_options(checkpoint: Checkpoint, *, max_len: int) -> Options:
+def text_options(*, max_len: int, eps: float) -> Options:
     """Return the text adapter's options: special tokens, learned positions and a layer norm."""
     return {
         "tokenizer": {"special_tokens": True},
         # There are no position embeddings for longer texts.
         "max_len": max_len,
         "pos_embed": "learned",
-        "norm": {"eps": checkpoint.config.get("layer_norm_eps", 1e-12)},
+        "norm": {"eps": eps},
     }
 
 
 def backbone_options(checkpoint: Checkpoint) -> Options:
     """Return the backbone's options: the post-norm blocks of BERT and RoBERTa."""
-    config = checkpoint.config
+    config = checkpoint.settings
     if config.get("is_decoder"):
         hf.unsupported(checkpoint, "a BERT that is a decoder (is_decoder)")
     kind = config.get("position_embedding_type", "absolute")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,40 +24,33 @@ BLOCK: LayerNames = {
     "mlp.up": "mlp.fc1",
     "mlp.down": "mlp.fc2",
 }
-PATCHES = "vision_model.embeddings.patch_embedding"
-POSITIONS = "vision_model.embeddings.position_embedding.weight"
+CLASS_TOKEN = "embeddings.class_embedding"
+PATCHES = "embeddings.patch_embedding"
+POSITIONS = "embeddings.position_embedding.weight"
+WORDS = "embeddings.token_embedding.weight"
 # Mean and standard deviation of each channel in CLIP's preprocessing.
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
-# Defaults of the transformers library. config.json contains only settings that differ from them.
-DEFAULTS = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "num_hidden_layers": 12}
-DEFAULT_SIZES = {
-    "text_config": {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8},
-    "vision_config": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_attention_heads": 12,
-    },
-}
 
 
 def matches_image(checkpoint: Checkpoint) -> bool:
     is_clip = hf.model_type(checkpoint).startswith("clip")
-    return is_clip and "vision_model.embeddings.class_embedding" in checkpoint
+    return is_clip and f"{image_prefix(checkpoint)}{CLASS_TOKEN}" in checkpoint
 
 
 def matches_text(checkpoint: Checkpoint) -> bool:
     is_clip = hf.model_type(checkpoint).startswith("clip")
-    return is_clip and "text_model.embeddings.token_embedding.weight" in checkpoint
+    return is_clip and f"{text_prefix(checkpoint)}{WORDS}" in checkpoint
 
 
 def image_architecture(checkpoint: Checkpoint) -> Architecture:
-    config = tower_config(checkpoint, "vision_config")
-    kernel = checkpoint.tensors[f"{PATCHES}.weight"]
+    p = image_prefix(checkpoint)
+    config = hf.tower(checkpoint, "vision")
+    kernel = checkpoint.tensors[f"{p}{PATCHES}.weight"]
     image = hf.image_options(
         checkpoint,
         kernel,
-        len(checkpoint.tensors[POSITIONS]) - 1,  # the first one belongs to the class token
+        len(checkpoint.tensors[f"{p}{POSITIONS}"]) - 1,  # the first one belongs to the class token
         mean=MEAN,
         std=STD,
         interpolation="bicubic",
@@ -75,7 +66,8 @@ def image_architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = "vision_model."
+    p = image_prefix(checkpoint)
+    positions = f"{p}{POSITIONS}"
     image = architecture.adapters["image"]
     # The name is misspelled in the library.
     norm = f"{p}pre_layrnorm"
@@ -88,9 +80,9 @@ def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tens
         return F.layer_norm(token, weight.shape, weight, bias, image["norm"]["eps"])[None]
 
     return {
-        **hf.patch_tensors(image, PATCHES, POSITIONS),
+        **hf.patch_tensors(image, f"{p}{PATCHES}", positions),
         "fusion.pool.tokens": TensorSource(
-            (f"{p}embeddings.class_embedding", POSITIONS, f"{norm}.weight", f"{norm}.bias"),
+            (f"{p}{CLASS_TOKEN}", positions, f"{norm}.weight", f"{norm}.bias"),
             class_token,
         ),
         **blocks(BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
@@ -102,8 +94,8 @@ def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tens
 
 
 def text_architecture(checkpoint: Checkpoint) -> Architecture:
-    config = tower_config(checkpoint, "text_config")
-    positions = checkpoint.tensors["text_model.embeddings.position_embedding.weight"]
+    config = hf.tower(checkpoint, "text")
+    positions = checkpoint.tensors[f"{text_prefix(checkpoint)}{POSITIONS}"]
     return Architecture(
         dim=config["hidden_size"],
         adapters={
@@ -121,10 +113,10 @@ def text_architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def text_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = "text_model."
+    p = text_prefix(checkpoint)
     return {
-        "adapters.text.embedding.weight": copied(f"{p}embeddings.token_embedding.weight"),
-        "adapters.text.pos_embed.weight": copied(f"{p}embeddings.position_embedding.weight"),
+        "adapters.text.embedding.weight": copied(f"{p}{WORDS}"),
+        "adapters.text.pos_embed.weight": copied(f"{p}{POSITIONS}"),
         **blocks(BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
         **linears({"backbone.norm": f"{p}final_layer_norm"}),
         "head.pre.dense.weight": stacked("text_projection.weight"),
@@ -132,14 +124,14 @@ def text_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tenso
     }
 
 
-def tower_config(checkpoint: Checkpoint, tower: str) -> dict[str, Any]:
-    """Return the settings of one tower, with the library's defaults.
+def image_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the image tower of CLIP or SigLIP, or "" if it is alone."""
+    return hf.prefix(checkpoint, "vision_model", f"{PATCHES}.weight")
 
-    A checkpoint with both towers nests them under `tower`; a checkpoint with one tower has them at
-    the top level of config.json.
-    """
-    config = checkpoint.config.get(tower) or checkpoint.config
-    return {**DEFAULTS, **DEFAULT_SIZES[tower], **config}
+
+def text_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the text tower of CLIP or SigLIP, or "" if it is alone."""
+    return hf.prefix(checkpoint, "text_model", WORDS)
 
 
 def projection_options(checkpoint: Checkpoint, name: str) -> Options:
@@ -155,7 +147,7 @@ def projection_options(checkpoint: Checkpoint, name: str) -> Options:
 
 
 # Constant buffers of position indices in old files, and the temperature of the contrastive loss.
-IGNORED = (r"(text|vision)_model\.embeddings\.position_ids", r"logit_scale")
+IGNORED = (r"((text|vision)_model\.)?embeddings\.position_ids", r"logit_scale")
 OPTIONAL_BIASES = ("patch_embedding.bias", "visual_projection.bias", "text_projection.bias")
 CLIP_IMAGE = Family(
     "the image tower of CLIP",

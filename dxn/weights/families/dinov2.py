@@ -38,7 +38,7 @@ def matches_registers(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = checkpoint.config
+    config = checkpoint.settings
     p = hf.vit_prefix(checkpoint)
     labels = hf.class_names(checkpoint, "classifier")
     registers = checkpoint.tensors.get(f"{p}embeddings.register_tokens")
@@ -68,7 +68,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "block": {
                 "mlp": "swiglu" if is_gated else hf.activation(checkpoint, config),
                 "hidden_dim": hidden,
-                "layer_scale": float(config.get("layerscale_value", 1.0)),
+                "layer_scale": float(config["layerscale_value"]),
             },
             "norm": {"eps": config["layer_norm_eps"]},
         },

@@ -25,13 +25,13 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = checkpoint.config
+    config = checkpoint.settings
     p = base_prefix(checkpoint)
     max_len = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
     labels = hf.class_names(checkpoint, "classifier")
     return Architecture(
         dim=config["dim"],
-        adapters={"text": bert.text_options(checkpoint, max_len=max_len)},
+        adapters={"text": bert.text_options(max_len=max_len, eps=NORM_EPS)},
         backbone={
             "depth": config["n_layers"],
             "num_heads": config["n_heads"],

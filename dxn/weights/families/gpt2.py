@@ -21,15 +21,15 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = {"activation_function": "gelu_new", **checkpoint.config}
+    config = checkpoint.settings
     dim = config["n_embd"]
     if config.get("scale_attn_by_inverse_layer_idx"):
         hf.unsupported(checkpoint, "attention scores that are scaled by the index of the block")
-    if not config.get("scale_attn_weights", True):
+    if not config["scale_attn_weights"]:
         hf.unsupported(checkpoint, "attention scores that are not scaled")
     labels = hf.class_names(checkpoint, "score")
     # The bare model is a language model too, because its embedding is the output layer.
-    is_tied = config.get("tie_word_embeddings", True)
+    is_tied = config["tie_word_embeddings"]
     if labels is None and not is_tied and "lm_head.weight" not in checkpoint:
         raise KeyError("lm_head.weight")
     return Architecture(

@@ -81,6 +81,11 @@ def model_type(checkpoint: Checkpoint) -> str:
     return str(checkpoint.config.get("model_type", ""))
 
 
+def tower(checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
+    """Return the settings of one tower, "text" or "vision", which is alone or in a group."""
+    return checkpoint.settings.get(f"{name}_config") or checkpoint.settings
+
+
 def prefix(checkpoint: Checkpoint, module: str, tensor: str) -> str:
     """Return "module." if the checkpoint contains the bare model as a submodule, else "".
 

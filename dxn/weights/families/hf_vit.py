@@ -33,7 +33,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     return Architecture(
         dim=len(kernel),
         adapters={"image": image},
-        backbone=hf.backbone_options(checkpoint, checkpoint.config),
+        backbone=hf.backbone_options(checkpoint, checkpoint.settings),
         # A distilled DeiT with classifiers pools the class token and the distillation token. The
         # bare model pools only the class token.
         fusion={

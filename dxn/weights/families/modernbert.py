@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, halves_swapped, linears
-from dxn.weights.families import hf
+from dxn.weights.families import hf, rotary
+from dxn.weights.families.rotary import FULL, SLIDING
 from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
 
 BLOCK: LayerNames = {
@@ -28,7 +28,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = checkpoint.config
+    config = checkpoint.settings
     for key in ("attention_bias", "mlp_bias", "norm_bias"):
         if config.get(key):
             hf.unsupported(checkpoint, f"a ModernBERT with {key}")
@@ -65,7 +65,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         },
         # classifier_pooling applies to the classifier. It is also used for embeddings of the bare
         # model, which does not define a pooling.
-        fusion={"pool": "mean" if config.get("classifier_pooling") == "mean" else "first"},
+        fusion={"pool": "mean" if config["classifier_pooling"] == "mean" else "first"},
         head=head if "head.dense.weight" in checkpoint else {},
         labels=hf.class_names(checkpoint, "classifier"),
     )
@@ -73,30 +73,17 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 def position_options(checkpoint: Checkpoint) -> Options:
     """Return the options for RoPE, which has different bases in full and in windowed attention."""
-    config = checkpoint.config
-    # transformers 5 writes rope_parameters, older versions global_rope_theta and local_rope_theta.
-    rope: dict[str, Any] = config.get("rope_parameters") or {}
-    theta = rope.get("full_attention", {}).get("rope_theta")
-    window_theta = rope.get("sliding_attention", {}).get("rope_theta")
-    return {
-        "kind": "rotary",
-        "rope_theta": float(theta or config.get("global_rope_theta", 160000.0)),
-        "windows": windows(checkpoint),
-        "window_rope_theta": float(window_theta or config.get("local_rope_theta", 10000.0)),
-    }
-
-
-def windows(checkpoint: Checkpoint) -> list[int | None]:
-    """Return the number of tokens on each side, None for full attention. Blocks repeat the list."""
-    config = checkpoint.config
+    config = checkpoint.settings
     kinds = config.get("layer_types")
-    if not kinds:
-        # Older files have n if every n-th block has full attention. The library's default is 3.
-        every = config.get("global_attn_every_n_layers") or 3
-        kinds = ["full_attention", *["sliding_attention"] * (every - 1)]
+    if not kinds:  # older files have n if every n-th block has full attention
+        kinds = [FULL, *[SLIDING] * (config["global_attn_every_n_layers"] - 1)]
+    settings = {
+        **config,
+        "rope_theta": config["global_rope_theta"],
+        "rope_local_base_freq": config["local_rope_theta"],
+    }
     # local_attention is the width of the whole window.
-    width = config["local_attention"] // 2
-    return hf.period([None if kind == "full_attention" else width for kind in kinds])
+    return rotary.position_options(checkpoint, settings, kinds, config["local_attention"] // 2)
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:

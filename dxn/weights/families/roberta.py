@@ -25,13 +25,15 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     p = base_prefix(checkpoint)
+    config = checkpoint.settings
     rows = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
+    max_len = rows - first_position(checkpoint)
     # Either name is a dense layer with tanh on the first token: the pooler of the bare model, or
     # the first layer of the classifier.
     has_dense = f"{p}pooler.dense.weight" in checkpoint or "classifier.dense.weight" in checkpoint
     return Architecture(
-        dim=checkpoint.config["hidden_size"],
-        adapters={"text": bert.text_options(checkpoint, max_len=rows - first_position(checkpoint))},
+        dim=config["hidden_size"],
+        adapters={"text": bert.text_options(max_len=max_len, eps=config["layer_norm_eps"])},
         backbone=bert.backbone_options(checkpoint),
         fusion={"pool": "first"},
         head={"hidden": "tanh"} if has_dense else {},
@@ -68,7 +70,7 @@ def to_checkpoint(
 def first_position(checkpoint: Checkpoint) -> int:
     """Return the row of the position embeddings that belongs to the first token of a text."""
     # The rows up to pad_token_id are reserved for padding, so positions start at the next row.
-    return int(checkpoint.config.get("pad_token_id", 1)) + 1
+    return int(checkpoint.settings["pad_token_id"]) + 1
 
 
 ROBERTA = Family(

@@ -11,26 +11,15 @@ from typing import Any
 from dxn.weights.checkpoint import Checkpoint, read_json
 from dxn.weights.conversions import blocks, copied, linears, map_pooling
 from dxn.weights.families import clip, hf
+from dxn.weights.families.clip import PATCHES, POSITIONS, WORDS, image_prefix, text_prefix
 from dxn.weights.family import Architecture, Family, TensorMap
 
 TEXT_LEN = 64  # tokens of each text in the training, with padding
-PATCHES = "embeddings.patch_embedding"
-POSITIONS = "embeddings.position_embedding.weight"
-WORDS = "embeddings.token_embedding.weight"
 MAP_LAYERS = {
     "proj": "attention.out_proj",
     "norm": "layernorm",
     "mlp.up": "mlp.fc1",
     "mlp.down": "mlp.fc2",
-}
-# Defaults of the transformers library, for settings that config.json does not contain.
-DEFAULTS = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
 }
 
 
@@ -44,7 +33,7 @@ def matches_text(checkpoint: Checkpoint) -> bool:
 
 def image_architecture(checkpoint: Checkpoint) -> Architecture:
     p = image_prefix(checkpoint)
-    config = tower_config(checkpoint, "vision_config")
+    config = hf.tower(checkpoint, "vision")
     kernel = checkpoint.tensors[f"{p}{PATCHES}.weight"]
     if kernel.ndim != 4:
         hf.unsupported(checkpoint, "a SigLIP 2 for images of any aspect ratio (NaFlex)")
@@ -87,7 +76,7 @@ def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tens
 
 def text_architecture(checkpoint: Checkpoint) -> Architecture:
     p = text_prefix(checkpoint)
-    config = tower_config(checkpoint, "text_config")
+    config = hf.tower(checkpoint, "text")
     max_len = min(len(checkpoint.tensors[f"{p}{POSITIONS}"]), TEXT_LEN)
     return Architecture(
         dim=config["hidden_size"],
@@ -124,11 +113,6 @@ def is_siglip(checkpoint: Checkpoint) -> bool:
     return hf.model_type(checkpoint).startswith("siglip")
 
 
-def tower_config(checkpoint: Checkpoint, tower: str) -> dict[str, Any]:
-    """Return the settings of one tower, which has its own config.json if it is alone."""
-    return {**DEFAULTS, **(checkpoint.config.get(tower) or checkpoint.config)}
-
-
 def pad_token(checkpoint: Checkpoint) -> str:
     """Return the padding token of the tokenizer."""
     folder = checkpoint.folder
@@ -137,16 +121,6 @@ def pad_token(checkpoint: Checkpoint) -> str:
         hf.unsupported(checkpoint, "a SigLIP whose texts are padded at the start")
     token: Any = settings.get("pad_token", "<pad>")
     return str(token["content"] if isinstance(token, Mapping) else token)
-
-
-def image_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the image tower, or "" if it is alone."""
-    return hf.prefix(checkpoint, "vision_model", f"{PATCHES}.weight")
-
-
-def text_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the text tower, or "" if it is alone."""
-    return hf.prefix(checkpoint, "text_model", WORDS)
 
 
 # The scale and the bias of the contrastive loss, and constant buffers in old files.

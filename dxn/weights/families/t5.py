@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, linears
 from dxn.weights.families import hf
@@ -31,8 +29,8 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = checkpoint.config
-    max_len = config.get("n_positions", 512)  # T5 has no limit; this is the length of its training
+    config = checkpoint.settings
+    max_len = config["n_positions"]
     depth = config["num_layers"]
     adapters: dict[str, Options] = {
         "text": {"max_len": max_len, "pos_embed": "none", "tokenizer": {"special_tokens": True}}
@@ -76,13 +74,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
 
 
 def _backbone(checkpoint: Checkpoint, depth: int) -> Options:
-    config: dict[str, Any] = {
-        "feed_forward_proj": "relu",
-        "layer_norm_epsilon": 1e-6,
-        "relative_attention_num_buckets": 32,
-        "relative_attention_max_distance": 128,
-        **checkpoint.config,
-    }
+    config = checkpoint.settings
     name = str(config["feed_forward_proj"])
     gate = name.removeprefix(GATED)
     if name.startswith(GATED) and gate not in GATED_MLPS:
@@ -113,7 +105,7 @@ def _blocks(checkpoint: Checkpoint, stack: str, depth: int, to: str) -> TensorMa
     """Return the tensors of the blocks of a stack: "encoder" or "decoder"."""
     cross = CROSS if stack == "decoder" else {}
     mlp = f"layer.{2 if cross else 1}"
-    is_gated = str(checkpoint.config.get("feed_forward_proj", "")).startswith(GATED)
+    is_gated = str(checkpoint.settings["feed_forward_proj"]).startswith(GATED)
     up = ("wi_1", "wi_0") if is_gated else ("wi",)  # the value, then the gate
     names = {
         **ATTENTION,
@@ -127,8 +119,8 @@ def _blocks(checkpoint: Checkpoint, stack: str, depth: int, to: str) -> TensorMa
 
 def _output(checkpoint: Checkpoint, dim: int) -> Options:
     """Return options of the output layer: that of T5 1.0 is tied and scaled."""
-    is_tied = checkpoint.config.get("tie_word_embeddings", True) is not False
-    if checkpoint.config.get("scale_decoder_outputs", is_tied):
+    is_tied = checkpoint.settings["tie_word_embeddings"] is not False
+    if checkpoint.settings.get("scale_decoder_outputs", is_tied):
         return {"scale": dim**-0.5}
     return {"tie_embeddings": "lm_head.weight" not in checkpoint}
 

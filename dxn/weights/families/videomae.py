@@ -23,13 +23,13 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = checkpoint.config
+    config = checkpoint.settings
     p = prefix(checkpoint)
     kernel = checkpoint.tensors[f"{p}{PATCHES}.weight"]
     dim, channels, tubelet_frames, patch_size, width = kernel.shape
-    size: Any = config.get("image_size", 224)
+    size: Any = config["image_size"]
     sides = [size] if isinstance(size, int) else list(size)
-    num_frames = config.get("num_frames", 16)
+    num_frames = config["num_frames"]
     if channels != 3 or patch_size != width or len(set(sides)) > 1:
         hf.unsupported(
             checkpoint, "a VideoMAE whose clips are not square and in color, with square patches"
@@ -53,7 +53,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     backbone = hf.backbone_options(checkpoint, config)
     backbone["block"]["qkv_bias"] = f"{p}{ATTENTION.format(i=0)}q_bias" in checkpoint
     # The classifier is on the mean of all tokens, with its own norm, or on the first token.
-    has_mean = config.get("use_mean_pooling", True)
+    has_mean = config["use_mean_pooling"]
     backbone["norm"]["final_norm"] = not has_mean
     has_norm = labels is not None and has_mean
     return Architecture(
@@ -110,7 +110,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
 
 def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
     layers = {"head.out": "classifier"}
-    if checkpoint.config.get("use_mean_pooling", True):
+    if checkpoint.settings["use_mean_pooling"]:
         layers["head.pre.norm"] = "fc_norm"
     return hf.classifier("VideoMAEForVideoClassification", labels, layers, prefix="videomae.")
 

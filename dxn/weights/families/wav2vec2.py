@@ -18,22 +18,8 @@ BLOCK: LayerNames = {
     "mlp.down": "feed_forward.output_dense",
     "mlp_norm": "final_layer_norm",
 }
-NORM_EPS = 1e-5  # of all norms but those of the blocks
-# Settings that the file can leave out, because they are those of the base models.
-DEFAULTS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "layer_norm_eps": NORM_EPS,
-    "conv_dim": [512] * 7,
-    "conv_kernel": [10, 3, 3, 3, 3, 2, 2],
-    "conv_stride": [5, 2, 2, 2, 2, 2, 2],
-    "conv_bias": False,
-    "feat_extract_norm": "group",
-    "num_conv_pos_embeddings": 128,
-    "num_conv_pos_embedding_groups": 16,
-}
+# Values of settings that the stem has.
+REQUIRED = {"layer_norm_eps": 1e-5, "feat_extract_activation": "gelu"}
 UNSUPPORTED = {
     "add_adapter": "layers that shorten the output (add_adapter)",
     "adapter_attn_dim": "layers of single languages (adapter_attn_dim)",
@@ -47,17 +33,13 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    config = {**DEFAULTS, **checkpoint.config}
+    config = checkpoint.settings
     for key, feature in UNSUPPORTED.items():
         if config.get(key):
             hf.unsupported(checkpoint, feature)
-    if config["layer_norm_eps"] != NORM_EPS or config.get("feat_extract_activation") not in (
-        None,
-        "gelu",
-    ):
-        hf.unsupported(
-            checkpoint, "other values than layer_norm_eps=1e-5 and feat_extract_activation=gelu"
-        )
+    for key, value in REQUIRED.items():
+        if config[key] != value:
+            hf.unsupported(checkpoint, f"{key}={config[key]}, only {value}")
     is_classifier = "classifier.weight" in checkpoint
     if is_classifier and ("projector.weight" not in checkpoint or "objective.weight" in checkpoint):
         hf.unsupported(checkpoint, "heads for speakers or single frames")
@@ -87,7 +69,7 @@ def audio_options(checkpoint: Checkpoint, config: Options, *, post_norm: bool) -
                 "strides": config["conv_stride"],
                 "bias": config["conv_bias"],
                 "norm": config["feat_extract_norm"],
-                "proj_norm": config.get("feat_proj_layer_norm", True),
+                "proj_norm": config["feat_proj_layer_norm"],
                 "pos_kernel": config["num_conv_pos_embeddings"],
                 "pos_groups": config["num_conv_pos_embedding_groups"],
                 "output_norm": post_norm,
@@ -170,7 +152,7 @@ def vocabulary(checkpoint: Checkpoint) -> list[str]:
     for token, index in ids.items():
         if isinstance(index, int) and 0 <= index < count:
             labels[index] = str(token).lower() if settings.get("do_lower_case") else str(token)
-    blank = checkpoint.config.get("pad_token_id") or 0
+    blank = checkpoint.settings.get("pad_token_id") or 0
     token = settings.get("word_delimiter_token", "|")
     # Old files have an object with the text and its properties.
     delimiter = ids.get(str(token.get("content") if isinstance(token, dict) else token))

@@ -27,7 +27,7 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     encoder = Architecture(
-        dim=checkpoint.config["d_model"],
+        dim=checkpoint.settings["d_model"],
         adapters={"audio": audio_options(checkpoint)},
         backbone=backbone(checkpoint, "encoder"),
         fusion={"pool": "mean"},  # as in WhisperForAudioClassification of transformers
@@ -55,7 +55,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 def backbone(checkpoint: Checkpoint, stack: str) -> Options:
     """Return the options of the backbone of a stack: "encoder" or "decoder"."""
-    config = checkpoint.config
+    config = checkpoint.settings
     return {
         "depth": config[f"{stack}_layers"],
         "num_heads": config[f"{stack}_attention_heads"],
@@ -72,7 +72,7 @@ def text_options(checkpoint: Checkpoint, max_len: int) -> Options:
     found = checkpoint.generation
     options = hf.writing_options(checkpoint, max_len)
     start = options["marks"]["begin"][0]
-    is_english = found.lang_to_id is None and checkpoint.config["vocab_size"] == ENGLISH_ROWS
+    is_english = found.lang_to_id is None and checkpoint.settings["vocab_size"] == ENGLISH_ROWS
     no_times = found.no_timestamps_token_id
     return {
         **options,
@@ -103,7 +103,7 @@ def audio_options(checkpoint: Checkpoint) -> Options:
             "frontend": "whisper",
             "n_fft": settings.get("n_fft", 400),
             "hop_length": settings.get("hop_length", 160),
-            "n_mels": checkpoint.config["num_mel_bins"],
+            "n_mels": checkpoint.settings["num_mel_bins"],
             "num_frames": FRAMES_PER_TOKEN * max_len,
             # A classifier of transformers sees only the first window.
             "windows": writes(checkpoint),
