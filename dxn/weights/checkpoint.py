@@ -135,6 +135,7 @@ class PublicConfig(Strict):
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=100_000_000)]], Field(max_length=10_000)]
 Id = Annotated[int, Field(ge=-1, le=100_000_000)]  # some files have -1 for none
+Count = Annotated[int, Field(ge=0, le=100_000_000)]
 
 
 class GenerationConfig(Strict):
@@ -149,6 +150,13 @@ class GenerationConfig(Strict):
         suppress_tokens: Ids of the tokens that are never generated.
         bad_words_ids: Lists of ids that are never generated one after the other.
         begin_suppress_tokens: Ids of the tokens that are not the first one generated.
+        forced_eos_token_id: Id of the last token of a text of the maximum length, or ids.
+        min_length: Minimum number of tokens, including those before a text.
+        min_new_tokens: Minimum number of tokens, without the first one before a text.
+        max_length: Maximum number of tokens, including those before a text.
+        max_new_tokens: Maximum number of tokens, without the first one before a text.
+        no_repeat_ngram_size: Length of token sequences that do not occur twice in a text.
+        repetition_penalty: Factor that makes tokens less probable that a text already contains.
         num_beams: Beam width.
         length_penalty: Exponent of the length by which a score is divided.
         lang_to_id: Id of the token of each language, of Whisper.
@@ -164,6 +172,13 @@ class GenerationConfig(Strict):
     suppress_tokens: Ids | None = None
     bad_words_ids: Annotated[list[Ids], Field(max_length=10_000)] | None = None
     begin_suppress_tokens: Ids | None = None
+    forced_eos_token_id: Id | Ids | None = None
+    min_length: Count | None = None
+    min_new_tokens: Count | None = None
+    max_length: Count | None = None
+    max_new_tokens: Count | None = None
+    no_repeat_ngram_size: Count | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     num_beams: Annotated[int, Field(ge=1, le=1000)] | None = None
     length_penalty: float | None = None
     lang_to_id: dict[str, Id] | None = None

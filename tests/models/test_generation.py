@@ -4,7 +4,9 @@ The reference is a plain search of a single sample without caches, in Python.
 """
 
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder
 from dxn.models.decoding import cross_attention, generation, language_model
 from dxn.models.decoding import decoder as decoder_module
 from dxn.models.decoding.generation import beam_search, capture, generate
+from dxn.models.decoding.rules import Rules
 from dxn.models.decoding.search import best_tokens, length_normalized, make_sampler
 
 D, V, M, END = 12, 11, 5, 1
@@ -65,8 +68,10 @@ def plain_beam_search(decoder, memory, prompt, *, beams, max_new, penalty):
         candidates.sort(key=lambda candidate: -candidate[2])
         complete += [(ids, score) for ids, token, score in candidates[:beams] if token == END]
         alive = [([*ids, t], score) for ids, t, score in candidates if t != END][:beams]
-    complete += alive
-    return max(complete, key=lambda h: length_normalized(h[1], len(h[0]) + 1, penalty))
+    # The length of a complete text includes its end token.
+    ranked = [(ids, score, len(ids) + 1) for ids, score in complete]
+    ranked += [(ids, score, len(ids)) for ids, score in alive]
+    return max(ranked, key=lambda h: length_normalized(h[1], h[2], penalty))[:2]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -168,11 +173,15 @@ class Recorded(TorchDispatchMode):
                     old.copy_(new)
 
 
+RULES = Rules(forbidden=[4], forbidden_first=[5], min_new=3, no_repeat_ngram=2)
+
+
+@pytest.mark.parametrize("rules", [RULES, replace(RULES, repetition_penalty=1.5)])
 @pytest.mark.parametrize("beams", [None, 1, 3])
 @pytest.mark.parametrize("kind", ["language", "rotary", "alibi"])
-def test_a_captured_step_generates_the_same_tokens(kind, beams, monkeypatch):
+def test_a_captured_step_generates_the_same_tokens(kind, beams, rules, monkeypatch):
     """All that changes between the steps is in tensors that stay where they are."""
-    sizes, options, memory = (2, 1, 3), {"max_new": 5, "forbidden": [4]}, None
+    sizes, options, memory = (2, 1, 3), {"max_new": 5, "rules": rules}, None
     if kind == "language":
         decoder = LanguageModel(model_of(position="rotary"))
     else:
@@ -251,7 +260,9 @@ def test_a_step_that_cannot_be_captured_is_computed_as_it_is(monkeypatch, capsys
 def test_the_first_of_several_end_tokens_ends_a_sequence(kind, beams):
     sizes = (2, 1, 3)
     decoder, memory = decoder_of(kind), memory_of((5, 2, 4))
-    free = search_of(decoder, memory, sizes, beams=beams, max_new=8, end=V - 1, forbidden=[V - 1])
+    free = search_of(
+        decoder, memory, sizes, beams=beams, max_new=8, end=V - 1, rules=Rules(forbidden=[V - 1])
+    )
     ends = [END, free[0].ids[2], free[1].ids[1]]
     found = search_of(decoder, memory, sizes, beams=beams, max_new=8, end=ends)
     assert not {i for h in found for i in h.ids} & set(ends)
@@ -276,7 +287,9 @@ def test_forbidden_tokens_are_not_generated_and_change_no_probability(beams):
     decoder, memory, sizes = decoder_of(), memory_of((5, 2, 4)), (2, 1, 3)
     free = search_of(decoder, memory, sizes, beams=beams, max_new=6, end=END)
     forbidden = sorted({h.ids[0] for h in free if h.ids} | {END})
-    found = search_of(decoder, memory, sizes, beams=beams, max_new=6, forbidden=forbidden)
+    found = search_of(
+        decoder, memory, sizes, beams=beams, max_new=6, rules=Rules(forbidden=forbidden)
+    )
     assert all(len(h.ids) == 6 and not set(h.ids) & set(forbidden) for h in found)
     prompt = prompts_of(sizes)[0, :2].tolist()
     own = memory.select(torch.tensor([0]))
@@ -290,13 +303,45 @@ def test_forbidden_tokens_are_not_generated_and_change_no_probability(beams):
 @pytest.mark.parametrize("beams", [None, 3])
 def test_a_token_that_is_not_the_first_one_can_be_a_later_one(beams):
     decoder, memory, sizes = decoder_of(), memory_of((5, 2, 4)), (2, 1, 3)
-    options = {"beams": beams, "max_new": 6, "end": END, "forbidden": [END]}
-    free = search_of(decoder, memory, sizes, **options)
+    options = {"beams": beams, "max_new": 6, "end": END}
+    free = search_of(decoder, memory, sizes, rules=Rules(forbidden=[END]), **options)
     first = sorted({h.ids[0] for h in free})
-    found = search_of(decoder, memory, sizes, forbidden_first=first, **options)
+    rules = Rules(forbidden=[END], forbidden_first=first)
+    found = search_of(decoder, memory, sizes, rules=rules, **options)
     assert not {h.ids[0] for h in found} & set(first)
     assert {i for h in found for i in h.ids[1:]} & set(first)
     assert END not in {i for h in found for i in h.ids}
+
+
+@pytest.mark.parametrize("beams", [None, 1, 3])
+@pytest.mark.parametrize("kind", ["rotary", "gru"])
+def test_rules_hold_for_prompts_of_different_lengths(kind, beams):
+    decoder, memory, sizes = decoder_of(kind), memory_of((5, 2, 4)), (4, 1, 3)
+    options = {"beams": beams, "max_new": 9, "rules": replace(RULES, max_new=8, forced_end=True)}
+    found = search_of(decoder, memory, sizes, **options)
+    free = search_of(decoder, memory, sizes, beams=beams, max_new=9)
+    assert [h.ids for h in found] != [h.ids for h in free]
+    for i, (size, hypothesis) in enumerate(zip(sizes, found, strict=True)):
+        assert 3 <= len(hypothesis.ids) <= 7
+        text = prompts_of(sizes)[i, :size].tolist() + hypothesis.ids
+        # The prompt itself can repeat tokens.
+        new = [(a, b) for a, b in pairwise(text)][size - 1 :]
+        assert len(set(new)) == len(new)
+        own = memory.select(torch.tensor([i]))
+        single = {**options, "prompt": prompts_of(sizes)[i : i + 1, :size], "mask": None}
+        assert search_of(decoder, own, sizes, **single)[0].ids == hypothesis.ids
+
+
+def test_several_sequences_of_a_prompt_obey_the_rules():
+    decoder, memory = decoder_of(), memory_of((5, 2))
+    options = {"count": 6, "max_new": 8, "sampler": make_sampler(2.0, seed=1)}
+    rules = Rules(no_repeat_ngram=1, min_new=7)
+    found = search_of(decoder, memory, (2, 1), rules=rules, **options)
+    assert len({tuple(h.ids) for h in found}) > 6
+    for i, hypothesis in enumerate(found):
+        text = prompts_of((2, 1))[i // 6, : 2 - i // 6].tolist() + hypothesis.ids
+        assert len(hypothesis.ids) >= 7 and len(set(hypothesis.ids)) == len(hypothesis.ids)
+        assert set(text[: 2 - i // 6]).isdisjoint(hypothesis.ids)
 
 
 @pytest.mark.parametrize("beams", [None, 3])
@@ -371,7 +416,7 @@ def test_an_end_token_in_a_prompt_does_not_end_the_sequence():
     decoder, memory = decoder_of(), memory_of((5,))
     prompt = torch.tensor([[2, END, 3]])
     for beams in (None, 2):
-        options = {"prompt": prompt, "mask": None, "max_new": 4, "forbidden": [END]}
+        options = {"prompt": prompt, "mask": None, "max_new": 4, "rules": Rules(forbidden=[END])}
         (found,) = search_of(decoder, memory, (3,), beams=beams, **options)
         assert len(found.ids) == 4
 
@@ -391,8 +436,8 @@ def test_nan_as_logits_gives_nan_as_score(beams):
         ({"max_new": 0}, "max_new must be at least 1"),
         ({"prompt": torch.zeros(2, 0, dtype=torch.long), "mask": None}, "at least one token"),
         ({"mask": torch.tensor([[True, True], [False, False]])}, "at least one token"),
-        ({"forbidden": [2, V]}, f"ids from 0 to {V - 1}, but not all, got {V}"),
-        ({"forbidden": range(V)}, "but not all, got all"),
+        ({"rules": Rules(forbidden=[2, V])}, f"ids from 0 to {V - 1}, but not all, got {V}"),
+        ({"rules": Rules(forbidden=[*range(V)])}, "but not all, got all"),
         ({"max_new": 70}, "longer than max_len=60: raise max_len"),
         ({"max_new": 70, "compile_step": lambda step: step}, "max_len=60 tokens, got 71: reduce"),
     ],

@@ -180,6 +180,40 @@ def test_texts_of_different_lengths_are_those_of_transformers(name, beams, penal
     assert len(set(expected)) > 2
 
 
+RULES = [
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2, "min_length": 20},
+    {"no_repeat_ngram_size": 3, "repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7, "min_new_tokens": 9},
+    {"min_length": 30, "max_length": 33, "forced_eos_token_id": END},
+    {"max_length": 12, "forced_eos_token_id": [END], "no_repeat_ngram_size": 70},
+    {"max_new_tokens": 7, "begin_suppress_tokens": [30, 31, 32]},
+]
+
+
+@pytest.mark.parametrize(("beams", "penalty"), [(1, 1.0), (3, 1.0), (4, 2.0)])
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: ", ".join(rules))
+@pytest.mark.parametrize("name", ["T5", "BART", "Marian"])
+def test_the_rules_of_a_generation_are_those_of_the_checkpoint(
+    name, rules, beams, penalty, tmp_path
+):
+    peer = save(tmp_path, name)
+    options = {"num_beams": beams, "length_penalty": penalty, **rules}
+    if beams > 1:
+        options["early_stopping"] = "never"
+    for key, value in options.items():
+        setattr(peer.generation_config, key, value)
+    if not rules.keys() & {"max_length", "max_new_tokens"}:
+        peer.generation_config.max_length = NEW
+    peer.generation_config.save_pretrained(tmp_path)
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    ids, mask = batch_of(TEXTS)
+    found = peer.generate(ids, attention_mask=mask).tolist()
+    expected = [" ".join(f"w{i}" for i in each[1:] if i > OTHER) for each in found]
+    assert [each["prediction"] for each in model.predict([{"text": t} for t in TEXTS])] == expected
+    assert [model.predict(text=text)["prediction"] for text in TEXTS] == expected
+
+
 def test_the_options_of_a_generation_are_those_of_the_checkpoint(tmp_path):
     peer = save(tmp_path, "mBART")
     peer.generation_config.num_beams = 3
@@ -190,7 +224,11 @@ def test_the_options_of_a_generation_are_those_of_the_checkpoint(tmp_path):
     model = dxn.from_public(str(tmp_path), dtype="float32")
     tokenizer = model.task.tokenizer
     assert (tokenizer.begin_ids, tokenizer.end_ids) == ([END, LANGUAGE], [END])
-    assert (model.task.beams, model.task.length_penalty, model.task.length_offset) == (3, 2.0, 1)
+    assert (model.task.beams, model.task.length_penalty, tokenizer.rules.length_offset) == (
+        3,
+        2.0,
+        1,
+    )
     assert [
         each["prediction"] for each in model.predict([{"text": text} for text in TEXTS])
     ] == written(model, TEXTS, 3, 2.0, None)

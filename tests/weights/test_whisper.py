@@ -77,6 +77,20 @@ def test_texts_are_those_of_transformers(head, options, beams, end, tmp_path):
     assert len(set(expected)) == len(expected)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_tokens_before_a_text_count_in_its_rules(beams, tmp_path):
+    peer = save_whisper(tmp_path)
+    sounds = noises(*SOUNDS)
+    rules = {"no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "min_length": 30}
+    options = {"num_beams": beams, "language": "de", "task": "transcribe"}
+    expected = written(peer, tmp_path, sounds, **options, **rules)
+    assert expected != written(peer, tmp_path, sounds, **options)
+    for name, value in rules.items():
+        setattr(peer.generation_config, name, value)
+    peer.generation_config.save_pretrained(tmp_path)
+    assert texts_of(loaded(tmp_path, beams=beams, language="de"), sounds) == expected
+
+
 def parts_of(sound):
     step = SECONDS * RATE
     return [sound[start : start + step] for start in range(0, len(sound), step)]

@@ -46,14 +46,31 @@ def generate(run: Any, part: Any, memory: dict[str, np.ndarray], options: Any) -
         result = run({"ids": new, "keys": keys, "values": values, **memory})
         keys, values = result["new_keys"], result["new_values"]
         logits = result["logits"][0, -1].copy()
-        logits[options["forbidden"]] = -np.inf
-        if not ids:
-            logits[options["forbidden_first"]] = -np.inf
+        apply_rules(logits, [*options["begin"], *ids], len(ids), options)
         ids.append(int(logits.argmax()))
         if ids[-1] in options["end"]:
             break
         new = np.array([ids[-1:]], np.int64)
     return ids
+
+
+def apply_rules(logits: np.ndarray, text: list[int], num_new: int, options: Any) -> None:
+    """Change the logits of tokens that the text repeats, or that cannot follow it."""
+    rules = options["rules"]
+    seen = np.unique(text)
+    penalty = rules["repetition_penalty"]
+    logits[seen] = np.where(logits[seen] < 0, logits[seen] * penalty, logits[seen] / penalty)
+    logits[rules["forbidden"]] = -np.inf
+    if num_new == 0:
+        logits[rules["forbidden_first"]] = -np.inf
+    if num_new < rules["min_new"]:
+        logits[options["end"]] = -np.inf
+    n = rules["no_repeat_ngram"]
+    if n:
+        last = text[len(text) - n + 1 :]
+        for start in range(len(text) - n + 1):
+            if text[start : start + n - 1] == last:
+                logits[text[start + n - 1]] = -np.inf
 
 
 if __name__ == "__main__":

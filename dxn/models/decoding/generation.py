@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dxn.core.display import Display
 from dxn.models.decoding.decoder import Memory, StepDecoder
+from dxn.models.decoding.rules import Rules, RunningRules
 from dxn.models.decoding.search import (
-    LENGTH_OFFSET,
     Beams,
     Choice,
     Hypothesis,
@@ -54,8 +54,7 @@ def generate(
     max_new: int,
     sampler: Sampler = greedy,
     count: int = 1,
-    forbidden: Sequence[int] = (),
-    forbidden_first: Sequence[int] = (),
+    rules: Rules = Rules(),
     on_tokens: OnTokens | None = None,
     compile_step: Callable[[Step], Step] | None = None,
 ) -> list[Hypothesis]:
@@ -76,8 +75,7 @@ def generate(
         max_new: Maximum number of new tokens.
         sampler: Function that selects each token from the log-probabilities.
         count: Number of sequences per prompt.
-        forbidden: Ids of tokens that are never generated.
-        forbidden_first: Ids of further tokens that are not the first one generated.
+        rules: Rules about the tokens.
         on_tokens: Function that is called with the new token ids of the sequences that have some,
             by their index in the result, without end tokens. On a CPU, it is called after each
             token; on other devices, after the first one and then after every `CHECK_EVERY` tokens.
@@ -91,21 +89,21 @@ def generate(
         `count` hypotheses per prompt, one prompt after the other.
 
     Raises:
-        ValueError: If count, max_new or forbidden is out of range, if a prompt has no token, or if
-            a step is compiled, but not all tokens fit in the max_len of the decoder.
+        ValueError: If count, max_new or rules.forbidden is out of range, if a prompt has no token,
+            or if a step is compiled, but not all tokens fit in the max_len of the decoder.
     """
     if count < 1 or max_new < 1:
         raise ValueError(f"count and max_new must be at least 1, got {count} and {max_new}")
+    limit = rules.limit(max_new)
     search = Choice(
         len(prompt),
         count,
         sampler=sampler,
         ends=_ids(end),
-        max_new=max_new,
+        max_new=limit,
         device=prompt.device,
     )
-    unwanted = forbidden, forbidden_first
-    return _Generation(decoder, memory, search, max_new, unwanted, on_tokens).run(
+    return _Generation(decoder, memory, search, limit, rules, on_tokens).run(
         prompt, mask, compile_step
     )
 
@@ -121,9 +119,7 @@ def beam_search(
     max_new: int,
     beams: int,
     length_penalty: float = 0.0,
-    length_offset: int = LENGTH_OFFSET,
-    forbidden: Sequence[int] = (),
-    forbidden_first: Sequence[int] = (),
+    rules: Rules = Rules(),
     compile_step: Callable[[Step], Step] | None = None,
 ) -> list[Hypothesis]:
     """Return the best hypothesis for each prompt, found by beam search.
@@ -142,32 +138,30 @@ def beam_search(
         max_new: Maximum number of new tokens.
         beams: Number of beams per prompt.
         length_penalty: Exponent of the length, see `length_normalized`.
-        length_offset: Offset of the length, see `length_normalized`.
-        forbidden: Ids of tokens that are never generated.
-        forbidden_first: Ids of further tokens that are not the first one generated.
+        rules: Rules about the tokens.
         compile_step: See `generate`.
 
     Raises:
-        ValueError: If beams, max_new, length_penalty, length_offset or forbidden is out of range,
+        ValueError: If an argument or rules.forbidden is out of range,
             if a prompt has no token, or if a step is compiled, but not all tokens fit in the
             max_len of the decoder.
     """
-    if beams < 1 or max_new < 1 or length_penalty < 0 or length_offset < 0:
+    if beams < 1 or max_new < 1 or length_penalty < 0:
         raise ValueError(
-            "beams and max_new must be at least 1, length_penalty and length_offset at least 0, "
-            f"got {beams}, {max_new}, {length_penalty} and {length_offset}"
+            "beams and max_new must be at least 1, and length_penalty at least 0, got "
+            f"{beams}, {max_new} and {length_penalty}"
         )
+    limit = rules.limit(max_new)
     search = Beams(
         len(prompt),
         beams,
         ends=_ids(end),
-        max_new=max_new,
+        max_new=limit,
         length_penalty=length_penalty,
-        length_offset=length_offset,
+        rules=rules,
         device=prompt.device,
     )
-    unwanted = forbidden, forbidden_first
-    return _Generation(decoder, memory, search, max_new, unwanted).run(prompt, mask, compile_step)
+    return _Generation(decoder, memory, search, limit, rules).run(prompt, mask, compile_step)
 
 
 class _Generation:
@@ -178,7 +172,7 @@ class _Generation:
         memory: Sequence to which the decoder attends.
         search: The search that chooses tokens.
         max_new: Maximum number of new tokens.
-        forbidden: Ids of tokens that are never generated, and of those that are not the first one.
+        rules: Rules about the tokens.
         on_tokens: See `generate`.
     """
 
@@ -188,7 +182,7 @@ class _Generation:
         memory: Memory | None,
         search: Choice | Beams,
         max_new: int,
-        forbidden: tuple[Sequence[int], Sequence[int]],
+        rules: Rules,
         on_tokens: OnTokens | None = None,
     ):
         self.decoder = decoder
@@ -198,7 +192,7 @@ class _Generation:
         self.on_tokens = on_tokens
         self.caches = decoder.caches()
         self.output = decoder.output_layer()
-        self.forbidden, self.forbidden_first = forbidden
+        self.rules = rules
         # Indices of the samples that are not finished, and the hypotheses of the others.
         self.samples = list(range(len(search.finished)))
         self.found: dict[int, list[Hypothesis]] = {}
@@ -265,13 +259,27 @@ class _Generation:
         # A prompt is computed once for all rows of a sample.
         states = self.decoder.next_states(prompt, mask, self.memory, self.caches)
         logits = self.output(states)
-        device, vocab_size = prompt.device, logits.shape[1]
-        self.unwanted = _unwanted(self.forbidden, vocab_size, device)
-        first = _unwanted([*self.forbidden, *self.forbidden_first], vocab_size, device)
-        chosen, self.parents = self.search.advance(logits, first)
+        self.running: RunningRules | None = None
+        if self.rules.change_logits:
+            self.running = RunningRules(
+                self.rules,
+                prompt=prompt,
+                lengths=lengths,
+                ends=self.search.ends,
+                max_new=self.max_new,
+                vocab_size=logits.shape[1],
+            )
+        chosen, self.parents = self._choose(logits)
         self.ids = chosen.clone()  # steps write to it, but it belongs to the sampler
         self.lengths = lengths.repeat_interleave(self.search.width)
-        self.columns = torch.arange(prompt.shape[1], device=device)
+        self.columns = torch.arange(prompt.shape[1], device=prompt.device)
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Choose the next token of each row. See `Choice.advance`."""
+        chosen, parents = self.search.advance(logits, self.running)
+        if self.running is not None:
+            self.running.append(chosen, parents)
+        return chosen, parents
 
     def step(self) -> None:
         """Choose the next tokens. Only tensors change, in place, so this can become a graph."""
@@ -282,7 +290,7 @@ class _Generation:
         self.lengths += 1
         mask = self.columns < self.lengths[:, None]
         states = self.decoder.next_states(self.ids[:, None], mask, self.memory, self.caches)
-        chosen, parents = self.search.advance(self.output(states), self.unwanted)
+        chosen, parents = self._choose(self.output(states))
         self.ids.copy_(chosen)
         if self.parents is None or parents is None:
             self.parents = parents
@@ -303,6 +311,8 @@ class _Generation:
             cache.select(before, index)
         self.parents = None
         self.search.select(index)
+        if self.running is not None:
+            self.running.select(rows)
         self.memory = self.memory and self.memory.select(index)
         self.ids, self.lengths = self.ids[rows], self.lengths[rows]
 
@@ -329,18 +339,6 @@ def _ids(end: int | Sequence[int] | None) -> tuple[int, ...]:
     if end is None:
         return ()
     return (end,) if isinstance(end, int) else tuple(end)
-
-
-def _unwanted(forbidden: Sequence[int], vocab_size: int, device: torch.device) -> Tensor | None:
-    """Return the ids of forbidden tokens. None: there are none."""
-    ids = sorted(set(forbidden))
-    outside = [i for i in ids if not 0 <= i < vocab_size]
-    if outside or len(ids) == vocab_size:
-        raise ValueError(
-            f"forbidden: must be some of the ids from 0 to {vocab_size - 1}, but not all, got "
-            f"{outside[0] if outside else 'all'}"
-        )
-    return torch.tensor(ids, device=device) if ids else None
 
 
 def _aligned(prompt: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

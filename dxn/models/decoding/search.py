@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dxn.models.decoding.rules import LENGTH_OFFSET, Rules, RunningRules
+
 # Number of consecutive tokens of the vocabulary of which `best_tokens` first computes the maximum.
 CHUNK = 64
 # Rows of logits that are read together, so that they stay in the cache of a processor.
 ROWS = 100
 LOG2_E = math.log2(math.e)
-LENGTH_OFFSET = 5  # default of `length_normalized`
 
 Sampler = Callable[[Tensor], Tensor]  # from log-probabilities (B, V) to the next token ids (B,)
 
@@ -89,28 +90,30 @@ class Choice:
         return self.ended.all(1)
 
     def advance(
-        self, logits: Tensor, forbidden: Tensor | None = None
+        self, logits: Tensor, rules: RunningRules | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Choose the next token of each row. Rows that have ended continue, but are ignored.
 
         Args:
-            logits: (B K, V). In the first step, (B, V).
-            forbidden: Ids of tokens that must not be chosen. The probabilities of the others do
-                not change.
+            logits: (B K, V). In the first step, (B, V). They can be changed.
+            rules: Rules about the tokens. If they forbid a token, the probabilities of the others
+                do not change.
 
         Returns:
             The token of each row (B K,), and the index of the row that each row continues (B K,).
             None: each row continues itself.
         """
+        if rules is not None:
+            rules.penalize(logits)
+        # float32, because a sum of many log-probabilities would be inaccurate in bf16.
+        log_probs = logits.float().log_softmax(-1)
+        if rules is not None:
+            rules.forbid(log_probs)
         parents = None
         if len(logits) < self.ended.numel():
             parents = torch.arange(len(logits), device=logits.device)
             parents = parents.repeat_interleave(self.width)
-            logits = logits[parents]
-        # float32, because a sum of many log-probabilities would be inaccurate in bf16.
-        log_probs = logits.float().log_softmax(-1)
-        if forbidden is not None:
-            log_probs.index_fill_(1, forbidden, -torch.inf)
+            log_probs = log_probs[parents]
         chosen = self.sampler(log_probs)
         gains = log_probs.gather(1, chosen[:, None]).view_as(self.scores)
         self.scores += gains.masked_fill(self.ended, 0)
@@ -158,8 +161,8 @@ class Beams:
         width: Number K of beams of a sample.
         ends: Ids of the end tokens.
         max_new: Maximum number of tokens. Beams of this length are hypotheses too.
+        rules: Rules, of which `length_offset` and `forced_end` are used.
         length_penalty: Exponent of the length, see `length_normalized`.
-        length_offset: Offset of the length, see `length_normalized`.
         device: Device of the logits.
     """
 
@@ -171,10 +174,12 @@ class Beams:
         ends: Sequence[int],
         max_new: int,
         length_penalty: float,
-        length_offset: int = LENGTH_OFFSET,
+        rules: Rules = Rules(),
         device: torch.device,
     ):
         self.width = width
+        # Beams of the maximum length are followed by an end token of probability 1.
+        self.forced_end = rules.forced_end
         self.is_static = True
         self.generators: list[torch.Generator] = []
         self.ends = ends
@@ -192,8 +197,8 @@ class Beams:
         self.best_ranks = torch.full((samples,), -torch.inf, device=device)
         self.step = torch.zeros(1, dtype=torch.long, device=device)
         # The length of a complete hypothesis includes its end token.
-        lengths = range(1, max_new + 2)
-        divisors = [_divisor(length, length_penalty, length_offset) for length in lengths]
+        lengths = range(1, max_new + rules.forced_end + 1)
+        divisors = [_divisor(length, length_penalty, rules.length_offset) for length in lengths]
         self.divisors = torch.tensor(divisors, device=device)
 
     @property
@@ -203,14 +208,14 @@ class Beams:
         # length most. Together, this gives an upper bound.
         return self.best_ranks >= self.scores.amax(1) / self.divisors[-1]
 
-    def advance(self, logits: Tensor, forbidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def advance(self, logits: Tensor, rules: RunningRules | None = None) -> tuple[Tensor, Tensor]:
         """Replace the beams by their best continuations. See `Choice.advance`."""
         k = self.width
         # All beams of a prompt would be equal at first, so there is only one.
         before = len(logits) // len(self.scores)
         # At most one candidate per beam and end token ends, so at least `width` of these do not.
         count = k * (1 + len(self.ends))
-        values, parents, tokens = best_tokens(logits, self.scores[:, :before], count, forbidden)
+        values, parents, tokens = best_tokens(logits, self.scores[:, :before], count, rules)
         ends = is_end(tokens, self.ends)
         # Only the best `width` candidates can end, as only they would become beams otherwise.
         score, place = values[:, :k].masked_fill(~ends[:, :k], -torch.inf).max(1)
@@ -247,7 +252,8 @@ class Beams:
         # Without a better complete hypothesis, the best beam of maximum length is the result. If a
         # sample is finished, no beam is better.
         scores, beams = self.scores.max(1)
-        better = ~(scores / self.divisors[self.step] <= self.best_ranks)  # NaN remains NaN
+        divisor = self.divisors[self.step + self.forced_end - 1]
+        better = ~(scores / divisor <= self.best_ranks)  # NaN remains NaN
         beams = torch.where(better, beams, self.best_beams).tolist()
         lengths = torch.where(better, self.step, self.best_lengths).tolist()
         scores = torch.where(better, scores, self.best_scores).tolist()
@@ -274,7 +280,7 @@ def is_end(tokens: Tensor, ends: Sequence[int]) -> Tensor:
 
 
 def best_tokens(
-    logits: Tensor, scores: Tensor, count: int, forbidden: Tensor | None = None
+    logits: Tensor, scores: Tensor, count: int, rules: RunningRules | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the best continuations of the beams of each sample by one token.
 
@@ -282,21 +288,25 @@ def best_tokens(
         logits: (B K, V).
         scores: (B, K). Sum of the log-probabilities of each beam.
         count: Number of continuations.
-        forbidden: Ids of tokens that no continuation has. Their logits are overwritten.
+        rules: Rules about the tokens. They can change the logits.
 
     Returns:
         (B, count) each, in descending order: the scores, the beams, and the tokens. If there are
         fewer continuations, the rest has the score -inf.
     """
     vocab_size = logits.shape[1]
-    parts = [_chunk_maxima(part) for part in logits.split(ROWS)]
+    parts = [_maxima_and_sums(part) for part in logits.split(ROWS)]
     maxima, log_sums = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    if forbidden is not None:
+    if rules is not None:
         # After the sums, so that the probabilities of the other tokens do not change.
-        logits.index_fill_(1, forbidden, -torch.inf)
-        chunks = forbidden // CHUNK
-        columns = chunks[:, None] * CHUNK + torch.arange(CHUNK, device=logits.device)
-        maxima[:, chunks] = logits[:, columns.clamp(max=vocab_size - 1)].float().amax(-1)
+        rules.penalize(logits, log_sums)
+        rules.forbid(logits)
+        if rules.columns is None:
+            maxima = torch.cat([_chunk_maxima(part) for part in logits.split(ROWS)])
+        else:
+            chunks = rules.columns // CHUNK
+            columns = chunks[:, None] * CHUNK + torch.arange(CHUNK, device=logits.device)
+            maxima[:, chunks] = logits[:, columns.clamp(max=vocab_size - 1)].float().amax(-1)
     # Subtracted from a few candidates instead of all logits.
     offsets = scores - log_sums.view_as(scores)
     # The best tokens are in the `count` chunks of the largest maxima, so few numbers are sorted.
@@ -320,7 +330,7 @@ def best_tokens(
     return values, beams.gather(1, index // CHUNK), tokens.flatten(1).gather(1, index)
 
 
-def _chunk_maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _maxima_and_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the maxima of the chunks (R, C), and the logarithms (R, 1) of the sums of exp(logits).
 
     Args:
@@ -328,15 +338,22 @@ def _chunk_maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
     """
     # float32, because sums in bf16 would be inaccurate, and maxima in bf16 are slow on a CPU.
     logits = logits.float()
+    maxima = _chunk_maxima(logits)
+    most = maxima.amax(-1, keepdim=True)
+    # On a CPU, exp2 is about three times as fast as exp, and half a log_softmax.
+    powers = torch.add(-LOG2_E * most, logits, alpha=LOG2_E).exp2_()
+    return maxima, most + powers.sum(-1, keepdim=True).log()
+
+
+def _chunk_maxima(logits: Tensor) -> Tensor:
+    """Return the maxima (R, C) of the chunks of logits (R, V), in float32."""
+    logits = logits.float()
     rows, vocab_size = logits.shape
     whole = vocab_size // CHUNK
     maxima = logits[:, : whole * CHUNK].view(rows, whole, CHUNK).amax(-1)
     if vocab_size % CHUNK:
         maxima = torch.cat([maxima, logits[:, whole * CHUNK :].amax(-1, keepdim=True)], 1)
-    most = maxima.amax(-1, keepdim=True)
-    # On a CPU, exp2 is about three times as fast as exp, and half a log_softmax.
-    powers = torch.add(-LOG2_E * most, logits, alpha=LOG2_E).exp2_()
-    return maxima, most + powers.sum(-1, keepdim=True).log()
+    return maxima
 
 
 def greedy(log_probs: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import OnTokens, beam_search, generate
+from dxn.models.decoding.rules import Rules
 from dxn.models.decoding.search import (
-    LENGTH_OFFSET,
     BatchSampler,
     Hypothesis,
     Sampler,
@@ -148,12 +148,10 @@ class GenerateHead(nn.Module):
         *,
         begin: int | Sequence[int],
         end: int | Sequence[int],
-        forbidden: Sequence[int] = (),
-        forbidden_first: Sequence[int] = (),
+        rules: Rules = Rules(),
         choice: tuple[int, Sequence[int]] | None = None,
         beams: int = 1,
         length_penalty: float = 0.0,
-        length_offset: int = LENGTH_OFFSET,
         max_new: int | None = None,
         sampler: Sampler | None = None,
         on_tokens: OnTokens | None = None,
@@ -164,12 +162,10 @@ class GenerateHead(nn.Module):
             memory: Encoded tokens that the decoder attends to.
             begin: Id of the token that begins a text (BOS), or of several that do.
             end: Id of the token that ends a text (EOS), or of several, each of which does.
-            forbidden: Ids of tokens that are never generated.
-            forbidden_first: Ids of tokens that are not the first one generated.
+            rules: Rules about the tokens.
             choice: See `prompt`.
             beams: Beam width; 1 for greedy decoding.
             length_penalty: Exponent of the length by which scores are divided.
-            length_offset: Number that is added to this length, see `length_normalized`.
             max_new: Maximum number of tokens to generate. Default: the maximum length of the
                 decoder.
             sampler: Function that chooses the next token. Default: greedy decoding or beam search.
@@ -187,8 +183,7 @@ class GenerateHead(nn.Module):
                 end=end,
                 max_new=limit,
                 sampler=sampler or greedy,
-                forbidden=forbidden,
-                forbidden_first=forbidden_first,
+                rules=rules,
                 on_tokens=on_tokens,
             )
         return beam_search(
@@ -199,9 +194,7 @@ class GenerateHead(nn.Module):
             max_new=limit,
             beams=beams,
             length_penalty=length_penalty,
-            length_offset=length_offset,
-            forbidden=forbidden,
-            forbidden_first=forbidden_first,
+            rules=rules,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import TARGET_TOKENIZER
 from dxn.core.randomness import check_probability
 from dxn.core.schema import options
+from dxn.models.decoding.rules import Rules
 from dxn.tokenize.text.options import TokenizerOptions
 from dxn.tokenize.text.subwords import SubwordSplitter
 from dxn.tokenize.text.vocabulary import (
@@ -44,16 +46,12 @@ class MarkOptions:
             the begin token of the tokenizer, such as [BOS] or <s>.
         end: Tokens, or their ids, each of which ends a text. The first one is added to target
             texts. Default: the end token of the tokenizer, such as [EOS] or </s>.
-        forbidden: Tokens, or their ids, that are never generated.
-        forbidden_first: Tokens, or their ids, that are not the first one generated.
         task: What a public model of several tasks does, such as transcribe or translate. It
             replaces {task} in a token of `begin`.
     """
 
     begin: Sequence[int | str] = ()
     end: Sequence[int | str] = ()
-    forbidden: Sequence[int | str] = ()
-    forbidden_first: Sequence[int | str] = ()
     task: str = ""
 
 
@@ -67,14 +65,14 @@ class TargetTokenizer:
             truncated.
         subword_dropout: Probability that a token is split into two shorter ones in training.
         marks: Options of the tokens before and after a text.
+        rules: Rules about the tokens of a generated text.
         language: What replaces {language} in a token of marks.begin. Empty: the model chooses the
             token when it generates.
 
     Attributes:
         begin_ids: Ids of the tokens before each text.
         end_ids: Ids of the tokens that end a text.
-        forbidden_ids: Ids of the tokens that are never generated.
-        forbidden_first_ids: Ids of the tokens that are not the first one generated.
+        rules: The rules, with the ids of their tokens.
         language_choice: Index in begin_ids of the language that the model chooses, and the ids of
             which it chooses one. None: the language is known, or there is none.
     """
@@ -87,6 +85,7 @@ class TargetTokenizer:
         max_len: int = 128,
         subword_dropout: float = 0.0,
         marks: MarkOptions = MarkOptions(),
+        rules: Rules = Rules(),
         language: str = "",
     ):
         check_vocab_size(vocab_size)
@@ -106,6 +105,7 @@ class TargetTokenizer:
         self.max_len = max_len
         self.subword_dropout = subword_dropout
         self.marks = marks
+        self.rule_options = rules
         self.values = {"language": language, "marks.task": marks.task}
         for name, value in self.values.items():
             if value and not any(_field(name) in str(token) for token in marks.begin):
@@ -125,10 +125,18 @@ class TargetTokenizer:
             UserError: If it has no begin token or no end token, or lacks a token of an option.
         """
         self.language_choice = None
-        self.begin_ids = self._ids_of("begin", tokenizer) or [_named("begin", BEGINS, tokenizer)]
-        self.end_ids = self._ids_of("end", tokenizer) or [_named("end", ENDS, tokenizer)]
-        self.forbidden_ids = self._ids_of("forbidden", tokenizer)
-        self.forbidden_first_ids = self._ids_of("forbidden_first", tokenizer)
+        marks, rules = self.marks, self.rule_options
+        self.begin_ids = self._ids_of("marks.begin", marks.begin, tokenizer) or [
+            _named("begin", BEGINS, tokenizer)
+        ]
+        self.end_ids = self._ids_of("marks.end", marks.end, tokenizer) or [
+            _named("end", ENDS, tokenizer)
+        ]
+        forbidden = {
+            name: self._ids_of(f"rules.{name}", getattr(rules, name), tokenizer)
+            for name in ("forbidden", "forbidden_first")
+        }
+        self.rules = replace(rules, **forbidden)
         # A tokenizer.json can enable both, but max_len and the task already handle the length.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -202,27 +210,27 @@ class TargetTokenizer:
         split = self.splitter.draw(token, rand)
         return (token,) if split is None else split[:2]
 
-    def _ids_of(self, option: str, tokenizer: Tokenizer) -> list[int]:
+    def _ids_of(self, option: str, tokens: Sequence[int | str], tokenizer: Tokenizer) -> list[int]:
         """Return the ids of the tokens of an option."""
         size = num_embeddings(tokenizer)
         ids: list[int] = []
-        for token in getattr(self.marks, option):
-            chooses = option == "begin" and not self.values["language"]
+        for token in tokens:
+            chooses = option == "marks.begin" and not self.values["language"]
             if chooses and "{language}" in str(token):
                 languages = sorted(_languages(str(token), tokenizer).values())
                 self.language_choice = len(ids), languages
                 ids.append(languages[0])  # it is replaced by the one that the model chooses
                 continue
             i = token
-            if isinstance(token, str):
-                i = tokenizer.token_to_id(_filled(token, self.values))
+            if not isinstance(i, int):
+                i = tokenizer.token_to_id(_filled(i, self.values))
             if i is None and token != _filled(str(token), self.values):
                 raise self._unknown(str(token), tokenizer)
-            if isinstance(i, int) and i >= size and option.startswith("forbidden"):
+            if isinstance(i, int) and i >= size and option.startswith("rules."):
                 continue  # a row of a public checkpoint that the tokenizer does not know
             if i is None or not 0 <= i < size:
                 raise UserError(
-                    f"head.marks.{option}: the tokenizer has no token {token!r}: use one of its "
+                    f"head.{option}: the tokenizer has no token {token!r}: use one of its "
                     f"{size:,} tokens"
                 )
             ids.append(i)

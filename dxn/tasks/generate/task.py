@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from annotated_types import Ge
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
@@ -18,7 +18,8 @@ from dxn.core.randomness import Probability
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import OnTokens
-from dxn.models.decoding.search import LENGTH_OFFSET, Hypothesis, Sampler
+from dxn.models.decoding.rules import Rules
+from dxn.models.decoding.search import Hypothesis, Sampler
 from dxn.tasks.generate.head import Generated, GenerateHead
 from dxn.tasks.generate.target_tokenizer import MarkOptions, TargetTokenizer
 from dxn.tasks.generate.texts import ErrorRates, describe_texts
@@ -174,8 +175,8 @@ class Generate(Task[Texts]):
         beams: Beam width; 1 for greedy decoding.
         length_penalty: Exponent of the length by which the score of a text is divided
             (arXiv:1609.08144, equation 14).
-        length_offset: Number that is added to this length. 5 is that of the article.
         marks: Options of the tokens before and after a text.
+        rules: Rules about the tokens of a generated text.
         language: Language of the texts, such as de, for a public model of several languages. It
             replaces {language} in a token of marks.begin. Default: the model chooses the language.
     """
@@ -195,8 +196,8 @@ class Generate(Task[Texts]):
         label_smoothing: Probability = 0.1,
         beams: int = 4,
         length_penalty: float = 0.6,
-        length_offset: Annotated[int, Ge(0)] = LENGTH_OFFSET,
         marks: MarkOptions = MarkOptions(),
+        rules: Rules = Rules(),
         language: str = "",
     ):
         if beams < 1:
@@ -212,13 +213,13 @@ class Generate(Task[Texts]):
         self.label_smoothing = label_smoothing
         self.beams = beams
         self.length_penalty = length_penalty
-        self.length_offset = length_offset
         self.tokenizer = TargetTokenizer(
             vocab_size=vocab_size,
             tokenizer=tokenizer,
             max_len=max_len,
             subword_dropout=subword_dropout,
             marks=marks,
+            rules=rules,
             language=language,
         )
         self.target = Texts(self.tokenizer, share_tokenizer=share_tokenizer)
@@ -256,14 +257,14 @@ class Generate(Task[Texts]):
         """Return the tokenizer of the texts, and the ids of their first and last tokens."""
         assert self.tokenizer.tokenizer is not None and isinstance(head, GenerateHead)
         self.tokenizer.check_language()
+        rules = self.tokenizer.rules
         return {
             "tokenizer": json.loads(self.tokenizer.tokenizer.to_str()),
             "begin": self.tokenizer.begin_ids,
             "end": self.tokenizer.end_ids,
-            "forbidden": self.tokenizer.forbidden_ids,
-            "forbidden_first": self.tokenizer.forbidden_first_ids,
+            "rules": asdict(rules),
             # The begin tokens occupy the first positions of the decoder.
-            "max_len": head.decoder.max_len - len(self.tokenizer.begin_ids),
+            "max_len": rules.limit(head.decoder.max_len - len(self.tokenizer.begin_ids)),
         }
 
     def search(
@@ -293,12 +294,10 @@ class Generate(Task[Texts]):
             memory,
             begin=tokenizer.begin_ids,
             end=tokenizer.end_ids,
-            forbidden=tokenizer.forbidden_ids,
-            forbidden_first=tokenizer.forbidden_first_ids,
+            rules=tokenizer.rules,
             choice=tokenizer.language_choice,
             beams=beams or self.beams,
             length_penalty=self.length_penalty,
-            length_offset=self.length_offset,
             max_new=max_new,
             sampler=sampler,
             on_tokens=on_tokens,

@@ -152,20 +152,42 @@ def writing_options(checkpoint: Checkpoint, max_len: int) -> Options:
     penalty = 1.0 if found.length_penalty is None else found.length_penalty
     if penalty < 0:
         unsupported(checkpoint, f"a negative length_penalty, got {penalty}")
-    # A list of several tokens forbids only their sequence.
-    words = [ids[0] for ids in found.bad_words_ids or [] if len(ids) == 1]
     return {
         "share_tokenizer": True,
         "max_len": max_len,
-        "marks": {
-            "begin": begin,
-            "end": found.eos_token_id,
-            "forbidden": sorted({*words, *(found.suppress_tokens or [])}),
-        },
+        "marks": {"begin": begin, "end": found.eos_token_id},
+        "rules": rules(checkpoint, len(begin)),
         "beams": found.num_beams or 1,
         "length_penalty": penalty,
-        # The library counts all tokens after the first one.
-        "length_offset": len(begin) - 1,
+    }
+
+
+def rules(checkpoint: Checkpoint, num_begin: int) -> Options:
+    """Return the rules about the tokens of a text, see `dxn.models.decoding.rules.Rules`.
+
+    Args:
+        checkpoint: The checkpoint.
+        num_begin: Number of tokens before a text. The library counts all in a length, and all but
+            the first one in a number of new tokens.
+    """
+    found = checkpoint.generation
+    shortest, longest = found.min_length or 0, found.max_length or 0
+    if found.min_new_tokens is not None:
+        shortest = found.min_new_tokens + 1
+    if found.max_new_tokens is not None:
+        longest = found.max_new_tokens + 1
+    # A list of several tokens forbids only their sequence.
+    words = [ids[0] for ids in found.bad_words_ids or [] if len(ids) == 1]
+    return {
+        "forbidden": sorted({*words, *(found.suppress_tokens or [])}),
+        "forbidden_first": found.begin_suppress_tokens or [],
+        "min_new": max(shortest - num_begin, 0),
+        "max_new": max(longest - num_begin, 0),
+        "forced_end": found.forced_eos_token_id not in (None, []),
+        "no_repeat_ngram": found.no_repeat_ngram_size or 0,
+        "repetition_penalty": found.repetition_penalty or 1.0,
+        # All tokens after the first one count.
+        "length_offset": num_begin - 1,
     }
 
 

@@ -74,20 +74,18 @@ def text_options(checkpoint: Checkpoint, max_len: int) -> Options:
     start = options["marks"]["begin"][0]
     is_english = found.lang_to_id is None and checkpoint.settings["vocab_size"] == ENGLISH_ROWS
     no_times = found.no_timestamps_token_id
+    begin = [
+        start,
+        *([] if is_english else [LANGUAGE, TASK]),
+        NO_TIMES if no_times is None else no_times,
+    ]
+    task = "" if is_english else "transcribe"
     return {
         **options,
         "share_tokenizer": False,
-        "marks": {
-            **options["marks"],
-            "begin": [
-                start,
-                *([] if is_english else [LANGUAGE, TASK]),
-                NO_TIMES if no_times is None else no_times,
-            ],
-            "forbidden_first": found.begin_suppress_tokens or [],
-            "task": "" if is_english else "transcribe",
-        },
-        "length_offset": 0,  # the library counts only the tokens after these
+        "marks": {**options["marks"], "begin": begin, "task": task},
+        # The library counts only the tokens after these in the length of a score.
+        "rules": {**hf.rules(checkpoint, len(begin)), "length_offset": 0},
         "label_smoothing": 0.0,
     }
 
