@@ -109,18 +109,19 @@ def make_app(
             )
             for text, new_sampler in zip(texts, samplers, strict=True):
                 text.new_sampler = new_sampler
+                text.max_new = body.max_new or options.max_new
             return texts
 
-        count, max_new = len(samples), body.max_new or options.max_new
+        count = len(samples)
         inputs = samples
         if writer.takes_prompt:
             # None: no input comes before the prompt.
             inputs = [{n: v for n, v in each.items() if n != PROMPT} or None for each in samples]
         if not body.stream:
-            answer = service.write(make_texts, inputs, count=count, max_new=max_new)
+            answer = service.write(make_texts, inputs, count=count)
             written = await while_connected(request, answer)
             return json_answer({RESULTS: [{GENERATED: text.text} for text in written]})
-        parts = await service.stream(make_texts, inputs, count=count, max_new=max_new)
+        parts = await service.stream(make_texts, inputs, count=count)
         return event_stream(_generated(parts), request.url.path)
 
     task = predictor.task.name

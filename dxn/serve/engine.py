@@ -1,7 +1,9 @@
 """Dynamic batching: one thread owns the model, and computes samples of several requests together.
 
 The event loop submits jobs and awaits their results. The thread takes the first job, waits a moment
-for others of the same kind, and computes all of them together.
+for others of the same kind, and computes all of them together. Jobs of many steps, such as texts,
+are computed step by step. Others join them at any step, and jobs of other kinds are computed
+between two steps.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from dxn.serve.refusal import Refusal
 
@@ -39,6 +41,31 @@ class Job:
     since: float = field(default_factory=time.monotonic)
 
 
+class Steps(Protocol):
+    """The jobs of a kind that are computed step by step."""
+
+    @property
+    def kind(self) -> Hashable:
+        """The kind."""
+        ...
+
+    def add(self, job: Job) -> None:
+        """Add a job to those that are being computed."""
+        ...
+
+    def step(self) -> int:
+        """Compute the next step of all jobs, and return the number of samples."""
+        ...
+
+    def is_done(self, job: Job) -> bool:
+        """Return whether a job needs no further step."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all jobs."""
+        ...
+
+
 class Engine:
     """The thread that computes jobs in batches.
 
@@ -49,7 +76,9 @@ class Engine:
         compute: Function of the kind and the jobs of a batch that returns one result per job.
         batch_size: Maximum number of samples of a batch. A larger job has a batch of its own.
         max_wait: Seconds that a job waits for others.
-        on_batch: Function that is called with the number of samples and the seconds of each batch.
+        steps: The jobs that are computed step by step. None: there are no such jobs.
+        on_batch: Function that is called with the number of samples and the seconds of each batch
+            or step.
     """
 
     def __init__(
@@ -58,15 +87,18 @@ class Engine:
         *,
         batch_size: int,
         max_wait: float,
+        steps: Steps | None = None,
         on_batch: Callable[[int, float], None] = lambda size, seconds: None,
     ):
         self.compute = compute
         self.batch_size = batch_size
         self.max_wait = max_wait
+        self.steps = steps
         self.on_batch = on_batch
         self.restarts = 0
         self.busy_since: float | None = None
         self._jobs: deque[Job] = deque()
+        self._running: list[Job] = []  # the jobs of `steps`
         self._changed = threading.Condition()
         self._is_stopping = False
         self._was_shared = False
@@ -113,28 +145,40 @@ class Engine:
     def _work(self) -> None:
         jobs: Sequence[Job] = ()
         try:
-            while jobs := self._next_batch():
-                self._run(jobs)
+            while (jobs := self._next_batch()) or self._running:
+                if self.steps is not None and jobs and jobs[0].kind == self.steps.kind:
+                    for job in jobs:
+                        self._running.append(job)
+                        self.steps.add(job)
+                elif jobs:
+                    self._run(jobs)
                 jobs = ()
+                if self._running:
+                    self._step()
         # Whatever ends the thread: the requests must be answered, and others must be served.
         except BaseException as error:
             reason = f"the model thread ended ({type(error).__name__}); send the request again"
-            self._deliver([(job, Refusal(500, reason)) for job in jobs])
+            self._deliver([(job, Refusal(500, reason)) for job in [*jobs, *self._running]])
+            self._forget_running()
             self.busy_since = None
             self.restarts += 1
             self._start_thread()
 
     def _next_batch(self) -> list[Job]:
-        """Wait for jobs, and return those of the next batch; [] at the end."""
+        """Return the jobs of the next batch, and wait for them if none is running.
+
+        [] at the end, or if only running jobs are left.
+        """
         with self._changed:
             while True:
                 self._drop_cancelled()
                 if self._jobs:
                     break
-                if self._is_stopping:
+                if self._is_stopping or self._running:
                     return []
                 self._changed.wait()
-            self._wait_for_more(self._jobs[0])
+            if not self._running:
+                self._wait_for_more(self._jobs[0])
             batch = self._take(self._jobs[0].kind)
         self._was_shared = len(batch) > 1
         return batch
@@ -150,6 +194,9 @@ class Engine:
         """Wait until the batch is full, or the first job has waited long enough."""
         # A lone client would wait in vain: it sends its next request after this answer.
         if not self._was_shared and len(self._jobs) == 1:
+            return
+        # Others join its steps later.
+        if self.steps is not None and first.kind == self.steps.kind:
             return
         end = first.since + self.max_wait
         while not self._is_stopping:
@@ -190,6 +237,34 @@ class Engine:
         self.busy_since = None
         self._deliver(list(zip(jobs, results, strict=True)))
         self.on_batch(sum(job.size for job in jobs), seconds)
+
+    def _step(self) -> None:
+        """Compute a step of the running jobs, and deliver those that are done."""
+        assert self.steps is not None
+        self.busy_since = time.monotonic()
+        try:
+            size = self.steps.step()
+            done = [job for job in self._running if self.steps.is_done(job)]
+        except Exception as error:
+            jobs = self._running
+            self._forget_running()
+            if len(jobs) == 1:
+                self._deliver([(jobs[0], error)])
+            else:
+                for job in jobs:
+                    self._run([job])
+            return
+        finally:
+            since, self.busy_since = self.busy_since, None
+        self._running = [job for job in self._running if job not in done]
+        if done:
+            self._deliver([(job, job.content) for job in done])
+        self.on_batch(size, time.monotonic() - since)
+
+    def _forget_running(self) -> None:
+        self._running = []
+        if self.steps is not None:
+            self.steps.clear()
 
     def _deliver(self, results: Sequence[tuple[Job, Any]]) -> None:
         """Set the results of jobs in the event loop. An exception is raised where it is awaited."""

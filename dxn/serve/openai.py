@@ -343,6 +343,7 @@ class OpenAI:
             for text in prompts:
                 text.shows_prompt = False
                 text.stops = body.stop
+                text.max_new = max_new
                 text.prompt_ids = self.writer.encode(text)
                 self._check_tokens(name, len(text.prompt_ids))
             samplers = make_samplers(
@@ -365,17 +366,15 @@ class OpenAI:
             "model": self.name,
         }
         if body.stream:
-            parts = await self.service.stream(make_texts, [], count=count, max_new=max_new)
-            chunks = _chunks(parts, head, body, max_new)
+            parts = await self.service.stream(make_texts, [], count=count)
+            chunks = _chunks(parts, head, body)
             return event_stream(chunks, request.url.path, last="[DONE]")
-        texts = await while_connected(
-            request, self.service.write(make_texts, [], count=count, max_new=max_new)
-        )
+        texts = await while_connected(request, self.service.write(make_texts, [], count=count))
         choices: list[dict[str, Any]] = []
         for index, text in enumerate(texts):
             message = {"role": "assistant", "content": text.text, "refusal": None}
             content = {"message": message} if is_chat else {"text": text.text}
-            choices.append(_choice(index, content, _finish_reason(text, max_new)))
+            choices.append(_choice(index, content, _finish_reason(text)))
         return json_answer({**head, "choices": choices, "usage": _usage(texts, body.n)})
 
     def _max_new(self, body: WritingBody) -> int:
@@ -491,7 +490,6 @@ async def _chunks(
     parts: AsyncIterator[tuple[int, str | Text]],
     head: Mapping[str, Any],
     body: WritingBody,
-    max_new: int,
 ) -> AsyncIterator[dict[str, Any]]:
     """Return the events of a stream."""
     is_chat = isinstance(body, ChatBody)
@@ -509,7 +507,7 @@ async def _chunks(
         if isinstance(part, Text):
             texts[index] = part
             content = {"delta": {}} if is_chat else {"text": ""}
-            yield chunk(_choice(index, content, _finish_reason(part, max_new)))
+            yield chunk(_choice(index, content, _finish_reason(part)))
         else:
             content = {"delta": {"content": part}} if is_chat else {"text": part}
             yield chunk(_choice(index, content))
@@ -523,8 +521,8 @@ def _choice(
     return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _finish_reason(text: Text, max_new: int) -> str:
-    return "stop" if text.is_stopped or len(text.ids) < max_new else "length"
+def _finish_reason(text: Text) -> str:
+    return "stop" if text.is_stopped or len(text.ids) < text.max_new else "length"
 
 
 def _usage(texts: Sequence[Text], n: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ import torch
 from dxn.models.model import as_float
 from dxn.runs.predictor.attention import MAX_WEIGHTS, Attention, attention_on
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.writing import Text, Writer
+from dxn.runs.predictor.writing import Text, Writer, Writing
 from dxn.serve.engine import Job
 from dxn.serve.prepare import Prepared
 from dxn.serve.refusal import Refusal
@@ -23,7 +23,7 @@ from dxn.viz.sample import SampleView
 PREDICT = "predict"
 EMBED = "embed"
 ATTEND = "attend"
-WRITE = "write"  # a kind together with the maximum number of tokens
+WRITE = "write"  # for samples, a kind together with the maximum number of tokens
 
 
 class Operations:
@@ -96,10 +96,42 @@ class Operations:
         # what has been sent.
         if any(text.is_complete or (text.on_text is not None and text.text) for text in texts):
             raise Refusal(500, "the generation failed after its first words; send it again")
-        kind: Any = jobs[0].kind
-        _, max_new = kind
-        self.writer.write(texts, max_new=max_new, batch_size=self.batch_size)
+        self.writer.write(texts, batch_size=self.batch_size)
         return [job.content for job in jobs]
+
+
+class WritingSteps:
+    """The texts of a language model, which are generated together step by step, see `Steps`.
+
+    Args:
+        writer: Generation of the texts of the model.
+        batch_size: Maximum number of texts that are generated together.
+    """
+
+    kind: Hashable = WRITE
+
+    def __init__(self, writer: Writer, *, batch_size: int):
+        self.writer = writer
+        self.batch_size = batch_size
+        self.clear()
+
+    def clear(self) -> None:
+        """See `Steps.clear`."""
+        self.writing = Writing(self.writer, batch_size=self.batch_size)
+
+    def add(self, job: Job) -> None:
+        """See `Steps.add`."""
+        self.writing.add(job.content)
+
+    def step(self) -> int:
+        """See `Steps.step`."""
+        size = len(self.writing.texts)
+        self.writing.step()
+        return max(size, len(self.writing.texts))
+
+    def is_done(self, job: Job) -> bool:
+        """See `Steps.is_done`."""
+        return all(text.is_done for text in job.content)
 
 
 def _name(row: int) -> str:

@@ -16,7 +16,7 @@ from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Text
 from dxn.serve.engine import Engine, Job
 from dxn.serve.metrics import Metrics
-from dxn.serve.operations import ATTEND, WRITE, Operations, attention_data
+from dxn.serve.operations import ATTEND, WRITE, Operations, WritingSteps, attention_data
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import Prepared, checked_samples, is_light
 from dxn.serve.refusal import busy, timed_out
@@ -43,8 +43,12 @@ class Service:
         self.predictor = predictor
         self.options = options
         self.operations = Operations(predictor, batch_size=options.batch_size)
+        writer = self.operations.writer
         self.engine = Engine(
-            self.operations, batch_size=options.batch_size, max_wait=options.max_wait
+            self.operations,
+            batch_size=options.batch_size,
+            max_wait=options.max_wait,
+            steps=WritingSteps(writer, batch_size=options.batch_size) if writer.language else None,
         )
         self.metrics = Metrics(
             paths, waiting=lambda: self.engine.waiting, restarts=lambda: self.engine.restarts
@@ -110,12 +114,9 @@ class Service:
         samples: Sequence[Mapping[str, Any] | None],
         *,
         count: int,
-        max_new: int,
     ) -> list[Text]:
         """Return the generated texts, see `stream`."""
-        stream = await self.stream(
-            make_texts, samples, count=count, max_new=max_new, only_texts=True
-        )
+        stream = await self.stream(make_texts, samples, count=count, only_texts=True)
         texts = {index: part async for index, part in stream if isinstance(part, Text)}
         return [texts[index] for index in range(count)]
 
@@ -125,7 +126,6 @@ class Service:
         samples: Sequence[Mapping[str, Any] | None],
         *,
         count: int,
-        max_new: int,
         only_texts: bool = False,
     ) -> AsyncIterator[tuple[int, str | Text]]:
         """Start to generate texts.
@@ -135,7 +135,6 @@ class Service:
             samples: The sample of each text, for a model that writes a text for an input, or after
                 other inputs. None: it has none.
             count: Number of texts.
-            max_new: Maximum number of tokens of each text.
             only_texts: Yield only the complete texts.
 
         Returns:
@@ -164,7 +163,9 @@ class Service:
                 send = partial(_send, loop, parts, index)
                 text.on_text = None if only_texts else send
                 text.on_end = partial(send, text)
-            job = self.engine.submit((WRITE, max_new), texts, count)
+            # The texts for samples are generated together, up to the same number of tokens.
+            kind = (WRITE, texts[0].max_new) if self.engine.steps is None else WRITE
+            job = self.engine.submit(kind, texts, count)
             hand_over(job)
         job.future.add_done_callback(lambda _: parts.put_nowait(None))
         return self._parts(job, texts, parts, end)

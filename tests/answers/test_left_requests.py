@@ -38,14 +38,14 @@ def test_texts_are_not_generated_after_the_client_has_left(translator, monkeypat
     sizes, num_tokens = [], []
     write = Writer._for_samples
 
-    def counted(self, texts, max_new):
+    def counted(self, texts):
         sizes.append(len(texts))
-        return write(self, texts, max_new)
+        return write(self, texts)
 
-    def slow(texts, decoders, new):
+    def slow(texts, decode, new):
         num_tokens.append(len(texts))
         assert may_go_on.wait(SECONDS)
-        pass_on(texts, decoders, new)
+        pass_on(texts, decode, new)
 
     monkeypatch.setattr(Writer, "_for_samples", counted)
     monkeypatch.setattr("dxn.runs.predictor.writing.pass_on", slow)

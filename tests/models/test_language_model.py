@@ -8,7 +8,9 @@ from torch import nn
 
 from dxn.core.tokens import Span, Tokens, join
 from dxn.models import EarlyFusion, LanguageModel, MultimodalModel, beam_search, generate
+from dxn.models.decoding.generation import Generation
 from dxn.models.decoding.language_model import prefix_of
+from dxn.models.decoding.search import Choice, greedy
 
 END = 1
 
@@ -206,3 +208,50 @@ def test_logits_of_all_tokens_after_other_inputs():
 
 def test_without_any_input_before_the_text_there_is_no_memory():
     assert prefix_of(seeing(), {"#size": 2}) is None
+
+
+def rows_of(batch, rows):
+    """The parts of a batch of these samples."""
+    parts = {key: value[rows] for key, value in batch["seen"].items() if key != "rows"}
+    return {"#size": len(rows), "seen": {**parts, "rows": torch.arange(len(rows))}}
+
+
+@pytest.mark.parametrize("position", ["none", "rotary", "alibi"])
+@pytest.mark.parametrize("is_static", [False, True])
+def test_samples_that_join_others_continue_as_if_they_were_alone(position, is_static, monkeypatch):
+    """They have other inputs before them or not, and become longer than max_len or not."""
+    model, batch = seeing(position), seen(3, 1, 5)
+    language = LanguageModel(model)
+    if is_static:  # as on a GPU
+        monkeypatch.setattr("dxn.models.decoding.generation.GROWTH", 64)
+    prompts = [[2, 3], [4, 5, 6, 7, 8], [9], [3, 4, 5], [6]]
+    memories = [prefix_of(model, rows_of(batch, [row])) for row in range(3)] + [None, None]
+    counts = [3, 20, 9, 14, 25]  # max_len is 7
+
+    def begin(row):
+        prompt = torch.tensor([prompts[row]])
+        options = {"sampler": greedy, "ends": (), "max_new": counts[row], "device": prompt.device}
+        return Generation(language, memories[row], Choice(1, 1, **options), prompt)
+
+    expected = [begin(row).run()[0].ids for row in range(5)]
+    assert [len(ids) for ids in expected] == counts
+    found = {row: [] for row in range(5)}
+    running = begin(3)
+    numbers = [3]
+
+    def pass_on():
+        for number, ids in running.new_tokens().items():
+            found[numbers[number]] += ids
+        finished = running.search.finished.tolist()
+        if running.removes(finished) and not all(finished):
+            running.remove(finished)
+
+    for step in range(60):
+        if step in (2, 5, 6, 17):
+            numbers.append([4, 0, 1, 2][len(numbers) - 1])
+            running.join(begin(numbers[-1]))
+            assert len(running.samples) <= 4
+        pass_on()
+        running.step()
+    pass_on()
+    assert [found[row] for row in range(5)] == expected

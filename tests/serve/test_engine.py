@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -26,6 +27,37 @@ class Recorder:
             if isinstance(job.content, BaseException):
                 raise job.content
         return [2 * job.content for job in jobs]
+
+
+class Countdown:
+    """Jobs whose content is their number of steps."""
+
+    kind = "steps"
+
+    def __init__(self):
+        self.left = {}
+        self.sizes = []
+
+    def add(self, job):
+        self.left[job] = job.content
+
+    def step(self):
+        time.sleep(0.005)
+        self.sizes.append(len(self.left))
+        for job in self.left:
+            self.left[job] -= 1
+            if isinstance(job.content, float) and len(self.left) > 1:
+                raise ValueError("broken")
+        return len(self.left)
+
+    def is_done(self, job):
+        is_done = job.is_cancelled or self.left[job] <= 0
+        if is_done:
+            del self.left[job]
+        return is_done
+
+    def clear(self):
+        self.left = {}
 
 
 def run(scenario, **options):
@@ -139,3 +171,57 @@ def test_a_stop_finishes_the_jobs_that_wait():
 
     results, _ = run(scenario)
     assert results == (0, 2)
+
+
+def test_a_job_of_several_steps_lets_others_join_and_other_kinds_pass():
+    order = []
+
+    async def scenario(engine, compute):
+        def submit(name, kind, content):
+            job = engine.submit(kind, content, 1)
+            job.future.add_done_callback(lambda _: order.append(name))
+            return job
+
+        long = submit("long", "steps", 60)
+        while not engine.steps.sizes:
+            await asyncio.sleep(0.001)
+        jobs = [long, submit("short", "steps", 3), submit("other", "a", 4)]
+        left = submit("left", "steps", 10**9)
+        left.is_cancelled = True
+        return [await job.future for job in jobs]
+
+    steps = Countdown()
+    results, batches = run(scenario, steps=steps)
+    assert results == [60, 3, 8]
+    assert order[-1] == "long"
+    assert batches == [("a", [4])]
+    assert max(steps.sizes) == 2
+
+
+def test_if_a_step_fails_its_jobs_are_computed_alone():
+    async def scenario(engine, compute):
+        jobs = [engine.submit("steps", content, 1) for content in (50, 2.0)]
+        later = engine.submit("steps", 3, 1)
+        results = [await job.future for job in (*jobs, later)]
+        return results, await engine.submit("steps", 1, 1).future
+
+    (results, last), batches = run(scenario, steps=Countdown())
+    assert last == 1
+    assert [content for _, contents in batches for content in contents] == [50, 2.0, 3]
+    assert results == [100, 4.0, 6]
+
+
+def test_if_the_thread_ends_in_a_step_its_jobs_fail():
+    class Killed(Countdown):
+        def step(self):
+            if not self.sizes:
+                self.sizes.append(1)
+                raise SystemExit("killed")
+            return super().step()
+
+    async def scenario(engine, compute):
+        with pytest.raises(Refusal, match="the model thread ended"):
+            await engine.submit("steps", 5, 1).future
+        return await engine.submit("steps", 2, 1).future
+
+    assert run(scenario, steps=Killed())[0] == 2

@@ -5,8 +5,10 @@ import http.client
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from helpers.serving import client_of, error_of, server_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import dxn
+from dxn.models.decoding.generation import Generation
 from dxn.runs.predictor.writing import Text, Writer, decoder_after
 from dxn.tokenize.text.chat import ChatTemplate
 
@@ -143,12 +146,24 @@ def test_a_seed_repeats_an_answer_and_without_one_answers_differ(client):
     assert write() != write()
 
 
-def test_an_end_token_is_the_finish_reason_stop(client, monkeypatch):
-    texts = [Text("a", ids=[5] * 3), Text("a", ids=[5] * 40)]
-    monkeypatch.setattr(Writer, "write", lambda self, written, **_: written[0].finish("b"))
-    monkeypatch.setattr(Writer, "answer_to", lambda self, messages: texts.pop(0))
-    reasons = [client.post(CHAT, json=ASK).json()["choices"][0]["finish_reason"] for _ in "ab"]
-    assert reasons == ["stop", "length"]
+def test_an_end_token_is_the_finish_reason_stop(client, model, monkeypatch):
+    answer = client.post(CHAT, json=ASK).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    writer = Writer(model.model, model.task)
+    text = writer.answer_to(ASK["messages"])
+    text.max_new = 5
+    writer.write([text], batch_size=1)
+    init = Writer.__init__
+
+    def with_end(self, *args):
+        init(self, *args)
+        self.ends = [text.ids[-1]]
+
+    monkeypatch.setattr(Writer, "__init__", with_end)
+    with client_of(model, name="bytes", max_new=40) as other:
+        answer = other.post(CHAT, json=ASK).json()
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == text.ids.index(text.ids[-1])
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -200,6 +215,65 @@ def test_two_streams_at_once_have_their_own_texts(client):
         thread.join()
     for i, answer in enumerate(expected):
         assert results[i] == answer["choices"][0]["message"]["content"]
+
+
+def slow_steps(monkeypatch, seconds=0.01):
+    step = Generation.step
+    sizes = []
+
+    def slowly(self):
+        time.sleep(seconds)
+        sizes.append(len(self.samples))
+        step(self)
+
+    monkeypatch.setattr(Generation, "step", slowly)
+    return sizes
+
+
+def test_a_request_joins_those_that_are_being_answered(model, monkeypatch):
+    short = {**ASK, "max_tokens": 3, "temperature": 1.2, "seed": 4}
+    with server_of(model, max_new=150) as url, httpx.Client(base_url=url, timeout=30) as client:
+        expected = client.post(CHAT, json=short).json()["choices"]
+        long = {**ASK, "stream": True}
+        whole = deltas_of(events_of(client, CHAT, long))
+        sizes = slow_steps(monkeypatch)
+        with client.stream("POST", CHAT, json=long) as answer:
+            lines = answer.iter_lines()
+            first = [next(lines) for _ in range(6)]
+            assert client.post(CHAT, json=short).json()["choices"] == expected
+            assert client.post(EMBEDDINGS, json={"input": "a"}).status_code == 200
+            assert len(sizes) < 100
+            parts = [line for line in [*first, *lines] if line.startswith("data: {")]
+        events = [json.loads(line.removeprefix("data: ")) for line in parts]
+        assert deltas_of([*events, None]) == whole
+    assert max(sizes) == 2
+    assert len(sizes) == 149
+
+
+def test_eight_clients_at_once_get_the_texts_of_single_requests(model):
+    bodies = []
+    for i in range(8):
+        options = [{"temperature": 0}, {"temperature": 1.2, "seed": i}, {"top_k": 5, "seed": 9}]
+        messages = [{"role": "user", "content": "größe " * (1 + i % 3)}]
+        own = {
+            "messages": messages,
+            "max_tokens": 5 + 7 * i,
+            "n": 1 + i % 2,
+            "stop": ["a"] * (i == 5),
+        }
+        bodies.append({**own, **options[i % 3]})
+    options = {"max_new": 100, "batch_size": 5}
+    with server_of(model, **options) as url, httpx.Client(base_url=url, timeout=30) as client:
+
+        def ask(body):
+            return client.post(CHAT, json=body).json()
+
+        expected = [ask(body) for body in bodies]
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(ask, bodies))
+    for answer, single in zip(answers, expected, strict=True):
+        assert answer["choices"] == single["choices"]
+        assert answer["usage"] == single["usage"]
 
 
 def test_the_generation_stops_when_the_client_of_a_stream_leaves(model, monkeypatch):

@@ -13,7 +13,8 @@ from PIL import Image
 
 import dxn
 from dxn.models import make_sampler
-from dxn.runs.predictor.writing import Cancelled, Text, Writer, decoder_after
+from dxn.models.decoding.generation import Generation
+from dxn.runs.predictor.writing import Text, Writer, Writing, decoder_after
 from dxn.serve.command import read_examples
 from dxn.serve.engine import Job
 from dxn.serve.operations import WRITE, Operations
@@ -231,10 +232,11 @@ def test_rows_of_a_batch_have_their_own_sampler_and_may_end_early(language):
         prompts = ["apple", "pear größe", "plum apple cherry"]
         settings = [(0, 0), (1.2, 3), (1.2, 4)]
         samplers = [partial(make_sampler, value, seed=seed) for value, seed in settings]
-        return [Text(p, new_sampler=s) for p, s in zip(prompts, samplers, strict=True)]
+        pairs = zip(prompts, samplers, strict=True)
+        return [Text(p, max_new=40, new_sampler=s) for p, s in pairs]
 
-    together = writer.write(texts(), max_new=40, batch_size=3)
-    assert together == writer.write(texts(), max_new=40, batch_size=1)
+    together = writer.write(texts(), batch_size=3)
+    assert together == writer.write(texts(), batch_size=1)
 
 
 def test_a_sampled_text_is_that_of_the_model_in_python(language):
@@ -248,36 +250,39 @@ def test_a_sampled_text_is_that_of_the_model_in_python(language):
 
 def test_a_batch_that_nobody_waits_for_is_given_up(language):
     writer = Writer(language.model, language.task)
-    assert writer.write([Text("apple", is_cancelled=True)], max_new=50, batch_size=1) == [""]
+    assert writer.write([Text("apple", is_cancelled=True)], batch_size=1) == [""]
 
 
 def test_a_second_attempt_gives_the_text_of_the_first(language):
-    text = Text("apple", new_sampler=partial(make_sampler, 1.2, seed=3))
+    text = Text("apple", max_new=20, new_sampler=partial(make_sampler, 1.2, seed=3))
     writer = Writer(language.model, language.task)
-    first = writer.write([text], max_new=20, batch_size=1)
-    assert writer.write([text], max_new=20, batch_size=1) == first
+    first = writer.write([text], batch_size=1)
+    assert writer.write([text], batch_size=1) == first
 
 
 def test_a_text_that_was_sent_in_part_is_not_generated_again(language):
     sent = []
     text = Text("apple", on_text=sent.append, text="apple")
     with pytest.raises(Refusal):
-        Operations(language, batch_size=2)((WRITE, 5), [Job((WRITE, 5), [text], 1, None)])
+        Operations(language, batch_size=2)(WRITE, [Job(WRITE, [text], 1, None)])
     assert sent == []
 
 
-def test_the_texts_of_a_large_request_are_generated_in_batches(language, monkeypatch):
+def test_the_texts_of_a_large_request_begin_when_others_have_ended(language, monkeypatch):
     sizes = []
-    write = Writer._continued
+    step = Generation.step
 
-    def counted(self, texts, max_new):
-        sizes.append(len(texts))
-        return write(self, texts, max_new)
+    def counted(self):
+        sizes.append(len(self.samples))
+        step(self)
 
-    monkeypatch.setattr(Writer, "_continued", counted)
-    texts = [Text("a") for _ in range(5)]
-    Operations(language, batch_size=2)((WRITE, 2), [Job((WRITE, 2), texts, 5, None)])
-    assert sizes == [2, 2, 1]
+    monkeypatch.setattr(Generation, "step", counted)
+    # The first token is chosen without a step.
+    texts = [Text("a", max_new=n) for n in (2, 4, 3, 3, 1)]
+    Operations(language, batch_size=2)(WRITE, [Job(WRITE, texts, 5, None)])
+    assert [len(text.ids) for text in texts] == [2, 4, 3, 3, 1]
+    # The third text joins the second one, and the last one ends with its first token.
+    assert sizes == [2, 2, 2, 1, 1]
 
 
 def test_a_prompt_whose_end_is_decoded_with_the_new_tokens_gives_the_same_text(language):
@@ -288,14 +293,47 @@ def test_a_prompt_whose_end_is_decoded_with_the_new_tokens_gives_the_same_text(l
     assert decode(prompt[:9]) == tokenizer.decode([*prompt, *prompt[:9]])
 
 
-def test_the_model_receives_only_the_end_of_a_long_prompt(language, monkeypatch):
+def test_the_model_receives_only_the_end_of_a_long_prompt(language):
     writer = Writer(language.model, language.task)
-    shapes = []
+    text = Text("größe " * 2000)
+    text.prompt_ids = writer.encode(text)
+    assert writer.begin([text]).longest == writer.language.max_len + 1
 
-    def record(*args, prompt, **options):
-        shapes.append(prompt.shape[1])
-        raise Cancelled
 
-    monkeypatch.setattr("dxn.runs.predictor.writing.generate", record)
-    writer.write([Text("größe " * 2000)], max_new=2, batch_size=1)
-    assert shapes == [writer.language.max_len + 1]
+def settings_of(number):
+    """Options of a text that differ from those of the others."""
+    temperature, seed = [(0, 0), (1.2, 3), (0.8, 4)][number % 3]
+    top_k, top_p = [(None, None), (7, None), (None, 0.9)][number // 2 % 3]
+    make = partial(make_sampler, temperature, top_k, top_p, seed=seed)
+    max_new = [9, 30, 300][number % 3]
+    stops = [(), ("e",), ("no stop",)][number // 3 % 3]
+    prompt = ["apple", "", "pear größe 東京 plum apple cherry", "größe"][number % 4]
+    return {"prompt": prompt, "max_new": max_new, "new_sampler": make, "stops": stops}
+
+
+def test_a_text_does_not_depend_on_those_that_it_joins(language):
+    """Texts begin and end at any step, some beyond the context, and one is given up."""
+    writer = Writer(language.model, language.task)
+    assert writer.language.max_len < 300
+    options = [settings_of(number) for number in range(12)]
+    expected = []
+    for each in options:
+        text = Text(**each)
+        writer.write([text], batch_size=1)
+        expected.append((text.text, text.ids, text.is_stopped))
+    writing = Writing(writer, batch_size=4)
+    texts = [Text(**each) for each in options]
+    left = Text("plum", max_new=50)
+    writing.add(texts[:2])
+    for number in range(10):
+        for _ in range(number):
+            writing.step()
+        writing.add(texts[number + 2 : number + 3])
+        if number == 3:
+            writing.add([left])
+        left.is_cancelled = bool(left.ids)
+    while writing.is_running:
+        assert len(writing.generation.samples if writing.generation else ()) <= 4
+        writing.step()
+    assert [(text.text, text.ids, text.is_stopped) for text in texts] == expected
+    assert len(left.ids) < 50

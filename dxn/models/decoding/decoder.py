@@ -115,6 +115,13 @@ class KVCache:
         if self.memory is not None and samples is not None:
             self.memory = self.memory[0][samples], self.memory[1][samples]
 
+    def join(self, other: KVCache) -> None:
+        """Add the rows of another cache after these. Neither of them has a memory."""
+        assert self.memory is None and other.memory is None
+        assert self._tokens is not None and other._tokens is not None
+        key, value = (_stacked(*parts) for parts in zip(self._tokens, other._tokens, strict=True))
+        self._tokens = key, value
+
     def clear(self) -> None:
         """Forget the tokens, but not the memory."""
         self._tokens = None
@@ -207,7 +214,8 @@ class StepDecoder(nn.Module):
         """Create empty caches for the previous tokens and for the memory.
 
         The method `select(rows, samples=None)` of a cache keeps these rows (r,), and what belongs
-        to these samples (b,) of the memory.
+        to these samples (b,) of the memory. The caches of a `LanguageModel` have the method
+        `join(other)`, which adds the rows of another cache.
         """
         raise NotImplementedError
 
@@ -347,6 +355,12 @@ class Decoder(StepDecoder):
     def caches(self) -> list[KVCache]:
         """Create an empty cache for each block."""
         return [KVCache() for _ in self.backbone.blocks]
+
+
+def _stacked(first: Tensor, second: Tensor) -> Tensor:
+    """Return the rows of two tensors (R, H, C, d), whose numbers of columns C can differ."""
+    columns = max(first.shape[2], second.shape[2])
+    return torch.cat([F.pad(x, (0, 0, 0, columns - x.shape[2])) for x in (first, second)])
 
 
 def at_last(x: Tensor, mask: Tensor) -> Tensor:

@@ -103,9 +103,10 @@ def generate(
         max_new=limit,
         device=prompt.device,
     )
-    return _Generation(decoder, memory, search, limit, rules, on_tokens).run(
-        prompt, mask, compile_step
-    )
+    _check_compiled(decoder, prompt, limit, compile_step)
+    return Generation(
+        decoder, memory, search, prompt, mask, rules=rules, compile_step=compile_step
+    ).run(on_tokens)
 
 
 @torch.inference_mode()
@@ -161,19 +162,29 @@ def beam_search(
         rules=rules,
         device=prompt.device,
     )
-    return _Generation(decoder, memory, search, limit, rules).run(prompt, mask, compile_step)
+    _check_compiled(decoder, prompt, limit, compile_step)
+    return Generation(
+        decoder, memory, search, prompt, mask, rules=rules, compile_step=compile_step
+    ).run()
 
 
-class _Generation:
-    """A running generation: the sequences so far, and what their next step needs.
+class Generation:
+    """Samples that are continued together, token by token. Others can `join` between two steps.
+
+    The prompts are computed, and their next tokens chosen, when the object is created.
+
+    Attributes:
+        samples: Numbers of the samples that were not removed, from 0 in the order in which they
+            were added.
 
     Args:
         decoder: Model that predicts the next token.
         memory: Sequence to which the decoder attends.
         search: The search that chooses tokens.
-        max_new: Maximum number of new tokens.
+        prompt: (B, P). Token ids.
+        mask: (B, P) bool. See `generate`.
         rules: Rules about the tokens.
-        on_tokens: See `generate`.
+        compile_step: See `generate`.
     """
 
     def __init__(
@@ -181,98 +192,50 @@ class _Generation:
         decoder: StepDecoder,
         memory: Memory | None,
         search: Choice | Beams,
-        max_new: int,
-        rules: Rules,
-        on_tokens: OnTokens | None = None,
+        prompt: Tensor,
+        mask: Tensor | None = None,
+        *,
+        rules: Rules = Rules(),
+        compile_step: Callable[[Step], Step] | None = None,
     ):
         self.decoder = decoder
         self.memory = memory
         self.search = search
-        self.max_new = max_new
-        self.on_tokens = on_tokens
+        self.compile_step = compile_step
         self.caches = decoder.caches()
         self.output = decoder.output_layer()
-        self.rules = rules
-        # Indices of the samples that are not finished, and the hypotheses of the others.
-        self.samples = list(range(len(search.finished)))
-        self.found: dict[int, list[Hypothesis]] = {}
-        self.num_reported = 0  # tokens of each row that were passed to on_tokens
+        self.samples = list(range(len(prompt)))
+        self.num_added = len(prompt)
+        self.device = prompt.device
+        self.is_on_cpu = self.device.type == "cpu"
+        # Columns of the longest row, and those that the rows need at most: the last token is no
+        # input.
+        self.longest = prompt.shape[1]
+        self.most = self.longest + search.max_new - 1
+        self.can_capture = True  # no capture has failed
+        self._start(prompt, mask, rules)
+        self._restart()
 
-    def run(
-        self, prompt: Tensor, mask: Tensor | None, compile_step: Callable[[Step], Step] | None
-    ) -> list[Hypothesis]:
-        """Return the hypotheses of all samples, one sample after the other."""
-        device = prompt.device
-        max_len = self.decoder.max_len
-        most = prompt.shape[1] + self.max_new - 1  # the last token is no input
-        if compile_step is not None and most > max_len:
-            raise ValueError(
-                f"compile_step: the prompt and all new tokens but the last one must have at most "
-                f"max_len={max_len} tokens, got {most}: reduce max_new"
-            )
-        captures = (
-            device.type == HAS_GRAPHS
-            and self.search.is_static
-            and self.decoder.static_steps
-            and most <= max_len
-            and self.max_new >= MIN_CAPTURED
-        )
-        on_cpu = device.type == "cpu"
-        check_every = 1 if on_cpu and compile_step is None else CHECK_EVERY
-        self._start(prompt, mask)
-        step = self.step
-        # A compiled step has a fixed number of rows.
-        has_fixed_rows = False
-        for number in range(1, self.max_new):
-            if number % check_every == 0 or (number == 1 and self.on_tokens is not None):
-                if self.on_tokens is not None:
-                    self._report(self.on_tokens)
-                finished = self.search.finished.tolist()
-                if all(finished):
-                    break
-                if not has_fixed_rows and sum(finished) >= MIN_FINISHED * len(finished):
-                    self._remove(finished)
-            needed = prompt.shape[1] + number
-            if len(self.columns) < needed:
-                # On a CPU, the attention computes on few columns. On other devices, all steps have
-                # the same shapes.
-                grows = on_cpu and compile_step is None
-                wanted = needed + GROWTH if grows else most + -most % MULTIPLE
-                self.columns = torch.arange(max(needed, min(wanted, max_len)), device=device)
-            step()
-            if number == 1 and compile_step is not None:
-                step = compile_step(step)
-                has_fixed_rows = True
-            if number == WARM_UP and captures:
-                graph = capture(step, device, self.search.generators)
-                if graph is not None:
-                    step = graph
-                    has_fixed_rows = True
-        if self.on_tokens is not None:
-            self._report(self.on_tokens)
-        self._keep_results(range(len(self.samples)))
-        return [each for sample in range(len(prompt)) for each in self.found[sample]]
-
-    def _start(self, prompt: Tensor, mask: Tensor | None) -> None:
+    def _start(self, prompt: Tensor, mask: Tensor | None, rules: Rules) -> None:
         """Compute the prompts, and choose their next tokens."""
         prompt, mask, lengths = _aligned(prompt, mask)
         # A prompt is computed once for all rows of a sample.
         states = self.decoder.next_states(prompt, mask, self.memory, self.caches)
         logits = self.output(states)
         self.running: RunningRules | None = None
-        if self.rules.change_logits:
+        if rules.change_logits:
             self.running = RunningRules(
-                self.rules,
+                rules,
                 prompt=prompt,
                 lengths=lengths,
                 ends=self.search.ends,
-                max_new=self.max_new,
+                max_new=self.search.max_new,
                 vocab_size=logits.shape[1],
             )
         chosen, self.parents = self._choose(logits)
         self.ids = chosen.clone()  # steps write to it, but it belongs to the sampler
         self.lengths = lengths.repeat_interleave(self.search.width)
-        self.columns = torch.arange(prompt.shape[1], device=prompt.device)
+        self.columns = torch.arange(self.longest, device=self.device)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Choose the next token of each row. See `Choice.advance`."""
@@ -281,11 +244,83 @@ class _Generation:
             self.running.append(chosen, parents)
         return chosen, parents
 
+    def _restart(self) -> None:
+        """Compute the next steps without a graph, because the rows are others than before."""
+        self.num_steps = 0
+        self.static: Step | None = None  # the step with a fixed number of rows
+
+    @property
+    def check_every(self) -> int:
+        """Number of steps after which it is checked whether samples are finished."""
+        return 1 if self.is_on_cpu and self.compile_step is None else CHECK_EVERY
+
+    def run(self, on_tokens: OnTokens | None = None) -> list[Hypothesis]:
+        """Continue until all samples have ended, and return the hypotheses of one after another.
+
+        Args:
+            on_tokens: See `generate`.
+        """
+        found: dict[int, list[Hypothesis]] = {}
+
+        def keep(done: Sequence[int]) -> None:
+            for i, hypotheses in zip(done, self.search.hypotheses(done), strict=True):
+                found[self.samples[i]] = hypotheses
+
+        for number in range(1, self.search.max_new):
+            if number % self.check_every == 0 or (number == 1 and on_tokens is not None):
+                if on_tokens is not None:
+                    self._report(on_tokens)
+                finished = self.search.finished.tolist()
+                if all(finished):
+                    break
+                if self.removes(finished):
+                    keep([i for i, is_finished in enumerate(finished) if is_finished])
+                    self.remove(finished)
+            self.step()
+        if on_tokens is not None:
+            self._report(on_tokens)
+        keep(range(len(self.samples)))
+        return [each for sample in range(self.num_added) for each in found[sample]]
+
     def step(self) -> None:
-        """Choose the next tokens. Only tensors change, in place, so this can become a graph."""
-        if self.parents is not None:
-            for cache in self.caches:
-                cache.select(self.parents)
+        """Choose the next token of each row."""
+        needed = self.longest + 1
+        if len(self.columns) < needed:
+            self._set_columns(needed)
+        self.num_steps += 1
+        if self.static is not None:
+            self.static()
+        else:
+            self._step()
+            if self.num_steps == 1 and self.compile_step is not None:
+                self.static = self.compile_step(self._step)
+            if self.num_steps == WARM_UP and self._captures:
+                self.static = capture(self._step, self.device, self.search.generators)
+                self.can_capture = self.static is not None
+        self.longest = needed
+
+    @property
+    def _captures(self) -> bool:
+        return (
+            self.device.type == HAS_GRAPHS
+            and self.can_capture
+            and self.search.is_static
+            and self.decoder.static_steps
+            and self.most <= self.decoder.max_len
+            and self.search.max_new >= MIN_CAPTURED
+        )
+
+    def _set_columns(self, needed: int) -> None:
+        # On a CPU, the attention computes on few columns. On other devices, all steps have the same
+        # shapes.
+        grows = self.is_on_cpu and self.compile_step is None
+        wanted = needed + GROWTH if grows else self.most + -self.most % MULTIPLE
+        count = max(needed, min(wanted, self.decoder.max_len))
+        self.columns = torch.arange(count, device=self.device)
+
+    def _step(self) -> None:
+        """Only change tensors, in place, so that this can become a graph."""
+        self._settle()
         # The next token of a row is in the column after its last one.
         self.lengths += 1
         mask = self.columns < self.lengths[:, None]
@@ -297,13 +332,51 @@ class _Generation:
         else:
             self.parents.copy_(parents)
 
-    def _remove(self, finished: Sequence[bool]) -> None:
+    def _settle(self) -> None:
+        """Bring the rows of the caches in the order after the last choice."""
+        if self.parents is not None:
+            for cache in self.caches:
+                cache.select(self.parents)
+
+    def join(self, other: Generation) -> None:
+        """Continue the samples of another generation together with those that are not finished.
+
+        Both have the same decoder, which is a `LanguageModel`, search by `Choice`, and no rules
+        that change logits. The other generation cannot be used any more.
+        """
+        assert isinstance(self.search, Choice) and isinstance(other.search, Choice)
+        assert self.running is None and other.running is None
+        self.remove(self.search.finished.tolist())
+        for generation in (self, other):
+            generation._settle()
+            generation.parents = None
+        # A language model keeps what is before its text in the caches.
+        self.memory = None
+        for cache, new in zip(self.caches, other.caches, strict=True):
+            cache.join(new)
+        self.search.join(other.search)
+        self.ids = torch.cat([self.ids, other.ids])
+        self.lengths = torch.cat([self.lengths, other.lengths])
+        self.samples += [self.num_added + sample for sample in other.samples]
+        self.num_added += other.num_added
+        self.longest = max(self.longest, other.longest)
+        self.most = max(self.most, other.most)
+        self._set_columns(self.longest + 1)
+        self._restart()
+
+    def removes(self, finished: Sequence[bool]) -> bool:
+        """Return whether so many samples are finished that steps without them are faster."""
+        # A step that was compiled or captured has a fixed number of rows.
+        return self.static is None and sum(finished) >= MIN_FINISHED * len(finished)
+
+    def remove(self, finished: Sequence[bool]) -> None:
         """Remove the samples that are finished."""
-        self._keep_results([i for i, is_finished in enumerate(finished) if is_finished])
+        if not any(finished):
+            return
         kept = [i for i, is_finished in enumerate(finished) if not is_finished]
         self.samples = [self.samples[i] for i in kept]
-        index = torch.tensor(kept, device=self.ids.device)
-        beams = torch.arange(self.search.width, device=index.device)
+        index = torch.tensor(kept, dtype=torch.long, device=self.device)
+        beams = torch.arange(self.search.width, device=self.device)
         rows = (index[:, None] * self.search.width + beams).flatten()
         # The caches have the order of the rows before the last choice.
         before = rows if self.parents is None else self.parents[rows]
@@ -315,24 +388,41 @@ class _Generation:
             self.running.select(rows)
         self.memory = self.memory and self.memory.select(index)
         self.ids, self.lengths = self.ids[rows], self.lengths[rows]
+        if self.is_on_cpu and kept:
+            self.longest = int(self.lengths.max())
+            if len(self.columns) > self.longest + 1 + GROWTH:
+                self._set_columns(self.longest + 1)
+        self._restart()
 
-    def _keep_results(self, done: Sequence[int]) -> None:
-        """Keep the hypotheses of samples, whose positions in the batch are `done`."""
-        for i, hypotheses in zip(done, self.search.hypotheses(done), strict=True):
-            self.found[self.samples[i]] = hypotheses
-
-    def _report(self, on_tokens: OnTokens) -> None:
-        """Pass on the tokens since the last report."""
+    def new_tokens(self) -> dict[int, list[int]]:
+        """Return the tokens since the last call, by the numbers of the rows that have some."""
         assert isinstance(self.search, Choice)
         width = self.search.width
         new: dict[int, list[int]] = {}
-        for sample, rows in zip(self.samples, self.search.since(self.num_reported), strict=True):
+        for sample, rows in zip(self.samples, self.search.new_tokens(), strict=True):
             for row, ids in enumerate(rows):
                 if ids:
                     new[sample * width + row] = ids
-        self.num_reported = int(self.search.step)
-        if new:
+        return new
+
+    def _report(self, on_tokens: OnTokens) -> None:
+        """Pass on the tokens since the last report."""
+        if new := self.new_tokens():
             on_tokens(new)
+
+
+def _check_compiled(
+    decoder: StepDecoder,
+    prompt: Tensor,
+    max_new: int,
+    compile_step: Callable[[Step], Step] | None,
+) -> None:
+    most = prompt.shape[1] + max_new - 1  # the last token is no input
+    if compile_step is not None and most > decoder.max_len:
+        raise ValueError(
+            f"compile_step: the prompt and all new tokens but the last one must have at most "
+            f"max_len={decoder.max_len} tokens, got {most}: reduce max_new"
+        )
 
 
 def _ids(end: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -27,8 +27,9 @@ class TokenCache:
         self.num_others: Tensor | None = None  # (R,), by which they make a sequence longer
         self.ids = torch.zeros(0, 0, dtype=torch.long)  # (R, C), the context without padding
         self.dropped: Tensor | None = None  # (R,), number of tokens before the context
-        # The longest context when its length was last read, and the columns of the mask then.
-        self.longest = 0
+        # The longest context when its length was last read, None before, and the length of the
+        # longest text then.
+        self.longest: int | None = None
         self.columns = 0
 
     @property
@@ -59,10 +60,10 @@ class TokenCache:
         Half of the tokens are dropped, so that this happens rarely.
         """
         # The lengths are read only if a context can be too long.
-        if self.longest + mask.shape[1] - self.columns <= max_len:
+        if self.longest is not None and self.longest + mask.shape[1] - self.columns <= max_len:
             return False
         lengths = self.lengths(mask)
-        self.longest, self.columns = int(lengths.max()), mask.shape[1]
+        self.longest, self.columns = int(lengths.max()), int(mask.sum(1).max())
         if self.longest <= max_len:
             return False
         kept = max(max_len // 2, 1)
@@ -82,6 +83,8 @@ class TokenCache:
             assert others.mask is not None and self.num_others is not None
             self.others = Memory(others.x[rows], None, others.mask[rows], sizes=others.sizes)
             self.num_others = self.num_others[rows]
+        if len(rows) < len(self.ids):
+            self.longest = None  # the longest text may be gone
         ids = self.ids[rows]
         if ids.shape == self.ids.shape and not can_read(rows):
             self.ids.copy_(ids)  # see `KVCache.select`
@@ -89,6 +92,59 @@ class TokenCache:
             self.ids = ids
         if self.dropped is not None:
             self.dropped = self.dropped[rows]
+
+    def join(self, other: TokenCache) -> None:
+        """Add the rows of another cache after these."""
+        counts = len(self.ids), len(other.ids)
+
+        def joined(*parts: Tensor | None) -> Tensor | None:
+            if parts == (None, None):
+                return None
+            pairs = zip(parts, counts, strict=True)
+            return torch.cat([self.ids.new_zeros(n) if x is None else x for x, n in pairs])
+
+        self.dropped = joined(self.dropped, other.dropped)
+        self.num_others = joined(self.num_others, other.num_others)
+        if self.others is not None or other.others is not None:
+            self.others = _joined(self.others, other.others, counts)
+        self.ids = _stacked(self.ids, other.ids)
+        self.longest = None
+
+
+def _joined(first: Memory | None, second: Memory | None, counts: tuple[int, int]) -> Memory:
+    """Return the tokens of other inputs of two batches as those of one.
+
+    A sample has some of the inputs, of which only the order counts. So the first input of each
+    batch can have the same columns, and the second one of each.
+    """
+    some = first or second
+    assert some is not None
+    columns: list[list[Tensor]] = []
+    real: list[list[Tensor]] = []
+    for memory, count in zip((first, second), counts, strict=True):
+        x = some.x.new_zeros(count, 0, some.x.shape[2]) if memory is None else memory.x
+        mask = x.new_zeros(x.shape[:2], dtype=torch.bool) if memory is None else memory.mask
+        assert mask is not None
+        sizes = list(memory.sizes) if memory and memory.sizes else [x.shape[1]]
+        columns.append(list(x.split(sizes, 1)))
+        real.append(list(mask.split(sizes, 1)))
+    for parts in (columns, real):
+        num_inputs = max(map(len, parts))
+        for own in parts:
+            own += [own[0][:, :0]] * (num_inputs - len(own))
+    xs = [_stacked(*pair) for pair in zip(*columns, strict=True)]
+    masks = [_stacked(*pair) for pair in zip(*real, strict=True)]
+    sizes = tuple(x.shape[1] for x in xs)
+    return Memory(torch.cat(xs, 1), None, torch.cat(masks, 1), sizes=sizes)
+
+
+def _stacked(first: Tensor, second: Tensor) -> Tensor:
+    """Return the rows of two tensors (R, N, ...) as one, of which the longer ones determine N."""
+    columns = max(first.shape[1], second.shape[1])
+    x = first.new_zeros(len(first) + len(second), columns, *first.shape[2:])
+    x[: len(first), : first.shape[1]] = first
+    x[len(first) :, : second.shape[1]] = second
+    return x
 
 
 class LanguageModel(StepDecoder):
@@ -190,6 +246,7 @@ class LanguageModel(StepDecoder):
             for cache in kv_caches:
                 cache.clear()
         if tokens.dropped is not None:
+            assert tokens.longest is not None
             columns = tokens.longest if is_start else min(mask.shape[1], self.max_len)
             lengths = tokens.lengths(mask)
             mask = torch.arange(columns, device=mask.device) < lengths[:, None]

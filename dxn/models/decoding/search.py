@@ -57,9 +57,12 @@ class Choice:
         width: Number K of sequences of a sample.
         sampler: Function that selects each token from the log-probabilities.
         ends: Ids of the end tokens. (): there is no end token.
-        max_new: Maximum number of tokens.
+        max_new: Maximum number of tokens, of all samples or of each of them.
         device: Device of the logits.
     """
+
+    # Names of the tensors with one row per sample.
+    _PARTS = ("tokens", "lengths", "limits", "scores", "ended", "returned")
 
     def __init__(
         self,
@@ -68,21 +71,33 @@ class Choice:
         *,
         sampler: Sampler,
         ends: Sequence[int],
-        max_new: int,
+        max_new: int | Sequence[int],
         device: torch.device,
     ):
+        limits = [max_new] * samples if isinstance(max_new, int) else max_new
+        max_new = max(limits)
         self.width = width
         self.sampler = sampler
-        # Whether a step can be captured as a graph. Other samplers can contain any Python code.
-        self.is_static = sampler is greedy or isinstance(sampler, RandomSampler)
-        self.generators = [sampler.generator] if isinstance(sampler, RandomSampler) else []
         self.ends = ends
-        # Tensors are changed in place, so that a step can be captured as a graph.
-        self.tokens = torch.zeros(samples, width, max_new, dtype=torch.long, device=device)
+        self.max_new = max_new
+        # Tensors are changed in place, so that a step can be captured as a graph. The last column
+        # is for rows that have ended.
+        self.tokens = torch.zeros(samples, width, max_new + 1, dtype=torch.long, device=device)
         self.lengths = torch.zeros(samples, width, dtype=torch.long, device=device)
+        self.limits = torch.tensor(limits, device=device)[:, None]
         self.scores = torch.zeros(samples, width, device=device)
         self.ended = torch.zeros(samples, width, dtype=torch.bool, device=device)
-        self.step = torch.zeros(1, dtype=torch.long, device=device)
+        self.returned = self.lengths.clone()  # number of tokens that `new_tokens` has returned
+
+    @property
+    def is_static(self) -> bool:
+        """Whether a step can be captured as a graph. Other samplers can contain any Python code."""
+        return self.sampler is greedy or isinstance(self.sampler, RandomSampler)
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """The random generators of a step that can be captured."""
+        return [self.sampler.generator] if isinstance(self.sampler, RandomSampler) else []
 
     @property
     def finished(self) -> Tensor:
@@ -119,16 +134,34 @@ class Choice:
         self.scores += gains.masked_fill(self.ended, 0)
         tokens = chosen.view_as(self.ended)
         self.ended |= is_end(tokens, self.ends)
-        self.tokens.index_copy_(2, self.step, tokens[..., None])
+        self.tokens.scatter_(2, self.lengths[..., None], tokens[..., None])
         self.lengths += ~self.ended
-        self.step += 1
+        self.ended |= self.lengths >= self.limits
         return chosen, parents
 
     def select(self, samples: Tensor) -> None:
         """Keep these samples (b,)."""
-        self.tokens, self.lengths, self.scores, self.ended = (
-            part[samples] for part in (self.tokens, self.lengths, self.scores, self.ended)
+        for name in self._PARTS:
+            setattr(self, name, getattr(self, name)[samples])
+        if isinstance(self.sampler, BatchSampler):
+            self.sampler = self.sampler.of(samples.tolist())
+
+    def join(self, other: Choice) -> None:
+        """Add the samples of another search, whose end tokens and width are the same."""
+        samplers = [*_samplers(self), *_samplers(other)]
+        if self.sampler is not other.sampler:
+            self.sampler = BatchSampler(samplers)
+        self.max_new = max(self.max_new, other.max_new)
+        self.tokens, other.tokens = (
+            F.pad(each.tokens, (0, self.max_new + 1 - each.tokens.shape[2]))
+            for each in (self, other)
         )
+        for name in self._PARTS:
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+
+    def end(self, samples: Sequence[int]) -> None:
+        """End these samples, whose other tokens nobody needs."""
+        self.ended[samples] = True
 
     def hypotheses(self, samples: Sequence[int]) -> list[list[Hypothesis]]:
         """Return the sequences of each of these samples."""
@@ -141,12 +174,16 @@ class Choice:
             found.append([Hypothesis(ids[:length], score) for ids, length, score in rows])
         return found
 
-    def since(self, step: int) -> list[list[list[int]]]:
-        """Return the tokens from a step on, without end tokens: of each sample and sequence."""
-        tokens, lengths = self.tokens[..., step:].tolist(), (self.lengths - step).tolist()
+    def new_tokens(self) -> list[list[list[int]]]:
+        """Return the tokens since the last call of each sample and sequence, without end tokens."""
+        counts = self.lengths - self.returned
+        columns = torch.arange(max(int(counts.max()), 1), device=counts.device)
+        index = (self.returned[..., None] + columns).clamp(max=self.max_new)
+        tokens = self.tokens.gather(2, index).tolist()
+        self.returned.copy_(self.lengths)
         return [
-            [ids[: max(length, 0)] for ids, length in zip(*rows, strict=True)]
-            for rows in zip(tokens, lengths, strict=True)
+            [ids[:count] for ids, count in zip(*rows, strict=True)]
+            for rows in zip(tokens, counts.tolist(), strict=True)
         ]
 
 
@@ -178,6 +215,7 @@ class Beams:
         device: torch.device,
     ):
         self.width = width
+        self.max_new = max_new
         # Beams of the maximum length are followed by an end token of probability 1.
         self.forced_end = rules.forced_end
         self.is_static = True
@@ -414,35 +452,29 @@ class RandomSampler:
 class BatchSampler:
     """The sampler of a batch of texts that have one each.
 
-    A generation removes texts that have ended, but not immediately.
-
     Args:
         samplers: The sampler of each text.
-        ends: Ids of the end tokens.
     """
 
-    def __init__(self, samplers: Sequence[Sampler], ends: Sequence[int]):
+    def __init__(self, samplers: Sequence[Sampler]):
         self.samplers = list(samplers)
-        self.all = list(samplers)
-        self.ends = ends
-        self.has_ended = [False] * len(self.samplers)
 
     def of(self, indices: Sequence[int]) -> BatchSampler:
-        """Return the sampler of another generation, for some of the texts."""
-        return BatchSampler([self.all[i] for i in indices], self.ends)
+        """Return the sampler of some of the texts."""
+        return BatchSampler([self.samplers[i] for i in indices])
 
     def __call__(self, log_probs: Tensor) -> Tensor:
         """Return the next token (B,) of each text."""
-        if len(log_probs) < len(self.samplers):
-            rows = zip(self.samplers, self.has_ended, strict=True)
-            self.samplers = [sampler for sampler, has_ended in rows if not has_ended]
-            self.has_ended = [False] * len(self.samplers)
         assert len(log_probs) == len(self.samplers)
         parts = [sampler(log_probs[i : i + 1]) for i, sampler in enumerate(self.samplers)]
-        ids = torch.cat(parts)
-        for i, token in enumerate(ids.tolist()):
-            self.has_ended[i] |= token in self.ends
-        return ids
+        return torch.cat(parts)
+
+
+def _samplers(search: Choice) -> Sequence[Sampler]:
+    """Return the sampler of each sample."""
+    if isinstance(search.sampler, BatchSampler):
+        return search.sampler.samplers
+    return [search.sampler] * len(search.ended)
 
 
 def make_sampler(

@@ -428,7 +428,8 @@ class Predictor:
         )
         for text, new_sampler in zip(texts, samplers, strict=True):
             text.new_sampler = new_sampler if sampler is None else lambda: sampler
-        return writer.write(texts, max_new=max_new, batch_size=batch_size)
+            text.max_new = max_new
+        return writer.write(texts, batch_size=batch_size)
 
     @torch.inference_mode()
     def neighbors(

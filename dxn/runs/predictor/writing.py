@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.models.decoding.decoder import Memory
-from dxn.models.decoding.generation import generate
+from dxn.models.decoding.generation import Generation
 from dxn.models.decoding.language_model import LanguageModel, prefix_of
-from dxn.models.decoding.search import BatchSampler, Sampler, greedy, make_sampler
+from dxn.models.decoding.search import BatchSampler, Choice, Sampler, greedy, make_sampler
 from dxn.models.model import MultimodalModel
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia
@@ -48,6 +49,7 @@ class Text:
         prompt: The text to continue, for a language model.
         is_answer: Whether the prompt is a conversation, of which only the answer is the text.
         shows_prompt: Whether the text of a language model starts with the prompt.
+        max_new: Maximum number of new tokens.
         stops: Texts that end the text. It does not contain them.
         item: The prepared sample to describe, for a model that writes a text for a sample, or the
             inputs before the prompt.
@@ -67,6 +69,7 @@ class Text:
     prompt: str = ""
     is_answer: bool = False
     shows_prompt: bool = True
+    max_new: int = 200
     stops: Sequence[str] = ()
     item: Mapping[str, Any] | None = None
     samples: Samples | None = None
@@ -172,12 +175,12 @@ def make_samplers(
     return [partial(new, seed=(seed + i) % MAX_SEED) for i in range(count)]
 
 
-def batch_sampler(texts: Sequence[Text], ends: Sequence[int]) -> Sampler:
+def batch_sampler(texts: Sequence[Text]) -> Sampler:
     """Return the sampler of a batch of texts."""
     samplers = [text.sampler for text in texts]
     if all(sampler is samplers[0] for sampler in samplers):
         return samplers[0]
-    return BatchSampler(samplers, ends)
+    return BatchSampler(samplers)
 
 
 class Writer:
@@ -274,67 +277,58 @@ class Writer:
             )
 
     @torch.inference_mode()
-    def write(
-        self,
-        texts: Sequence[Text],
-        *,
-        max_new: int,
-        batch_size: int,
-    ) -> list[str]:
+    def write(self, texts: Sequence[Text], *, batch_size: int) -> list[str]:
         """Generate texts. A text does not depend on the others, and not on the batch size.
 
         Args:
             texts: The texts.
-            max_new: Maximum number of tokens of each text.
             batch_size: Number of texts that are generated together.
 
         Returns:
             The text of each of them, "" for those that nobody waits for.
         """
         # Prompts of similar length together, so that there is little padding.
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i].prompt))
-        for start in range(0, len(texts), batch_size):
-            batch = [texts[i] for i in order[start : start + batch_size]]
-            if all(text.is_cancelled for text in batch):
-                continue
-            for text in batch:
-                text.start()
-            try:
-                write = self._for_samples if self.language is None else self._continued
-                results = write(batch, max_new)
-            except Cancelled:
-                continue
-            for text, result in zip(batch, results, strict=True):
-                text.finish(result)
+        ordered = sorted(texts, key=lambda text: len(text.prompt))
+        if self.language is None:
+            for start in range(0, len(texts), batch_size):
+                batch = ordered[start : start + batch_size]
+                if not all(text.is_cancelled for text in batch):
+                    self._for_samples(batch)
+        else:
+            writing = Writing(self, batch_size=batch_size)
+            writing.add(ordered)
+            while writing.is_running:
+                writing.step()
         return [text.text for text in texts]
 
-    def _continued(self, texts: Sequence[Text], max_new: int) -> list[str]:
+    def begin(self, texts: Sequence[Text]) -> Generation:
+        """Return the generation of texts of a language model."""
         assert self.language is not None
-        for text in texts:
-            text.prompt_ids = text.prompt_ids or self.encode(text)
         # In training, the end token separates texts, so a new text starts after it.
         # The model shortens a longer prompt itself. The other tokens would only be padded.
         longest = self.language.max_len + 1
         starts = [torch.tensor(text.prompt_ids[-longest:] or [self.end]) for text in texts]
-        # An answer is a text of its own.
-        decoders = [
-            decoder_after(
-                self.tokenizer, [] if text.is_answer else text.prompt_ids, whole=text.shows_prompt
-            )
-            for text in texts
-        ]
-        hypotheses = generate(
+        search = Choice(
+            len(texts),
+            1,
+            sampler=batch_sampler(texts),
+            ends=self.ends,
+            max_new=[text.max_new for text in texts],
+            device=self._device,
+        )
+        return Generation(
             self.language,
             self._prefix(texts),
-            prompt=pad_sequence(starts, batch_first=True).to(self._device),
-            mask=pad_sequence([torch.ones_like(start) for start in starts], batch_first=True) > 0,
-            end=self.ends or None,
-            max_new=max_new,
-            sampler=batch_sampler(texts, self.ends),
-            on_tokens=partial(pass_on, texts, decoders),
+            search,
+            pad_sequence(starts, batch_first=True).to(self._device),
+            pad_sequence([torch.ones_like(start) for start in starts], batch_first=True) > 0,
         )
-        pairs = zip(decoders, hypotheses, strict=True)
-        return [decode(hypothesis.ids) for decode, hypothesis in pairs]
+
+    def decoder_of(self, text: Text) -> Decode:
+        """Return the function that decodes the new tokens of a text of a language model."""
+        # An answer is a text of its own.
+        prompt = [] if text.is_answer else text.prompt_ids
+        return decoder_after(self.tokenizer, prompt, whole=text.shows_prompt)
 
     def _prefix(self, texts: Sequence[Text]) -> Memory | None:
         """Return the tokens of the inputs before the prompts. None: there are none."""
@@ -351,7 +345,9 @@ class Writer:
                 part["rows"] = torch.tensor(rows)[part["rows"]]
         return prefix_of(self.model, to_device({**batch, "#size": len(texts)}, self._device))
 
-    def _for_samples(self, texts: Sequence[Text], max_new: int) -> list[str]:
+    def _for_samples(self, texts: Sequence[Text]) -> None:
+        for text in texts:
+            text.start()
         # Any: a task that writes need not have a tokenizer.
         task: Any = self.task
         samples = texts[0].samples
@@ -360,16 +356,16 @@ class Writer:
         batch = to_device(samples.collate(items), self._device)
         encoded, _ = self.model.encode(self.model.embed(batch))
         tokenizer = getattr(task, "tokenizer", None)
-        if tokenizer is None:
-            sampler = texts[0].sampler
-            return task.write(self.model.head, encoded, max_new=max_new, sampler=sampler)
-        return task.write(
-            self.model.head,
-            encoded,
-            max_new=max_new,
-            sampler=batch_sampler(texts, tokenizer.end_ids),
-            on_tokens=partial(pass_on, texts, [tokenizer.decode] * len(texts)),
-        )
+        options: dict[str, Any] = {"max_new": texts[0].max_new, "sampler": texts[0].sampler}
+        if tokenizer is not None:
+            options["sampler"] = batch_sampler(texts)
+            options["on_tokens"] = partial(pass_on, texts, tokenizer.decode)
+        try:
+            results = task.write(self.model.head, encoded, **options)
+        except Cancelled:
+            return
+        for text, result in zip(texts, results, strict=True):
+            text.finish(result)
 
     def encode(self, text: Text) -> list[int]:
         """Return the token ids of a prompt."""
@@ -386,15 +382,108 @@ class Writer:
         return next(self.model.parameters()).device
 
 
-def pass_on(
-    texts: Sequence[Text], decoders: Sequence[Decode], new: Mapping[int, list[int]]
-) -> None:
+class Writing:
+    """Texts of a language model that are being generated. Others can be added at any time.
+
+    They begin as soon as others have ended, and do not wait for the end of all others.
+
+    Args:
+        writer: Generation of the texts of the model.
+        batch_size: Number of texts that are generated together. Further ones wait.
+    """
+
+    def __init__(self, writer: Writer, *, batch_size: int):
+        self.writer = writer
+        self.batch_size = batch_size
+        self.waiting: deque[Text] = deque()
+        # The texts that have not ended, by their number in the generation.
+        self.texts: dict[int, tuple[Text, Decode]] = {}
+        self.generation: Generation | None = None
+        self.num_steps = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a text has not ended."""
+        return bool(self.texts or self.waiting)
+
+    def add(self, texts: Sequence[Text]) -> None:
+        """Add texts, whose first token comes with one of the next steps."""
+        self.waiting += texts
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Begin texts that wait, if there is room, and generate the next token of the others."""
+        if self.texts:
+            assert self.generation is not None
+            self.generation.step()
+            self.num_steps += 1
+            if self.num_steps % self.generation.check_every == 0:
+                self._pass_on()
+        while texts := self._next_texts():
+            self._begin(texts)
+
+    def _next_texts(self) -> list[Text]:
+        """Return the next texts for which there is room, with prompts of similar length."""
+        texts: list[Text] = []
+        lengths: list[int] = []
+        while self.waiting and len(self.texts) + len(texts) < self.batch_size:
+            text = self.waiting[0]
+            if not text.is_cancelled:
+                text.prompt_ids = text.prompt_ids or self.writer.encode(text)
+                lengths.append(len(text.prompt_ids))
+                # At least half of the tokens are no padding.
+                if max(lengths) * len(lengths) > 2 * sum(lengths):
+                    break
+                texts.append(text)
+            self.waiting.popleft()
+        return texts
+
+    def _begin(self, texts: Sequence[Text]) -> None:
+        """Compute the prompts of texts, and their first tokens."""
+        for text in texts:
+            text.start()
+        generation = self.writer.begin(texts)
+        start = 0
+        if self.texts:
+            assert self.generation is not None
+            start = self.generation.num_added
+            self.generation.join(generation)
+        else:
+            self.generation = generation
+        for number, text in enumerate(texts, start):
+            self.texts[number] = text, self.writer.decoder_of(text)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Pass on the new tokens, and end texts."""
+        generation = self.generation
+        assert generation is not None and isinstance(generation.search, Choice)
+        new = generation.new_tokens()
+        finished = generation.search.finished.tolist()
+        for i, number in enumerate(generation.samples):
+            if number not in self.texts:
+                continue
+            text, decode = self.texts[number]
+            if number in new:
+                text.add(new[number], decode)
+            if finished[i] and not text.is_done:
+                text.finish(decode(text.ids))
+            if text.is_done:
+                del self.texts[number]
+                if not finished[i]:
+                    generation.search.end([i])
+                    finished[i] = True
+        if self.texts and generation.removes(finished):
+            generation.remove(finished)
+
+
+def pass_on(texts: Sequence[Text], decode: Decode, new: Mapping[int, list[int]]) -> None:
     """Add new tokens to the texts of a batch, by their index. The other texts have ended.
 
     Raises:
         Cancelled: If no text needs another token.
     """
-    for i, (text, decode) in enumerate(zip(texts, decoders, strict=True)):
+    for i, text in enumerate(texts):
         if i in new:
             text.add(new[i], decode)
         elif not text.is_done:
