@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dxn.core.arguments import Recorded
 from dxn.core.dropout import Keys, Rate
 from dxn.core.tokens import Tokens, can_read, is_full
-from dxn.models.attention import Attention, Group
+from dxn.models.attention import Attention, Group, head_sizes
 from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, PositionOptions, make_norm
 from dxn.models.positions import (
     Alibi,
@@ -143,7 +143,7 @@ class Backbone(Recorded, nn.Module):
             # Stochastic depth with linear decay (arXiv:1603.09382, section 3).
             for rate in torch.linspace(0, drop_path, depth).tolist()
         )
-        self.head_dim = block.head_dim or dim // num_heads
+        _, self.head_dim = head_sizes(dim, num_heads, block.num_kv_heads, block.head_dim)
         self.position = position
         is_rotary = position.kind == "rotary"
         # Number of rotated features of a head.

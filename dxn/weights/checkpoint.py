@@ -347,6 +347,12 @@ def _weight_files(path: Path) -> list[Path]:
             return [path / name]
         if (path / f"{name}.index.json").exists():
             return _shards(path / f"{name}.index.json")
+    if (path / "adapter_config.json").exists():
+        base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+        raise UserError(
+            f"weights: {path}: contains only an adapter (PEFT) of the model {base}; merge both "
+            "with merge_and_unload of peft, and save the result"
+        )
     if (path / ".hydra").exists():  # a run folder of dxn, where Hydra saves the configuration
         raise UserError(
             f"weights: {path}: this run has not saved a model yet; wait for its first epoch, or "

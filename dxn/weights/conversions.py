@@ -193,60 +193,6 @@ def mean_of_classifiers(first: str, second: str) -> TensorMap:
     }
 
 
-def joined(*sources: TensorSource, rows: Sequence[int]) -> TensorSource:
-    """Concatenate converted tensors along the first dimension, such as q, k and v.
-
-    Args:
-        sources: Sources of the parts, such as `rotary_halves` for q and k, and `copied` for v.
-        rows: Size of the first dimension of each converted part.
-    """
-    names = tuple(name for source in sources for name in source.names)
-
-    def convert(*tensors: Tensor) -> Tensor:
-        remaining = iter(tensors)
-        parts = [source.convert(*(next(remaining) for _ in source.names)) for source in sources]
-        return torch.cat(parts)
-
-    def invert(t: Tensor) -> Sequence[Tensor]:
-        results: list[Tensor] = []
-        for source, part in zip(sources, t.split(list(rows)), strict=True):
-            assert source.invert is not None
-            results += source.invert(part)
-        return results
-
-    has_inverse = all(source.invert is not None for source in sources)
-    moves = all(source.moves for source in sources)
-    return TensorSource(names, convert, invert if has_inverse else None, moves)
-
-
-def rotary_halves(name: str, num_heads: int) -> TensorSource:
-    """Reorder the rows of a query or key layer whose rotary pairs are interleaved.
-
-    Such a model rotates the pairs (x[2i], x[2i + 1]) of a head, and dxn rotates (x[i], x[i + d/2]).
-    Llama, Qwen and Gemma have dxn's order in the format of transformers, and need no reordering.
-
-    Args:
-        name: Name of the weight (H d, D) or bias (H d).
-        num_heads: Number of heads H: that of the keys and values for a key layer.
-    """
-    return TensorSource(
-        (name,),
-        lambda t: rearrange(t, "(h d pair) ... -> (h pair d) ...", h=num_heads, pair=2),
-        lambda t: (rearrange(t, "(h pair d) ... -> (h d pair) ...", h=num_heads, pair=2),),
-        moves=True,
-    )
-
-
-def scaled(source: TensorSource, factor: float) -> TensorSource:
-    """Multiply a converted tensor by a constant, such as the scale of a score or of embeddings."""
-    invert = source.invert
-    return TensorSource(
-        source.names,
-        lambda *ts: source.convert(*ts) * factor,
-        None if invert is None else lambda t: invert(t / factor),
-    )
-
-
 def linears(names: LayerNames, *, rows: Mapping[str, Sequence[int]] | None = None) -> TensorMap:
     """Map the weights and biases of layers. Several layers of the checkpoint are concatenated.
 

@@ -200,6 +200,12 @@ DEFAULTS: dict[str, Settings] = {
         "eos_token_id": 0,
         "decoder_start_token_id": 58100,
     },
+    "m2m_100": {
+        **BART,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "decoder_start_token_id": 2,
+    },
     "whisper": {
         **BART,
         "d_model": 384,

@@ -43,6 +43,8 @@ EMBEDDING = ".embedding.weight"
 OUTPUT = "head.output."  # the output layer of a language model
 TEXTS = "text"  # the part of a tower for texts
 LOG_SCALE = "logit_scale"  # logarithm of the factor of the similarities of two towers
+# Types of tensors whose values are the weights.
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MAX_NAMES = 8  # number of tensor names in an error message
 # Suffixes of parameters that public checkpoints do not have. They are used only in masked
 # pretraining and in models with several inputs, so their initial values have no effect otherwise.
@@ -255,7 +257,6 @@ class PublicModel:
 
     def _fill(self, model: MultimodalModel, only: tuple[str, ...], strict: bool) -> FillResult:
         """Copy the weights after `for_inputs`. See `fill`."""
-        texts = tuple(f"adapters.{k}." for k, a in model.adapters.items() if a.has_vocabulary)
         missing: list[str] = []
         kept: list[str] = []
         for name, target in sorted(model.state_dict().items()):
@@ -263,28 +264,8 @@ class PublicModel:
             if not name.startswith(only) or not self._is_needed(name, source_name):
                 continue
             tensor = self._convert(self.tensor_map.get(source_name or ""))
-            if tensor is not None:
-                # Positions of a text are discrete. Positions of images and audio are points on a
-                # continuous axis, so their embeddings can be interpolated.
-                module = model.get_submodule(name.rpartition(".")[0])
-                grid = {}
-                if isinstance(module, PosEmbed2d):
-                    grid = {"antialias": module.antialias, "is_time": module.is_time}
-                if name.endswith(".pos_embed.weight") and tensor.shape != target.shape:
-                    tensor = tensor.double()  # computed as the conversions are
-                tensor = resize_tensor(
-                    name, tensor, target.shape, continuous=not name.startswith(texts), **grid
-                )
-            is_embedding = name.startswith(texts) and name.endswith(EMBEDDING)
-            if tensor is not None and (is_embedding or name.startswith(OUTPUT)):
-                # A language model has one text, which can follow other inputs.
-                words = [key for key, each in model.adapters.items() if each.has_vocabulary]
-                adapter = model.adapters[name.split(".")[1] if is_embedding else words[0]]
-                # A tokenizer can have tokens of which the model has no rows, such as Gemma's for
-                # an image.
-                added = adapter.tokenizer.vocabulary.get_added_tokens_decoder()
-                num_new = max(adapter.num_new_tokens, sum(i >= len(tensor) for i in added))
-                tensor = with_new_rows(tensor, len(target), num_new)
+            if tensor is not None and tensor.shape != target.shape:
+                tensor = _resized(name, tensor, target.shape, model)
             if tensor is not None and tensor.shape == target.shape:
                 set_tensor(model, name, tensor)
             elif name.startswith("head."):
@@ -332,6 +313,12 @@ class PublicModel:
                 tensor = self._zero_bias(name)
             if tensor is None:
                 return None
+            if not self.family.own and tensor.dtype not in FLOATS:
+                raise UserError(
+                    f"weights: {self.checkpoint.source}: {name} has the type "
+                    f"{str(tensor.dtype).removeprefix('torch.')}, as in a quantized model; use a "
+                    "checkpoint in float32, float16 or bfloat16"
+                )
             check_after_loading({name: tensor}, f"weights: {self.checkpoint.source}")
             is_computed = tensor.is_floating_point() and not source.moves
             tensors.append(tensor.double() if is_computed else tensor)
@@ -384,6 +371,30 @@ class PublicModel:
         )
 
 
+def _resized(name: str, tensor: Tensor, shape: Sequence[int], model: MultimodalModel) -> Tensor:
+    """Return positions or a vocabulary with the size of the model. See `resize_tensor`."""
+    texts = [key for key, adapter in model.adapters.items() if adapter.has_vocabulary]
+    is_text = name.startswith(tuple(f"adapters.{key}." for key in texts))
+    is_embedding = is_text and name.endswith(EMBEDDING)
+    module = model.get_submodule(name.rpartition(".")[0])
+    grid = {}
+    if isinstance(module, PosEmbed2d):
+        grid = {"antialias": module.antialias, "is_time": module.is_time}
+    if name.endswith(".pos_embed.weight"):
+        tensor = tensor.double()  # computed as the conversions are
+    # Positions of a text are discrete. Positions of images and audio are points on a continuous
+    # axis, so their embeddings can be interpolated.
+    tensor = resize_tensor(name, tensor, shape, continuous=not is_text, **grid)
+    if not is_embedding and not name.startswith(OUTPUT):
+        return tensor
+    # A language model has one text, which can follow other inputs.
+    adapter = model.adapters[name.split(".")[1] if is_embedding else texts[0]]
+    # A tokenizer can have tokens of which the model has no rows, such as Gemma's for an image.
+    added = adapter.tokenizer.vocabulary.get_added_tokens_decoder()
+    num_new = max(adapter.num_new_tokens, sum(i >= len(tensor) for i in added))
+    return with_new_rows(tensor, shape[0], num_new)
+
+
 def read_public(
     source: str,
     *,
@@ -405,6 +416,11 @@ def read_public(
     # `trust` has an effect only on models that were trained with dxn. The metadata of public
     # checkpoints does not refer to classes.
     checkpoint = read_checkpoint(source, revision=revision, trust=tuple(trust))
+    if checkpoint.config.get("quantization_config"):
+        raise UserError(
+            f"weights: {source}: its weights are quantized (quantization_config in config.json); "
+            "use a checkpoint in float32, float16 or bfloat16"
+        )
     try:
         family = _family_of(checkpoint, part)
     except (TypeError, ValueError, AttributeError) as error:

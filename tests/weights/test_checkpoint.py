@@ -7,12 +7,19 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from helpers.checkpoints import assert_refused, assert_same_tensors, random_tensors
+from helpers.checkpoints import (
+    assert_refused,
+    assert_same_tensors,
+    model_of,
+    random_tensors,
+    save_peer,
+)
 from helpers.peers import cases
 from huggingface_hub import errors
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from dxn.weights import FAMILIES, Checkpoint, read_checkpoint
+from dxn.core.errors import UserError
+from dxn.weights import FAMILIES, Checkpoint, read_checkpoint, read_public
 
 timm = cases.timm
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
@@ -239,6 +246,29 @@ def test_other_models_of_timm_are_not_taken_for_a_vit(name):
         model = timm.create_model(name)
     checkpoint = Checkpoint(name, model.state_dict(), {"architecture": name})
     assert not any(family.matches(checkpoint) for family in FAMILIES)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_a_quantized_model_is_refused(dtype, tmp_path):
+    save_peer("BERT", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("attention.output.dense.weight"))
+    save_file({**tensors, name: tensors[name].to(dtype)}, tmp_path / "model.safetensors")
+    public = read_public(str(tmp_path))
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(UserError, match=f"{name} has the type {kind}, as in a quantized model"):
+        public.fill(model_of(public))
+    path = tmp_path / "config.json"
+    config = {**json.loads(path.read_text()), "quantization_config": {"quant_method": "fp8"}}
+    path.write_text(json.dumps(config))
+    assert_refused(tmp_path, f"{tmp_path}: its weights are quantized (quantization_config in")
+
+
+def test_an_adapter_without_its_model_is_refused(tmp_path):
+    tensors = {"base_model.lora_A.weight": torch.zeros(2, 3)}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/name"}')
+    assert_refused(tmp_path, f"{tmp_path}: contains only an adapter (PEFT) of the model owner/name")
 
 
 # The hub

@@ -2,22 +2,17 @@
 
 import pytest
 import torch
-from einops import rearrange
 from helpers.peers import cases
 from helpers.reference import lively_writer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import dxn
 from dxn.models import Memory
-from dxn.models.positions import apply_rope
 from dxn.weights import Architecture, Family
 from dxn.weights import families as registry
 from dxn.weights.conversions import (
     blocks,
     copied,
-    joined,
-    rotary_halves,
-    scaled,
     stacked,
     transposed,
 )
@@ -32,16 +27,6 @@ SOURCES = {
     "transposed": (transposed("a"), [(5, 3)]),
     "stacked, equal rows": (stacked("a", "b"), [(5, 3), (5, 3)]),
     "stacked, grouped heads": (stacked("q", "k", "v", rows=ROWS), [(n, D) for n in ROWS]),
-    "interleaved pairs": (rotary_halves("q", HEADS), [(ROWS[0], D)]),
-    "interleaved pairs of a bias": (rotary_halves("q", HEADS), [(ROWS[0],)]),
-    "joined": (
-        joined(rotary_halves("q", HEADS), rotary_halves("k", KV_HEADS), copied("v"), rows=ROWS),
-        [(n, D) for n in ROWS],
-    ),
-    "a scaled query beside others": (
-        joined(scaled(copied("q"), 0.5), copied("k"), copied("v"), rows=ROWS),
-        [(n, D) for n in ROWS],
-    ),
 }
 
 
@@ -55,32 +40,6 @@ def test_the_inverse_of_a_conversion_returns_the_tensors_of_the_checkpoint(name)
         torch.testing.assert_close(again, tensor, rtol=0, atol=1e-15)
     moved = sorted(torch.cat([t.flatten() for t in tensors]).tolist())
     assert source.moves == (sorted(source.convert(*tensors).flatten().tolist()) == moved)
-
-
-def test_scaled_multiplies_the_weight():
-    weight = torch.randn(3, 5)
-    assert torch.equal(scaled(copied("a"), 4).convert(weight), weight * 4)
-
-
-def test_rotary_halves_rotate_the_same_pairs():
-    """The scores of queries and keys are those of a model that rotates neighboring features."""
-    angles = torch.rand(7, HEAD_DIM // 2)
-    cos, sin = angles.cos(), angles.sin()
-    x = torch.randn(7, D)
-    layers = {"q": torch.randn(ROWS[0], D), "k": torch.randn(ROWS[0], D)}
-
-    def theirs(weight):
-        parts = rearrange(x @ weight.T, "n (h d) -> h n d", h=HEADS)
-        even, odd = parts[..., 0::2], parts[..., 1::2]
-        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
-
-    def ours(name):
-        weight = rotary_halves(name, HEADS).convert(layers[name])
-        parts = rearrange(x @ weight.T, "n (h d) -> 1 h n d", h=HEADS)
-        return apply_rope(parts, (cos, sin))[0]
-
-    expected = theirs(layers["q"]) @ theirs(layers["k"]).mT
-    torch.testing.assert_close(ours("q") @ ours("k").mT, expected)
 
 
 def test_the_rows_of_grouped_heads_apply_to_the_layers_of_that_name():

@@ -32,6 +32,7 @@ CLASSES = {
     "bart": T.BartForConditionalGeneration,
     "mbart": T.MBartForConditionalGeneration,
     "marian": T.MarianMTModel,
+    "m2m_100": T.M2M100ForConditionalGeneration,
     "whisper": T.WhisperForConditionalGeneration,
     "wav2vec2": T.Wav2Vec2Model,
     "hubert": T.HubertModel,

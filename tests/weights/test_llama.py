@@ -215,6 +215,17 @@ def test_a_setting_without_an_equivalent_is_refused(config, message):
         LLAMA.architecture(Checkpoint("x", {}, config=config))
 
 
+def test_an_output_layer_with_values_of_its_own_is_used_although_the_file_says_tied(tmp_path):
+    peer = save(tmp_path, "Llama 2")
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_config(tmp_path, {**config, "tie_word_embeddings": True})
+    model = dxn.from_public(str(tmp_path), dtype="float32")
+    ids = torch.randint(3, VOCAB, (3, 23))
+    with torch.inference_mode():
+        found = LanguageModel(model.model)(ids, torch.ones_like(ids) > 0)
+        torch.testing.assert_close(found, peer(ids).logits, rtol=0, atol=1e-4)
+
+
 def test_a_model_without_its_output_layer_is_refused(tmp_path):
     save(tmp_path, "Qwen 3")
     config = json.loads((tmp_path / "config.json").read_text())

@@ -1,35 +1,48 @@
-"""BART, mBART and Marian: an encoder and a decoder with absolute positions.
+"""BART, mBART, Marian, M2M100 and NLLB: an encoder and a decoder with absolute positions.
 
 BART (arXiv:1910.13461) has norms after the residual branches, and learned positions. mBART
 (arXiv:2001.08210) has norms before them, and codes of languages in its texts. Marian is BART
-without norms of the embedded tokens and with sinusoidal positions, trained to translate.
+without norms of the embedded tokens and with sinusoidal positions, trained to translate. M2M100
+(arXiv:2010.11125) and NLLB (arXiv:2207.04672) are mBART with these two changes.
 """
 
 from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
 
 from dxn.core.files import TARGET_TOKENIZER
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, flattened, linears, without_leading_rows
 from dxn.weights.families import hf
-from dxn.weights.family import Architecture, Family, Options, TensorMap
+from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
+# Whether the embedded tokens have a norm, and the place of the norms of the blocks.
+NORMS = {
+    "bart": (True, "post"),
+    "mbart": (True, "pre"),
+    "marian": (False, "post"),
+    "m2m_100": (False, "pre"),
+}
 UNUSED_POSITIONS = 2  # leading rows of learned positions, which the library never reads
 BIAS = "final_logits_bias"
 DECODER = "head.decoder"
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) in ("bart", "mbart", "marian")
+    return hf.model_type(checkpoint) in NORMS
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     if any(name.startswith(("classification_head.", "qa_outputs.")) for name in checkpoint.tensors):
         hf.unsupported(checkpoint, "a BART with a classifier; use one that generates texts")
-    is_marian = hf.model_type(checkpoint) == "marian"
+    kind = hf.model_type(checkpoint)
+    has_norm, _ = NORMS[kind]
     is_scaled = bool(config["scale_embedding"])
     max_len = config["max_position_embeddings"]
-    positions = {"max_len": max_len, "pos_embed": "sinusoidal" if is_marian else "learned"}
+    words = _embedding(checkpoint, "decoder")
+    positions = {"max_len": max_len, "pos_embed": "sinusoidal" if kind == "marian" else "learned"}
     return Architecture(
         dim=config["d_model"],
         adapters={
@@ -37,7 +50,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
                 **positions,
                 "embedding": {"scale": is_scaled},
                 "tokenizer": {"special_tokens": True},
-                **({} if is_marian else {"norm": {}}),
+                **({"norm": {}} if has_norm else {}),
             }
         },
         backbone=_backbone(checkpoint, "encoder"),
@@ -45,9 +58,9 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         decoder={
             **positions,
             "scale_embedding": is_scaled,
-            "norm_embedding": not is_marian,
+            "norm_embedding": has_norm,
             "output": {
-                "tie_embeddings": config["tie_word_embeddings"] is not False,
+                "tie_embeddings": hf.is_tied(checkpoint, words, "lm_head.weight"),
                 # It is zero in BART.
                 "bias": BIAS in checkpoint and bool(checkpoint.tensors[BIAS].any()),
             },
@@ -87,9 +100,22 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
             ("adapters.text.pos_embed.weight", "encoder"),
             (f"{DECODER}.pos_embed", "decoder"),
         ):
-            source = f"{p}{stack}.embed_positions.weight"
-            result[name] = without_leading_rows(source, UNUSED_POSITIONS)
+            result[name] = _positions(checkpoint, f"{p}{stack}.embed_positions.weight")
     return result
+
+
+def _positions(checkpoint: Checkpoint, name: str) -> TensorSource:
+    """Return the position embeddings. The library computes those of M2M100."""
+    if hf.model_type(checkpoint) != "m2m_100":
+        return without_leading_rows(name, UNUSED_POSITIONS)
+    config = checkpoint.settings
+    dim = config["d_model"]
+    first = config["pad_token_id"] + 1  # as in RoBERTa
+    positions = torch.arange(first, first + config["max_position_embeddings"])
+    frequencies = 1e4 ** -torch.linspace(0, 1, dim // 2, dtype=torch.float64)
+    angles = positions[:, None] * frequencies
+    table = F.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, dim % 2))
+    return TensorSource((), lambda: table)
 
 
 def _backbone(checkpoint: Checkpoint, stack: str) -> Options:
@@ -101,7 +127,7 @@ def _backbone(checkpoint: Checkpoint, stack: str) -> Options:
             "mlp": hf.activation(checkpoint, config, "activation_function"),
             "hidden_dim": config[f"{stack}_ffn_dim"],
         },
-        "norm": {"place": "pre" if hf.model_type(checkpoint) == "mbart" else "post"},
+        "norm": {"place": NORMS[hf.model_type(checkpoint)][1]},
     }
 
 
@@ -128,7 +154,7 @@ def _embedding(checkpoint: Checkpoint, stack: str) -> str:
 
 
 BART = Family(
-    "BART, mBART or Marian",
+    "BART, mBART, Marian, M2M100 or NLLB",
     matches,
     architecture,
     tensor_map,

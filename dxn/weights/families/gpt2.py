@@ -29,7 +29,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         hf.unsupported(checkpoint, "attention scores that are not scaled")
     labels = hf.class_names(checkpoint, "score")
     # The bare model is a language model too, because its embedding is the output layer.
-    is_tied = config["tie_word_embeddings"]
+    words = f"{base_prefix(checkpoint)}wte.weight"
+    is_tied = config["tie_word_embeddings"] and hf.is_tied(checkpoint, words, "lm_head.weight")
     if labels is None and not is_tied and "lm_head.weight" not in checkpoint:
         raise KeyError("lm_head.weight")
     return Architecture(

@@ -132,6 +132,16 @@ def first_of(checkpoint: Checkpoint, *names: str) -> str:
     return next((name for name in names if name in checkpoint), names[0])
 
 
+def is_tied(checkpoint: Checkpoint, embedding: str, output: str) -> bool:
+    """Whether the output layer is the embedding of the tokens: it is missing, or the same.
+
+    Files in the format of torch contain both. transformers compares them too, whatever
+    tie_word_embeddings says.
+    """
+    tensors = checkpoint.tensors
+    return output not in tensors or torch.equal(tensors[embedding], tensors[output])
+
+
 def writing_options(checkpoint: Checkpoint, max_len: int) -> Options:
     """Return options of the head of an encoder-decoder, with which the library generates texts.
 

@@ -27,6 +27,8 @@ NORMS_OF_BOTH: LayerNames = {
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_out": "post_feedforward_layernorm",
 }
+WORDS = "embed_tokens.weight"
+OUTPUT = "lm_head.weight"
 ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 MODELS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text")
 
@@ -40,12 +42,13 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     is_gemma = config["model_type"].startswith("gemma")
     has_both_norms = is_gemma and config["model_type"] != "gemma"
     labels = hf.class_names(checkpoint, "score")
+    is_tied = config["tie_word_embeddings"]
+    if labels is None and not is_tied and OUTPUT not in checkpoint:
+        raise KeyError(OUTPUT)
     output = {
-        "tie_embeddings": config["tie_word_embeddings"],
+        "tie_embeddings": is_tied and hf.is_tied(checkpoint, prefix(checkpoint) + WORDS, OUTPUT),
         "softcap": config.get("final_logit_softcapping"),
     }
-    if labels is None and not output["tie_embeddings"] and "lm_head.weight" not in checkpoint:
-        raise KeyError("lm_head.weight")
     width = config.get("query_pre_attn_scalar") or config["head_dim"]
     window = config.get("sliding_window")
     return Architecture(
@@ -139,16 +142,21 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     return [FULL] * first + [SLIDING] * (depth - first)
 
 
+def prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the bare model: "model.", or "" if there is no head."""
+    return hf.prefix(checkpoint, "model", WORDS)
+
+
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = hf.prefix(checkpoint, "model", "embed_tokens.weight")
+    p = prefix(checkpoint)
     options = architecture.backbone
     block = options["block"]
     has_both_norms = options["norm"]["place"] == "both"
     queries = options["num_heads"] * block["head_dim"]
     keys = block["num_kv_heads"] * block["head_dim"]
     return {
-        "adapters.text.embedding.weight": copied(f"{p}embed_tokens.weight"),
-        "head.output.weight": copied("lm_head.weight"),
+        "adapters.text.embedding.weight": copied(f"{p}{WORDS}"),
+        "head.output.weight": copied(OUTPUT),
         **blocks(
             {**BLOCK, **(NORMS_OF_BOTH if has_both_norms else {})},
             prefix=p + "layers.{i}",

@@ -47,7 +47,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "max_len": max_len,
             "pos_embed": "none",
             "scale_embedding": False,
-            "output": _output(checkpoint, config["d_model"]),
+            "output": _output(checkpoint),
             "backbone": decoder,
         },
         task="generate",
@@ -55,9 +55,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    embedding = hf.first_of(checkpoint, "shared.weight", "encoder.embed_tokens.weight")
     result = {
-        "adapters.text.embedding.weight": copied(embedding),
+        "adapters.text.embedding.weight": copied(embedding(checkpoint)),
         "backbone.bias.weight": copied(f"encoder.{BIAS}"),
         **linears({"backbone.norm": "encoder.final_layer_norm"}),
         **_blocks(checkpoint, "encoder", architecture.backbone["depth"], "backbone"),
@@ -117,12 +116,18 @@ def _blocks(checkpoint: Checkpoint, stack: str, depth: int, to: str) -> TensorMa
     return blocks(names, prefix=f"{stack}.block.{{i}}", depth=depth, to=f"{to}.blocks")
 
 
-def _output(checkpoint: Checkpoint, dim: int) -> Options:
+def _output(checkpoint: Checkpoint) -> Options:
     """Return options of the output layer: that of T5 1.0 is tied and scaled."""
-    is_tied = checkpoint.settings["tie_word_embeddings"] is not False
-    if checkpoint.settings.get("scale_decoder_outputs", is_tied):
-        return {"scale": dim**-0.5}
-    return {"tie_embeddings": "lm_head.weight" not in checkpoint}
+    config = checkpoint.settings
+    is_old = config.get("scale_decoder_outputs", config["tie_word_embeddings"] is not False)
+    is_tied = hf.is_tied(checkpoint, embedding(checkpoint), "lm_head.weight")
+    scale = {"scale": config["d_model"] ** -0.5} if is_old else {}
+    return {**scale, "tie_embeddings": is_tied}
+
+
+def embedding(checkpoint: Checkpoint) -> str:
+    """Return the name of the embedding of the tokens."""
+    return hf.first_of(checkpoint, "shared.weight", "encoder.embed_tokens.weight")
 
 
 T5 = Family(
