@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from dxn.commands.model import FromRun, Labels
+from dxn.commands.options import NO_WEIGHTS, Weights
 from dxn.config.command import OUTPUT_FOLDER
+from dxn.core.errors import UserError
 from dxn.runs.paths import is_run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export(FromRun, Labels):
-    """Export a trained model to ONNX or torch.export, which run without dxn.
+    """Export a trained model to ONNX, torch.export or transformers, which run without dxn.
 
     Args:
-        format: onnx (onnxruntime) or torch (torch.export).
+        format: onnx (onnxruntime), torch (torch.export) or public: the files of the public
+            checkpoint from which the training started, for transformers or timm.
+        weights: With format=public, this checkpoint (default: that of the run).
+        dtype: With format=public, the data type of the weights: float32 or bf16.
         output: Folder to write (default: export/FORMAT in the run folder, or here).
         baseline: none leaves out the baseline of the model, and changes its predictions.
     """
@@ -25,9 +30,12 @@ class Export(FromRun, Labels):
     usage: ClassVar[Sequence[str]] = (
         "dxn export run=outputs/label",
         "dxn export run=latest format=torch output=exported",
+        "dxn export run=latest format=public output=tuned",
     )
 
-    format: Literal["onnx", "torch"] = "onnx"
+    format: Literal["onnx", "torch", "public"] = "onnx"
+    weights: Weights = NO_WEIGHTS
+    dtype: Literal["float32", "bf16"] = "float32"
     output: Annotated[str | None, OUTPUT_FOLDER] = None
     baseline: Literal["auto", "always", "none"] = "auto"
 
@@ -37,15 +45,49 @@ class Export(FromRun, Labels):
         from dxn.export.folder import write_export
         from dxn.export.formats import check_format
 
-        check_format(self.format)
         run = Path(self.required_run())
+        if self.format != "public":
+            for option, value in (("weights", self.weights.source), ("dtype", self.dtype)):
+                if value not in (None, "float32"):
+                    raise UserError(
+                        f"{option}: has no effect with format={self.format}, got {value}; leave "
+                        "one of them out"
+                    )
+            check_format(self.format)
         # A model folder can be in the cache of the hub, where nothing else should be written.
         parent = run if is_run(run) else Path()
         folder = Path(self.output or parent / "export" / self.format)
         # Float32 on a CPU, because these are the weights that the run has.
         predictor = self.load(labels=self.labels, template=self.template)
+        if self.format == "public":
+            source = self._weights_of(run)
+            options = {"revision": source.revision, "part": source.part, "dtype": self.dtype}
+            predictor.save_public(folder, str(source.source), **options)
+            print_line(f"written: {folder}")
+            return 0
         for line in write_export(predictor, folder, self.format, baseline=self.baseline):
             print_line(line)
         # The example runs the model without dxn.
         next_step("python", str(folder / "example.py"))
         return 0
+
+    def _weights_of(self, run: Path) -> Weights:
+        """Return the public checkpoint from which the training started.
+
+        Raises:
+            UserError: If it is unknown.
+        """
+        if self.weights.source is not None:
+            return self.weights
+        source = None
+        if is_run(run):
+            from dxn.runs.plan import read_plan
+
+            node = read_plan(run).config["weights"]
+            source = Weights(node["source"], node["revision"], node["part"])
+        if source is None or source.source is None:
+            raise UserError(
+                f"weights: {run}: the public checkpoint from which the training started is "
+                "unknown; set weights=MODEL"
+            )
+        return source

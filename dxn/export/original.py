@@ -287,6 +287,11 @@ def _check(predictor: Predictor, public: PublicModel, folder: Path) -> None:
     Raises:
         UserError: If there is such a part, or the folder has files that would be replaced.
     """
+    if public.family.own:
+        raise UserError(
+            f"weights: {public.checkpoint.source}: is a model trained by dxn; set it to the public "
+            "checkpoint whose format the files have"
+        )
     reason = ""
     own, task = public.architecture.task, predictor.task.name
     if task not in (Classify.name, own):

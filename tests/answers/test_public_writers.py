@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 from helpers.checkpoints import byte_gpt2
-from helpers.runs import train
+from helpers.runs import refused, train
 from helpers.saving import load_complete
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 import dxn
+from dxn.cli import main
 from dxn.core.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
@@ -64,6 +65,24 @@ def test_a_trained_chat_model_answers_in_transformers_as_in_dxn(base, template, 
     assert again.write(prompt=["7 and one?"], max_new=20) == model.write(
         prompt=["7 and one?"], max_new=20
     )
+
+
+def test_the_command_line_writes_the_same_files(tmp_path, table, capsys):
+    byte_gpt2(tmp_path / "public", TEMPLATE)
+    _, folder = saved(tmp_path, table)
+    command = ["export", f"run={tmp_path / 'run'}", "format=public"]
+    assert main([*command, f"output={tmp_path / 'written'}"]) == 0
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "written").iterdir())
+    for name in names:
+        assert (tmp_path / "written" / name).read_bytes() == (folder / name).read_bytes()
+    model = ["export", f"run={tmp_path / 'run' / 'model'}", "format=public"]
+    (line,) = refused(capsys, [*model, f"output={tmp_path / 'other'}"])
+    assert "is unknown; set weights=MODEL" in line
+    (line,) = refused(capsys, [*model, f"weights={tmp_path / 'run'}", f"output={tmp_path / 'o'}"])
+    assert "is a model trained by dxn" in line
+    (line,) = refused(capsys, ["export", f"run={tmp_path / 'run'}", "dtype=bf16"])
+    assert "dtype: has no effect with format=onnx, got bf16" in line
 
 
 def test_the_weights_can_be_saved_in_bf16(tmp_path, table):

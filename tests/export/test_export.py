@@ -190,7 +190,7 @@ def test_an_exported_language_model_continues_in_the_same_way(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["format=tflite"], "format: must be one of onnx, torch, got 'tflite'"),
+        (["format=tflite"], "format: must be one of onnx, torch, public, got 'tflite'"),
         (["baseline=maybe"], "baseline: must be one of auto, always, none, got 'maybe'"),
         (["baseline=always"], "baseline: must be auto or none, got always"),
     ],
