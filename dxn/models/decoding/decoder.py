@@ -46,7 +46,8 @@ class Memory:
         A sample without real tokens attends to its padding, because a softmax over no keys is NaN.
         """
         # Without a mask, torch can choose its fastest kernel.
-        sizes = tuple(map(len, tokens.spans))
+        # Not len, which would make a size of a traced graph a constant.
+        sizes = tuple(span.stop - span.start for span in tokens.spans)
         if tokens.has_no_padding:
             return cls(tokens.x, None, tokens.mask, tokens.num_real, sizes)
         readable = tokens.mask | ~tokens.mask.any(1, keepdim=True)
