@@ -36,6 +36,8 @@ MEANINGS = {
     "in a row agree anywhere, so it does not suit texts of a few words.",
     "chrf": "Overlap of character sequences with the references, 0 to 100.",
     "wer": "Word errors per word of the references. Lower is better.",
+    "wer_normalized": "Word errors per word of the references, without upper case and punctuation. "
+    "Lower is better.",
     "cer": "Character errors per character of the references. Lower is better.",
     "precision_entity": "Share of the predicted entities that are right.",
     "recall_entity": "Share of the true entities that are found.",

@@ -101,7 +101,7 @@ def test_metrics_of_texts_from_sums_are_those_of_the_resampled_texts():
     counts = draw_counts(draw_rows(N)[:5], N)
     expected = resampled(task, predictions, truths, counts)
     got = task.metric.weighted(predictions, truths, counts)
-    assert set(got) == {"bleu", "chrf", "wer", "cer", "exact_match"}
+    assert set(got) == {"bleu", "chrf", "wer", "wer_normalized", "cer", "exact_match"}
     for name, values in got.items():
         assert values.tolist() == pytest.approx(expected[name], abs=1e-4), name
 

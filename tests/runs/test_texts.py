@@ -100,7 +100,7 @@ def answer_of(capsys, *arguments):
 def test_a_writer_leaves_metrics_and_one_text_per_row(writer, place):
     found = metrics_of(writer)
     tests = {key.removeprefix("test/") for key in found if key.startswith("test/")}
-    assert tests == {"loss", "bleu", "chrf", "wer", "cer", "exact_match"}
+    assert tests == {"loss", "bleu", "chrf", "wer", "wer_normalized", "cer", "exact_match"}
     assert 0 < found["test/loss"] < 4 and found["data"]["rows"] == SPLITS
     with (writer / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))

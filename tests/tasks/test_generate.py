@@ -491,6 +491,7 @@ def test_perfect_texts_have_perfect_metrics():
         "bleu": pytest.approx(100),
         "chrf": pytest.approx(100),
         "wer": 0,
+        "wer_normalized": 0,
         "cer": 0,
         "exact_match": 1,
     }
@@ -505,8 +506,27 @@ def test_error_rates_by_hand():
 
 def test_empty_texts_miss_every_word_and_a_text_too_long_costs_more_than_all():
     figures = text_metrics(["", ""], ["one two three", "four"])
-    assert figures == {"bleu": 0, "chrf": 0, "wer": 1, "cer": 1, "exact_match": 0}
+    rates = {"wer": 1, "wer_normalized": 1, "cer": 1}
+    assert figures == {"bleu": 0, "chrf": 0, **rates, "exact_match": 0}
     assert text_metrics(["one two three"], ["one"])["wer"] == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "true", "rates"),
+    [
+        ("Hello, World!", "hello world", (1, 0)),
+        ("don\N{RIGHT SINGLE QUOTATION MARK}t", "don't", (1, 0)),
+        ("a well-known place", "a well known place", (2 / 4, 0)),
+        ("5 \N{EURO SIGN}, bitte.", "5 bitte", (2 / 2, 0)),
+        ("\N{LEFT CORNER BRACKET}Ja\N{RIGHT CORNER BRACKET}", "ja nein", (2 / 2, 1 / 2)),
+        ("E\N{COMBINING ACUTE ACCENT}te", "\N{LATIN SMALL LETTER E WITH ACUTE}te", (1, 0)),
+        ("...", "word", (1, 1)),
+        ("word", "...", (1, 1)),
+    ],
+)
+def test_upper_case_and_punctuation_are_no_errors_of_normalized_words(written, true, rates):
+    figures = text_metrics([written], [true])
+    assert (figures["wer"], figures["wer_normalized"]) == pytest.approx(rates)
 
 
 def test_without_true_words_the_written_ones_are_counted():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+import string
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -12,12 +15,16 @@ from torch import Tensor
 
 from dxn.tasks.metric import Metric
 
+APOSTROPHES = re.compile("['\N{RIGHT SINGLE QUOTATION MARK}]")
+ASCII_PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]")
+
 
 class ErrorRates(Metric):
     """Word and character error rate, and exact match (0 to 1).
 
     An error rate is the number of insertions, deletions and substitutions, divided by the number of
-    words or characters of the references.
+    words or characters of the references. wer_normalized is the word error rate of the texts
+    without upper case and punctuation, see `bare_words`.
 
     Args:
         normalize: Function that returns a reference in the form that the model can write, for
@@ -25,30 +32,52 @@ class ErrorRates(Metric):
     """
 
     monitored = "cer"
-    lower_is_better = ("wer", "cer")
+    lower_is_better = ("wer", "wer_normalized", "cer")
     row: ClassVar = ("cer", "character error rate")
 
     def __init__(self, normalize: Callable[[str], str]):
         self.normalize = normalize
 
     def rows(self, predictions: Sequence[str], targets: Sequence[str]) -> Tensor:
-        """Count wrong words, words, wrong characters, characters, exact matches, and 1."""
+        """Count wrong words, words, the same of bare words and characters, exact matches, and 1."""
         rows: list[tuple[int, ...]] = []
         for predicted, target in zip(predictions, targets, strict=True):
             true = self.normalize(target)
             words = predicted.split(), true.split()
-            chars = distance(predicted, true), len(true)
-            rows.append((distance(*words), len(words[1]), *chars, predicted == true, 1))
-        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 6)
+            bare = bare_words(predicted), bare_words(true)
+            wrong = distance(*words)
+            rows.append(
+                (
+                    *(wrong, len(words[1])),
+                    *(wrong if bare == words else distance(*bare), len(bare[1])),
+                    *(distance(predicted, true), len(true)),
+                    *(predicted == true, 1),
+                )
+            )
+        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 8)
 
     def value(self, sums: Tensor) -> dict[str, Tensor]:
         """Return the metrics. Without any reference, an error rate is the number of errors."""
-        wrong_words, words, wrong_chars, chars, exact, total = sums.unbind(-1)
+        wrong_words, words, wrong_bare, bare, wrong_chars, chars, exact, total = sums.unbind(-1)
         return {
             "wer": wrong_words / words.clamp(min=1),
+            "wer_normalized": wrong_bare / bare.clamp(min=1),
             "cer": wrong_chars / chars.clamp(min=1),
             "exact_match": exact / total.clamp(min=1),
         }
+
+
+def bare_words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation.
+
+    Apostrophes are removed. Other punctuation and symbols separate words: Unicode categories P and
+    S.
+    """
+    text = APOSTROPHES.sub("", unicodedata.normalize("NFC", text).lower())
+    if text.isascii():
+        return ASCII_PUNCTUATION.sub(" ", text).split()
+    kept = (" " if unicodedata.category(char)[0] in "PS" else char for char in text)
+    return "".join(kept).split()
 
 
 def distance(left: Sequence[str], right: Sequence[str]) -> int:
