@@ -227,13 +227,17 @@ class ModelInputs:
         readers = self.readers
         chosen: Any = {readers[n].modality: c for n, c in renamed.items() if n in readers}
         source = table(path, readers=by_modality(readers), fractions=None, **options, **chosen)
-        # If several columns fit a modality, the inputs have the names of these columns.
-        if unknown := [name for name in source.inputs if name not in readers]:
+        # If several columns fit a modality, the inputs have the names of these columns. A column
+        # that has the name of the input is chosen.
+        inputs = {name: spec for name, spec in source.inputs.items() if name in readers}
+        named = {spec.modality for spec in inputs.values()}
+        others = (n for n, spec in source.inputs.items() if n not in inputs)
+        if unknown := [n for n in others if source.inputs[n].modality not in named]:
             raise UserError(
                 f"input: several columns fit the inputs of this model ({', '.join(readers)}): "
                 f"{', '.join(unknown)}; choose one, columns.{next(iter(readers))}={unknown[0]}"
             )
-        return source.inputs
+        return inputs
 
     def _files(self, files: Sequence[str], path: str, root: Path | None) -> Rows:
         """Return one row per file, for the input that reads files of its kind.
