@@ -162,9 +162,13 @@ def survey_rows(
     targets = None
     # Otherwise, the task computes its targets from the inputs.
     if TARGET in rows.cells and (task is None or task.is_supervised):
-        if task is not None and task.target.needs_inputs:
+        sources: Mapping[str, Sequence[Any]] = {}
+        if task is not None and (task.target.needs_inputs or task.target.needs_cells):
             task.target.tokenizers = tokenizers
-        targets, issues = _parse_targets(rows, raws, task, need_target=need_target)
+            sources = (
+                raws if task.target.needs_inputs else {name: rows.cells[name] for name in raws}
+            )
+        targets, issues = _parse_targets(rows, sources, task, need_target=need_target)
         bad += issues
     elif TARGET not in rows.cells and need_target and len(rows):
         raise UserError(
@@ -209,9 +213,9 @@ def survey_rows(
 
 
 def _parse_targets(
-    rows: Rows, raws: Mapping[str, Sequence[Any]], task: Task | None, *, need_target: bool
+    rows: Rows, sources: Mapping[str, Sequence[Any]], task: Task | None, *, need_target: bool
 ) -> tuple[Column, list[Issue]]:
-    """Parse all targets.
+    """Parse all targets, which `Target.read` may compare with the inputs in `sources`.
 
     Returns:
         The parsed targets, None where they are missing or invalid; and the rows that need a target
@@ -223,7 +227,7 @@ def _parse_targets(
         target, reason = cell, "no target"
         if cell is not None and task is not None:
             origin = rows.origin[i]
-            inputs = {name: raws[name][i] for name in raws} if task.target.needs_inputs else {}
+            inputs = {name: each[i] for name, each in sources.items()}
             try:
                 target = task.target.read(cell, origin, inputs)
             except UserError as error:

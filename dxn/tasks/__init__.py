@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dxn.tasks.auto import Auto
     from dxn.tasks.classify import Classify
     from dxn.tasks.contrastive import Contrastive
+    from dxn.tasks.detect.task import Detect
     from dxn.tasks.embed import Embed
     from dxn.tasks.forecast.task import Forecast, Quantiles
     from dxn.tasks.generate.ctc import Ctc
@@ -35,6 +36,7 @@ __all__ = [
     "Classify",
     "Contrastive",
     "Ctc",
+    "Detect",
     "Embed",
     "Forecast",
     "Generate",
@@ -64,6 +66,7 @@ MODULES = {
     "Classify": "classify",
     "Contrastive": "contrastive",
     "Ctc": "generate.ctc",
+    "Detect": "detect.task",
     "Embed": "embed",
     "Forecast": "forecast.task",
     "Generate": "generate.task",

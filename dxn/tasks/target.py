@@ -38,8 +38,10 @@ class Target(CheckedMembers):
         random: Whether `encode` gets a random generator in validation as well, with the same state
             in every epoch. If False, `rand` is None except in training.
         needs_inputs: Whether `read` compares a cell with the inputs of its row.
+        needs_cells: Whether `read` gets the cells of the inputs, such as paths of files, in place
+            of their raw values, because it needs no more than their headers.
         tokenizers: Tokenizers of the inputs by name, set before `read` is called if `needs_inputs`
-            is set.
+            or `needs_cells` is set.
         is_text: Whether the targets are texts, of which several can be right.
         required: Names of the inputs that every usable row must have; `bind` sets it.
         prepared_inputs: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
@@ -52,6 +54,7 @@ class Target(CheckedMembers):
     source: ClassVar[Source] = "column"
     random: ClassVar[bool] = False
     needs_inputs: ClassVar[bool] = False
+    needs_cells: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
     tokenizers: Mapping[str, Tokenizer] = MappingProxyType({})
     required: Sequence[str] = ()
@@ -92,7 +95,7 @@ class Target(CheckedMembers):
             cell: Cell of the target column, never None.
             origin: File and row of the cell, for error messages.
             raws: Raw values of the row's inputs, by input name; None where missing. Empty if
-                `needs_inputs` is not set.
+                `needs_inputs` is not set, or the cells if `needs_cells` is set.
 
         Raises:
             UserError: If the cell is not a valid target, or does not match the inputs.

@@ -41,6 +41,7 @@ TASKS: dict[str, str] = {
     "masked": "dxn.tasks.Masked",
     "contrastive": "dxn.tasks.Contrastive",
     "forecast": "dxn.tasks.Forecast",
+    "detect": "dxn.tasks.Detect",
 }
 
 

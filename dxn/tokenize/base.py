@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from urllib.parse import quote
 
 import numpy as np
@@ -71,6 +71,23 @@ Sample = dict[str, Any]
 Batch = dict[str, Any]
 
 
+class Placement(NamedTuple):
+    """Where prepared values lie in the raw ones. Of A axes, a picture has height and width.
+
+    Coordinates of tokens are origin + scale * fraction, where the fraction is from 0 to 1 along the
+    prepared value. Places in a table are coordinates divided by the unit.
+
+    Args:
+        origin: (..., A). Coordinates of the start.
+        scale: (..., A). Length of the prepared value in the same units; negative if it is mirrored.
+        unit: (..., A). Length of the raw value, if places are fractions of it, or else 1.
+    """
+
+    origin: Tensor
+    scale: Tensor
+    unit: Tensor
+
+
 class BadMedia(ValueError):
     """An image, clip or text is invalid or exceeds a limit. The message is the reason."""
 
@@ -88,6 +105,8 @@ class Reader(CheckedMembers):
         words: Whether a cell can be a list of words.
         template: What writes a conversation as a text. None: cells are no conversations.
         steps: Whether raw values are series: float tensors (T, C), NaN where a value is missing.
+        axes: Number A of axes along which parts of a raw value have places: 2 for pictures, 1 for
+            what has only a time. 0: there are none.
         tabular: Whether it reads cells of a table, such as numbers. Each of these inputs has an
             adapter of its own, because columns have different units. They are also printed and
             evaluated together.
@@ -99,6 +118,7 @@ class Reader(CheckedMembers):
     words: ClassVar[bool] = False
     template: ChatTemplate | None = None
     steps: ClassVar[bool] = False
+    axes: ClassVar[int] = 0
     tabular: ClassVar[bool] = False
 
     def read(self, cell: Any) -> Any:
@@ -111,6 +131,16 @@ class Reader(CheckedMembers):
             BadMedia: If the cell is invalid or exceeds a limit. The message is the reason.
         """
         raise NotImplementedError
+
+    def extent(self, cell: Any) -> tuple[float, ...]:
+        """Return the length of a raw value along its `axes`, in the units of places in a table.
+
+        Default: 1, because places are in the units of the coordinates of tokens, such as seconds.
+
+        Raises:
+            BadMedia: If the cell cannot be read.
+        """
+        return (1.0,) * self.axes
 
     def score(self, cells: Sequence[Any]) -> float:
         """Score from 0 to 1 how likely a column of non-missing cells has this modality.
@@ -241,6 +271,13 @@ class Tokenizer(CheckedMembers):
         """
         raw = self.reader.read(cell)
         return None if raw is None else self.length(raw)
+
+    def placement(self, sample: Mapping[str, Tensor]) -> Placement:
+        """Return where a sample, or each of a batch, lies in its raw value.
+
+        Only tokenizers whose reader has `axes` define it.
+        """
+        raise NotImplementedError
 
     def cut(self, raw: Any) -> tuple[int, int] | None:
         """Return (kept, total) numbers of tokens of a value that is truncated, otherwise None."""

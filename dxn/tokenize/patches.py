@@ -97,7 +97,7 @@ def patch_boxes(grid: PatchGrid, frame: Tensor, sizes: Tensor, mask: Tensor) -> 
 
     Args:
         grid: The patches.
-        frame: (B, 4). Position of the pixels in the raw picture, see `Frame` of image_augment.py.
+        frame: (B, 4 or more). Position of the pixels in the raw picture, see `Frame` of augment.py.
         sizes: (B, 2). Height and width of each picture in pixels.
         mask: (B, h, w). True at real patches.
     """
@@ -109,7 +109,7 @@ def patch_boxes(grid: PatchGrid, frame: Tensor, sizes: Tensor, mask: Tensor) -> 
     stops = [start + size for start, size in zip(starts, grid.size, strict=True)]
     corner, end = torch.cartesian_prod(*starts), torch.cartesian_prod(*stops)
     end = torch.minimum(end, sizes[:, None])
-    origin, scale = frame[:, None, :2], frame[:, None, 2:]
+    origin, scale = frame[:, None, :2], frame[:, None, 2:4]
     start = corner * scale + origin
     stop = end * scale + origin
     # In a mirrored picture, the left edge of a patch lies on the right in the raw picture.

@@ -68,6 +68,7 @@ class ImageReader(Reader):
     modality = "image"
     files = True
     media = "image/*"
+    axes = 2
 
     def __init__(
         self,
@@ -95,6 +96,10 @@ class ImageReader(Reader):
             reduced_size=self.reduced_size,
             interpolation=self.interpolation,
         )
+
+    def extent(self, cell: Any) -> tuple[int, int]:
+        """Return the height and width of a picture in pixels."""
+        return image_size(cell)
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the smallest, median and largest size of the cells as width×height."""

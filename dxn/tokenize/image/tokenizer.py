@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from annotated_types import Ge, Interval, Len
 from torch import Tensor
 
 from dxn.core.schema import options
-from dxn.tokenize.base import Sample, Tokenizer
+from dxn.tokenize.base import Placement, Sample, Tokenizer
 from dxn.tokenize.image.augment import Frame, ImageAugment, ImageAugmenter
 from dxn.tokenize.image.reader import (
     ImageReader,
@@ -133,18 +133,24 @@ class ImageTokenizer(Tokenizer):
 
         Returns:
             pixels uint8 (C, h, w), which need a quarter of the memory of float32; sizes (2,), h and
-            w; and frame (4,): the position of the pixels in the raw image, which the reader has
-            reduced, see `Frame`.
+            w; and frame (6,): the position of the pixels in the raw image, which the reader has
+            reduced, see `Frame`, and its height and width.
         """
         frame = Frame()
+        raw_size = raw.shape[1:]
         if rand is not None:
             raw, frame = self.augmenter(raw, rand)
         pixels, part = self._resized(raw)
         return {
             "pixels": pixels,
             "sizes": torch.tensor(pixels.shape[1:]),
-            "frame": torch.tensor(frame.of_part(part)),
+            "frame": torch.tensor([*frame.of_part(part), *raw_size]),
         }
+
+    def placement(self, sample: Mapping[str, Tensor]) -> Placement:
+        """Return where the pixels lie. Places are fractions of the picture."""
+        frame = sample["frame"]
+        return Placement(frame[..., :2], frame[..., 2:4] * sample["sizes"], frame[..., 4:])
 
     def length(self, raw: Tensor) -> float:
         """Return the approximate number of tokens of an image raw (C, H, W)."""

@@ -1,0 +1,99 @@
+"""The head of detection: each token of an input says which object is near to it, and where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dxn.core.dropout import Dropout
+from dxn.core.tokens import Tokens
+from dxn.tasks.detect.boxes import centers, ordered
+from dxn.tasks.space import Batch
+from dxn.tokenize.base import Tokenizer
+
+PRIOR = 0.01  # initial probability of each class: nearly all tokens have no object
+MAX_LOG = 4.0  # largest logarithm of the size of a box, as a multiple of the usual size
+NOTHING = -30.0  # logit of a token that is padding
+
+
+class DetectHead(nn.Module):
+    """Maps each token of one input to logits of classes and a box.
+
+    The center of a box is that of the token plus a multiple of the usual size of an object, and its
+    size is a multiple of the usual size.
+
+    Args:
+        dim: Width D of a token.
+        num_classes: Number K of classes.
+        input: Name of the input.
+        tokenizer: Tokenizer of the input.
+        usual_size: (A,). Usual size of an object, see `DetectedObjects`.
+        pooled_dim: Width of the vector of a sample, which is added to each token, so that other
+            inputs also have an effect if each input is encoded alone. 0: it is not added.
+        dropout: Dropout probability of the tokens.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_classes: int,
+        input: str,
+        tokenizer: Tokenizer,
+        usual_size: Sequence[float],
+        pooled_dim: int = 0,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.input = input
+        self.num_classes = num_classes
+        self.tokenizer = tokenizer
+        self.axes = tokenizer.reader.axes
+        self.context = nn.Linear(pooled_dim, dim) if pooled_dim else None
+        self.dropout = Dropout(dropout)
+        self.hidden = nn.Sequential(nn.Linear(dim, dim), nn.GELU())
+        width = num_classes + 2 * self.axes
+        # The second set of outputs is only for the training.
+        self.outs = nn.ModuleList(nn.Linear(dim, width) for _ in range(2))
+        for out in self.outs:
+            nn.init.trunc_normal_(out.weight, std=0.01)
+            nn.init.zeros_(out.bias)
+            nn.init.constant_(out.bias[:num_classes], math.log(PRIOR / (1 - PRIOR)))
+        self.register_buffer("usual_size", torch.tensor(usual_size, dtype=torch.float32))
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Return logits and boxes (B, M, S, K + 2A), see `Detections`."""
+        part = tokens.select(self.input)
+        x = part.x
+        if self.context is not None:
+            x = x + self.context(pooled)[:, None]
+        x = self.hidden(self.dropout(x))
+        outs = self.outs if self.training else self.outs[:1]
+        raw = torch.stack([out(x) for out in outs], 2).float()  # (B, M, S, K + 2A)
+        logits, shift, size = raw.split([self.num_classes, self.axes, self.axes], -1)
+        logits = logits.masked_fill(~part.mask[:, :, None, None], NOTHING)
+        center, usual = self._places(part, batch)
+        center = center[:, :, None] + shift * usual
+        half = usual * size.clamp(max=MAX_LOG).exp() / 2
+        return torch.cat([logits, center - half, center + half], -1)
+
+    def _places(self, part: Tokens, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the centers (B, M, A) of the tokens and the usual size (B, 1, 1, A) of an object.
+
+        Both are fractions of the prepared value, 0 or 1 where a sample has none.
+        """
+        rows = batch[self.input]["rows"]
+        placement = self.tokenizer.placement(batch[self.input])
+        shape = part.x.shape[0], self.axes
+        origin, scale, unit = (
+            each.new_ones(shape, dtype=torch.float32).index_copy(0, rows, each.float())
+            for each in placement
+        )
+        coords = part.spans[-1].coords[..., : 2 * self.axes].nan_to_num()
+        origin, scale = origin.tile(2)[:, None], scale.tile(2)[:, None]
+        center = centers(ordered((coords - origin) / scale))
+        usual = self.usual_size * unit / scale[:, 0, : self.axes].abs()
+        return center, usual[:, None, None]

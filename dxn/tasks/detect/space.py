@@ -1,0 +1,181 @@
+"""What the outputs of detection mean, how they are matched with the objects, and their loss.
+
+Each output is matched with at most one object, and each object with exactly one output, at the
+lowest total cost (arXiv:2005.12872). So an object is found once, and nothing has to remove
+duplicates. While training, a second set of outputs also learns with several outputs per object,
+which teaches the model faster (arXiv:2405.14458).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dxn.tasks.detect.boxes import centers, overlaps
+from dxn.tasks.detect.target import DetectedObjects
+from dxn.tasks.space import Batch, LossSum, Space
+
+# Weights of the classification, of the distance of the boxes and of their overlap.
+CLASS_WEIGHT, DISTANCE_WEIGHT, OVERLAP_WEIGHT = 1.0, 5.0, 2.0
+MATCH_CLASS_WEIGHT = 2.0  # in the cost of a match
+# Share and exponent of the loss of outputs without an object (arXiv:2008.13367, equation 2).
+NEGATIVE_SHARE, FOCUS = 0.75, 2.0
+NUM_CANDIDATES = 10  # outputs per object of the second set
+# Exponents of the score and of the overlap in the choice of candidates (arXiv:2108.07755).
+SCORE_POWER, OVERLAP_POWER = 0.5, 6.0
+
+
+class Matches(NamedTuple):
+    """Which outputs belong to which objects.
+
+    Args:
+        rows: (P,). Sample of each pair.
+        outputs: (P,). Index of the output in the sample.
+        objects: (P,). Index of the object in the sample.
+    """
+
+    rows: Tensor
+    outputs: Tensor
+    objects: Tensor
+
+
+class Detections(Space):
+    """Logits of K classes and a box of each of M outputs: (B, M, S, K + 2A).
+
+    The boxes are fractions of the prepared picture. In training, S is 2: the second set of outputs
+    has several of them per object.
+
+    Args:
+        target: The objects.
+    """
+
+    mixes = False
+
+    def __init__(self, target: DetectedObjects):
+        self.target = target
+
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the loss per object: that of the classes and that of the boxes."""
+        labels, boxes = batch["target"]["labels"], batch["target"]["boxes"]
+        num_classes = output.shape[-1] - boxes.shape[-1]
+        # float32: boxes in bfloat16 would be accurate to a percent only.
+        logits, found = output.float().split([num_classes, boxes.shape[-1]], -1)
+        total = _set_loss(logits[:, :, 0], found[:, :, 0], labels, boxes)
+        if output.shape[2] > 1:
+            total = total + _dense_loss(logits[:, :, 1], found[:, :, 1], labels, boxes)
+        count = (labels >= 0).sum().float()
+        return LossSum(total, count)
+
+    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the scores (B, M, K) and the boxes (B, M, 2A) in the prepared picture."""
+        num_classes = len(self.target.labels)
+        first = output.float()[:, :, 0]
+        return {"scores": first[..., :num_classes].sigmoid(), "boxes": first[..., num_classes:]}
+
+
+def _set_loss(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) -> Tensor:
+    """Return the sum of the losses of outputs of which each object has exactly one.
+
+    Args:
+        logits: (B, M, K).
+        found: (B, M, 2A). Boxes of the outputs.
+        labels: (B, n). Classes of the objects, negative where there is none.
+        boxes: (B, n, 2A). Boxes of the objects.
+    """
+    pairs = match(logits, found, labels, boxes)
+    matched, true = found[pairs.rows, pairs.outputs], boxes[pairs.rows, pairs.objects]
+    iou, generalized = overlaps(matched, true)
+    quality = torch.zeros_like(logits)
+    classes = labels[pairs.rows, pairs.objects]
+    quality[pairs.rows, pairs.outputs, classes] = iou.detach()
+    weights = NEGATIVE_SHARE * logits.detach().sigmoid().pow(FOCUS)
+    weights = torch.where(quality > 0, quality, weights)
+    of_classes = F.binary_cross_entropy_with_logits(logits, quality, weights, reduction="sum")
+    distance = (matched - true).abs().sum()
+    overlap = (1 - generalized).sum()
+    return CLASS_WEIGHT * of_classes + DISTANCE_WEIGHT * distance + OVERLAP_WEIGHT * overlap
+
+
+def _dense_loss(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) -> Tensor:
+    """Return the sum of the losses of outputs of which each object has several.
+
+    The arguments are those of `_set_loss`.
+    """
+    pairs, quality = candidates(logits, found, labels, boxes)
+    matched, true = found[pairs.rows, pairs.outputs], boxes[pairs.rows, pairs.objects]
+    _, generalized = overlaps(matched, true)
+    targets = torch.zeros_like(logits)
+    classes = labels[pairs.rows, pairs.objects]
+    targets[pairs.rows, pairs.outputs, classes] = quality
+    of_classes = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+    # As many as the objects of the batch, whatever the number of their candidates is.
+    share = (labels >= 0).sum() / quality.sum().clamp(min=1)
+    distance = ((matched - true).abs().sum(-1) * quality).sum()
+    overlap = ((1 - generalized) * quality).sum()
+    return share * (
+        CLASS_WEIGHT * of_classes + DISTANCE_WEIGHT * distance + OVERLAP_WEIGHT * overlap
+    )
+
+
+@torch.no_grad()
+def match(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) -> Matches:
+    """Match each object with one output at the lowest total cost of each sample.
+
+    The arguments are those of `_set_loss`. An object whose class is not in the training split has
+    a negative label and is not matched.
+    """
+    from scipy.optimize import linear_sum_assignment  # it takes time to import
+
+    index = labels.clamp(min=0)[:, None].expand(-1, logits.shape[1], -1)
+    scores = logits.sigmoid().gather(2, index)
+    distance = torch.cdist(found, boxes, p=1)
+    _, generalized = overlaps(found[:, :, None], boxes[:, None])
+    cost = DISTANCE_WEIGHT * distance - OVERLAP_WEIGHT * generalized - MATCH_CLASS_WEIGHT * scores
+    # One copy for all samples. A diverged model has NaN, which the solver refuses.
+    cost = cost.nan_to_num(1e6, 1e6, -1e6).cpu().numpy()
+    real = (labels >= 0).cpu().numpy()
+    parts: list[np.ndarray] = []
+    for row in np.flatnonzero(real.any(1)).tolist():
+        objects = np.flatnonzero(real[row])
+        outputs, chosen = linear_sum_assignment(cost[row][:, objects])
+        parts.append(np.stack([np.full_like(outputs, row), outputs, objects[chosen]]))
+    pairs = np.concatenate(parts, 1) if parts else np.zeros((3, 0), np.int64)
+    return Matches(*torch.from_numpy(pairs).to(logits.device))
+
+
+@torch.no_grad()
+def candidates(
+    logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor
+) -> tuple[Matches, Tensor]:
+    """Choose the outputs that fit each object best, and how well each of them fits.
+
+    Only outputs whose center is inside of the object are chosen. An output that fits several
+    objects belongs to the one that it overlaps most. The arguments are those of `_set_loss`.
+
+    Returns:
+        The pairs, and the quality (P,) of each from 0 to 1: the best candidate of an object has the
+        largest overlap of its candidates (arXiv:2108.07755, section 3.2).
+    """
+    real = labels >= 0
+    index = labels.clamp(min=0)[:, None].expand(-1, logits.shape[1], -1)
+    scores = logits.sigmoid().gather(2, index)  # (B, M, n)
+    iou, _ = overlaps(found[:, :, None], boxes[:, None])
+    center = centers(found)[:, :, None]
+    start, stop = boxes[:, None].chunk(2, -1)
+    inside = ((center >= start) & (center <= stop)).all(-1) & real[:, None]
+    fit = scores.pow(SCORE_POWER) * iou.pow(OVERLAP_POWER) * inside
+    count = min(NUM_CANDIDATES, fit.shape[1])
+    best = fit.topk(count, 1)
+    chosen = torch.zeros_like(inside).scatter(1, best.indices, best.values > 0)
+    # An output belongs to one object only.
+    owner = iou.masked_fill(~chosen, -1).argmax(2, keepdim=True)
+    chosen &= torch.zeros_like(chosen).scatter(2, owner, True)
+    fit = fit * chosen
+    highest = fit.amax(1, keepdim=True).clamp(min=torch.finfo(fit.dtype).tiny)
+    quality = fit / highest * (iou * chosen).amax(1, keepdim=True)
+    rows, outputs, objects = chosen.nonzero(as_tuple=True)
+    return Matches(rows, outputs, objects), quality[rows, outputs, objects]

@@ -1,0 +1,214 @@
+"""The target of detection: the objects of each sample, as places in one of its inputs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dxn.core.errors import UserError
+from dxn.core.schema import Strict
+from dxn.tasks.detect.boxes import areas, ordered
+from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
+from dxn.tasks.names import Names, NamesState
+from dxn.tasks.target import IGNORED
+from dxn.tokenize.base import BadMedia, Placement, Tokenizer
+
+# An object of which augmentation leaves less than this share in the picture is left out.
+MIN_VISIBLE = 0.25
+MAX_SHOWN = 3  # rows in a note
+
+
+class ObjectsState(NamesState):
+    """The content of labels.json."""
+
+    usual_size: list[Annotated[float, Field(gt=0)]]
+    fractions: bool = False
+
+
+class DetectedObjects(Names):
+    """Any number of objects per row, each with a class and a box or interval.
+
+    Args:
+        input: Name of the input in which the objects are. "": the first one with coordinates.
+        order: What the numbers of a box are. None: that follows from the keys of the objects.
+        balance: Whether `fit` computes class weights.
+
+    Attributes:
+        usual_size: (A,). Median size of the objects along each axis, in the units of places.
+        fractions: Whether the boxes are fractions of the picture, from 0 to 1, instead of pixels.
+    """
+
+    State: ClassVar[type[Strict]] = ObjectsState
+    needs_cells = True
+
+    def __init__(self, *, input: str = "", order: Order | None = None):
+        super().__init__()
+        self.input = input
+        self.order: Order | None = order
+        self.usual_size: list[float] = []
+        self.fractions = False
+        # Objects without an area and those that are cut, by row.
+        self.unused: dict[str, int] = {}
+        self.clipped: dict[str, int] = {}
+
+    def names(self, value: Objects) -> Sequence[str]:
+        """Return the class of each object."""
+        return value.labels
+
+    def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Find out whether the boxes are fractions: all numbers are from 0 to 1."""
+        largest = 0.0
+        count = 0
+        for cell, origin in zip(cells, origins, strict=True):
+            try:
+                objects = read_objects(cell, origin, axes=2, order=self.order)
+            except UserError:  # is reported when the rows are read, or these are events
+                continue
+            count += len(objects)
+            largest = max([largest, *(number for box in objects.boxes for number in box)])
+        # A hundredth more, because of rounding.
+        self.fractions = count > 0 and largest <= 1.01
+        return []
+
+    def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Objects:
+        """Return the objects of a row in the units of places.
+
+        Args:
+            cell: See `read_objects`.
+            origin: File and row.
+            raws: Cells of the inputs.
+
+        Raises:
+            UserError: If the cell is not a list of objects, or the picture cannot be read.
+        """
+        name = self.input or _located(self.tokenizers)
+        tokenizer = self.tokenizers.get(name)
+        if tokenizer is None:
+            raise UserError(
+                f"head=detect: needs an input with coordinates, such as a picture, got "
+                f"{', '.join(self.tokenizers)}"
+            )
+        axes = tokenizer.reader.axes
+        objects = read_objects(cell, origin, axes=axes, order=self.order)
+        extent: Sequence[float] = (1.0,) * axes
+        source = raws.get(name)
+        if not self.fractions and source is not None and objects.boxes:
+            try:
+                extent = tokenizer.reader.extent(source)
+            except BadMedia:
+                return objects  # the row is reported because of its picture
+        limits = (1.0,) * axes if axes > 1 else None
+        labels: list[str] = []
+        boxes: list[Box] = []
+        for label, box in zip(objects.labels, objects.boxes, strict=True):
+            scaled = [number / length for number, length in zip(box, (*extent,) * 2, strict=True)]
+            kept = _clipped(scaled, limits)
+            if any(stop <= start for start, stop in zip(kept[:axes], kept[axes:], strict=True)):
+                self.unused[origin] = self.unused.get(origin, 0) + 1
+                continue
+            if max(abs(a - b) for a, b in zip(kept, scaled, strict=True)) > 1e-2:
+                self.clipped[origin] = self.clipped.get(origin, 0) + 1
+            labels.append(label)
+            boxes.append(kept)
+        return Objects(tuple(labels), tuple(boxes))
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Choose the input in which the objects are.
+
+        Raises:
+            UserError: If no input has coordinates.
+        """
+        self.tokenizers = {name: adapter.tokenizer for name, adapter in adapters.items()}
+        name = self.input or _located(self.tokenizers)
+        if name not in self.tokenizers or not self.tokenizers[name].reader.axes:
+            known = ", ".join(f"{n} ({t.modality})" for n, t in self.tokenizers.items())
+            raise UserError(
+                f"head=detect: needs an input with coordinates, such as a picture, got {known}; "
+                "set head.input to one"
+            )
+        self.input = name
+        self.required = self.prepared_inputs = (name,)
+
+    def fit(self, values: Sequence[Objects]) -> None:
+        """Collect the classes, and compute the usual size of an object.
+
+        Raises:
+            UserError: If no training row has an object.
+        """
+        boxes = [box for value in values for box in value.boxes]
+        if not boxes:
+            raise UserError("data.target: no training row has an object; check the annotations")
+        super().fit(values)
+        axes = len(boxes[0]) // 2
+        self.usual_size = [
+            statistics.median(b[axes + i] - b[i] for b in boxes) for i in range(axes)
+        ]
+
+    def encode(
+        self, value: Objects, sample: dict[str, Any], rand: Random | None = None
+    ) -> dict[str, Tensor]:
+        """Return the classes (n,) and boxes (n, 2A) as fractions of the prepared picture.
+
+        Objects move with the picture. Those that augmentation has mostly cut off are left out.
+        """
+        tokenizer = self.tokenizers[self.input]
+        labels = super().encode(value, sample, rand)
+        boxes = torch.tensor(value.boxes, dtype=torch.float32)
+        boxes = boxes.reshape(len(value), 2 * tokenizer.reader.axes)
+        boxes = to_prepared(boxes, tokenizer.placement(sample[self.input]))
+        visible = boxes.clamp(0, 1)
+        kept = areas(visible) >= MIN_VISIBLE * areas(boxes)
+        return {"labels": labels[kept], "boxes": visible[kept]}
+
+    def collate(self, targets: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Pad the classes to (B, n) with IGNORED, and the boxes to (B, n, 2A) with 0."""
+        pad = torch.nn.utils.rnn.pad_sequence
+        return {
+            "labels": pad([t["labels"] for t in targets], True, IGNORED),
+            "boxes": pad([t["boxes"] for t in targets], True, 0.0),
+        }
+
+    def describe(self, values: Sequence[Objects]) -> str:
+        """Return the number of objects per class, and what is unusual about them."""
+        line = super().describe(values)
+        empty = sum(not len(value) for value in values)
+        if empty:
+            line += f"; {empty:,} rows without an object"
+        for rows, what in (
+            (self.unused, "without an area inside of the picture are not used"),
+            (self.clipped, "are cut at the edge of the picture"),
+        ):
+            if rows:
+                shown = ", ".join(list(rows)[:MAX_SHOWN])
+                more = ", ..." if len(rows) > MAX_SHOWN else ""
+                line += f"; {sum(rows.values()):,} objects of all splits {what} ({shown}{more})"
+        return line
+
+
+def to_prepared(boxes: Tensor, placement: Placement) -> Tensor:
+    """Convert boxes (n, 2A) from places to fractions of a prepared value."""
+    origin, scale, unit = (each.tile(2) for each in placement)
+    return ordered((boxes * unit - origin) / scale)
+
+
+def to_places(boxes: Tensor, placement: Placement) -> Tensor:
+    """Convert boxes (n, 2A) from fractions of a prepared value to places: undo `to_prepared`."""
+    origin, scale, unit = (each.tile(2) for each in placement)
+    return ordered((boxes * scale + origin) / unit)
+
+
+def _located(tokenizers: Mapping[str, Tokenizer]) -> str:
+    """Return the name of the first input with coordinates, "" if there is none."""
+    return next((name for name, each in tokenizers.items() if each.reader.axes), "")
+
+
+def _clipped(box: Sequence[float], limits: Sequence[float] | None) -> Box:
+    """Return the part of a box from 0 to the limits of each axis, if there are limits."""
+    tops = [float("inf")] * len(box) if limits is None else (*limits, *limits)
+    return tuple(min(max(number, 0.0), top) for number, top in zip(box, tops, strict=True))

@@ -1,0 +1,159 @@
+"""Detection: find objects in a picture, or events in a sound or series."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge
+from torch import Tensor, nn
+
+from dxn.core.display import significant
+from dxn.core.dropout import Rate
+from dxn.core.errors import UserError
+from dxn.core.randomness import Probability
+from dxn.tasks.detect.head import DetectHead
+from dxn.tasks.detect.metric import AveragePrecision, Detected
+from dxn.tasks.detect.objects import Order
+from dxn.tasks.detect.space import Detections
+from dxn.tasks.detect.target import DetectedObjects, to_places
+from dxn.tasks.space import Batch
+from dxn.tasks.task import Task
+from dxn.tokenize.base import BadMedia, Placement
+
+PLACES = {1: ("start", "stop"), 2: ("left", "top", "right", "bottom")}
+
+
+@dataclass(kw_only=True, eq=False)
+class Detect(Task[DetectedObjects]):
+    """Find the objects of a picture, or the events of a sound or series.
+
+    The target is a list of objects: a class and a box, or the start and the stop of an event.
+
+    Args:
+        input: Name of the input in which the objects are. Default: the first one with coordinates.
+        order: What the four numbers of a box are: corners (left, top, right, bottom), size (left,
+            top, width, height) or center (center x, center y, width, height). Default: that follows
+            from their key, such as bbox, which has a size.
+        threshold: Minimum score of an object in answers. The metrics use all objects.
+        max_objects: Maximum number of objects of a sample.
+        dropout: Dropout probability of the encoded tokens.
+    """
+
+    name = "detect"
+
+    input: str = ""
+    order: Order | None = None
+    threshold: Probability = 0.4
+    max_objects: Annotated[int, Ge(1)] = 100
+    dropout: Rate = 0.0
+
+    def __post_init__(self):
+        self.target = DetectedObjects(input=self.input, order=self.order)
+        self.space = Detections(self.target)
+        self.metric = AveragePrecision(self.target)
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Refuse augmentation that moves parts of a picture in ways that boxes cannot follow.
+
+        Raises:
+            UserError: If an adapter has such an option.
+        """
+        super().check(config)
+        for option in ("r_drop",):
+            if config.get("trainer", {}).get(option):
+                raise UserError(
+                    f"trainer.{option}: cannot be combined with head={self.name}; set "
+                    f"trainer.{option}=0"
+                )
+        if config.get("ensemble", 1) > 1:
+            raise UserError(
+                f"ensemble: cannot be combined with head={self.name}; set ensemble=1, got "
+                f"{config['ensemble']}"
+            )
+        for key, adapter in config.get("adapters", {}).items():
+            augment = adapter.get("augment") or {} if isinstance(adapter, Mapping) else {}
+            if augment.get("randaugment"):
+                raise UserError(
+                    f"adapters.{key}.augment.randaugment: rotates and shears pictures, which boxes "
+                    f"cannot follow, got {augment['randaugment']}; set it to 0, and use crop, zoom "
+                    "or flip"
+                )
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a head that maps each token of the input to an object."""
+        return DetectHead(
+            dim,
+            num_classes=len(self.target.labels),
+            input=self.target.input,
+            tokenizer=adapters[self.target.input].tokenizer,
+            usual_size=self.target.usual_size,
+            pooled_dim=pooled_dim if len(adapters) > 1 else 0,
+            dropout=self.dropout,
+        )
+
+    def predict(
+        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
+    ) -> list[Detected]:
+        """Return the objects of each sample with the highest scores, best first."""
+        decoded = self.space.decode(output, batch)
+        scores, boxes = decoded["scores"].cpu(), decoded["boxes"].cpu()
+        part = batch[self.target.input]
+        tokenizer = self.target.tokenizers[self.target.input]
+        placements = [each.cpu().float() for each in tokenizer.placement(part)]
+        num_classes = scores.shape[2]
+        nothing = Detected(
+            torch.zeros(0).long(), torch.zeros(0), boxes.new_zeros(0, boxes.shape[2])
+        )
+        found = [nothing] * batch["#size"]
+        for i, row in enumerate(part["rows"].tolist()):
+            best = scores[row].flatten().topk(min(self.max_objects, scores[row].numel()))
+            chosen = boxes[row][best.indices // num_classes].clamp(0, 1)
+            placement = Placement(*(each[i] for each in placements))
+            places = to_places(chosen, placement)
+            found[row] = Detected(best.indices % num_classes, best.values, places)
+        return found
+
+    def answer(
+        self, prediction: Detected, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the objects whose score is at least `threshold`, best first.
+
+        A box has the keys left, top, right and bottom, in pixels if the picture is known, and
+        otherwise as fractions of it; an event has start and stop.
+        """
+        axes = prediction.boxes.shape[1] // 2
+        extent: Sequence[float] = (1.0,) * axes
+        source = (inputs or {}).get(self.target.input)
+        if source is not None:
+            try:
+                extent = self.target.tokenizers[self.target.input].reader.extent(source)
+            except BadMedia:
+                pass  # fractions of a picture that is gone
+        kept = prediction.scores >= self.threshold
+        boxes = prediction.boxes[kept].double() * torch.tensor([*extent, *extent])
+        objects: list[dict[str, Any]] = []
+        for index, score, box in zip(
+            prediction.classes[kept].tolist(), prediction.scores[kept].tolist(), boxes, strict=True
+        ):
+            start, stop = (part.flip(0).tolist() for part in box.chunk(2))
+            places = dict(zip(PLACES[axes], map(significant, [*start, *stop]), strict=True))
+            label = self.target.labels[index]
+            objects.append({"label": label, "score": significant(score), **places})
+        return {"prediction": objects}
+
+    def columns(
+        self, prediction: Detected, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the objects as a text in JSON."""
+        objects = self.answer(prediction, inputs)["prediction"]
+        return {"prediction": json.dumps(objects, ensure_ascii=False)}
+
+    def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Detected]] | None:
+        """Return no object for every row."""
+        axes = len(self.target.usual_size)
+        nothing = Detected(torch.zeros(0).long(), torch.zeros(0), torch.zeros(0, 2 * axes))
+        return "no object", [nothing] * len(raws)
