@@ -40,6 +40,7 @@ KNOW_MODALITIES = (
     "export/programs",
     "export/examples.py",
     "export/recipes.py",
+    "data/sources/annotated.py",
 )
 # "category" is also a usual name of a target column, "text" a data source, and a key of an
 # entity and of OpenAI's API.
@@ -48,12 +49,14 @@ COLUMN_NAMES = {
     ("data/sources/detect.py", "text"),
     ("runs/predictor/table.py", "text"),
     ("serve/openai.py", "text"),
+    ("tasks/detect/objects.py", "category"),
     ("tasks/entities.py", "text"),
 }
 MAX_PARAMETERS = 12
 
 # What a user must type for options that have no default.
 NEEDED = {
+    "data=annotated": ["data.path=x"],
     "data=folder": ["data.path=x"],
     "data=spoken": ["data.path=x"],
     "data=text": ["data.path=x"],

@@ -19,6 +19,7 @@ _MODULES = {
     "Source": "rows",
     "Stream": "stream",
     "complete_splits": "splits.split",
+    "annotated": "sources.annotated",
     "count_truncated": "inspect.quality",
     "folder": "sources.folder",
     "hub": "sources.hub",

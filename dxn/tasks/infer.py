@@ -78,10 +78,14 @@ def infer(values: Sequence[Any], words: Sequence[Any] | None = None) -> tuple[st
         )
     # Lists: positions of entities, one tag per word, or labels.
     if not isinstance(cells[0], str | int | float) or str(cells[0]).lstrip().startswith(LISTS):
-        from dxn.tasks.entities import are_spans  # few columns contain lists
+        # Few columns contain lists.
+        from dxn.tasks.detect.objects import are_objects
+        from dxn.tasks.entities import are_spans
 
         if are_spans(cells):
             return "tag", ""
+        if are_objects(cells):
+            return "detect", ""
         if words is not None and all(isinstance(cell, list) for cell in cells):
             # The lengths of empty lists are equal by chance, so empty rows are not evidence.
             pairs = [(w, tags) for w, tags in zip(words, values, strict=True) if w and tags]

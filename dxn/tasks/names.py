@@ -114,7 +114,7 @@ class Names(Target):
         self.frequencies = [counts[name] / len(values) for name in self.labels]
         self.class_weights = self.weights(counts, len(values)) if self.balance else None
 
-    def encode(self, value: Any, sample: dict[str, Any], rand: Random | None = None) -> Tensor:
+    def encode(self, value: Any, sample: dict[str, Any], rand: Random | None = None) -> Any:
         """Return the indices (n,) of the names, IGNORED for names not in the training split."""
         # cross_entropy skips IGNORED, and no predicted index is equal to it: an unknown name adds
         # no loss and counts as a wrong prediction.

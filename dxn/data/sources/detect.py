@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from dxn.core.errors import UserError, similar
 
@@ -28,7 +29,24 @@ SPLIT_NAMES = {
     "testing": "test",
 }
 JSON = ".json"
+YOLO = "labels"  # folder with a text file per picture
+# What files of annotations contain.
+COCO = (b'"images"', b'"categories"', b'"file_name"')
+VOC = (b"<annotation", b"<object")
+MAX_ANNOTATIONS = 2**31  # bytes
 CONFINE = "data.confine"  # option that refuses paths out of the folder of the data
+
+
+class Annotations(NamedTuple):
+    """The files with the boxes of the objects in the pictures of a folder.
+
+    Args:
+        format: Their format.
+        files: The files, sorted by name.
+    """
+
+    format: Literal["COCO", "Pascal VOC", "YOLO"]
+    files: list[Path]
 
 
 def infer_source(path: str | Path | Sequence[str]) -> str:
@@ -130,6 +148,40 @@ def tables_of_splits(folder: Path) -> dict[str, Path]:
     return tables
 
 
+def annotations_of(folder: Path) -> Annotations | None:
+    """Return the annotations of a folder of pictures; None if there are none."""
+    files = [
+        file
+        for depth in ("*", "*/*", "*/*/*")
+        for file in sorted(folder.glob(depth))
+        if not _is_hidden(file)
+    ]
+    coco = [file for file in files if file.suffix == JSON and _contains(file, COCO)]
+    if coco:
+        return Annotations("COCO", coco)
+    voc = [file for file in files if file.suffix == ".xml"]
+    if voc and _contains(voc[0], VOC):
+        return Annotations("Pascal VOC", voc)
+    labels = [
+        file
+        for file in files
+        if file.suffix == TEXT and YOLO in file.relative_to(folder).parts[:-1]
+    ]
+    # A folder per class can have any name, also this one.
+    has_names = any(folder.glob(name) for name in ("*.yaml", "*.yml", "classes.txt"))
+    has_pictures = any("images" in file.relative_to(folder).parts for file in files)
+    yolo = [file for file in labels if file.name != "classes.txt"]
+    return Annotations("YOLO", yolo) if yolo and (has_names or has_pictures) else None
+
+
+def _contains(file: Path, words: Sequence[bytes]) -> bool:
+    """Whether a file contains all of these words."""
+    if file.stat().st_size > MAX_ANNOTATIONS:
+        return False
+    content = file.read_bytes()
+    return all(word in content for word in words)
+
+
 def is_metadata(name: str) -> bool:
     """Whether a file has the usual name of a table of the files of its folder."""
     return table_format(name) is not None and name.lower().partition(".")[0] == "metadata"
@@ -137,6 +189,8 @@ def is_metadata(name: str) -> bool:
 
 def _source_of_folder(folder: Path) -> str:
     # Tables have priority over class folders: a table usually refers to files in its folder.
+    if annotations_of(folder) is not None:
+        return "annotated"
     if tables_in(folder) or tables_of_splits(folder):
         return "table"
     entries = [entry for entry in folder.iterdir() if not _is_hidden(entry)]

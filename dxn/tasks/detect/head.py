@@ -57,11 +57,13 @@ class DetectHead(nn.Module):
         self.hidden = nn.Sequential(nn.Linear(dim, dim), nn.GELU())
         width = num_classes + 2 * self.axes
         # The second set of outputs is only for the training.
-        self.outs = nn.ModuleList(nn.Linear(dim, width) for _ in range(2))
-        for out in self.outs:
-            nn.init.trunc_normal_(out.weight, std=0.01)
-            nn.init.zeros_(out.bias)
-            nn.init.constant_(out.bias[:num_classes], math.log(PRIOR / (1 - PRIOR)))
+        layers = [nn.Linear(dim, width) for _ in range(2)]
+        for layer in layers:
+            nn.init.trunc_normal_(layer.weight, std=0.01)
+            nn.init.zeros_(layer.bias)
+            nn.init.constant_(layer.bias[:num_classes], math.log(PRIOR / (1 - PRIOR)))
+        self.outs = nn.ModuleList(layers)
+        self.usual_size: Tensor
         self.register_buffer("usual_size", torch.tensor(usual_size, dtype=torch.float32))
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:

@@ -90,7 +90,7 @@ def are_objects(cells: Sequence[Any]) -> bool:
                 numbers, _ = _box_of(item, "")
             except UserError:
                 return False
-            if len(numbers) != 4:
+            if len(numbers) not in (2, 4):
                 return False
             found = True
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -99,7 +100,7 @@ class Detect(Task[DetectedObjects]):
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
     ) -> list[Detected]:
         """Return the objects of each sample with the highest scores, best first."""
-        decoded = self.space.decode(output, batch)
+        decoded = Detections(self.target).decode(output, batch)
         scores, boxes = decoded["scores"].cpu(), decoded["boxes"].cpu()
         part = batch[self.target.input]
         tokenizer = self.target.tokenizers[self.target.input]
@@ -129,10 +130,9 @@ class Detect(Task[DetectedObjects]):
         extent: Sequence[float] = (1.0,) * axes
         source = (inputs or {}).get(self.target.input)
         if source is not None:
-            try:
+            # A picture that is gone leaves fractions.
+            with suppress(BadMedia):
                 extent = self.target.tokenizers[self.target.input].reader.extent(source)
-            except BadMedia:
-                pass  # fractions of a picture that is gone
         kept = prediction.scores >= self.threshold
         boxes = prediction.boxes[kept].double() * torch.tensor([*extent, *extent])
         objects: list[dict[str, Any]] = []

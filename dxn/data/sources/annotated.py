@@ -1,0 +1,259 @@
+"""Folders of pictures with boxes: COCO, Pascal VOC and YOLO."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from dxn.core.errors import UserError
+from dxn.core.untrusted import load_json
+from dxn.data.columns.infer import Readers
+from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source, Validate
+from dxn.data.sources.confine import confined
+from dxn.data.sources.detect import SPLIT_NAMES, Annotations, annotations_of
+from dxn.data.splits.split import UNDIVIDED, complete_splits
+
+LISTS = "ImageSets/Main"  # folder with the names of the pictures of each split in Pascal VOC
+PICTURES = ("images", "JPEGImages")
+MAX_CLASSES_FILE = 1_000_000  # bytes
+
+
+class Picture(NamedTuple):
+    """A picture and its objects.
+
+    Args:
+        split: Its split, or `UNDIVIDED`.
+        path: Its file.
+        origin: The file of its annotations, and the place in it.
+        objects: Objects with their boxes, see `dxn.tasks.detect.objects`. None: unknown.
+    """
+
+    split: str
+    path: Path
+    origin: str
+    objects: list[dict[str, Any]] | None
+
+
+def annotated(
+    path: str,
+    *,
+    readers: Readers,
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    on_bad: OnBad = "error",
+    validate: Validate = "headers",
+    confine: bool = True,
+    seed: int = 0,
+) -> Source:
+    """Read a folder of pictures with the boxes of the objects in them.
+
+    The formats are COCO (a JSON file per split), Pascal VOC (an XML file per picture) and YOLO (a
+    text file per picture in folders called labels, and the names of the classes in data.yaml or
+    classes.txt). The splits are those of the folders, of the names of the files, or of lists such
+    as train.txt.
+
+    Args:
+        path: The folder.
+        readers: Readers in use, by modality. The caller sets this argument.
+        fractions: Fractions of training, validation and test pictures, if there are no splits.
+            Null: the pictures are not divided.
+        on_bad: What to do with a bad picture: error (stop), skip or missing (both leave it out).
+        validate: What is read of each picture before the training: headers (of the pictures that
+            fit into loader.cache_gb everything), full (everything) or none.
+        confine: Refuse files that lead out of the folder through symbolic links.
+        seed: Random seed of the split.
+
+    Raises:
+        UserError: If the folder has none of these formats, or a file of annotations is damaged.
+    """
+    root = Path(path)
+    reader = readers.get("image")
+    if reader is None:
+        raise UserError(
+            f"{root}: contains pictures, which no adapter in use reads; set adapters=[image]"
+        )
+    found = annotations_of(root)
+    if found is None:
+        raise UserError(
+            f"{root}: has no boxes in the format of COCO, Pascal VOC or YOLO; check the path"
+        )
+    index = {file.stem: file for file in sorted(_files(root)) if reader.score([file.name])}
+    pictures = list(READERS[found.format](root, found, index))
+    if not pictures:
+        raise UserError(f"{root}: there are annotations, but none of their pictures was found")
+    rows: dict[str, Rows] = {}
+    for split in dict.fromkeys(picture.split for picture in pictures):
+        own = [picture for picture in pictures if picture.split == split]
+        cells: dict[str, list[Any]] = {
+            "image": [confined(p.path, root) if confine else str(p.path) for p in own],
+            TARGET: [picture.objects for picture in own],
+        }
+        rows[split] = Rows(cells, [picture.origin for picture in own])
+    if UNDIVIDED in rows and len(rows) > 1:
+        # Such as pictures that are in none of the lists of Pascal VOC.
+        del rows[UNDIVIDED]
+    notes = [f"boxes in the format of {found.format}"]
+    splits = complete_splits(rows, fractions, seed=seed, notes=notes, files=["image"])
+    return Source(
+        splits,
+        inputs={"image": InputSpec("files", "image")},
+        target="objects",
+        task="detect",
+        notes=notes,
+        on_bad=on_bad,
+        validate=validate,
+        name=root.resolve().name,
+        files=["image"],
+    )
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(root):
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
+
+
+def _coco(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
+    """Yield the pictures of the JSON files of COCO."""
+    by_split: dict[str, Path] = {}
+    for file in found.files:
+        split = _split_of(file.stem) or _split_of(file.parent.name) or UNDIVIDED
+        other = by_split.setdefault(split, file)
+        # COCO also has files of keypoints and captions for the same pictures.
+        if other != file and "instances" in file.name:
+            by_split[split] = file
+        elif other != file and "instances" not in other.name:
+            raise UserError(
+                f"{root}: {other.name} and {file.name} are both annotations of the {split} split; "
+                "keep one of them"
+            )
+    for split, file in by_split.items():
+        content = load_json(file)
+        try:
+            names = {item["id"]: item["name"] for item in content["categories"]}
+            objects: dict[Any, list[dict[str, Any]]] = {}
+            for item in content.get("annotations", ()):
+                # A crowd is a region with many objects instead of one.
+                if not item.get("iscrowd"):
+                    box = {"label": names[item["category_id"]], "bbox": item["bbox"]}
+                    objects.setdefault(item["image_id"], []).append(box)
+            for image in content["images"]:
+                path = _picture(image["file_name"], (file.parent, root), index)
+                known = objects.get(image["id"], []) if "annotations" in content else None
+                yield Picture(split, path, f"{file.name} image {image['id']}", known)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{file}: is not in the format of COCO ({type(error).__name__}: {error}); an image "
+                "must have id and file_name, an annotation image_id, category_id and bbox"
+            ) from error
+
+
+def _voc(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
+    """Yield the pictures of the XML files of Pascal VOC."""
+    lists = root / LISTS if (root / LISTS).is_dir() else root
+    splits: dict[str, str] = {}
+    for file in sorted(lists.glob("*.txt")):
+        split = SPLIT_NAMES.get(file.stem.lower())
+        if split is not None:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            splits.update({Path(line.split()[0]).stem: split for line in lines if line.split()})
+    for file in found.files:
+        try:
+            tree = ElementTree.parse(file)
+            objects: list[dict[str, Any]] = []
+            for item in tree.iter("object"):
+                box = item.find("bndbox")
+                if box is None:
+                    raise ElementTree.ParseError("an object has no bndbox")
+                numbers = {key: box.findtext(key) for key in ("xmin", "ymin", "xmax", "ymax")}
+                objects.append({"label": item.findtext("name"), **numbers})
+        except ElementTree.ParseError as error:
+            raise UserError(
+                f"{file}: is not in the format of Pascal VOC ({error}); correct or delete it"
+            ) from error
+        name = tree.findtext("filename") or file.stem
+        near = (file.parent, *(file.parent.parent / each for each in PICTURES))
+        path = index.get(file.stem) or _picture(name, near, index)
+        split = splits.get(file.stem) or _split_of_parts(file.relative_to(root).parts[:-1])
+        yield Picture(split or UNDIVIDED, path, str(file.relative_to(root)), objects)
+
+
+def _yolo(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
+    """Yield the pictures of YOLO. A picture without a text file has no objects."""
+    names = _class_names(root, found)
+    labels = {file.stem: file for file in found.files}
+    for stem, path in sorted(index.items()):
+        parts = path.relative_to(root).parts[:-1]
+        objects: list[dict[str, Any]] = []
+        file = labels.get(stem)
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file else []
+        for number, line in enumerate(lines, 1):
+            if not line.split():
+                continue
+            try:
+                kind, *numbers = map(float, line.split())
+                label = names.get(int(kind), str(int(kind)))
+                objects.append({"label": label, **_yolo_box(numbers)})
+            except (ValueError, OverflowError):
+                raise UserError(
+                    f"{file}: line {number} must be a class, the center, the width and the height, "
+                    f"or a class and the corners of a polygon, got {line[:80]!r}"
+                ) from None
+        origin = str((file or path).relative_to(root))
+        yield Picture(_split_of_parts(parts) or UNDIVIDED, path, origin, objects)
+
+
+def _yolo_box(numbers: Sequence[float]) -> dict[str, Any]:
+    """Return the box of an object, which is written as one or as a polygon."""
+    if len(numbers) == 4:
+        return {"cxcywh": list(numbers)}
+    if len(numbers) < 6 or len(numbers) % 2:
+        raise ValueError
+    across, down = numbers[0::2], numbers[1::2]
+    return {"box": [min(across), min(down), max(across), max(down)]}
+
+
+def _class_names(root: Path, found: Annotations) -> dict[int, str]:
+    """Return the names of the classes of YOLO, by number."""
+    for file in (*sorted(root.glob("*.yaml")), *sorted(root.glob("*.yml"))):
+        import yaml
+
+        try:
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: cannot be read ({error}); correct it") from error
+        names = content.get("names") if isinstance(content, Mapping) else None
+        if isinstance(names, Mapping):
+            return {int(key): str(name) for key, name in names.items()}
+        if isinstance(names, list):
+            return dict(enumerate(map(str, names)))
+    for folder in (root, *{file.parent for file in found.files}):
+        file = folder / "classes.txt"
+        if file.exists():
+            lines = file.read_text(encoding="utf-8").splitlines()
+            return dict(enumerate(line.strip() for line in lines if line.strip()))
+    return {}
+
+
+def _picture(name: str, folders: Sequence[Path], index: Mapping[str, Path]) -> Path:
+    """Return the file of a picture, which need not exist."""
+    for folder in folders:
+        for file in (folder / name, *(folder / each / name for each in PICTURES)):
+            if file.is_file():
+                return file
+    return index.get(Path(name).stem, folders[0] / name)
+
+
+def _split_of(name: str) -> str | None:
+    """Return the split that a name contains as a word, such as instances_val2017."""
+    words = re.findall(r"[a-z]+", name.lower())
+    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
+
+
+def _split_of_parts(parts: Sequence[str]) -> str | None:
+    return next((split for part in parts if (split := _split_of(part)) is not None), None)
+
+
+READERS = {"COCO": _coco, "Pascal VOC": _voc, "YOLO": _yolo}

@@ -1,0 +1,166 @@
+"""Folders of pictures with boxes in the formats of COCO, Pascal VOC and YOLO."""
+
+import json
+
+import pytest
+from helpers.newcomer import refused
+from PIL import Image
+
+from dxn.data import annotated
+from dxn.data.sources.detect import infer_source
+from dxn.tasks.detect.target import DetectedObjects
+from dxn.tokenize import ImageAugment
+from dxn.tokenize.image.reader import ImageReader
+from dxn.tokenize.image.tokenizer import ImageTokenizer, ResizeOptions
+
+SIZE = (80, 40)  # width and height
+# Class, and left, top, right and bottom in pixels, of the objects of three pictures.
+OBJECTS = {
+    "a": [("cat", (8, 4, 40, 20)), ("dog", (40, 10, 80, 40))],
+    "b": [],
+    "c": [("dog", (0, 0, 16, 10))],
+}
+
+
+def write_pictures(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in OBJECTS:
+        Image.new("RGB", SIZE).save(folder / f"{name}.png")
+
+
+def coco_of(names, **changes):
+    images = [{"id": i, "file_name": f"{n}.png"} for i, n in enumerate(names)]
+    items = [
+        {"image_id": i, "category_id": {"cat": 7, "dog": 3}[c], "bbox": [x0, y0, x1 - x0, y1 - y0]}
+        for i, n in enumerate(names)
+        for c, (x0, y0, x1, y1) in OBJECTS[n]
+    ]
+    categories = [{"id": 7, "name": "cat"}, {"id": 3, "name": "dog"}]
+    content = {"images": images, "annotations": items, "categories": categories}
+    return json.dumps(content | changes)
+
+
+def write_coco(root):
+    write_pictures(root / "train2017")
+    (root / "annotations").mkdir()
+    (root / "annotations/instances_train2017.json").write_text(coco_of("abc"))
+
+
+def write_coco_beside_pictures(root):
+    write_pictures(root / "train")
+    (root / "train/_annotations.coco.json").write_text(coco_of("abc"))
+
+
+def write_voc(root):
+    write_pictures(root / "JPEGImages")
+    (root / "Annotations").mkdir()
+    for name, found in OBJECTS.items():
+        objects = "".join(
+            f"<object><name>{c}</name><bndbox><xmin>{x0}</xmin><ymin>{y0}</ymin><xmax>{x1}</xmax>"
+            f"<ymax>{y1}</ymax></bndbox></object>"
+            for c, (x0, y0, x1, y1) in found
+        )
+        text = f"<annotation><filename>{name}.png</filename>{objects}</annotation>"
+        (root / f"Annotations/{name}.xml").write_text(text)
+    (root / "ImageSets/Main").mkdir(parents=True)
+    (root / "ImageSets/Main/train.txt").write_text("a\nb\nc\n")
+
+
+def write_yolo(root):
+    write_pictures(root / "images/train")
+    (root / "labels/train").mkdir(parents=True)
+    (root / "data.yaml").write_text("names: {0: cat, 1: dog}\n")
+    width, height = SIZE
+    for name, found in OBJECTS.items():
+        lines = [
+            f"{['cat', 'dog'].index(c)} {(x0 + x1) / 2 / width} {(y0 + y1) / 2 / height} "
+            f"{(x1 - x0) / width} {(y1 - y0) / height}"
+            for c, (x0, y0, x1, y1) in found
+        ]
+        if lines:
+            (root / f"labels/train/{name}.txt").write_text("\n".join(lines))
+
+
+WRITERS = [write_coco, write_coco_beside_pictures, write_voc, write_yolo]
+
+
+def objects_of(source):
+    """The objects of each picture as fractions of it, by the name of the picture."""
+    tokenizer = ImageTokenizer(
+        image_size=32, resize=ResizeOptions(), in_channels=3, augment=ImageAugment()
+    )
+    target = DetectedObjects()
+    target.tokenizers = {"image": tokenizer}
+    cells, _, origins = source.targets()
+    target.find_format(cells, origins)
+    rows = source.splits["train"]
+    return {
+        path.rpartition("/")[2][:1]: target.read(cell, "row", {"image": path})
+        for path, cell in zip(rows.cells["image"], rows.cells["target"], strict=True)
+    }
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_every_format_has_the_same_objects(write, tmp_path):
+    write(tmp_path)
+    assert infer_source(tmp_path) == "annotated"
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    assert source.task == "detect" and list(source.splits) == ["train"]
+    found = objects_of(source)
+    assert sorted(found) == ["a", "b", "c"]
+    width, height = SIZE
+    for name, objects in OBJECTS.items():
+        assert found[name].labels == tuple(label for label, _ in objects)
+        for box, (_, (x0, y0, x1, y1)) in zip(found[name].boxes, objects, strict=True):
+            assert box == pytest.approx((y0 / height, x0 / width, y1 / height, x1 / width))
+
+
+def test_yolo_polygons_are_boxes(tmp_path):
+    write_yolo(tmp_path)
+    (tmp_path / "labels/train/b.txt").write_text("1 0.1 0.2 0.5 0.3 0.4 0.9")
+    found = objects_of(annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None))
+    assert found["b"].boxes[0] == pytest.approx((0.2, 0.1, 0.9, 0.5))
+
+
+def test_a_folder_of_classes_is_no_folder_of_boxes(tmp_path):
+    write_pictures(tmp_path / "labels")
+    write_pictures(tmp_path / "images")
+    assert infer_source(tmp_path) == "folder"
+
+
+def test_coco_without_annotations_has_pictures_without_targets(tmp_path):
+    write_coco(tmp_path)
+    test = json.loads(coco_of("ab"))
+    del test["annotations"]
+    (tmp_path / "annotations/image_info_test2017.json").write_text(json.dumps(test))
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    assert list(source.splits["test"].cells["target"]) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("write", "file", "text", "problem"),
+    [
+        (write_voc, "Annotations/a.xml", "<annotation><object>", "is not in the format of Pascal"),
+        (write_voc, "Annotations/a.xml", "<annotation><object></object></annotation>", "no bndbox"),
+        (write_yolo, "labels/train/a.txt", "cat 0.1 0.2", "line 1 must be a class"),
+        (write_yolo, "labels/train/a.txt", "0 0.1 0.2 0.3", "line 1 must be a class"),
+        (write_yolo, "data.yaml", "names: [", "cannot be read"),
+        (
+            write_coco,
+            "annotations/instances_train2017.json",
+            coco_of("abc", images=[{"file_name": "a.png"}]),
+            "is not in the format of COCO",
+        ),
+    ],
+)
+def test_damaged_annotations_are_named(write, file, text, problem, tmp_path, capsys):
+    write(tmp_path)
+    (tmp_path / file).write_text(text)
+    message = refused(capsys, "check", str(tmp_path))
+    assert problem in message and file.rpartition("/")[2] in message
+
+
+def test_a_missing_picture_is_a_bad_row(tmp_path, capsys):
+    write_voc(tmp_path)
+    (tmp_path / "JPEGImages/c.png").unlink()
+    assert "c.png" in refused(capsys, "train", str(tmp_path), "adapters=[image]")

@@ -1,0 +1,259 @@
+"""Detection: cells with boxes, matching, the metric, and trained models."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.newcomer import printed, refused
+from PIL import Image
+
+from dxn.core.errors import UserError
+from dxn.datasets import objects
+from dxn.tasks.detect.boxes import overlaps
+from dxn.tasks.detect.metric import AveragePrecision, Detected
+from dxn.tasks.detect.objects import Objects, read_objects
+from dxn.tasks.detect.space import candidates, match
+from dxn.tasks.detect.target import DetectedObjects, to_places, to_prepared
+from dxn.tokenize import ImageAdapter, ImageAugment
+
+BOX = (2.0, 1.0, 12.0, 6.0)  # top, left, bottom, right
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        [{"label": "cat", "box": [1, 2, 6, 12]}],
+        '[{"label": "cat", "box": [1, 2, 6, 12]}]',
+        "[{'name': 'cat', 'bbox': [1, 2, 5, 10]}]",
+        {"objects": [{"class": "cat", "cx": 3.5, "cy": 7, "w": 5, "h": 10}]},
+        [{"type": " cat ", "xmin": "1", "ymin": 2, "xmax": 6, "ymax": 12}],
+        [{"category": "cat", "x": 1, "y": 2, "width": 5, "height": 10}],
+    ],
+)
+def test_a_box_can_be_written_in_several_ways(cell):
+    assert read_objects(cell, "row 1", axes=2, order=None) == Objects(("cat",), (BOX,))
+
+
+def test_events_have_a_start_and_a_stop():
+    cell = [{"label": "bell", "start": 0.5, "end": 1.5}, {"label": 2, "onset": 1, "duration": 3}]
+    events = read_objects(cell, "row 1", axes=1, order=None)
+    assert events == Objects(("bell", "2"), ((0.5, 1.5), (1.0, 4.0)))
+
+
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [
+        ("cat", "must be a list of objects"),
+        ('[{"label": "cat"}]', "must have a box"),
+        ([{"box": [1, 2, 3, 4]}], "must have a label"),
+        ([{"label": "cat", "box": [1, 2, 3]}], "4 numbers"),
+        ([{"label": "cat", "box": [1, 2, "x", 4]}], "finite numbers"),
+        ([{"label": "cat", "box": [1, 2, math.nan, 4]}], "finite numbers"),
+        ([3], "must have a box"),
+        (7, "must be a list of objects"),
+    ],
+)
+def test_other_cells_are_refused(cell, problem):
+    with pytest.raises(UserError, match=f"row 1: .*{problem}"):
+        read_objects(cell, "row 1", axes=2, order=None)
+
+
+def target_of(adapter, labels=("cat",), order=None):
+    target = DetectedObjects(order=order)
+    target.labels = labels
+    target.bind({"image": adapter})
+    return target
+
+
+def picture(height=40, width=60):
+    return np.zeros((height, width, 3), np.uint8)
+
+
+def test_boxes_become_fractions_and_those_without_an_area_are_not_used():
+    target = target_of(ImageAdapter(dim=8))
+    cell = [
+        {"label": "cat", "box": [6, 4, 30, 20]},
+        {"label": "cat", "box": [50, 30, 90, 60]},  # partly outside
+        {"label": "cat", "box": [10, 10, 10, 20]},  # without a width
+        {"label": "cat", "box": [70, 10, 80, 20]},  # outside
+    ]
+    found = target.read(cell, "row 1", {"image": picture()})
+    assert found.boxes == ((0.1, 0.1, 0.5, 0.5), (0.75, 50 / 60, 1.0, 1.0))
+    line = target.describe([found, Objects()])
+    assert "2 objects of all splits without an area inside of the picture are not used" in line
+    assert "1 objects of all splits are cut" in line and "1 rows without an object" in line
+
+
+def test_numbers_up_to_1_are_fractions():
+    target = target_of(ImageAdapter(dim=8))
+    cell = [{"label": "cat", "cxcywh": [0.5, 0.5, 0.2, 0.4]}]
+    target.find_format([cell, []], ["row 1", "row 2"])
+    found = target.read(cell, "row 1", {"image": picture()})
+    np.testing.assert_allclose(found.boxes[0], (0.3, 0.4, 0.7, 0.6))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_boxes_move_with_an_augmented_picture(seed):
+    import random
+
+    augment = ImageAugment(flip=True, crop=6, zoom=0.4)
+    adapter = ImageAdapter(dim=8, image_size=(48, 64), augment=augment)
+    target = target_of(adapter)
+    pixels = picture(60, 80)
+    pixels[20:40, 30:62] = 255  # the object
+    raw = adapter.tokenizer.reader.read(pixels)
+    sample = {"image": adapter.tokenizer(raw, random.Random(seed))}
+    value = Objects(("cat",), ((20 / 60, 30 / 80, 40 / 60, 62 / 80),))
+    encoded = target.encode(value, sample)
+    shown = sample["image"]["pixels"].float().mean(0) > 127
+    height, width = shown.shape
+    if not len(encoded["boxes"]):
+        assert shown.float().mean() < 0.1
+        return
+    rows, columns = (shown.any(axis).nonzero().flatten() for axis in (1, 0))
+    expected = [rows[0] / height, columns[0] / width]
+    expected += [(rows[-1] + 1) / height, (columns[-1] + 1) / width]
+    np.testing.assert_allclose(encoded["boxes"][0], expected, atol=1.5 / 48)
+
+
+def test_places_are_undone_exactly():
+    adapter = ImageAdapter(dim=8, image_size=(48, 64), augment=ImageAugment(flip=True, zoom=0.5))
+    import random
+
+    raw = adapter.tokenizer.reader.read(picture(60, 80))
+    placement = adapter.tokenizer.placement(adapter.tokenizer(raw, random.Random(3)))
+    boxes = torch.rand(5, 4)
+    boxes = torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
+    torch.testing.assert_close(to_places(to_prepared(boxes, placement), placement), boxes)
+
+
+def test_the_generalized_overlap_tells_distant_boxes_apart():
+    box = torch.tensor([0.0, 0.0, 2.0, 2.0])
+    others = torch.tensor([[0.0, 0.0, 2.0, 2.0], [0.0, 1.0, 2.0, 3.0], [0.0, 4.0, 2.0, 6.0]])
+    iou, generalized = overlaps(box, others)
+    torch.testing.assert_close(iou, torch.tensor([1.0, 1 / 3, 0.0]))
+    torch.testing.assert_close(generalized, torch.tensor([1.0, 1 / 3, -1 / 3]))
+
+
+def test_each_object_is_matched_with_one_output_at_the_lowest_cost():
+    boxes = torch.tensor([[[0.1, 0.1, 0.3, 0.3], [0.6, 0.6, 0.8, 0.8], [0.0, 0.0, 0.0, 0.0]]])
+    labels = torch.tensor([[1, 0, -100]])
+    found = boxes[0, [1, 0, 0, 1]][None].clone()
+    logits = torch.full((1, 4, 2), -4.0)
+    logits[0, 2, 1] = 4.0  # the better of two outputs at the first object
+    logits[0, 0, 0] = 4.0
+    pairs = match(logits, found, labels, boxes)
+    assert sorted(zip(pairs.outputs.tolist(), pairs.objects.tolist(), strict=True)) == [
+        (0, 1),
+        (2, 0),
+    ]
+    chosen, quality = candidates(logits, found, labels, boxes)
+    assert set(zip(chosen.outputs.tolist(), chosen.objects.tolist(), strict=True)) == {
+        (0, 1),
+        (1, 0),
+        (2, 0),
+        (3, 1),
+    }
+    best = dict(zip(chosen.outputs.tolist(), quality.tolist(), strict=True))
+    assert best[0] == best[2] == 1 and 0 < best[1] < 1
+
+
+def precision(found, true, counts=None):
+    """Return the metrics of lists of (class, score, box) and of (class, box), one per row."""
+    target = DetectedObjects()
+    target.labels = ("a", "b")
+    predictions = []
+    for row in found:
+        row = sorted(row, key=lambda item: -item[1])
+        classes = torch.tensor([target.index[c] for c, _, _ in row], dtype=torch.long)
+        boxes = torch.tensor([box for _, _, box in row]).reshape(-1, 4)
+        predictions.append(Detected(classes, torch.tensor([s for _, s, _ in row]), boxes))
+    targets = [Objects(tuple(c for c, _ in row), tuple(b for _, b in row)) for row in true]
+    once = torch.ones(1, len(true), dtype=torch.float64) if counts is None else counts
+    return AveragePrecision(target).weighted(predictions, targets, once)
+
+
+A, B, C = (0.0, 0.0, 0.1, 0.1), (0.5, 0.5, 0.6, 0.6), (0.8, 0.8, 0.9, 0.9)
+FAR = (0.3, 0.3, 0.35, 0.35)
+
+
+def test_the_average_precision_is_that_of_coco():
+    # Right, wrong, right, wrong, right: precisions 1, 2/3 and 3/5 at recalls 1/3, 2/3 and 1.
+    found = [[("a", 0.9, A), ("a", 0.8, FAR), ("a", 0.7, B), ("a", 0.6, FAR), ("a", 0.5, C)]]
+    results = precision(found, [[("a", A), ("a", B), ("a", C)]])
+    expected = (34 * 1 + 33 * 2 / 3 + 34 * 3 / 5) / 101
+    assert results["map"].item() == pytest.approx(expected)
+    assert results["map(a)"].item() == pytest.approx(expected)
+    assert results["map(b)"].isnan().all()  # no object of this class
+
+
+def test_an_object_is_found_once_and_by_its_class_only():
+    assert precision([[("a", 0.9, A), ("a", 0.8, A)]], [[("a", A)]])["map"].item() == 1
+    assert precision([[("b", 0.9, A)]], [[("a", A)]])["map"].item() == 0
+    assert precision([[]], [[("a", A)]])["map"].item() == 0
+    # A picture without an object lowers the precision only by what is found in it.
+    assert precision([[("a", 0.9, A)], []], [[("a", A)], []])["map"].item() == 1
+    half = precision([[("a", 0.5, A)], [("a", 0.9, B)]], [[("a", A)], []])["map"].item()
+    assert half == pytest.approx(0.5)
+
+
+def test_the_overlap_decides_at_which_thresholds_a_box_counts():
+    shifted = (0.0, 0.0, 0.1, 0.08)  # an overlap of 0.8
+    results = precision([[("a", 0.9, shifted)]], [[("a", A)]])
+    assert results["map50"].item() == 1 and results["map75"].item() == 1
+    assert results["map"].item() == pytest.approx(0.7)
+
+
+def test_rows_count_as_often_as_they_are_drawn():
+    found = [[("a", 0.9, A)], [("a", 0.8, FAR)]]
+    true = [[("a", A)], [("a", B)]]
+    counts = torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
+    results = precision(found, true, counts)["map"]
+    torch.testing.assert_close(results, torch.tensor([1.0, 0.0, 51 / 101]).double())
+
+
+def write_pictures(folder, count):
+    source = objects(num_train=count, num_validation=1, num_test=1, size=48)
+    rows = source.splits["train"]
+    lines = []
+    for i, (pixels, found) in enumerate(
+        zip(rows.cells["image"], rows.cells["target"], strict=True)
+    ):
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+        lines.append(json.dumps({"photo": f"{i}.png", "objects": found}))
+    (folder / "boxes.jsonl").write_text("\n".join(lines))
+    return folder / "boxes.jsonl"
+
+
+SMALL = [
+    "adapters=[image]",
+    "adapters.image.image_size=48",
+    "adapters.image.patch_size=8",
+    "dim=16",
+    "backbone.depth=1",
+    "trainer.epochs=1",
+    "trainer.device=cpu",
+]
+
+
+def test_a_table_with_boxes_trains_predicts_and_evaluates(tmp_path, capsys):
+    table = write_pictures(tmp_path, 30)
+    run = tmp_path / "run"
+    text = printed(capsys, "train", str(table), "data.target=objects", *SMALL, f"run={run}")
+    assert "objects (detect)" in text and "map" in text and "no object" in text
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert 0 <= metrics["test"]["map"] <= 1
+    text = printed(capsys, "predict", f"run={run}", f"input.photo={tmp_path / '0.png'}")
+    assert "prediction:" in text
+    answers = tmp_path / "answers.jsonl"
+    printed(capsys, "predict", f"run={run}", f"input={table}", f"output={answers}")
+    assert len(answers.read_text().splitlines()) == 30
+
+
+def test_augmentation_that_boxes_cannot_follow_is_refused(tmp_path, capsys):
+    table = write_pictures(tmp_path, 12)
+    options = ["data.target=objects", "adapters.image.augment.randaugment=5", *SMALL]
+    message = refused(capsys, "train", str(table), *options, f"run={tmp_path / 'run'}")
+    assert "adapters.image.augment.randaugment" in message and "boxes cannot follow" in message
