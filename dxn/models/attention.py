@@ -95,6 +95,7 @@ class Attention(nn.Module):
         bias: Add a bias to the output layer.
         qkv_bias: Add a bias to the layer of queries, keys and values. Default: bias.
         norm: Creates a norm of a given width for the queries and keys. Default: no norm.
+        norm_all: Normalize all heads together, instead of each one.
         score: Kind of the attention score.
         score_scale: Factor of the dot product. Default: 1 / sqrt(d).
         score_softcap: Limit of the scores. Default: no limit.
@@ -111,6 +112,7 @@ class Attention(nn.Module):
         bias: bool = True,
         qkv_bias: bool | None = None,
         norm: Callable[[int], nn.Module] | None = None,
+        norm_all: bool = False,
         score: ScoreKind = "scaled_dot",
         score_scale: float | None = None,
         score_softcap: float | None = None,
@@ -127,8 +129,10 @@ class Attention(nn.Module):
         )
         self.proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
         # QK norm bounds the scores, which stabilizes training (arXiv:2302.05442, section 2).
-        self.q_norm = norm(head_dim) if norm is not None else nn.Identity()
-        self.k_norm = norm(head_dim) if norm is not None else nn.Identity()
+        self.norm_all = norm_all
+        q_width, k_width = (n * head_dim if norm_all else head_dim for n in (num_heads, kv_heads))
+        self.q_norm = norm(q_width) if norm is not None else nn.Identity()
+        self.k_norm = norm(k_width) if norm is not None else nn.Identity()
         self.score: Score | None = None
         if score != "scaled_dot" or score_scale is not None or score_softcap is not None:
             from dxn.models.scores import Score
@@ -178,12 +182,18 @@ class Attention(nn.Module):
         parts = group.pad(qkv).unflatten(-1, (sum(self.heads), -1)).transpose(1, 2)
         q, k, v = parts.split_with_sizes(self.heads, 1)
         # Norms come first: their weights would scale both features of a rotated pair differently.
-        q = self.q_norm(q)
-        k = self.k_norm(k)
+        q = over_heads(self.q_norm, q) if self.norm_all else self.q_norm(q)
+        k = over_heads(self.k_norm, k) if self.norm_all else self.k_norm(k)
         if group.rope is not None:
             q = apply_rope(q, group.rope)
             k = apply_rope(k, group.rope)
         return q, k, v
+
+
+def over_heads(norm: nn.Module, x: Tensor) -> Tensor:
+    """Normalize all heads (b, H, n, d) of a token together."""
+    joined = norm(x.transpose(1, 2).flatten(2))
+    return joined.unflatten(2, (x.shape[1], x.shape[3])).transpose(1, 2)
 
 
 def attend(

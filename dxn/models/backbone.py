@@ -124,7 +124,12 @@ class Backbone(Recorded, nn.Module):
         self.blocks = nn.ModuleList(
             Block(
                 dim,
-                attn=Attention(dim, norm=make if block.qk_norm else None, **attention),
+                attn=Attention(
+                    dim,
+                    norm=make if block.qk_norm else None,
+                    norm_all=block.qk_norm == "all",
+                    **attention,
+                ),
                 cross=None if make_cross is None else make_cross(),
                 mlp=Mlp(
                     dim,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dxn.models.decoding.decoder import KVCache, Memory
 
 NormKind = Literal["layer", "rms"]
-NormPlace = Literal["pre", "post", "both"]
+NormPlace = Literal["pre", "post", "both", "out"]
 MlpKind = Literal[
     "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "swiglu", "geglu", "geglu_tanh"
 ]
@@ -44,7 +44,8 @@ class BlockOptions:
         head_dim: Width of a head. Default: the width of a token divided by num_heads.
         bias: Add a bias to the linear layers and the norms.
         qkv_bias: Add a bias to the layers of queries, keys and values. Default: bias.
-        qk_norm: Normalize the queries and keys of each head (arXiv:2302.05442, section 2).
+        qk_norm: Normalize the queries and keys: those of each head if it is true
+            (arXiv:2302.05442, section 2), or those of all heads together (all).
         score: Attention score of a query and a key: scaled_dot, dot, cosine, additive or bilinear.
         score_scale: Factor of the dot product, for score=scaled_dot. Default: 1 / sqrt(head_dim).
         score_softcap: Limit c of the scores s, which become c tanh(s / c) (arXiv:2408.00118,
@@ -61,7 +62,7 @@ class BlockOptions:
     head_dim: Annotated[int, Ge(1)] | None = None
     bias: bool = True
     qkv_bias: bool | None = None
-    qk_norm: bool = False
+    qk_norm: bool | Literal["all"] = False
     score: ScoreKind = "scaled_dot"
     score_scale: Annotated[float, Gt(0)] | None = None
     score_softcap: Annotated[float, Gt(0)] | None = None
@@ -78,7 +79,7 @@ class NormOptions:
         kind: Kind of the norm: layer (arXiv:1607.06450) or rms (arXiv:1910.07467).
         eps: Constant added to the variance.
         place: What is normalized: the input of each residual branch (pre), the sum of the input and
-            the branch (post), or the input and the output of each branch (both).
+            the branch (post), the input and the output of each branch (both), or its output (out).
         input_norm: Normalize the input of the first block, unless place is post. Set it to false if
             the adapters already normalize their tokens.
         final_norm: Normalize the output of the last block, unless place is post.
@@ -268,16 +269,17 @@ class Block(nn.Module):
         super().__init__()
         # The order of these attributes is the order of the weights in a checkpoint.
         self.pre_norm = norm_place != "post"
-        self.attn_norm = norm(dim)
+        has_first, has_out = norm_place != "out", norm_place in ("both", "out")
+        self.attn_norm = norm(dim) if has_first else nn.Identity()
         self.attn = attn
         # What is applied to the output of each branch.
         self.attn_out: nn.Module = nn.Identity()
         self.cross = None
         if cross is not None:
-            self.cross_norm = norm(dim)
+            self.cross_norm = norm(dim) if has_first else nn.Identity()
             self.cross = cross
-            self.cross_out = norm(dim) if norm_place == "both" else nn.Identity()
-        self.mlp_norm = norm(dim)
+            self.cross_out = norm(dim) if has_out else nn.Identity()
+        self.mlp_norm = norm(dim) if has_first else nn.Identity()
         self.mlp = mlp
         self.mlp_out: nn.Module = nn.Identity()
         if layer_scale is not None:
@@ -285,7 +287,7 @@ class Block(nn.Module):
 
             self.attn_out = LayerScale(dim, layer_scale)
             self.mlp_out = LayerScale(dim, layer_scale)
-        if norm_place == "both":
+        if has_out:
             self.attn_out = with_norm(norm(dim), self.attn_out)
             self.mlp_out = with_norm(norm(dim), self.mlp_out)
         self.dropout = Dropout(dropout)

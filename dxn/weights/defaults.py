@@ -171,6 +171,7 @@ DEFAULTS: dict[str, Settings] = {
         "tie_word_embeddings": True,
         "eos_token_id": 128001,
     },
+    "olmo2": {**LLAMA, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
     "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": {

@@ -153,13 +153,16 @@ def test_a_scale_alone_keeps_the_fused_kernel_and_its_numbers():
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("layer_scale", [None, 0.5])
-def test_norms_before_and_after_each_branch_equal_their_formula(norm, layer_scale):
-    options = {"norm": norm, "norm_place": "both", "layer_scale": layer_scale}
+@pytest.mark.parametrize("place", ["both", "out"])
+def test_norms_after_each_branch_equal_their_formula(place, norm, layer_scale):
+    options = {"norm": norm, "norm_place": place, "layer_scale": layer_scale}
     backbone, x = make(**options, depth=2), numbers(1, N, D)
     expected = x[0]
     for block in backbone.blocks:
         for name in ("attn", "mlp"):
-            normed = reference_norm(expected, getattr(block, f"{name}_norm"))
+            normed = expected
+            if place == "both":
+                normed = reference_norm(expected, getattr(block, f"{name}_norm"))
             branch = getattr(block, name)
             out = reference_attention(branch, normed) if name == "attn" else branch(normed)
             after = getattr(block, f"{name}_out")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -63,6 +64,23 @@ def test_qk_norms_have_the_width_of_a_head_and_are_absent_by_default():
     assert not [
         name for name, _ in make().named_parameters() if "q_norm" in name or "k_norm" in name
     ]
+
+
+def test_a_norm_of_all_heads_together_has_their_width_and_keeps_their_ratio():
+    """With two heads whose queries differ by a factor, only a norm of each head hides it."""
+    results = []
+    for scale in (1.0, 5.0):
+        for norm_all in (False, True):
+            torch.manual_seed(0)
+            make_rms = partial(make_norm, "rms", eps=0.0)
+            attn = Attention(D, num_heads=H, norm=make_rms, norm_all=norm_all).double()
+            with torch.no_grad():
+                attn.qkv.weight[: D // H] *= scale
+                attn.qkv.bias.zero_()
+            results.append(run_padded(attn, numbers(B, N, D)))
+            assert attn.k_norm.weight.shape == (D if norm_all else D // H,)
+    assert_same(results[0], results[2])
+    assert differ(results[1], results[3])
 
 
 def test_qk_norm_makes_the_scale_of_queries_and_keys_irrelevant():

@@ -65,6 +65,7 @@ OPTIONS = [
     {"num_kv_heads": 1, "head_dim": 4, "position": "rotary"},
     {"num_kv_heads": 1, "position": "alibi", "qkv_bias": False},
     {"norm_place": "both", "layer_scale": 0.5},
+    {"norm_place": "out", "norm": "rms", "qk_norm": "all", "position": "rotary"},
     {"position": "rotary", "rope_share": 0.7, "rope_blocks": [True, False]},
     {"position": "rotary", "rope_scaling": RopeScaling("yarn", 4.0, original_len=32)},
     {"position": "buckets", "num_buckets": 8, "max_distance": 5, "score_scale": 1.0},

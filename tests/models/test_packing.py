@@ -22,6 +22,7 @@ OPTIONS = (
     {"position": "rotary", "causal": True, "windows": [4]},
     {"position": "alibi", "windows": [4]},
     {"pre_norm": False, "qk_norm": True, "position": "rotary"},
+    {"norm_place": "out", "qk_norm": "all"},
     {"score": "additive"},
     {"num_kv_heads": 1, "head_dim": 6, "position": "rotary", "causal": True},
     {"norm_place": "both", "position": "rotary", "rope_share": 0.5, "rope_blocks": [True, False]},

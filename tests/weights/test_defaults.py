@@ -24,6 +24,7 @@ CLASSES = {
     "qwen2": T.Qwen2ForCausalLM,
     "qwen3": T.Qwen3ForCausalLM,
     "smollm3": T.SmolLM3ForCausalLM,
+    "olmo2": T.Olmo2ForCausalLM,
     "gemma": T.GemmaForCausalLM,
     "gemma2": T.Gemma2ForCausalLM,
     "gemma3_text": T.Gemma3ForCausalLM,

@@ -66,6 +66,7 @@ MODELS = {
     ),
     "Qwen 3": ("Qwen3", {"tie_word_embeddings": True}),
     "SmolLM 3": ("SmolLM3", {}),
+    "OLMo 2": ("Olmo2", QWEN2),
     "Gemma": ("Gemma", {}),
     "Gemma 2": (
         "Gemma2",
@@ -90,7 +91,7 @@ def save(folder, name, **options):
     kind, settings = MODELS[name]
     settings = settings | options
     sizes = {key: size for key, size in SIZES.items() if key not in settings}
-    if kind == "Qwen2":
+    if kind in ("Qwen2", "Olmo2"):
         del sizes["head_dim"]  # it has no such setting
     config = getattr(transformers, f"{kind}Config")(**sizes, **settings)
     peer = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)

@@ -1,4 +1,4 @@
-"""Llama and the language models with its names: Mistral, Qwen 2 and 3, SmolLM 3, Gemma 1 to 3."""
+"""Llama and the language models with its names: Mistral, Qwen, SmolLM 3, Gemma and OLMo 2."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BLOCK: LayerNames = {
     "mlp.up": ("mlp.up_proj", "mlp.gate_proj"),
     "mlp.down": "mlp.down_proj",
 }
-# Gemma 2 and 3 normalize the output of a branch too.
-NORMS_OF_BOTH: LayerNames = {
+# Gemma 2 and 3 normalize the output of a branch too, and OLMo 2 nothing else.
+NORMS_OUT: LayerNames = {
     "attn_out": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_out": "post_feedforward_layernorm",
@@ -30,7 +30,13 @@ NORMS_OF_BOTH: LayerNames = {
 WORDS = "embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
-MODELS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text")
+MODELS = (
+    *("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2"),
+    *("gemma", "gemma2", "gemma3_text"),
+)
+# Options of some of them. The others have no norms of queries and keys, and norms of inputs only.
+QK_NORMS = {"qwen3": True, "gemma3_text": True, "olmo2": "all"}
+PLACES = {"gemma2": "both", "gemma3_text": "both", "olmo2": "out"}
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -39,8 +45,8 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = read_settings(checkpoint)
-    is_gemma = config["model_type"].startswith("gemma")
-    has_both_norms = is_gemma and config["model_type"] != "gemma"
+    kind = config["model_type"]
+    is_gemma = kind.startswith("gemma")
     labels = hf.class_names(checkpoint, "score")
     is_tied = config["tie_word_embeddings"]
     if labels is None and not is_tied and OUTPUT not in checkpoint:
@@ -72,8 +78,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
                 "num_kv_heads": config["num_key_value_heads"],
                 "head_dim": config["head_dim"],
                 "bias": False,
-                "qkv_bias": config["model_type"] == "qwen2",
-                "qk_norm": config["model_type"] in ("qwen3", "gemma3_text"),
+                "qkv_bias": kind == "qwen2",
+                "qk_norm": QK_NORMS.get(kind, False),
                 # The default scale has faster kernels.
                 "score_scale": None if width == config["head_dim"] else width**-0.5,
                 "score_softcap": config.get("attn_logit_softcapping"),
@@ -81,7 +87,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "norm": {
                 "kind": "rms",
                 "eps": config["rms_norm_eps"],
-                "place": "both" if has_both_norms else "pre",
+                "place": PLACES.get(kind, "pre"),
                 "unit_offset": is_gemma,
             },
             "position": {
@@ -151,14 +157,14 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     p = prefix(checkpoint)
     options = architecture.backbone
     block = options["block"]
-    has_both_norms = options["norm"]["place"] == "both"
+    has_norms_out = options["norm"]["place"] != "pre"
     queries = options["num_heads"] * block["head_dim"]
     keys = block["num_kv_heads"] * block["head_dim"]
     return {
         "adapters.text.embedding.weight": copied(f"{p}{WORDS}"),
         "head.output.weight": copied(OUTPUT),
         **blocks(
-            {**BLOCK, **(NORMS_OF_BOTH if has_both_norms else {})},
+            {**BLOCK, **(NORMS_OUT if has_norms_out else {})},
             prefix=p + "layers.{i}",
             depth=options["depth"],
             rows={"attn.qkv": (queries, keys, keys)},
