@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from dxn.commands.model import Compute, FromWeights, Labels, ManyRows
 from dxn.commands.options import Input
 from dxn.config.command import OUTPUT_FILE
+from dxn.core.errors import UserError
 
 if TYPE_CHECKING:
     from dxn.data.dataset import Samples
@@ -27,6 +28,8 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         output: .csv, .jsonl, .json or .parquet file for the predictions (default: print them); with
             engine=ray a folder.
         keep: Further columns of the table to copy to the output.
+        data: Columns of a table with one row per time step, for the weights of a public forecasting
+            model: data.target, and optionally data.time and data.series_id.
     """
 
     path_key: ClassVar[str | None] = "input"
@@ -37,11 +40,13 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         'dxn predict run=RUN input.text="a fine film"',
         "dxn predict run=RUN input.image=a.jpg input.audio=a.wav",
         'dxn predict run=RUN input.image=a.jpg labels=[cat,dog] template="a photo of a {}"',
+        "dxn predict weights=amazon/chronos-bolt-small sales.csv target=sales head.horizon=14",
     )
 
     input: Input
     output: Annotated[str | None, OUTPUT_FILE] = None
     keep: Sequence[str] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def execute(self) -> int:
         """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
@@ -50,6 +55,8 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.table import predicted_rows, record_line
 
+        if self.engine == "ray" and self.data:
+            raise UserError("engine: ray cannot be combined with data; set engine=local")
         if self.engine == "ray":
             return self.on_ray(
                 predicted_rows,
@@ -66,6 +73,8 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
             # Before the model is loaded, so that a mistake is reported at once.
             output = check_suffix(self.output)
         predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
+        if self.data:
+            predictor = self._forecaster(predictor)
         predictor.require_answers()  # before a large table is read
         if not has_many_samples(self.input):
             sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
@@ -103,6 +112,23 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
             print_line(f"{count(skipped, 'row')} skipped")
         next_step("dxn", *self.with_output("answers.csv"))
         return 0
+
+    def _forecaster(self, predictor: Predictor) -> Predictor:
+        """Return a predictor of the target columns of the table."""
+        from dxn.runs.predictor.option import tables_of
+        from dxn.runs.predictor.zero_shot import forecaster
+
+        tables = tables_of(self.input, confine=self.confine) if isinstance(self.input, str) else []
+        if len(tables) != 1:
+            raise UserError(f"data.target: needs one table as input, got {self.input}; remove it")
+        return forecaster(
+            predictor,
+            tables[0],
+            self.data,
+            sep=self.sep,
+            encoding=self.encoding,
+            sheet=self.sheet,
+        )
 
     def _predict_one(self, predictor: Predictor, samples: Samples, output: Path | None) -> None:
         """Predict for one sample, print the answer, and write it to a file."""

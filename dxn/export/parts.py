@@ -42,6 +42,11 @@ def check_exportable(predictor: Predictor) -> None:
         predictor.network, Ensemble
     ):
         raise UserError("export: an ensemble of models that write cannot be exported")
+    if any(adapter.is_separate for adapter in predictor.adapters.values()):
+        raise UserError(
+            "export: a series with adapters.series.channels=separate, such as that of Chronos-Bolt,"
+            " cannot be exported; use dxn predict or dxn serve"
+        )
     if predictor.task.target.source == "stream" and len(predictor.inputs) > 1:
         raise UserError(
             "export: a language model with other inputs than a text cannot be exported, got "

@@ -100,6 +100,7 @@ def series_recipe(tokenizer: SeriesTokenizer) -> Recipe:
         "window": tokenizer.window,
         "max_steps": tokenizer.max_steps,
         "min_relative_std": MIN_RELATIVE_STD,
+        "constant_std": tokenizer.constant_std,
     }
 
 

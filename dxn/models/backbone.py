@@ -92,7 +92,7 @@ class Backbone(Recorded, nn.Module):
         self.cross = cross
         self.activation_checkpointing = activation_checkpointing
         # Remove padding before the blocks, if there is enough of it, see dxn.models.packing.
-        self.packed = True
+        self.packed = not position.gaps
         # What is added to the scores of all blocks, as a function of the distance of two tokens.
         self.bias: nn.Module | None = None
         if position.kind == "alibi":
@@ -244,7 +244,7 @@ class Backbone(Recorded, nn.Module):
                     cells = slice(None), slice(int(positions[0, 0]), int(positions[0, -1]) + 1)
                 else:
                     cells = torch.arange(shape[0], device=x.device)[:, None], positions
-            elif self.uses_positions and not is_whole:
+            elif self.uses_positions and not is_whole and not self.position.gaps:
                 positions = token_index(mask)
             every = slice(None)
             real = None if is_whole else mask
@@ -319,7 +319,12 @@ class Backbone(Recorded, nn.Module):
         if mask is None:
             mask = torch.ones(1, num_tokens, dtype=torch.bool, device=group.positions.device)
         attn_mask = make_attn_mask(
-            mask, queries=group.positions, causal=self.causal, bias=self.bias, window=window
+            mask,
+            queries=group.positions,
+            causal=self.causal,
+            bias=self.bias,
+            window=window,
+            gaps=self.position.gaps,
         )
         # The kernels of a GPU add a mask: converted here, it is not converted by each block.
         if attn_mask is not None and x.device.type != "cpu":

@@ -139,6 +139,8 @@ class PositionOptions:
             not scaled. Default: blocks with a window have the frequencies of the others.
         num_buckets: Number of ranges of distances, with kind=buckets.
         max_distance: Distance from which all distances are in the same range, with kind=buckets.
+        gaps: Count padding in front of a token in its position, as for patches of a series without
+            any value. Default: only real tokens count.
     """
 
     kind: BackbonePosition = "none"
@@ -150,6 +152,7 @@ class PositionOptions:
     window_rope_theta: Annotated[float, Gt(0)] | None = None
     num_buckets: Annotated[int, Ge(4)] = 32
     max_distance: Annotated[int, Ge(1)] = 128
+    gaps: bool = False
 
 
 def quick_gelu(x: Tensor) -> Tensor:

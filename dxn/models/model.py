@@ -43,7 +43,8 @@ class MultimodalModel(Network):
         head: Module that computes the output of the task from the encoded Tokens, the vectors and
             the batch. It can have a module `pre`, which computes the embedding of a sample from its
             vector. With `separates_inputs = True`, each input is encoded alone, and the head
-            receives `InputVectors` in place of the vectors.
+            receives `InputVectors` in place of the vectors. With `extends = True`, its method
+            `extend(output, batch, model)` completes the output outside of a training.
 
     Raises:
         ValueError: If an input has no adapter, an adapter has no input, or a name is reserved.
@@ -88,6 +89,8 @@ class MultimodalModel(Network):
         self.head = head
         # Whether each input is encoded alone, because the head compares inputs with each other.
         self.separates_inputs: bool = getattr(head, "separates_inputs", False)
+        # Whether the head completes its output by further passes through the model.
+        self.extends: bool = getattr(head, "extends", False)
 
     @property
     def models(self) -> list[MultimodalModel]:
@@ -126,7 +129,12 @@ class MultimodalModel(Network):
             from dxn.models.separate import encode_alone
 
             return encode_alone(self, parts)
-        window = self.adapter(next(iter(self.inputs))).window if len(self.inputs) == 1 else 0
+        window = 0
+        if len(self.inputs) == 1:
+            adapter = self.adapter(next(iter(self.inputs)))
+            window = adapter.window
+            if adapter.parts > 1:
+                window = parts[0].x.shape[1] // adapter.parts
         if window and parts[0].x.shape[1] > window:
             from dxn.models.windows import encode_windows
 
@@ -143,7 +151,10 @@ class MultimodalModel(Network):
         parts = self.embed(batch)
         if mixing is not None:
             parts = [mix(part, *mixing) for part in parts]
-        return self.head(*self.encode(parts), batch)
+        output = self.head(*self.encode(parts), batch)
+        if self.extends and not self.training:
+            return self.head.extend(output, batch, self)
+        return output
 
     def vectors(self, batch: Batch) -> Tensor:
         """Compute the embedding (B, E) of each sample of a batch."""

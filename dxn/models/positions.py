@@ -23,6 +23,7 @@ def make_attn_mask(
     causal: bool = False,
     bias: Callable[[Tensor], Tensor] | None = None,
     window: int | None = None,
+    gaps: bool = False,
 ) -> Tensor | None:
     """Create the attention mask of a sequence from its padding mask.
 
@@ -39,6 +40,7 @@ def make_attn_mask(
             (B, H, M, N) to add to the scores. Default: nothing is added.
         window: Maximum distance between a query and a key (arXiv:2004.05150, section 3.1). Default:
             no limit. Distances count only real tokens.
+        gaps: Whether distances count padding, too.
 
     Returns:
         None if there is no restriction. Without a bias, (B, 1, 1 or M, N) bool, True where
@@ -58,7 +60,7 @@ def make_attn_mask(
         allowed = allowed & past
     relative = torch.zeros(())
     if bias is not None or window is not None:
-        index = token_index(mask)
+        index = torch.arange(n, device=mask.device)[None] if gaps else token_index(mask)
         queries = index if queries is None else queries
         relative = index[:, None, :] - queries[:, :, None]
     if window is not None:

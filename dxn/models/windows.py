@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dxn.core.dropout import selected
 from dxn.core.tokens import Tokens, join
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def encode_windows(model: MultimodalModel, tokens: Tokens, window: int) -> tuple
         mask = tokens.mask[:, start : start + window]
         rows = mask.any(1).nonzero().flatten()  # the samples that are so long
         columns = Tokens(tokens.x[rows, start : start + window], mask[rows])
-        encoded, vectors = model.fusion([columns], model.backbone)
+        with selected(rows, start // window):
+            encoded, vectors = model.fusion([columns], model.backbone)
         parts.append(replace(encoded, spans=()).spread(rows, size))
         totals.append(vectors.new_zeros(size, vectors.shape[1]).index_add(0, rows, vectors))
     joined = join(parts)

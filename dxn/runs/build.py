@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from dxn.config.instantiate import build
+from dxn.core.errors import UserError
 from dxn.core.randomness import named_draws
 from dxn.models.model import MultimodalModel
 
@@ -99,7 +100,17 @@ def build_model(
 def make_head(
     task: Task, adapters: Mapping[str, Any], inputs: Mapping[str, str], fusion: Any
 ) -> nn.Module:
-    """Create the head of a task for these adapters and this fusion."""
+    """Create the head of a task for these adapters and this fusion.
+
+    Raises:
+        UserError: If an adapter cannot be combined with the other inputs.
+    """
+    separate = [key for key, adapter in adapters.items() if adapter.is_separate]
+    if separate and len(inputs) > 1:
+        raise UserError(
+            f"adapters.{separate[0]}.channels: separate cannot be combined with other inputs, got "
+            f"{', '.join(inputs)}; choose joint or independent, or remove the other inputs"
+        )
     # Every adapter has the width of the backbone, so any of them tells the width of a token.
     dim = next(iter(adapters.values())).dim
     return task.make_head(dim, fusion.width, {name: adapters[key] for name, key in inputs.items()})

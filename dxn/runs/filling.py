@@ -56,7 +56,7 @@ class InitialWeights:
         labels = main.architecture.labels
         if labels is not None:
             task.target.start_from(labels)
-        elif state := main.task_state():
+        elif main.architecture.writes and (state := main.task_state()):
             task.target.load(state)
 
     def fill(self, model: MultimodalModel, task: Task) -> list[str]:
@@ -146,7 +146,8 @@ class InitialWeights:
 def _public_head(public: PublicModel, task: Task) -> tuple[list[str], list[str]]:
     """Return the prefixes of the head's tensors to load, and lines to print about the others."""
     labels = public.architecture.labels
-    if public.architecture.task == task.name and public.architecture.writes:
+    parts = public.architecture
+    if parts.task == task.name and (parts.writes or parts.decoder):
         return ["head."], []
     # The rows of the output layer belong to the classes in this order, so the lists must be equal.
     if public.architecture.task == task.name and labels == list(task.target.labels or ()):

@@ -29,6 +29,7 @@ FIXED = (
     "tubelet_frames",
     "stride",
     "stem",
+    "channels",
     "in_channels",
     "spectrogram.n_mels",
     "spectrogram.frontend",
@@ -65,11 +66,16 @@ PRE_HEAD = (
     "hidden_dim",
     "norm",
     "norm_eps",
+    "quantiles",
+    "steps",
     "output",
     "share_tokenizer",
     "max_len",
     "marks",
 )
+
+# Options of the head of a public checkpoint that its weights determine.
+FIXED_HEAD = ("output", "share_tokenizer", "steps", "quantiles")
 
 # Default of adapters.text.max_len with public language models, whose windows of up to 131,072
 # tokens do not fit into the memory of most trainings.
@@ -244,8 +250,8 @@ def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
         structure = completed({"_target_": merger.values["backbone"]["_target_"]})
         backbone = merge_options(structure, backbone)
         if parts.decoder:
-            _use_decoder(merger, main.plan().head["decoder"])
-        if "hidden_dim" in head:
+            _use_decoder(merger, main.plan().head)
+        if "hidden_dim" in head and not parts.decoder:
             head = {}  # CLIP's projection to the embedding space; a classifier has no such layer
     for name in _leaves(backbone):
         if name != "dim":
@@ -256,7 +262,7 @@ def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
             _, value = lookup(options, name)
             # Not every task has a hidden layer in its head.
             if group != "head" or lookup(merger.values, f"head.{name}")[0]:
-                wanted = ("output",) if main.family.own else ("output", "share_tokenizer")
+                wanted = ("output",) if main.family.own else FIXED_HEAD
                 fixed = group == "head" and _is_below(name, wanted)
                 merger.set(f"{group}.{name}", value, fixed=fixed)
 
@@ -280,16 +286,20 @@ def _use_own_classes(merger: _OptionMerger, main: PublicModel) -> None:
             got = target.rpartition(".")[2]
             raise UserError(f"backbone: the weights have {saved}, got {got}; leave it out")
     # The decoder is not a group of its own but an option of the head, so it is compared separately.
-    own_decoder = parts.head.get("decoder") or {}
     if not any(key.startswith("head.decoder") for key in merger.chosen):
-        _use_decoder(merger, own_decoder)
+        _use_decoder(merger, parts.head)
 
 
-def _use_decoder(merger: _OptionMerger, decoder: Config) -> None:
-    """Use the decoder of a checkpoint if the head has one of the same class."""
+def _use_decoder(merger: _OptionMerger, own: Config) -> None:
+    """Use the decoder of a checkpoint's head if the head has one of the same class.
+
+    A head of the same class whose decoder is optional gets that of the checkpoint, too.
+    """
     head = merger.values["head"]
+    decoder = own.get("decoder") or {}
     current = head.get("decoder") or {}
-    if not decoder or current.get("_target_") != decoder.get("_target_"):
+    is_missing = not current and head["_target_"] == own.get("_target_")
+    if not decoder or not (is_missing or current.get("_target_") == decoder.get("_target_")):
         return
     head["decoder"] = copy.deepcopy(decoder)
     for path in sorted(merger.chosen):

@@ -61,6 +61,8 @@ class Auto(HeadOptions):
             for field in fields(self)
             if field.name in parameters and vars(self)[field.name] is not None
         }
+        if not cls.writes:
+            options.pop("decoder", None)  # that of a forecast does not generate text
         required = {key for key, p in parameters.items() if p.default is p.empty}
         if required - options.keys():
             raise UserError(f"head=auto: the task that fits the target is {name}; set head={name}")

@@ -309,6 +309,8 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
         num_new_tokens: Number of tokens that its vocabulary can have in addition to those of the
             checkpoint from which it is.
         window: Number of columns that a model without other inputs encodes together. 0: all.
+        parts: Number of equal parts of the columns, each of which a model encodes alone.
+        is_separate: Whether there can be several parts, so that there must be no other inputs.
     """
 
     reader: ClassVar[type[Reader]]
@@ -319,6 +321,8 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
     tokens_per_column: int = 1
     num_new_tokens: int = 0
     window: int = 0
+    parts: int = 1
+    is_separate: bool = False
 
     @property
     def modality(self) -> str:

@@ -237,6 +237,26 @@ def _activated(x: Tensor, norm: nn.Module, inside: Tensor) -> Tensor:
     return rearrange(x, "b h w c -> b c h w") * inside
 
 
+class ResidualStem(nn.Module):
+    """A hidden layer with ReLU, and a linear layer beside it (arXiv:2403.07815, Chronos-Bolt).
+
+    Args:
+        width: Number of features of a patch.
+        dim: Width D of a token.
+        hidden_dim: Width of the hidden layer.
+    """
+
+    def __init__(self, width: int, dim: int, hidden_dim: int):
+        super().__init__()
+        self.hidden = nn.Linear(width, hidden_dim)
+        self.out = nn.Linear(hidden_dim, dim)
+        self.skip = nn.Linear(width, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embed flattened patches (..., width) as (..., D)."""
+        return self.out(F.relu(self.hidden(x))) + self.skip(x)
+
+
 class WhisperStem(nn.Module):
     """Whisper's two convolutions over frames (arXiv:2212.04356, section 2.2).
 

@@ -65,6 +65,9 @@ class Architecture:
       `head={"share_tokenizer": True}`, which suits models from text to text, the embedding is that
       of the adapter and has no other name.
 
+    - "forecast": quantiles of the next values of a series, by a decoder with one token, see
+      `dxn.tasks.forecast.decoder_head`.
+
     Args:
         dim: Embedding dimension D.
         adapters: Options of each adapter, by the adapter's key, such as "text".
@@ -77,6 +80,7 @@ class Architecture:
         inputs: Names of the inputs, in the order of the fusion's tensors. Default: there is one
             input per adapter, and the fusion has no tensors that depend on the input.
         task: Name of the task of the head.
+        state: State of the task, for `Target.load`, if it consists of other values than labels.
     """
 
     dim: int
@@ -88,6 +92,7 @@ class Architecture:
     labels: list[str] | None = None
     inputs: tuple[str, ...] = ()
     task: str = "classify"
+    state: Options = field(default_factory=dict)
 
     @property
     def writes(self) -> bool:

@@ -36,6 +36,7 @@ TASKS = {
     "language": "dxn.tasks.Language",
     "generate": "dxn.tasks.Generate",
     "ctc": "dxn.tasks.Ctc",
+    "forecast": "dxn.tasks.Forecast",
 }
 WITH_ENDS = ("language",)  # tasks whose targets keep the end tokens of the checkpoint
 DECODER = "dxn.models.Decoder"
@@ -149,7 +150,7 @@ class PublicModel:
             return {"ends": load_json(self.checkpoint.folder / LABELS).get("ends", [])}
         if arch.task in WITH_ENDS:
             return {"ends": [i for i in self.checkpoint.generation.eos_token_id if i >= 0]}
-        return {"labels": list(arch.labels)} if arch.labels is not None else {}
+        return {"labels": list(arch.labels)} if arch.labels is not None else dict(arch.state)
 
     def adapter_key(self, key: str, modality: str) -> str | None:
         """Return the key of the checkpoint's adapter for an adapter of a model.

@@ -325,7 +325,10 @@ def test_the_history_ends_with_the_last_step_of_each_sample():
         ({"max_len": 0}, "max_len must be at least 1, got 0"),
         ({"stride": 3}, "stride must be at most patch_size, got 3 and patch_size=None"),
         ({"patch_size": 3, "stride": 5}, "stride must be at most patch_size, got 5"),
-        ({"channels": "mixed"}, "channels must be one of joint, independent, got 'mixed'"),
+        (
+            {"channels": "mixed"},
+            "channels must be one of joint, independent, separate, got 'mixed'",
+        ),
         ({"normalize": "batch"}, "normalize must be one of train, sample, none"),
         ({"stem": "conv", "patch_size": 3}, "stem=conv needs a patch_size of 2, 4, 8, 16 or 32"),
         ({"stem": "conv", "patch_size": 4, "stride": 2}, "and no stride"),

@@ -86,27 +86,22 @@ def timeline(
             "data=timeline: needs an adapter that reads series; add it to adapters=[...], got "
             f"{', '.join(readers)}"
         )
-    for name, value in (("horizon", horizon), ("context", context), ("season", season)):
-        if value is not None and value < 1:
-            raise UserError(f"data.{name}: must be at least 1, got {value}")
-    if stride < 1:
-        raise UserError(f"data.stride: must be at least 1, got {stride}")
-    if fractions is not None:
-        check_fractions(fractions)
     options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet)
     table = concatenate([read_table(Path(file), options) for file in as_list(path)])
-    if not len(table):
-        raise UserError(f"{table.path or table.name}: the table has no rows; choose another one")
     notes = list(table.notes)
-    windows = _choose_columns(table, target, time, series_id, covariates, notes)
-    clock = _find_clock(table, windows, notes)
-    windows = replace(
-        windows,
-        clock=None if clock is None else clock.node(),
-        formats=_find_formats(table, windows),
+    windows, series = find_windows(
+        table,
+        target=target,
+        time=time,
+        series_id=series_id,
+        covariates=covariates,
+        horizon=horizon,
+        context=context,
+        season=season,
+        stride=stride,
+        fractions=fractions,
+        notes=notes,
     )
-    series = windows.read(table, clock, key="data.", notes=notes)
-    windows = _choose_sizes(windows, series, clock, horizon, context, season, fractions, notes)
     parts = _parts(table, windows, series, fractions, stride, notes)
     inputs = name_inputs({modality: [VALUES]})
     columns = Columns(inputs, [windows.target_name])
@@ -122,6 +117,49 @@ def timeline(
         notes=notes,
         layout=windows.node(),
     )
+
+
+def find_windows(
+    table: Table,
+    *,
+    target: str | Sequence[str] | None = None,
+    time: str | None = None,
+    series_id: str | None = None,
+    covariates: str | Sequence[str] | None = None,
+    horizon: int | None = None,
+    context: int | None = None,
+    season: int | None = None,
+    stride: int = 1,
+    fractions: Sequence[float] | None = None,
+    notes: list[str],
+) -> tuple[Windows, list[Series]]:
+    """Return the layout of a table whose rows are time steps, and its series.
+
+    Args:
+        table: The table.
+        notes: Sentences about the choices are appended to this list.
+
+    The other arguments, and the errors, are those of `timeline`.
+    """
+    for name, value in (("horizon", horizon), ("context", context), ("season", season)):
+        if value is not None and value < 1:
+            raise UserError(f"data.{name}: must be at least 1, got {value}")
+    if stride < 1:
+        raise UserError(f"data.stride: must be at least 1, got {stride}")
+    if fractions is not None:
+        check_fractions(fractions)
+    if not len(table):
+        raise UserError(f"{table.path or table.name}: the table has no rows; choose another one")
+    windows = _choose_columns(table, target, time, series_id, covariates, notes)
+    clock = _find_clock(table, windows, notes)
+    windows = replace(
+        windows,
+        clock=None if clock is None else clock.node(),
+        formats=_find_formats(table, windows),
+    )
+    series = windows.read(table, clock, key="data.", notes=notes)
+    windows = _choose_sizes(windows, series, clock, horizon, context, season, fractions, notes)
+    return windows, series
 
 
 def _choose_columns(

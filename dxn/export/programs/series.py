@@ -72,7 +72,7 @@ def _cut(raw: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
     window, limit = options["window"], options["max_steps"]
     if window:
         missing = np.full((max(0, window - len(raw)), raw.shape[1]), np.nan, np.float32)
-        raw = np.concatenate([missing, raw[-window:]])
+        return np.concatenate([missing, raw[-window:]])[-limit:]
     # A long series that starts with missing values must keep a value.
     first = int((~np.isnan(raw)).any(1).argmax())
     start = 0 if first < limit else min(first, len(raw) - limit)
@@ -90,5 +90,6 @@ def _statistics(raw: np.ndarray, options: Mapping[str, Any]) -> tuple[np.ndarray
     mean = np.nansum(x, 0) / count
     std = np.sqrt(np.nansum((x - mean) ** 2, 0) / count)
     small = options["min_relative_std"]
-    std = np.where(std <= small * np.maximum(np.abs(mean), small), 1.0, std)
+    std = np.where(std <= small * np.abs(mean), options["constant_std"], std)
+    std = np.where(np.isnan(x).all(0), 1.0, std)
     return mean.astype(np.float32), std.astype(np.float32)

@@ -1,11 +1,14 @@
-"""Zero-shot classification: a model that aligns inputs with texts, as a classifier of labels."""
+"""Models of other data: classifiers of labels that are texts, and forecasts of any table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.models.losses import unit
@@ -16,6 +19,68 @@ from dxn.tasks import Classify, Contrastive
 from dxn.tasks.contrastive import Projection, SimilarityHead, UnitVectors
 
 PLACE = "{}"  # the place of the label in a template
+
+
+def forecaster(
+    predictor: Predictor,
+    path: str,
+    columns: Mapping[str, Any],
+    *,
+    sep: str | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
+) -> Predictor:
+    """Return a predictor that forecasts columns of a table with one row per time step.
+
+    Args:
+        predictor: A public model that forecasts series of any number of channels.
+        path: The table.
+        columns: The options target, time and series_id of `dxn.data.series.timeline.timeline`.
+        sep: Separator of CSV cells.
+        encoding: Encoding of a text file.
+        sheet: Name of the sheet of an Excel file.
+
+    Raises:
+        UserError: If the model makes no forecasts, or the table cannot be read.
+    """
+    from dxn.data.rows import VALUES
+    from dxn.data.series.timeline import find_windows
+    from dxn.data.tables.read import ReadOptions, read_table
+    from dxn.tasks.forecast.task import FutureValues
+
+    future = predictor.task.target
+    if not isinstance(future, FutureValues) or future.channels:
+        raise UserError(
+            "data.target: needs the weights of a public forecasting model, such as weights="
+            "amazon/chronos-bolt-small; a run reads the columns of its training"
+        )
+    if unknown := sorted(columns.keys() - {"target", "time", "series_id"}):
+        raise UserError(
+            f"data.{unknown[0]}: no such option; a prediction has data.target, data.time and "
+            "data.series_id"
+        )
+    table = read_table(Path(path), ReadOptions(sep=sep, encoding=encoding, sheet=sheet))
+    notes: list[str] = []
+    windows, _ = find_windows(
+        table,
+        **columns,
+        covariates=[],
+        horizon=future.horizon,
+        context=future.context,
+        season=1,
+        notes=notes,
+    )
+    for note in notes:
+        print_line(f"note: {note}")
+    future.channels = list(windows.target)
+    return Predictor(
+        predictor.network,
+        predictor.task,
+        columns={future.input: VALUES},
+        target=windows.target_name,
+        layout=windows,
+        dtype=predictor.dtype,
+    )
 
 
 def classifier(predictor: Predictor, labels: Sequence[str], template: str) -> Predictor:

@@ -155,6 +155,7 @@ class ForecastMetric(Metric):
         true = torch.stack(
             [fitted(future.values, len(forecasts[0])) for future in targets]
         ).double()
+        forecasts = forecasts[:, :, : true.shape[2]]  # a checkpoint also predicts covariates
         levels = self.quantiles if forecasts.shape[-1] > 1 else [0.5]
         # A forecast can be NaN as well, if the history has no value.
         missing = true.isnan() | forecasts.isnan().any(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -18,6 +18,7 @@ from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.core.untrusted import shortened
+from dxn.tasks.forecast.decoder_head import DecoderForecastHead
 from dxn.tasks.forecast.futures import (
     ForecastMetric,
     Future,
@@ -51,7 +52,7 @@ class FutureState(Strict):
     residual: Residual
     context: Size
     num_channels: Size
-    channels: Annotated[list[str], Field(min_length=1)]
+    channels: list[str]  # empty: all, whose number is not known
 
     @model_validator(mode="after")
     def _check(self) -> FutureState:
@@ -63,7 +64,8 @@ class FutureState(Strict):
             )
         if len(self.channels) > self.num_channels:
             raise ValueError(
-                f"channels must be 1 to {self.num_channels} names, got {shortened(self.channels)}"
+                f"channels must be at most {self.num_channels} names, got "
+                f"{shortened(self.channels)}"
             )
         return self
 
@@ -74,21 +76,29 @@ class FutureValues(Target):
     Args:
         season: Season length in steps. Default: that of the data source, or 1.
         residual: See `Forecast`.
+        horizon: See `Forecast`.
 
     Attributes:
         horizon: Number of future steps H.
         season: Season length in steps.
         context: Number of steps T of the longest training history.
         num_channels: Number of its channels C.
-        channels: Names of the K channels.
+        channels: Names of the K channels. Empty: all, whose number is not known.
         input: Name of the series. `bind` sets it.
     """
 
     State: ClassVar[type[Strict]] = FutureState
     needs_inputs: ClassVar[bool] = True
 
-    def __init__(self, *, season: int | None = None, residual: Residual | None = None):
+    def __init__(
+        self,
+        *,
+        season: int | None = None,
+        residual: Residual | None = None,
+        horizon: int | None = None,
+    ):
         self.chosen_season = season
+        self.chosen_horizon = horizon
         self.residual = residual
         self.season = season or 1
         self.horizon = 0
@@ -156,7 +166,7 @@ class FutureValues(Target):
             UserError: If the targets have different numbers of channels, or no history.
         """
         first = values[0]
-        self.horizon = max(len(value.values) for value in values)
+        self.horizon = self.chosen_horizon or max(len(value.values) for value in values)
         channels = first.values.shape[1]
         if any(value.values.shape[1] != channels for value in values):
             raise UserError("data.target: all targets must have the same number of channels")
@@ -173,10 +183,15 @@ class FutureValues(Target):
         self.context = max(shape[0] for shape in histories)
         self.num_channels = max(shape[1] for shape in histories)
 
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See `Target.load`."""
+        super().load(state)
+        self.horizon = self.chosen_horizon or self.horizon
+
     def encode(self, value: Future, sample: dict[str, Any], rand: Random | None = None) -> Tensor:
         """Return the future values (H, K) in the normalized unit of the input."""
         series = sample[self.input]
-        count = len(self.channels)
+        count = value.values.shape[1]
         values = fitted(value.values.float(), self.horizon)
         return (values - series["loc"][:count]) / series["scale"][:count]
 
@@ -210,14 +225,16 @@ class Quantiles(Space):
 
     def loss(self, output: Tensor, batch: Batch) -> LossSum:
         """Return the pinball loss; missing values have no loss."""
-        true = batch["target"]
+        # One pass of a decoder can predict fewer steps, and a checkpoint also covariates.
+        steps, channels = output.shape[1], batch["target"].shape[2]
+        true, output = batch["target"][:, :steps], output[:, :, :channels]
         quantiles = torch.tensor(self.quantiles, device=output.device)
         losses = pinball(output.float(), true.nan_to_num(), quantiles).mean(-1)
         return LossSum.of(losses, (~true.isnan()).float())
 
     def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the quantiles in the unit of the series, float64."""
-        series, count = batch[self.target.input], len(self.target.channels)
+        series, count = batch[self.target.input], output.shape[2]
         loc, scale = (series[key].to(output.device)[:, :count] for key in ("loc", "scale"))
         return {"quantiles": output.double() * scale[:, None, :, None] + loc[:, None, :, None]}
 
@@ -238,6 +255,12 @@ class Forecast(Task[FutureValues]):
         residual: Forecast to which the output of the head is added: season (the last season,
             repeated), last (the last value, as in arXiv:2205.13504, section 3.2) or none. Default:
             season, and none from 2,000 training windows, which teach the season better.
+        horizon: Number of future steps. Default: that of the targets.
+        decoder: Constructor of a decoder, which is called with vocab_size=1. It attends to the
+            tokens of each channel, with channels=separate, and the output layer reads its only
+            token. `read` and `residual` have no effect. Default: there is none.
+        steps: Number of steps that the decoder predicts in one pass. More steps continue from its
+            own quantiles. Default: horizon.
         read: What the output layer reads: tokens (all tokens of the series, concatenated; with
             channels=independent, those of each channel, and one layer for all channels) or pooled
             (the vector of the sample, which also contains the other inputs).
@@ -255,6 +278,9 @@ class Forecast(Task[FutureValues]):
         quantiles: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9),
         season: int | None = None,
         residual: Residual | None = None,
+        horizon: Annotated[int, Ge(1)] | None = None,
+        decoder: Callable[..., nn.Module] | None = None,
+        steps: Annotated[int, Ge(1)] | None = None,
         read: Read = "tokens",
         hidden: Hidden = "none",
         hidden_dim: Annotated[int, Ge(1)] | None = None,
@@ -275,6 +301,8 @@ class Forecast(Task[FutureValues]):
                 raise ValueError(f"{key} must be one of {', '.join(get_args(known))}, got {value}")
         if season is not None and season < 1:
             raise ValueError(f"season must be at least 1, got {season}")
+        self.decoder = decoder
+        self.steps = steps
         self.read: Read = read
         self.pre_options = {
             "hidden": hidden,
@@ -282,14 +310,26 @@ class Forecast(Task[FutureValues]):
             "norm": norm,
             "dropout": dropout,
         }
-        self.target = FutureValues(season=season, residual=residual)
+        self.target = FutureValues(season=season, residual=residual, horizon=horizon)
         self.space = Quantiles(self.target, self.quantiles)
         self.metric = ForecastMetric(self.quantiles)
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Adapter]) -> nn.Module:
-        """Build the output layer, which reads all tokens of the series or the pooled vector."""
+        """Build the output layer, which reads all tokens of the series or the pooled vector.
+
+        Raises:
+            UserError: If the channels of the series must be separate, or must not.
+        """
         target = self.target
         adapter: Any = adapters[target.input]
+        if adapter.is_separate != (self.decoder is not None):
+            raise UserError(
+                "adapters.series.channels: separate needs a forecast by a decoder, and the reverse;"
+                " with the weights of Chronos-Bolt, set head=forecast, otherwise choose joint or "
+                "independent"
+            )
+        if self.decoder is not None:
+            return self._decoder_head(self.decoder, adapter)
         adapter.tokenizer.continue_from(target.context)
         shape = (target.context, target.num_channels)
         num_tokens = 0 if self.read == "pooled" else count_tokens(adapter, shape)
@@ -306,6 +346,20 @@ class Forecast(Task[FutureValues]):
             history=adapter.tokenizer.history,
         )
 
+    def _decoder_head(self, make: Callable[..., nn.Module], adapter: Any) -> nn.Module:
+        target = self.target
+        adapter.tokenizer.continue_from(target.context, is_fixed=False)
+        decoder: Any = make(vocab_size=1)
+        return DecoderForecastHead(
+            decoder,
+            PreHead(decoder.backbone.dim, **self.pre_options),
+            shape=(self.steps or target.horizon, len(target.channels)),
+            horizon=target.horizon,
+            quantiles=self.quantiles,
+            input=target.input,
+            adapter=adapter,
+        )
+
     def recipe(self, head: nn.Module) -> dict[str, Any]:
         """Return the quantiles, and the names of the channels of a forecast."""
         return {"quantiles": list(self.quantiles), "channels": self.target.channels}
@@ -313,7 +367,8 @@ class Forecast(Task[FutureValues]):
     def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Tensor]]:
         """Return the seasonal naive forecast (H, K, 1) of each row."""
         target = self.target
-        histories = [raw[target.input][:, : len(target.channels)] for raw in raws]
+        count = len(target.channels) or None
+        histories = [raw[target.input][:, :count] for raw in raws]
         naive = [seasonal_naive(h, target.horizon, target.season)[..., None] for h in histories]
         return f"{NAIVE} ({target.season})", naive
 
@@ -322,7 +377,7 @@ class Forecast(Task[FutureValues]):
 
         The values are lists of H numbers, or H lists of K numbers if there are several channels.
         """
-        values = prediction.squeeze(1) if len(self.target.channels) == 1 else prediction
+        values = prediction.squeeze(1) if prediction.shape[1] == 1 else prediction
         by_quantile = {
             f"{q:g}": _rounded(values[..., i]) for i, q in enumerate(self._levels(prediction))
         }
@@ -333,13 +388,14 @@ class Forecast(Task[FutureValues]):
     ) -> list[dict[str, Any]]:
         """Return one row per future step, with the columns of each channel."""
         true = None if target is None else fitted(target.values, len(prediction))
+        names = self.target.channels or [str(k + 1) for k in range(prediction.shape[1])]
         rows: list[dict[str, Any]] = []
         for step in range(len(prediction)):
             row: dict[str, Any] = {"step": step + 1}
-            for k, name in enumerate(self.target.channels):
+            for k, name in enumerate(names):
                 # Several channels have columns such as q0.1_temperature.
-                suffix = f"_{name}" if len(self.target.channels) > 1 else ""
-                if true is not None:
+                suffix = f"_{name}" if len(names) > 1 else ""
+                if true is not None and k < true.shape[1]:
                     row[f"target{suffix}"] = _number(true[step, k])
                 levels = self._levels(prediction)
                 row[f"prediction{suffix}"] = _number(prediction[step, k, levels.index(0.5)])

@@ -8,21 +8,24 @@ from functools import partial
 from typing import Any, Self, get_args
 
 import torch
-from einops import rearrange
+import torch.nn.functional as F
+from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Rate
+from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
-from dxn.tokenize.patches import ConvStem, PatchGrid
+from dxn.tokenize.patches import ConvStem, PatchGrid, ResidualStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.series.tokenizer import (
     SeriesAugment,
     SeriesChannels,
     SeriesNormalization,
+    SeriesPatchOptions,
     SeriesStem,
     SeriesTokenizer,
     channel_statistics,
@@ -46,13 +49,16 @@ class SeriesAdapter(Adapter):
             a training series of the median length about 32 tokens.
         stride: Distance between consecutive patches in time steps. Default: patch_size, so that
             patches do not overlap.
-        channels: Content of a token: joint (all channels of a patch) or independent (one channel of
-            a patch, with an embedding of the channel).
+        channels: Content of a token: joint (all channels of a patch), independent (one channel of
+            a patch, with an embedding of the channel) or separate (one channel of a patch, and the
+            backbone encodes each channel as a series of its own, for any number of channels).
         normalize: Statistics that give each channel mean 0 and standard deviation 1: train (those
             of the training split), sample (those of each series by itself) or none. Default: sample
             for a forecast, otherwise train.
-        stem: Layers that embed a patch: patch (a linear projection) or conv (strided convolutions,
-            for a patch_size of 2, 4, 8, 16 or 32 without overlap).
+        stem: Layers that embed a patch: patch (a linear projection), conv (strided convolutions,
+            for a patch_size of 2, 4, 8, 16 or 32 without overlap) or residual (a hidden layer, and
+            a linear projection that is added).
+        patch: Further options of the patches.
         pos_embed: Position embedding of the patches: learned, sinusoidal or none.
         max_len: Maximum number of patches along time. Longer series are truncated.
         dropout: Dropout probability of the embedded columns.
@@ -71,6 +77,7 @@ class SeriesAdapter(Adapter):
         channels: SeriesChannels = "joint",
         normalize: SeriesNormalization | None = None,
         stem: SeriesStem = "patch",
+        patch: SeriesPatchOptions = SeriesPatchOptions(),
         pos_embed: PosEmbedKind = "sinusoidal",
         max_len: int = 1024,
         dropout: Rate = 0.0,
@@ -92,12 +99,19 @@ class SeriesAdapter(Adapter):
             raise ValueError(
                 f"stride must be at most patch_size, got {stride} and patch_size={patch_size}"
             )
+        for name in ("end_token", "fill_start"):
+            if getattr(patch, name) and channels != "separate":
+                raise ValueError(f"patch.{name} needs channels=separate, got channels={channels}")
         self.dim = dim
         self.patch_size = patch_size
         self.stride = stride
         self.is_joint = channels == "joint"
+        self.is_separate = channels == "separate"
         self.stem_kind = stem
-        self.tokenizer = SeriesTokenizer(normalize=normalize, max_len=max_len, augment=augment)
+        self.hidden_dim = patch.hidden_dim or 4 * dim
+        self.tokenizer = SeriesTokenizer(
+            normalize=normalize, max_len=max_len, augment=augment, patch=patch
+        )
         self.fitted = False  # set by _create_layers
         self.grid: PatchGrid
         self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
@@ -105,6 +119,10 @@ class SeriesAdapter(Adapter):
         # Zeros instead of random numbers, so that the initialization of all later parameters does
         # not depend on this one.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
+        self.end_token = nn.Parameter(0.02 * torch.randn(dim)) if patch.end_token else None
+        # Nothing depends on the data.
+        if self.is_separate and patch_size is not None and normalize == "sample":
+            self._create_layers(0, patch_size, torch.zeros(0), torch.ones(0))
         if stem == "conv":  # raises an error for a wrong size before any data is read
             self._check_conv(patch_size)
 
@@ -115,7 +133,7 @@ class SeriesAdapter(Adapter):
             raws: Series (T, C) of the training split. At most 10,000 are used, spread over all of
                 them.
         """
-        if self.fitted:
+        if self.fitted and len(self.tokenizer.mean):
             return self
         (first,) = raws_of(self.tokenizer.reader, raws[:1], Tensor)
         num_channels = first.shape[1]
@@ -127,6 +145,11 @@ class SeriesAdapter(Adapter):
         patch_size = self.patch_size or usual_patch_size(statistics.median(lengths))
         self._create_layers(num_channels, patch_size, *channel_statistics(moments))
         return self
+
+    @property
+    def parts(self) -> int:
+        """Number of equal parts of the columns, the channels, that are encoded alone."""
+        return self.tokenizer.reader.num_channels if self.is_separate else 1
 
     def masking(self, *, ratio: float | None = None) -> PatchMasking | None:
         """Create a masking of runs of patches. Call it after `fit`.
@@ -140,6 +163,11 @@ class SeriesAdapter(Adapter):
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         if not ratio:
             return None
+        if self.is_separate:
+            raise UserError(
+                "adapters.series.channels: masked pretraining needs joint or independent, got "
+                "separate"
+            )
         num_outputs = self.grid.size[0] * self.grid.size[1]
         return PatchMasking(ratio, self.grid, num_outputs, _masked_values, span=SPAN)
 
@@ -181,7 +209,8 @@ class SeriesAdapter(Adapter):
         """Embed a collated batch as Tokens (B, N, D).
 
         The columns are ordered by time. With channels=independent, the columns of all channels at
-        the same time follow each other. A patch without any value is masked.
+        the same time follow each other, and with separate all columns of a channel do. A patch
+        without any value is masked.
         """
         if not self.fitted:
             raise ValueError("the series adapter does not know its channels yet: call fit(series)")
@@ -196,18 +225,22 @@ class SeriesAdapter(Adapter):
         steps, groups = x.shape[1:3]
         codes = self.pos_embed(steps, x.device)
         x = x + (codes[:, None] if codes.ndim else codes)
-        if not self.is_joint:
+        if not self.is_joint and not self.is_separate:
             x = x + self.channel_embedding
-        x = rearrange(x, "b t c d -> b (t c) d")
         # (B, t, c): a patch is a token if it has a value, also if masking hides it.
         mask = self.grid.windows(observed[:, None])[:, 0].flatten(3).any(-1)
         # In a padded batch, overlapping patches go on after the last patch of a short series.
         counts = self.grid.counts(lengths, 0)
         is_inside = torch.arange(steps, device=x.device) < counts[:, None]
-        mask = (mask & is_inside[..., None]).flatten(1)
-        num_real = None
-        if batch.get(FULL, False):
-            num_real = len(x) * self.grid.count(observed.shape[1], 0) * groups
+        mask = mask & is_inside[..., None]
+        if self.end_token is not None:
+            end = self.end_token.to(x.dtype).expand(len(x), 1, groups, -1)
+            x, mask = torch.cat([x, end], 1), F.pad(mask, (0, 0, 0, 1), value=True)
+        if self.is_separate:
+            assert groups == self.parts
+            x, mask = x.transpose(1, 2), mask.transpose(1, 2)
+        x, mask = x.flatten(1, 2), mask.flatten(1)
+        num_real = mask.numel() if batch.get(FULL, False) else None
         locate = partial(self._coords, lengths, steps, groups, mask)
         x = self.dropout(x)
         if MASKED in batch:
@@ -229,9 +262,11 @@ class SeriesAdapter(Adapter):
             self.stem = ConvStem(
                 in_channels=2 * width, dim=self.dim, stride=patch_size, width=self.dim, axes=1
             )
+        elif self.stem_kind == "residual":
+            self.stem = ResidualStem(2 * patch_size * width, self.dim, self.hidden_dim)
         else:
             self.proj = nn.Linear(2 * patch_size * width, self.dim)
-        if not self.is_joint:
+        if not self.is_joint and not self.is_separate:
             self.channel_embedding = nn.Parameter(torch.empty(num_channels, self.dim))
             # 0.02 is the standard deviation of BERT and ViT: small compared with the embeddings.
             nn.init.trunc_normal_(self.channel_embedding, std=0.02)
@@ -240,7 +275,8 @@ class SeriesAdapter(Adapter):
     def _linear(self, features: Tensor) -> Tensor:
         """Embed features (B, 2, T, C) as (B, t, c, D), where c is 1 with joint channels."""
         windows = self.grid.windows(features)
-        return self.proj(rearrange(windows, "b k t c p q -> b t c (k p q)"))
+        project = self.stem if self.stem_kind == "residual" else self.proj
+        return project(rearrange(windows, "b k t c p q -> b t c (k p q)"))
 
     def _conv(self, features: Tensor, lengths: Tensor) -> Tensor:
         """Embed features (B, 2, T, C) as (B, t, c, D) by convolutions along time."""
@@ -258,17 +294,21 @@ class SeriesAdapter(Adapter):
     def _coords(self, lengths: Tensor, steps: int, groups: int, mask: Tensor) -> Tensor:
         """Return start and stop of each token in time steps (B, N, 2), NaN at padding.
 
-        With channels=independent, the index of the channel is the third number.
+        Without channels=joint, the index of the channel is the third number.
         """
         start = torch.arange(steps, device=lengths.device) * self.grid.stride[0]
         stop = torch.minimum(start + self.grid.size[0], lengths[:, None])
         coords = torch.stack([start.expand_as(stop), stop], -1).float()
-        coords = coords.repeat_interleave(groups, 1)
+        if self.end_token is not None:
+            coords = F.pad(coords, (0, 0, 0, 1), value=torch.nan)
+        coords = repeat(coords, "b t k -> b t c k", c=groups)
         if not self.is_joint:
-            index = torch.arange(groups, device=lengths.device).repeat(steps)
-            index = index.expand(coords.shape[0], -1)[..., None]
-            coords = torch.cat([coords, index.to(coords)], -1)
-        return coords.masked_fill(~mask[..., None], torch.nan)
+            index = torch.arange(groups, device=lengths.device).to(coords)
+            index = index[:, None].expand(*coords.shape[:3], 1)
+            coords = torch.cat([coords, index], -1)
+        if self.is_separate:
+            coords = coords.transpose(1, 2)
+        return coords.flatten(1, 2).masked_fill(~mask[..., None], torch.nan)
 
     def _check_conv(self, patch_size: int | None) -> None:
         size = 2 if patch_size is None else patch_size

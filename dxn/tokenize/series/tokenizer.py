@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Interval
+from annotated_types import Ge, Gt, Interval
 from einops import rearrange
 from torch import Tensor
 
@@ -18,9 +18,9 @@ from dxn.tokenize.base import FULL, Batch, Sample, Tokenizer
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.statistics import Moments
 
-SeriesChannels = Literal["joint", "independent"]
+SeriesChannels = Literal["joint", "independent", "separate"]
 SeriesNormalization = Literal["train", "sample", "none"]
-SeriesStem = Literal["patch", "conv"]
+SeriesStem = Literal["patch", "conv", "residual"]
 Below1 = Annotated[float, Interval(ge=0, lt=1)]
 # The default patch size gives a series of the median length about this many tokens: enough to see
 # its course, and few enough for quadratic attention.
@@ -51,6 +51,26 @@ class SeriesAugment:
     channel_mask: Below1 = 0.0
 
 
+@options
+class SeriesPatchOptions:
+    """Further options of the patches of series.
+
+    Args:
+        hidden_dim: Width of the hidden layer of stem=residual. Default: four times the width of a
+            token.
+        end_token: Add a learned token after the last patch, with channels=separate.
+        fill_start: Fill up a series to whole patches in front of its first value, with
+            channels=separate. Default: after its last value.
+        constant_std: Standard deviation that is assumed for a constant series, with
+            normalize=sample.
+    """
+
+    hidden_dim: Annotated[int, Ge(1)] | None = None
+    end_token: bool = False
+    fill_start: bool = False
+    constant_std: Annotated[float, Gt(0)] = 1.0
+
+
 def usual_patch_size(length: float) -> int:
     """Return the power of two with which a series of this length has about 32 patches."""
     size = 1
@@ -71,6 +91,7 @@ class SeriesTokenizer(Tokenizer):
         normalize: Source of the statistics: train (`mean` and `std`), sample or none.
         max_len: Maximum number of patches of a sample, see `SeriesAdapter`.
         augment: Augmentation of training series.
+        patch: Options of the patches.
 
     Attributes:
         mean: (C,). Mean of each channel in the training split, set by the adapter.
@@ -82,12 +103,20 @@ class SeriesTokenizer(Tokenizer):
     reader: SeriesReader
 
     def __init__(
-        self, *, normalize: SeriesNormalization | None, max_len: int, augment: SeriesAugment
+        self,
+        *,
+        normalize: SeriesNormalization | None,
+        max_len: int,
+        augment: SeriesAugment,
+        patch: SeriesPatchOptions = SeriesPatchOptions(),
     ):
         self.reader = SeriesReader()
         self.normalize: SeriesNormalization = normalize or "train"
         self.has_default = normalize is None
         self.window = 0
+        self.is_fixed = False  # whether every sample has `window` steps
+        self.fill_start = patch.fill_start
+        self.constant_std = patch.constant_std
         self.max_len = max_len
         self.augment = augment
         self.mean = torch.zeros(0)
@@ -104,7 +133,13 @@ class SeriesTokenizer(Tokenizer):
         """
         if rand is not None:
             raw = augment_series(raw, self.augment, rand)
-        raw = self._truncated(self._last_steps(raw))
+        return self.prepare(self._last_steps(raw))
+
+    def prepare(self, raw: Tensor) -> Sample:
+        """Do the same for all time steps, without augmentation."""
+        raw = self._truncated(raw)
+        if self.fill_start and self.patch_size:
+            raw = F.pad(raw, (0, 0, -len(raw) % self.patch_size, 0), value=torch.nan)
         loc, scale = self.statistics(raw)
         observed = ~raw.isnan()
         values = torch.where(observed, (raw - loc) / scale, 0.0)
@@ -118,6 +153,9 @@ class SeriesTokenizer(Tokenizer):
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         """Collate samples to a batch, see `pad`. It is not FULL if a value is missing."""
+        if self.fill_start:
+            longest = max(len(sample["values"]) for sample in samples)
+            samples = [_filled_in_front(sample, longest) for sample in samples]
         batch = super().collate(samples)
         return {**batch, FULL: batch[FULL] and bool(batch["observed"].all())}
 
@@ -128,21 +166,23 @@ class SeriesTokenizer(Tokenizer):
         if self.normalize == "sample":
             moments = Moments(raw.shape[1])
             moments.add(raw)
-            return channel_statistics(moments)
+            return channel_statistics(moments, self.constant_std)
         channels = raw.shape[1]
         return torch.zeros(channels), torch.ones(channels)
 
-    def continue_from(self, steps: int) -> None:
-        """Prepare samples of a task that continues the series.
+    def continue_from(self, steps: int, *, is_fixed: bool = True) -> None:
+        """Prepare samples of a task that continues the series, from its last time steps.
 
-        Every sample then has the same number of time steps, the last ones. A shorter series starts
-        with missing values. By default, each series is normalized by itself, because the values of
-        a series with a trend leave the range of the training split.
+        With `is_fixed`, every sample then has the same number of time steps: a shorter series
+        starts with missing values. By default, each series is normalized by itself, because the
+        values of a series with a trend leave the range of the training split.
 
         Args:
-            steps: Number of time steps.
+            steps: Maximum number of time steps.
+            is_fixed: Whether every sample has this number of time steps.
         """
         self.window = steps
+        self.is_fixed = is_fixed
         if self.has_default:
             self.normalize = "sample"
 
@@ -157,13 +197,28 @@ class SeriesTokenizer(Tokenizer):
         moved = values.gather(1, index.clamp(min=0)[..., None].expand_as(values))
         return moved.masked_fill((index < 0)[..., None], torch.nan)
 
+    def continued(self, batch: Mapping[str, Tensor], future: Tensor) -> Batch:
+        """Return the batch of the same series with further values, on the same device.
+
+        Args:
+            batch: Batch of B series (T, C).
+            future: Next values (B, S, C) in the unit of the series. NaN: missing.
+        """
+        values = batch["values"].double() * batch["scale"][:, None] + batch["loc"][:, None]
+        values = values.masked_fill(~batch["observed"], torch.nan)
+        steps = torch.cat([values, future.to(values)], 1).cpu()
+        longer = self.collate([self.prepare(each[-self.max_steps :]) for each in steps.float()])
+        moved = {k: v.to(future.device) for k, v in longer.items() if isinstance(v, Tensor)}
+        rows = torch.arange(len(steps), device=future.device)
+        return {**longer, **moved, "rows": rows}
+
     def length(self, raw: Tensor) -> float:
         """Return the number of time steps, which is proportional to the number of tokens."""
         return len(raw)
 
     def cut(self, raw: Tensor) -> tuple[int, int] | None:
         """Return (kept, total) numbers of time steps of a truncated series, otherwise None."""
-        total = self.window or len(raw)
+        total = min(self.window or len(raw), len(raw))
         kept = min(total, self.max_steps) if self.patch_size else total
         return (kept, total) if kept < total else None
 
@@ -173,33 +228,48 @@ class SeriesTokenizer(Tokenizer):
         return (self.max_len - 1) * self.stride + self.patch_size
 
     def _last_steps(self, raw: Tensor) -> Tensor:
-        """Return the last `window` time steps, after missing values if a series is shorter."""
+        """Return the last `window` time steps, after missing values if `is_fixed` is set."""
         if not self.window:
             return raw
-        missing = raw.new_full((max(0, self.window - len(raw)), raw.shape[1]), torch.nan)
-        return torch.cat([missing, raw[-self.window :]])
+        raw = raw[-self.window :]
+        missing = self.window - len(raw) if self.is_fixed else 0
+        return F.pad(raw, (0, 0, missing, 0), value=torch.nan)
 
     def _truncated(self, raw: Tensor) -> Tensor:
-        """Return the first time steps of a series, at most those of max_len patches."""
+        """Return the first time steps of a series, at most those of max_len patches.
+
+        A task that continues the series needs the last ones.
+        """
         limit = self.max_steps
         if not self.patch_size or len(raw) <= limit:
             return raw
+        if self.window:
+            return raw[-limit:]
         # A series can start with missing values, but every sample needs a value.
         first = int((~raw.isnan()).any(1).nonzero()[0])
         start = 0 if first < limit else min(first, len(raw) - limit)
         return raw[start : start + limit]
 
 
-def channel_statistics(moments: Moments) -> tuple[Tensor, Tensor]:
+def channel_statistics(moments: Moments, constant_std: float = 1.0) -> tuple[Tensor, Tensor]:
     """Return the mean and standard deviation (C,), float32, by which series are normalized.
 
     A channel without values gets the mean 0 and the standard deviation 1, and a constant channel
-    gets the standard deviation 1.
+    gets the standard deviation `constant_std`.
     """
     mean, std = moments.mean, moments.std
-    is_constant = std <= MIN_RELATIVE_STD * mean.abs().clamp(min=MIN_RELATIVE_STD)
-    std = torch.where(is_constant, 1.0, std)
+    is_constant = std <= MIN_RELATIVE_STD * mean.abs()
+    std = torch.where(is_constant, constant_std, std)
+    std = torch.where(moments.count > 0, std, 1.0)
     return mean.float(), std.float().clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _filled_in_front(sample: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return a sample with missing values in front of the others, so that it has `steps` ones."""
+    filled = dict(sample)
+    for key in ("values", "observed"):
+        filled[key] = F.pad(sample[key], (0, 0, steps - len(sample[key]), 0))
+    return {**filled, "lengths": torch.tensor(steps)}
 
 
 def augment_series(x: Tensor, options: SeriesAugment, rand: random.Random) -> Tensor:

@@ -9,6 +9,7 @@ from dxn.core.errors import UserError
 from dxn.weights.families.ast import AST
 from dxn.weights.families.bart import BART
 from dxn.weights.families.bert import BERT
+from dxn.weights.families.chronos_bolt import CHRONOS_BOLT
 from dxn.weights.families.clip import CLIP_IMAGE, CLIP_TEXT
 from dxn.weights.families.dinov2 import DINOV2, DINOV2_REGISTERS
 from dxn.weights.families.distilbert import DISTILBERT
@@ -43,6 +44,7 @@ FAMILIES: list[Family] = [
     LLAMA,
     LLAVA,
     T5,
+    CHRONOS_BOLT,
     BART,
     AST,
     WHISPER,

@@ -25,7 +25,8 @@ DECODER = "head.decoder.backbone"
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) in ("t5", "mt5")
+    is_series = "chronos_config" in checkpoint.config  # see chronos_bolt.py
+    return hf.model_type(checkpoint) in ("t5", "mt5") and not is_series
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
@@ -36,12 +37,12 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         "text": {"max_len": max_len, "pos_embed": "none", "tokenizer": {"special_tokens": True}}
     }
     if not checkpoint.num_layers(f"decoder.block.{{i}}.{CROSS['cross.query']}.weight"):
-        return Architecture(config["d_model"], adapters, _backbone(checkpoint, depth))
-    decoder = _backbone(checkpoint, config.get("num_decoder_layers") or depth)
+        return Architecture(config["d_model"], adapters, backbone(checkpoint, depth))
+    decoder = backbone(checkpoint, config.get("num_decoder_layers") or depth)
     return Architecture(
         dim=config["d_model"],
         adapters=adapters,
-        backbone=_backbone(checkpoint, depth),
+        backbone=backbone(checkpoint, depth),
         head=hf.writing_options(checkpoint, max_len),
         decoder={
             "max_len": max_len,
@@ -55,8 +56,16 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    result = {
+    return {
+        **stacks(checkpoint, architecture),
         "adapters.text.embedding.weight": copied(embedding(checkpoint)),
+        "head.decoder.output.weight": copied("lm_head.weight"),
+    }
+
+
+def stacks(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    """Return the tensors of the encoder, and of the decoder if there is one."""
+    result = {
         "backbone.bias.weight": copied(f"encoder.{BIAS}"),
         **linears({"backbone.norm": "encoder.final_layer_norm"}),
         **_blocks(checkpoint, "encoder", architecture.backbone["depth"], "backbone"),
@@ -64,7 +73,6 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     if architecture.decoder:
         depth = architecture.decoder["backbone"]["depth"]
         result |= {
-            "head.decoder.output.weight": copied("lm_head.weight"),
             f"{DECODER}.bias.weight": copied(f"decoder.{BIAS}"),
             f"{DECODER}.norm.weight": copied("decoder.final_layer_norm.weight"),
             **_blocks(checkpoint, "decoder", depth, DECODER),
@@ -72,7 +80,8 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     return result
 
 
-def _backbone(checkpoint: Checkpoint, depth: int) -> Options:
+def backbone(checkpoint: Checkpoint, depth: int) -> Options:
+    """Return the options of the backbone of a stack."""
     config = checkpoint.settings
     name = str(config["feed_forward_proj"])
     gate = name.removeprefix(GATED)
