@@ -39,7 +39,7 @@ from dxn.serve.schema import (
 )
 from dxn.serve.service import Service
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.text.chat import Message, check_messages
+from dxn.tokenize.text.chat import Conversation, Message, check_messages
 from dxn.tokenize.text.tokenizer import TextTokenizer
 
 CHAT = "/v1/chat/completions"
@@ -280,7 +280,7 @@ class OpenAI:
 
         def make_text() -> Text:
             try:
-                return self.writer.answer_to(messages)
+                return self.writer.answer_to(messages, is_trusted=False)
             except BadMedia as error:
                 raise UserError(f"messages: {error}") from error
 
@@ -303,7 +303,11 @@ class OpenAI:
                 raise UserError(f"input: text {number} is empty; leave it out")
         name = self.input
         assert name is not None
-        answer = self.service.answer(EMBED, [{name: text} for text in texts])
+        cells: list[Any] = list(texts)
+        if self.writer.template is not None:
+            # A model of conversations would read a text as a message of the user.
+            cells = [Conversation([], text, []) for text in texts]
+        answer = self.service.answer(EMBED, [{name: cell} for cell in cells])
         prepared, vectors = await while_connected(request, answer)
         size = len(vectors[0])
         if body.dimensions not in (None, size):
@@ -334,7 +338,7 @@ class OpenAI:
             name: Name of the prompts in messages.
         """
         is_chat = isinstance(body, ChatBody)
-        max_new = self._max_new(body)
+        limit = self._limit(body)
         count = body.n * len(makers)
         check_count("n", count, self.options)
 
@@ -343,9 +347,10 @@ class OpenAI:
             for text in prompts:
                 text.shows_prompt = False
                 text.stops = body.stop
-                text.max_new = max_new
-                text.prompt_ids = self.writer.encode(text)
+                text.prompt_ids = text.prompt_ids or self.writer.encode(text)
                 self._check_tokens(name, len(text.prompt_ids))
+                # The model does not read the last token.
+                text.max_new = min(limit, self._max_len + 1 - len(text.prompt_ids))
             samplers = make_samplers(
                 count,
                 temperature=body.temperature,
@@ -377,15 +382,15 @@ class OpenAI:
             choices.append(_choice(index, content, _finish_reason(text)))
         return json_answer({**head, "choices": choices, "usage": _usage(texts, body.n)})
 
-    def _max_new(self, body: WritingBody) -> int:
+    def _limit(self, body: WritingBody) -> int:
+        """Return the maximum number of tokens of a text that a request asks for."""
         name, limit = body.limit
-        most = self.options.max_new
-        if limit is not None and limit > most:
+        if limit is not None and limit > self._max_len:
             raise UserError(
-                f"{name}: must be at most {most}, got {limit}; to allow more, start the server "
-                f"with max_new={limit}"
+                f"{name}: must be at most {self._max_len:,}, the number of tokens that the model "
+                f"reads, got {limit:,}"
             )
-        return limit or most
+        return limit or self.options.max_new
 
     @property
     def _max_len(self) -> int:

@@ -33,8 +33,9 @@ class ServeOptions:
         max_queue: Maximum number of samples that wait; further requests get status 503.
         max_samples: Maximum number of samples per request.
         max_body: Maximum size of a request in megabytes.
-        timeout: Seconds for receiving a request, and for answering it.
-        max_new: Maximum number of tokens of a generated text.
+        timeout: Seconds for receiving a request, and for answering it. In a stream, for each part.
+        max_new: Maximum number of tokens of a generated text, by default. A request to a language
+            model can set another one, up to the number of tokens that the model reads.
         examples: Number of test rows that the page offers; 0: none.
     """
 

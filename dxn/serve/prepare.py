@@ -12,6 +12,7 @@ from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tokenize.base import Tokenizer
+from dxn.tokenize.text.chat import Conversation
 
 BASE64 = "base64"  # key of the object that contains a file in a JSON request
 MAX_SHOWN = 60  # characters of a value in a message
@@ -131,7 +132,8 @@ def _to_cell(value: Any, prepare: Tokenizer, name: str) -> Any:
         # A reader may read a list of paths, so an input of files takes only numbers.
         _check_list(value, name, only_numbers=prepare.reader.files)
         return value
-    if isinstance(value, bool | int | float):
+    # JSON contains no conversation: `dxn.serve.openai` has made it of a text.
+    if isinstance(value, bool | int | float | Conversation):
         return value
     raise UserError(f"{name}: must be a text, a number, a list or a file, got {_shown(value)}")
 

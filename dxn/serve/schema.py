@@ -178,7 +178,8 @@ def make_body(path: str, predictor: Predictor, options: ServeOptions, writer: Wr
     own: dict[str, Any] = {INPUTS: (list[sample], Field(min_length=1))}
     if writes:
         field = GenerationBody.model_fields["max_new"]
-        limited = Field(options.max_new, ge=1, le=options.max_new, description=field.description)
+        most = max(options.max_new, writer.language.max_len if writer.language else 1)
+        limited = Field(options.max_new, ge=1, le=most, description=field.description)
         own["max_new"] = (int, limited)
     base = GenerationBody if writes else Body
     return create_model(f"{path[1:].title()}Body", __base__=base, **own)

@@ -168,7 +168,7 @@ class Service:
             job = self.engine.submit(kind, texts, count)
             hand_over(job)
         job.future.add_done_callback(lambda _: parts.put_nowait(None))
-        return self._parts(job, texts, parts, end)
+        return self._parts(job, texts, parts, end, renews=not only_texts)
 
     async def _parts(
         self,
@@ -176,10 +176,12 @@ class Service:
         texts: Sequence[Text],
         parts: Parts,
         end: float,
+        *,
+        renews: bool,
     ) -> AsyncIterator[tuple[int, str | Text]]:
         """Yield the parts of a stream. None marks the end of the job.
 
-        The arguments are those of `stream`.
+        The arguments are those of `stream`, and whether the time begins again with each part.
         """
         # No asyncio.timeout around a yield: the iterator can continue in another task.
         loop = asyncio.get_running_loop()
@@ -192,6 +194,8 @@ class Service:
                     job.future.result()  # raises the error for which texts are missing
                     break
                 yield part
+                if renews:
+                    end = loop.time() + self.options.timeout
                 num_left -= isinstance(part[1], Text)
         except TimeoutError:
             raise timed_out(self.options.timeout) from None

@@ -155,7 +155,7 @@ WRONG = [
     ({"temperature": float("nan")}, "temperature: must be a finite number"),
     ({"top_k": 0}, "top_k: must be at least 1"),
     ({"top_p": 2}, "top_p: must be at most 1"),
-    ({"max_new": 201}, "max_new: must be at most 200"),
+    ({"max_new": 257}, "max_new: must be at most 256"),
     ({"seed": 2**80}, "seed: must be at most"),
     ({"stream": 1}, "stream: must be true or false"),
     ({"inputs": [{"text": "a"}]}, 'send {"prompt": "..."}'),
@@ -208,7 +208,13 @@ def test_an_error_in_the_middle_is_the_last_event_of_a_stream(language, monkeypa
 def test_a_stream_ends_when_its_time_is_over(language, monkeypatch):
     monkeypatch.setattr(Text, "add", slow(Text.add))
     with client_of(language, timeout=0.5) as client:
-        events = events_of(client, {"inputs": [{"prompt": "apple"}], "max_new": 200})
+        body = {"inputs": [{"prompt": "apple"}], "max_new": 200}
+        answer = client.post("/generate", json=body)
+        assert answer.json()["error"]["type"] == "timeout"
+        # The time of a stream begins again with each part.
+        assert "generated" in events_of(client, {**body, "max_new": 20})[-1]
+        monkeypatch.setattr(Text, "add", slow(Text.add, 1.0))
+        events = events_of(client, body)
         assert events[-1]["error"]["type"] == "timeout"
         # The thread gives up, and answers the next request.
         monkeypatch.undo()
@@ -216,9 +222,9 @@ def test_a_stream_ends_when_its_time_is_over(language, monkeypatch):
         assert answer.status_code == 200
 
 
-def slow(call):
+def slow(call, seconds=0.05):
     def slowly(self, ids, decode):
-        time.sleep(0.05)
+        time.sleep(seconds)
         return call(self, ids, decode)
 
     return slowly

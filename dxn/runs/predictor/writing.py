@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -255,14 +257,37 @@ class Writer:
         except BadMedia as error:
             raise UserError(f"prompt: {error}") from error
 
-    def answer_to(self, messages: Sequence[Message]) -> Text:
+    def answer_to(self, messages: Sequence[Message], *, is_trusted: bool = True) -> Text:
         """Return the text to generate for the last message of a conversation.
+
+        Args:
+            messages: The messages.
+            is_trusted: Whether a special token in a message is one. Otherwise, it is normal text,
+                so that nobody can write the messages of another role.
 
         Raises:
             BadMedia: If the chat template, which the model must have, refuses the messages.
         """
         assert self.template is not None
-        return Text(self.template.render(messages, prompt=True), is_answer=True)
+        specials = [] if is_trusted else self._specials_in(messages)
+        if not specials:
+            return Text(self.template.render(messages, prompt=True), is_answer=True)
+        # Special tokens are cut after their first character, and the pieces are encoded alone. A
+        # template can change letters, but no digits.
+        mark = f"\ue000{secrets.randbelow(10**20)}\ue000"
+        start = re.compile(rf"(?=(?:{'|'.join(map(re.escape, specials))}))(.)", re.I | re.S)
+        cut = [{**each, "content": start.sub(rf"\1{mark}", each["content"])} for each in messages]
+        pieces = self.template.render(cut, prompt=True).split(mark)
+        texts = [Text(piece, is_answer=True) for piece in pieces]
+        ids = [token for text in texts for token in self.encode(text)]
+        return Text("".join(pieces), is_answer=True, prompt_ids=ids)
+
+    def _specials_in(self, messages: Sequence[Message]) -> list[str]:
+        """Return the special tokens that messages contain."""
+        whole = "\0".join(each["content"] for each in messages).lower()
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        specials = [token.content for token in added if token.special and len(token.content) > 1]
+        return [content for content in specials if content.lower() in whole]
 
     def _ends(self) -> Sequence[str]:
         """Return the tokens of which the first one that the vocabulary has ends a text."""

@@ -72,6 +72,8 @@ class TextReader(Reader):
             BadMedia: If the cell is not a text, or its first max_chars characters are blank, or a
                 message of a conversation is wrong.
         """
+        if isinstance(cell, Conversation):
+            return cell
         if is_conversation(cell):
             if self.template is None:
                 raise BadMedia("must be a text, because the model was not trained on conversations")
