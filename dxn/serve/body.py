@@ -15,7 +15,16 @@ from starlette.requests import ClientDisconnect, Request
 
 from dxn.serve.options import ServeOptions
 from dxn.serve.refusal import Refusal
-from dxn.serve.schema import ADVICE, FORM_TYPE, INPUTS, JSON_TYPE, PROMPT, Body, check_body
+from dxn.serve.schema import (
+    ADVICE,
+    DESCRIBED,
+    FORM_TYPE,
+    INPUTS,
+    JSON_TYPE,
+    PROMPT,
+    Body,
+    check_body,
+)
 
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
 MAX_OPTION = 1000  # characters of an option in a form
@@ -53,19 +62,22 @@ async def read_body(
         max_parts = options.max_samples * len(inputs) + len(names)
         data = await _parse_form(request, inputs, names, max_parts)
     else:
-        data = await read_json(request, options, kinds=f"{JSON_TYPE} or {FORM_TYPE}")
+        data = await read_json(request, options, kinds=f"{JSON_TYPE} or {FORM_TYPE}", advice=ADVICE)
     body = check_body(model, data)
     check_count(INPUTS, len(body.inputs), options)
     return body  # pyright: ignore[reportReturnType]
 
 
-async def read_json(request: Request, options: ServeOptions, *, kinds: str = JSON_TYPE) -> Any:
+async def read_json(
+    request: Request, options: ServeOptions, *, kinds: str = JSON_TYPE, advice: str = DESCRIBED
+) -> Any:
     """Receive and parse a body that is JSON.
 
     Args:
         request: The request.
         options: Limits.
         kinds: The content types of the path, for a message.
+        advice: What to send instead, for a message.
 
     Raises:
         Refusal: If it arrives too slowly, or is not JSON.
@@ -77,8 +89,8 @@ async def read_json(request: Request, options: ServeOptions, *, kinds: str = JSO
     content = await _receive(request, options)
     _check_values(content)
     if len(content) <= LONG:
-        return _parse_json(content)
-    return await asyncio.get_running_loop().run_in_executor(PARSER, _parse_json, content)
+        return _parse_json(content, advice)
+    return await asyncio.get_running_loop().run_in_executor(PARSER, _parse_json, content, advice)
 
 
 def check_count(name: str, count: int, options: ServeOptions) -> None:
@@ -132,13 +144,13 @@ def _check_values(content: bytes) -> None:
         )
 
 
-def _parse_json(content: bytes) -> Any:
+def _parse_json(content: bytes, advice: str) -> Any:
     try:
         return json.loads(content)
     # A number with thousands of digits is a ValueError, deep nesting a RecursionError.
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise Refusal(400, f"the body is not valid JSON ({reason}); {ADVICE}") from None
+        raise Refusal(400, f"the body is not valid JSON ({reason}); {advice}") from None
 
 
 async def _parse_form(

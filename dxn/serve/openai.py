@@ -28,6 +28,7 @@ from dxn.serve.operations import EMBED
 from dxn.serve.prepare import check_unicode
 from dxn.serve.refusal import Refusal
 from dxn.serve.schema import (
+    DESCRIBED,
     JSON_TYPE,
     MAX_PROMPT,
     REFUSED_BODIES,
@@ -426,7 +427,7 @@ def checked(model: type[AnyBody], content: Any) -> AnyBody:
         UserError: If a value is wrong, or a key is not supported.
     """
     if not isinstance(content, dict):
-        raise Refusal(400, "the body must be a JSON object; GET /openapi.json describes it")
+        raise Refusal(400, f"the body must be a JSON object; {DESCRIBED}")
     # Clients send null for the keys that they do not set.
     options = {name: value for name, value in content.items() if value is not None}
     for name, neutral in NEUTRAL.items():

@@ -35,6 +35,7 @@ MAX_LABELS = 1000  # class names in the description
 MAX_PROMPT = 20_000  # characters; a model reads only the last tokens
 MIN_TEMPERATURE = 1e-3
 ADVICE = f'send {{"{INPUTS}": [{{"NAME": VALUE}}]}} with the names of the inputs (GET /model)'
+DESCRIBED = "GET /openapi.json describes it"
 # Status codes of every request, and those of requests with a body.
 REFUSED = (403, 421, 431, 500)
 REFUSED_BODIES = (400, 401, 403, 408, 413, 415, 421, 422, 431, 500, 503, 504)

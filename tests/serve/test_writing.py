@@ -213,11 +213,12 @@ def test_a_stream_ends_when_its_time_is_over(language, monkeypatch):
         assert answer.json()["error"]["type"] == "timeout"
         # The time of a stream begins again with each part.
         assert "generated" in events_of(client, {**body, "max_new": 20})[-1]
-        monkeypatch.setattr(Text, "add", slow(Text.add, 1.0))
+        monkeypatch.setattr(Text, "add", slow(Text.add, 0.7))
         events = events_of(client, body)
         assert events[-1]["error"]["type"] == "timeout"
         # The thread gives up, and answers the next request.
         monkeypatch.undo()
+        time.sleep(0.7)
         answer = client.post("/generate", json={"inputs": [{"prompt": "a"}], "max_new": 2})
         assert answer.status_code == 200
 

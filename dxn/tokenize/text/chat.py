@@ -120,7 +120,11 @@ def _content(content: Any, where: str) -> str:
                 f"{where} has a part of the type {shortened(other)}, but a language model reads "
                 "text only; such a part needs a model from images to language"
             )
-        content = "".join(str(part.get("text") or "") for part in content)
+        texts = [part.get("text", "") for part in content]
+        wrong = next((text for text in texts if not isinstance(text, str)), None)
+        if wrong is not None:
+            raise BadMedia(f"{where}: the text of a part must be a text, got {shortened(wrong)}")
+        content = "".join(texts)
     if content is not None and not isinstance(content, str):
         raise BadMedia(f"{where}: the content must be a text, got {shortened(content)}")
     if content is None or not content.strip():
