@@ -226,6 +226,13 @@ DEFAULTS: dict[str, Settings] = {
     },
     "wav2vec2": WAV2VEC2,
     "hubert": WAV2VEC2,
+    "llava": {
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": True,
+        "image_token_index": 32000,
+    },
     "audio-spectrogram-transformer": {
         **SIZES,
         "patch_size": 16,

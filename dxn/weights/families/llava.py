@@ -28,31 +28,7 @@ TEXT = {
 }
 PROJECTOR = ("multi_modal_projector", "model.multi_modal_projector")
 TOWERS = {"clip_vision_model": clip, "siglip_vision_model": siglip}
-# Defaults of the transformers library. config.json contains only settings that differ from them.
-DEFAULTS: Options = {
-    "vision_feature_layer": -2,
-    "vision_feature_select_strategy": "default",
-    "projector_hidden_act": "gelu",
-    "multimodal_projector_bias": True,
-    "image_token_index": 32_000,
-}
-SIZES: Options = {
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-}
-TEXT_DEFAULTS: dict[str, Options] = {
-    "llama": SIZES,
-    "mistral": {
-        **SIZES,
-        "intermediate_size": 14_336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
-    },
-    "qwen2": {**SIZES, "intermediate_size": 22_016, "max_position_embeddings": 32_768},
-}
+WRITERS = ("llama", "mistral", "qwen2")
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -69,15 +45,15 @@ def vision_part(checkpoint: Checkpoint) -> Checkpoint:
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
     part = checkpoint.part("text_config", TEXT)
     kind = hf.model_type(part)
-    if kind not in TEXT_DEFAULTS:
+    if kind not in WRITERS:
         hf.unsupported(checkpoint, f"a LLaVA with the language model {shortened(kind)}")
     # Without a layer of their own, the logits are computed with the embedding.
     tied = {"tie_word_embeddings": "lm_head.weight" not in part}
-    return replace(part, config={**TEXT_DEFAULTS[kind], **part.config, **tied})
+    return replace(part, config={**part.config, **tied})
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    settings = {**DEFAULTS, **checkpoint.config}
+    settings = checkpoint.settings
     if settings["projector_hidden_act"] != "gelu":
         hf.unsupported(
             checkpoint, f"projector_hidden_act={shortened(settings['projector_hidden_act'])}"
