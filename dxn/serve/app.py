@@ -108,6 +108,9 @@ def make_app(
                 device=predictor.device,
             )
             for text, new_sampler in zip(texts, samplers, strict=True):
+                # Here, so that a text that cannot be encoded does not affect others.
+                if writer.takes_prompt:
+                    text.prompt_ids = writer.encode(text)
                 text.new_sampler = new_sampler
                 text.max_new = body.max_new or options.max_new
             return texts
