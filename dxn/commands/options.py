@@ -43,6 +43,9 @@ def find_weights(key: str, value: Any, settings: Settings) -> tuple[Any, str | N
 
     A folder of runs is replaced by its newest run. The value can be a mapping of sources.
     """
+    # A run that continues has all weights in its checkpoint, and reads no others.
+    if (settings.values.get("resume") or {}).get("run"):
+        return value, None
     key = key.removesuffix(".source")  # as the user types it
     if isinstance(value, Mapping):
         found = {n: find_weights(f"{key}.{n}", each, settings) for n, each in value.items()}

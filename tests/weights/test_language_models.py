@@ -2,12 +2,13 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
 from helpers.peers import cases
 from helpers.reference import lively_writer, save_words
-from helpers.runs import refused, train
+from helpers.runs import interrupt, refused, train
 from helpers.saving import changed_and_saved, load_complete
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,6 +16,7 @@ import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.models.decoding.language_model import LanguageModel
+from dxn.tasks.target import IGNORED
 from dxn.training.finetune import Finetune
 from dxn.weights import Checkpoint, read_public
 
@@ -193,6 +195,47 @@ def test_another_rank_or_base_is_refused_when_a_run_resumes(tmp_path, capsys):
         (line,) = refused(capsys, [*resume, change])
         assert "does not fit the model of the configuration" in line
         assert re.search(said, line), line
+
+
+def test_a_run_of_low_rank_updates_resumes_without_its_base_weights(tmp_path, monkeypatch):
+    save(tmp_path / "public")
+    words = ["optimizer.lr=0.1", "finetune.base=int8", "finetune.lora_dropout=0.1"]
+    words += ["trainer.epochs=2", "trainer.checkpoint_every=1"]
+    whole = learn(tmp_path, *words)
+    shutil.rmtree(tmp_path / "run")
+    with interrupt(monkeypatch, step=2), pytest.raises(AssertionError):
+        learn(tmp_path, *words)
+    shutil.rmtree(tmp_path / "public")
+    assert main(["train", f"resume={tmp_path / 'run'}"]) == 0
+    resumed = dxn.load(tmp_path / "run", dtype="float32").model.state_dict()
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_the_blocks_compute_no_padding_and_rows_do_not_see_each_other(is_training, tmp_path):
+    save(tmp_path)
+    model = dxn.from_public(str(tmp_path), dtype="float32").model.train(is_training)
+    lengths = [3, 19, 2, 47, 11, 5]
+    rand = torch.Generator().manual_seed(0)
+    rows = [torch.randint(3, VOCAB, (n,), generator=rand) for n in lengths]
+    tokens = []
+    for block in model.backbone.blocks:
+        block.register_forward_pre_hook(lambda _, args: tokens.append(args[0].shape[:-1].numel()))
+
+    def loss(texts):
+        pad = torch.nn.utils.rnn.pad_sequence
+        ids = pad(texts, True, 0)
+        mask = pad([torch.ones_like(text, dtype=torch.bool) for text in texts], True, False)
+        text = {"ids": ids, "mask": mask, "rows": torch.arange(len(texts))}
+        text["coords"] = torch.zeros(*ids.shape, 1)
+        target = pad(
+            [torch.cat([text[1:], text.new_tensor([IGNORED])]) for text in texts], True, IGNORED
+        )
+        return model({"text": text, "target": {"ids": target}, "#size": len(texts)})
+
+    together = loss(rows)
+    assert tokens == [sum(lengths)] * len(model.backbone.blocks)
+    torch.testing.assert_close(together, sum(loss([row]) for row in rows))
 
 
 def step_flop(model, ids):
