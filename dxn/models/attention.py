@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from dxn.models.scores import Score
 
 ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive", "bilinear"]
-# In bf16 on a CPU, two matrix products are faster than the fused kernel up to this number of keys
-# (measured by benchmarks/speed/attention.py).
-MAX_UNFUSED_KEYS = 1024
+# In bf16 on a CPU, two matrix products are faster than the fused kernel up to this number of scores
+# per head: 1024 queries and keys (measured by benchmarks/speed/attention.py).
+MAX_UNFUSED = 1024**2
 # In float32 with gradients, they are faster with AVX2, and the fused kernel is with AVX-512.
-MAX_UNFUSED_KEYS_FLOAT32 = 128 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 0
+MAX_UNFUSED_FLOAT32 = 128**2 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +239,9 @@ def attend(
     prefers_unfused = False
     if query.device.type == "cpu":
         is_bf16 = query.dtype == torch.bfloat16
-        most = MAX_UNFUSED_KEYS if is_bf16 else MAX_UNFUSED_KEYS_FLOAT32
-        prefers_unfused = (is_bf16 or query.requires_grad) and key.shape[-2] <= most
+        most = MAX_UNFUSED if is_bf16 else MAX_UNFUSED_FLOAT32
+        num_scores = query.shape[-2] * key.shape[-2]
+        prefers_unfused = (is_bf16 or query.requires_grad) and num_scores <= most
     if prefers_unfused or (score is not None and not score.is_fused):
         weights = attention_weights(query, key, attn_mask, causal=causal, score=score)
         if group_size is not None:

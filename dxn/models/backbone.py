@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dxn.core.arguments import Recorded
 from dxn.core.dropout import Keys, Rate
-from dxn.core.tokens import Tokens, can_read, is_full
+from dxn.core.tokens import Tokens, can_read, is_full, matmul_dtype
 from dxn.models.attention import Attention, Group, head_sizes
 from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, PositionOptions, make_norm
 from dxn.models.positions import (
@@ -256,7 +256,7 @@ class Backbone(Recorded, nn.Module):
                 memory = packing.select(memory)
             groups = packing.groups()
         # See `_limited`.
-        if memory is not None and memory.attn_mask is not None and x.device.type != "cpu":
+        if memory is not None and memory.attn_mask is not None:
             memory = replace(memory, attn_mask=as_offsets(memory.attn_mask, x))
         # Once for all blocks with the same limits.
         by_limits = {
@@ -305,7 +305,9 @@ class Backbone(Recorded, nn.Module):
             theta, scaling = options.rope_theta, options.rope_scaling
             if window is not None and options.window_rope_theta is not None:
                 theta, scaling = options.window_rope_theta, None
-            rope = rope_factors(group.positions, self.rotary_dim, theta, scaling)
+            factors = rope_factors(group.positions, self.rotary_dim, theta, scaling)
+            # As for the mask below.
+            rope = factors[0].to(matmul_dtype(x)), factors[1].to(matmul_dtype(x))
         if group.sequences is not None:
             limited = replace(group.sequences, causal=self.causal, window=window)
             return replace(group, sequences=limited, rope=rope)
@@ -326,8 +328,8 @@ class Backbone(Recorded, nn.Module):
             window=window,
             gaps=self.position.gaps,
         )
-        # The kernels of a GPU add a mask: converted here, it is not converted by each block.
-        if attn_mask is not None and x.device.type != "cpu":
+        # The kernels add a mask: converted here, it is not converted by each block.
+        if attn_mask is not None:
             attn_mask = as_offsets(attn_mask, x)
         return replace(group, attn_mask=attn_mask, rope=rope)
 

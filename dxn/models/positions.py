@@ -168,7 +168,8 @@ def rope_factors(
         scaling: Change of the frequencies for long sequences. Default: none.
 
     Returns:
-        Cosine and sine of the angles of all pairs of features, (B, 1, N, d / 2) each.
+        Factors of the features and of their partners in a pair, (B, 1, N, d) each: the cosines, and
+        the sines with the sign that `apply_rope` needs.
     """
     # The wavelengths form a geometric progression from 2 pi to 2 pi * theta tokens.
     frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=index.device) / head_dim)
@@ -177,9 +178,8 @@ def rope_factors(
         frequency, factor = scaled_frequency(frequency, theta, scaling)
     # float32, because bf16 would round the angles of large positions to wrong values.
     angles = rearrange(index[..., None] * frequency, "b n f -> b 1 n f")
-    if factor != 1:
-        return angles.cos() * factor, angles.sin() * factor
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
 def scaled_frequency(frequency: Tensor, theta: float, scaling: RopeScaling) -> tuple[Tensor, float]:
@@ -215,9 +215,7 @@ def apply_rope(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
     If there are factors for fewer features, only the first ones are rotated.
     """
     cos, sin = (factor.to(x.dtype) for factor in factors)
-    half = cos.shape[-1]
-    if 2 * half == x.shape[-1]:
-        first, second = x.chunk(2, -1)
-        return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
-    first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), -1)
-    return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
+    width = cos.shape[-1]
+    first = x if width == x.shape[-1] else x[..., :width]
+    rotated = torch.addcmul(first * cos, first.roll(width // 2, -1), sin)
+    return rotated if first is x else torch.cat([rotated, x[..., width:]], -1)

@@ -70,8 +70,10 @@ def test_scaled_frequencies_are_those_of_transformers(scaling, theirs, share):
     index = torch.tensor([[0, 1, 7, 211]])
     angles = index[..., None] * frequency
     cos, sin = rope_factors(index, int(64 * share), 503.0, scaling)
-    torch.testing.assert_close(cos[:, 0], angles.cos() * factor, rtol=0, atol=2e-5)
-    torch.testing.assert_close(sin[:, 0], angles.sin() * factor, rtol=0, atol=2e-5)
+    expected = torch.cat([angles.cos(), angles.cos()], -1) * factor
+    torch.testing.assert_close(cos[:, 0], expected, rtol=0, atol=2e-5)
+    expected = torch.cat([-angles.sin(), angles.sin()], -1) * factor
+    torch.testing.assert_close(sin[:, 0], expected, rtol=0, atol=2e-5)
 
 
 def test_only_the_first_features_of_a_head_are_rotated():
