@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         if row.gpu and device.type == "cpu":
             print(f"{row.name:<26} left out: it needs a GPU (--device cuda)")
+            continue
+        if row.package is not None and find_spec(row.package) is None:
+            print(f"{row.name:<26} left out: it needs pip install {row.package}")
             continue
         # A process that measures one row may do so itself.
         result = run_row(row, args) if len(rows) == 1 else run_process(row, args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ from dxn.weights import read_public
 
 T: Any = transformers
 PROMPT, NEW, BATCH = 16, 128, 8
+LONG_PROMPT = 512
+SOURCE = 64  # tokens of a text that T5 rewrites
+FRAMES, BINS = 3000, 80  # of the spectrogram of 30 seconds
+ENGLISH, NO_TIMES = 51_864, 50_362  # vocabulary of the English Whisper, and a token before a text
 LLAMA = {
     "vocab_size": 49_152,
     "hidden_size": 576,
@@ -44,24 +49,37 @@ BEGIN, END = 0, 1
 
 def gpt2(options: Options) -> Work:
     """GPT-2 small of dxn and of transformers: 128 new tokens for 8 prompts of 16."""
-    return _continuation(lambda: T.GPT2LMHeadModel(T.GPT2Config()), BATCH, options)
+    return _continuation(T.GPT2LMHeadModel, T.GPT2Config(), options, size=BATCH)
 
 
 def llama(options: Options) -> Work:
     """A Llama of the size of SmolLM2-135M: 128 new tokens for a prompt of 16."""
+    return _continuation(T.LlamaForCausalLM, T.LlamaConfig(**LLAMA), options)
+
+
+def llama_prompt(options: Options) -> Work:
+    """The first token that this Llama writes after a prompt of 512 tokens."""
     config = T.LlamaConfig(**LLAMA)
-    return _continuation(lambda: T.LlamaForCausalLM(config), 1, options)
+    return _continuation(T.LlamaForCausalLM, config, options, length=LONG_PROMPT, writes=False)
 
 
-def _continuation(make_peer: Callable[[], Any], size: int, options: Options) -> Work:
-    """Continue prompts greedily, in dxn and in transformers."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    peer = make_peer().eval()
+def _continuation(
+    make_peer: Callable[[Any], Any],
+    config: Any,
+    options: Options,
+    *,
+    size: int = 1,
+    length: int = PROMPT,
+    writes: bool = True,
+) -> Work:
+    """Continue prompts of this length greedily, in dxn and in transformers.
+
+    Without `writes`, only the first new token is computed.
+    """
+    peer = _peer(make_peer, config)
     model = _model_of_dxn(peer, options.folder)
     rand = torch.Generator().manual_seed(1)
-    prompt = torch.randint(peer.config.vocab_size, (size, PROMPT), generator=rand)
+    prompt = torch.randint(config.vocab_size, (size, length), generator=rand)
     expected = _continued(peer, prompt, COMPARED)
     found = generate(LanguageModel(model), None, prompt=prompt, end=None, max_new=COMPARED)
     _check_ids([hypothesis.ids for hypothesis in found], expected)
@@ -71,22 +89,94 @@ def _continuation(make_peer: Callable[[], Any], size: int, options: Options) -> 
     language = LanguageModel(model)
 
     def ours() -> None:
-        generate(language, None, prompt=prompt, end=None, max_new=NEW)
+        generate(language, None, prompt=prompt, end=None, max_new=NEW if writes else 1)
 
     def theirs() -> None:
-        _continued(peer, prompt, NEW)
+        _continued(peer, prompt, NEW if writes else 1)
 
     # Two operations per weight and token: every block, and the logits of the new tokens.
     blocks = sum(p.numel() for p in model.backbone.parameters())
     logits = language.adapter.embedding.weight.numel()
-    flop = 2 * size * (blocks * (PROMPT + NEW - 1) + logits * NEW)
+    new = NEW if writes else 1
+    flop = 2 * size * (blocks * (length + new - 1) + logits * new)
     return Work({OURS: ours, "transformers": theirs}, flop)
+
+
+def t5(options: Options, *, size: int) -> Work:
+    """T5-small: 128 new tokens for each of `size` texts of 64 tokens."""
+    ids = torch.randint(2, T.T5Config().vocab_size, (size, SOURCE))
+    peer = _peer(T.T5ForConditionalGeneration, T.T5Config(decoder_start_token_id=BEGIN))
+    theirs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return _answers(peer, {"text": _text(ids)}, theirs, (BEGIN,), options)
+
+
+def whisper(options: Options, *, size: int) -> Work:
+    """Whisper-tiny for English: 128 tokens for each of `size` sounds of 30 seconds."""
+    config = T.WhisperConfig(vocab_size=ENGLISH, begin_suppress_tokens=None)
+    peer = _peer(T.WhisperForConditionalGeneration, config)
+    peer.generation_config.is_multilingual = False
+    peer.generation_config.no_timestamps_token_id = NO_TIMES
+    features = torch.randn(size, FRAMES, BINS)
+    audio = {
+        "features": features,
+        "lengths": torch.full((size,), FRAMES),
+        "rows": torch.arange(size),
+    }
+    begin = config.decoder_start_token_id, NO_TIMES
+    return _answers(peer, {"audio": audio}, {"input_features": features.mT}, begin, options)
+
+
+def _answers(
+    peer: Any,
+    ours: dict[str, dict[str, Tensor]],
+    theirs: dict[str, Tensor],
+    begin: tuple[int, ...],
+    options: Options,
+) -> Work:
+    """Write a text for each input greedily, in dxn and in transformers.
+
+    Args:
+        peer: Encoder-decoder of transformers.
+        ours: Batch of the input of dxn, by the name of the input.
+        theirs: Inputs of the peer.
+        begin: Ids of the tokens before each text.
+        options: Options of the measurement.
+    """
+    model = _model_of_dxn(peer, options.folder)
+    device, dtype = options.device, options.dtype
+
+    @torch.inference_mode()
+    def write(count: int) -> list[list[int]]:
+        size = len(next(iter(theirs.values())))
+        tokens, _ = model.encode(model.embed({**ours, "#size": size}))
+        memory = Memory.from_tokens(tokens)
+        found = model.head.write(memory, begin=begin, end=(), max_new=count)
+        return [hypothesis.ids for hypothesis in found]
+
+    @torch.inference_mode()
+    def write_peer(count: int) -> list[list[int]]:
+        lengths = {"min_new_tokens": count, "max_new_tokens": count}
+        return peer.generate(**theirs, **lengths, do_sample=False)[:, -count:].tolist()
+
+    _check_ids(write(COMPARED), write_peer(COMPARED))
+    ours = {name: {k: v.to(device) for k, v in part.items()} for name, part in ours.items()}
+    theirs = {name: part.to(device) for name, part in theirs.items()}
+    theirs = {n: part.to(dtype) if part.is_floating_point() else part for n, part in theirs.items()}
+    peer = peer.to(device, dtype)
+    convert(model.to(device), dtype)
+
+    def call() -> None:
+        write(NEW)
+
+    def call_peer() -> None:
+        write_peer(NEW)
+
+    return Work({OURS: call, "transformers": call_peer})
 
 
 def translation(options: Options) -> Work:
     """Beam search of an encoder-decoder, in dxn and in transformers (Marian)."""
-    torch.manual_seed(0)
-    peer: Any = T.MarianMTModel(_marian_config()).eval()
+    peer = _peer(T.MarianMTModel, _marian_config())
     with torch.no_grad():
         # Larger weights than the initial ones, so that the sentences differ.
         for parameter in peer.parameters():
@@ -121,21 +211,33 @@ def translation(options: Options) -> Work:
 @torch.inference_mode()
 def _translated_by_dxn(model: MultimodalModel, ids: Tensor) -> list[list[int]]:
     """Translate sentences (B, N) by beam search."""
-    text = {
-        "ids": ids,
-        "mask": ids != BEGIN,
-        "coords": torch.zeros(*ids.shape, 2, device=ids.device),
-        "rows": torch.arange(len(ids), device=ids.device),
-    }
-    tokens, _ = model.encode(model.embed({"text": text, "#size": len(ids)}))
+    tokens, _ = model.encode(model.embed({"text": _text(ids), "#size": len(ids)}))
     memory = Memory.from_tokens(tokens)
     found = model.head.write(memory, begin=BEGIN, end=END, max_new=WRITTEN, beams=BEAMS)
     return [hypothesis.ids for hypothesis in found]
 
 
+def _text(ids: Tensor) -> dict[str, Tensor]:
+    """Return the batch of texts (B, N)."""
+    return {
+        "ids": ids,
+        "mask": ids != BEGIN,
+        "coords": torch.zeros(*ids.shape, 2, device=ids.device),
+        "rows": torch.arange(len(ids), device=ids.device),
+    }
+
+
+def _peer(make: Callable[[Any], Any], config: Any) -> Any:
+    """Return a model of transformers with random weights."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    return make(config).eval()
+
+
 def _tokenizer(size: int) -> Tokenizer:
     """Return a tokenizer whose tokens are the numbers below `size`."""
-    vocabulary = {str(i): i for i in range(size)}
+    vocabulary = {("<|notimestamps|>" if i == NO_TIMES else str(i)): i for i in range(size)}
     return Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
 
 
@@ -222,6 +324,36 @@ ROWS: tuple[Row, ...] = (
         llama,
         (Goal(at_least=1.5),),
         rounds=5,
+    ),
+    Row(
+        "llama_prompt",
+        f"the same, 1 prompt of {LONG_PROMPT} tokens, and the first new token",
+        "generation",
+        llama_prompt,
+        (Goal(at_least=1.3),),
+        rounds=5,
+    ),
+    *(
+        Row(
+            f"t5_generation_batch{size}",
+            f"T5-small, batch size {size}, {SOURCE} + {NEW} tokens",
+            "generation",
+            partial(t5, size=size),
+            (Goal(at_least=1.3),),
+            rounds=5,
+        )
+        for size in (1, BATCH)
+    ),
+    *(
+        Row(
+            f"whisper_generation_batch{size}",
+            f"Whisper-tiny, batch size {size}, sounds of 30 s, {NEW} new tokens",
+            "generation",
+            partial(whisper, size=size),
+            (Goal(at_least=1.3),),
+            rounds=5,
+        )
+        for size in (1, BATCH)
     ),
     Row(
         "beam_search",

@@ -90,6 +90,7 @@ class Row:
         rounds: Maximum number of rounds. Default: those of the command line.
         data: Name of the data set in `Options.data` that the row needs.
         gpu: The batch fills a GPU, and would take minutes on a CPU.
+        package: Python package of the peer, if it is no dependency of the tests.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Row:
     rounds: int | None = None
     data: str | None = None
     gpu: bool = False
+    package: str | None = None
 
 
 class Unequal(Exception):

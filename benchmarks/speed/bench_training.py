@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import lora
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -118,6 +119,18 @@ def mixed(options: Options) -> Work:
     return Work(calls, PASSES * flop, facts=facts)
 
 
+def low_rank(options: Options) -> Work:
+    """Low-rank updates of all linear layers of a GPT-2, in dxn and in peft, in float32."""
+    steps, ids = lora.make_large(options.folder, str(options.device))
+    losses = {name: step(ids, 1.0) for name, step in steps.items()}
+    check_equal(losses[OURS], losses["peft"], tolerance=1e-5, name="losses")
+
+    def call(name: str) -> None:
+        steps[name](ids, 1.0)
+
+    return Work({name: partial(call, name) for name in steps})
+
+
 def _raws() -> dict[str, list[Any]]:
     """Return raw values by modality: texts of 3 to 40 words, pictures, clips of 0.3 to 4 s."""
     rand = np.random.default_rng(0)
@@ -213,5 +226,13 @@ ROWS = (
         "the same with dropout of 0.1 everywhere",
         "training",
         partial(ragged_texts, dropout=0.1),
+    ),
+    Row(
+        "train_lora",
+        "LoRA in float32: GPT-2, width 512, depth 6, rank 8 in all layers, 8 texts of 64 tokens",
+        "training",
+        low_rank,
+        (Goal(at_least=1.3),),
+        package="peft",
     ),
 )

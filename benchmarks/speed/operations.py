@@ -42,6 +42,12 @@ ROWS = {
     "prediction, ViT": partial(bench_inference.images, batch=1),
     "prediction, BERT": partial(bench_inference.ragged_texts, batch=8),
 }
+TOKENS = {
+    "GPT-2": bench_generation.gpt2,
+    "Llama, 30 blocks": bench_generation.llama,
+    "T5-small, 6 blocks": partial(bench_generation.t5, size=1),
+    "Whisper-tiny, 4 blocks": partial(bench_generation.whisper, size=1),
+}
 # A generation of the larger number of tokens, without that of the smaller one.
 NUM_NEW = (2, 10)
 
@@ -76,17 +82,19 @@ def main() -> None:
     # No step is compiled, but all have the same shapes, as on a GPU.
     static = partial(bench_generation.generate, compile_step=lambda step: step)
     with (
-        tempfile.TemporaryDirectory() as folder,
         patch.object(bench_generation, "generate", static),
+        patch("dxn.tasks.generate.head.generate", static),
     ):
-        calls = bench_generation.gpt2(Options(Path(folder))).calls
-        for model, call in calls.items():
-            counts: list[Counter[str]] = []
-            for num_new in NUM_NEW:
-                with patch.object(bench_generation, "NEW", num_new):
-                    counts.append(counted(call))
-            counts[1].subtract(counts[0])
-            show("new token, GPT-2", model, counts[1], NUM_NEW[1] - NUM_NEW[0])
+        for name, make in TOKENS.items():
+            with tempfile.TemporaryDirectory() as folder:
+                calls = make(Options(Path(folder))).calls
+            for model, call in calls.items():
+                counts: list[Counter[str]] = []
+                for num_new in NUM_NEW:
+                    with patch.object(bench_generation, "NEW", num_new):
+                        counts.append(counted(call))
+                counts[1].subtract(counts[0])
+                show(f"new token, {name}", model, counts[1], NUM_NEW[1] - NUM_NEW[0])
 
 
 def counted(call: Callable[[], object]) -> Counter[str]:
@@ -105,7 +113,7 @@ def show(name: str, model: str, count: Counter[str], steps: int = 1) -> None:
 
 if __name__ == "__main__":
     with (
-        patch("dxn.models.attention.MAX_UNFUSED_KEYS_FLOAT32", 0),
+        patch("dxn.models.attention.MAX_UNFUSED_FLOAT32", 0),
         patch("dxn.models.packing.GroupPacking.of", lambda mask: None),
         patch("dxn.core.tokens.can_read", lambda x: False),
     ):

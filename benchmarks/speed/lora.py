@@ -1,7 +1,9 @@
-"""Compare fine-tuning with LoRA to peft: the losses, the operations and the time of a step.
+"""Compare fine-tuning with LoRA to peft: the losses and the operations of a step.
 
     pip install peft
-    python benchmarks/studies/lora.py [--device cuda] [--rounds 15]
+    python benchmarks/speed/lora.py [--device cuda]
+
+The row `train_lora` of bench.py compares the time.
 
 A GPT-2 with random weights is saved by transformers. dxn and peft load it, freeze it, and train
 low-rank updates of the same layers with the same initial values, data, optimizer and schedule, in
@@ -17,9 +19,7 @@ in peft.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -166,30 +166,27 @@ def compare_losses(folder: Path, device: str, options: dict[str, Any]) -> float:
     return max(differences)
 
 
-def compare_speed(folder: Path, device: str, rounds: int) -> None:
-    """Print the operations and the median time of a step, measured alternately."""
+def make_large(folder: Path, device: str) -> tuple[dict[str, Step], Tensor]:
+    """Return steps of the large model, and their batch (8, 64)."""
+    save_peer(folder, LARGE)
     steps = make_pair(folder, device, {"lora_rank": 8, "lora_targets": ("all-linear",)})
-    ids = torch.randint(VOCAB, (8, 64), generator=torch.Generator().manual_seed(0)).to(device)
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    ids = torch.randint(VOCAB, (8, 64), generator=torch.Generator().manual_seed(0))
+    return steps, ids.to(device)
+
+
+def compare_operations(folder: Path, device: str) -> None:
+    """Print the operations of a step."""
+    steps, ids = make_large(folder, device)
     for name, step in steps.items():
         with FlopCounterMode(display=False) as counter:
             step(ids, 0.0)
         print(f"{name}: {counter.get_total_flops() / 1e9:.2f} GFLOP per step")
-    for _ in range(rounds):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            float(step(ids, 0.0))  # waits for a GPU
-            times[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    listed = ", ".join(f"{name} {1000 * median:.1f} ms" for name, median in medians.items())
-    print(f"step: {listed}; peft / dxn = {medians['peft'] / medians['dxn']:.2f}")
 
 
 def main() -> None:
-    """Compare losses, operations and times."""
+    """Compare losses and operations."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=15, help="steps that are timed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -201,8 +198,7 @@ def main() -> None:
             {"lora_rank": 4, "lora_rank_stabilized": True, "lora_targets": ("all-linear",)},
         ):
             assert compare_losses(folder, args.device, options) < 1e-3
-        save_peer(folder, LARGE)
-        compare_speed(folder, args.device, args.rounds)
+        compare_operations(folder, args.device)
 
 
 if __name__ == "__main__":
