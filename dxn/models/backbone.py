@@ -306,7 +306,7 @@ class Backbone(Recorded, nn.Module):
             if window is not None and options.window_rope_theta is not None:
                 theta, scaling = options.window_rope_theta, None
             factors = rope_factors(group.positions, self.rotary_dim, theta, scaling)
-            # As for the mask below.
+            # Converted here, they are not converted by each block.
             rope = factors[0].to(matmul_dtype(x)), factors[1].to(matmul_dtype(x))
         if group.sequences is not None:
             limited = replace(group.sequences, causal=self.causal, window=window)
@@ -328,7 +328,7 @@ class Backbone(Recorded, nn.Module):
             window=window,
             gaps=self.position.gaps,
         )
-        # The kernels add a mask: converted here, it is not converted by each block.
+        # The kernels add a mask, so it is converted here, too.
         if attn_mask is not None:
             attn_mask = as_offsets(attn_mask, x)
         return replace(group, attn_mask=attn_mask, rope=rope)
