@@ -29,7 +29,7 @@ WEIGHT_FILES = (
 )
 TENSOR_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 # Files to download from the hub. *.bin is added only if a repository has no safetensors file.
-HUB_PATTERNS = ("*.json", "*.txt", "chat_template.jinja", "*.safetensors")
+HUB_PATTERNS = ("*.json", "*.txt", "*.spm", "chat_template.jinja", "*.safetensors")
 # Keys of processor_config.json with the settings of one modality.
 PROCESSORS = ("image_processor", "video_processor", "feature_extractor")
 MAX_SHARDS = 10_000

@@ -217,13 +217,6 @@ class PublicModel:
             folder = self.checkpoint.folder
             tokenizer = None if folder is None else read_tokenizer(folder)
             if tokenizer is None:
-                found = sorted(folder.glob("*.spm")) if folder is not None else []
-                # Such as those of Marian, whose ids are in another file.
-                if found:
-                    raise UserError(
-                        f"weights: {self.checkpoint.source}: {found[0].name} cannot be read; add "
-                        "tokenizer.json, with the ids of vocab.json"
-                    )
                 raise UserError(
                     f"weights: {self.checkpoint.source}: no tokenizer in the folder of the "
                     "weights; add tokenizer.json, vocab.txt, or vocab.json and merges.txt"

@@ -27,7 +27,7 @@ BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """Read tokenizer.json, or vocabulary files of WordPiece or byte-level BPE.
+    """Read tokenizer.json, or vocabulary files of SentencePiece, WordPiece or byte-level BPE.
 
     Returns:
         The tokenizer, or None if the folder has none of these files.
@@ -37,6 +37,9 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
     """
     if (folder / "tokenizer.json").exists():
         return load_tokenizer(folder / "tokenizer.json")
+    # The texts that a Marian model reads. The pieces of its translations are in target.spm.
+    if (folder / "source.spm").exists():
+        return load_tokenizer(folder / "source.spm")
     if (folder / "vocab.txt").exists():
         path = folder / "tokenizer_config.json"
         options = read_json(path)

@@ -8,6 +8,7 @@ from helpers.peers import cases
 from helpers.reference import lively_writer
 from helpers.runs import train
 from helpers.saving import changed_and_saved, load_complete
+from helpers.sentencepiece import save_spm
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import dxn
@@ -314,13 +315,37 @@ def test_a_config_that_cannot_be_computed_is_refused(name, change, message, tmp_
 def test_the_missing_file_of_a_tokenizer_is_named(tmp_path):
     save(tmp_path, "Marian with two vocabularies")
     (tmp_path / "target_tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r"translations that is not in target_tokenizer.json; add"):
+    with pytest.raises(UserError, match=r"neither in target_tokenizer.json nor in target.spm; add"):
         dxn.from_public(str(tmp_path))
     save(tmp_path, "Marian")
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "source.spm").write_bytes(b"\n")
-    with pytest.raises(UserError, match=r"source.spm cannot be read; add tokenizer.json"):
+    (tmp_path / "vocab.json").write_text('{"</s>": 0, "<unk>": 1}')
+    with pytest.raises(UserError, match=r"source.spm: not a model of SentencePiece; download"):
         dxn.from_public(str(tmp_path))
+
+
+def test_a_marian_with_the_pieces_of_sentencepiece_writes_the_same_and_learns(tmp_path, pairs):
+    folder = tmp_path / "public"
+    save(folder, "Marian")
+    expected = written(dxn.from_public(str(folder), dtype="float32"), TEXTS, 2, 1.0)
+    (folder / "tokenizer.json").unlink()
+    special = {PAD: "<pad>", END: "</s>", UNKNOWN: "<unk>"}
+    vocab = [special.get(i, f"\N{LOWER ONE EIGHTH BLOCK}w{i}") for i in range(VOCAB)]
+    for name in ("source", "target"):
+        scores = {piece: -float(i) for i, piece in enumerate(vocab) if i > OTHER}
+        save_spm(folder / f"{name}.spm", scores, vocab)
+    public = dxn.from_public(str(folder), dtype="float32")
+    assert written(public, TEXTS, 2, 1.0) == expected
+    (answer,) = public.predict([{"text": TEXTS[0]}])
+    assert answer["prediction"] == public.predict(text=TEXTS[0])["prediction"] != ""
+    options = ["trainer.precision=float32", "trainer.device=cpu", "trainer.epochs=1"]
+    options += ["optimizer.lr=1e-30", "optimizer.weight_decay=0", "batch_size=8"]
+    options += [f"data.path={pairs}", "data.target=translation", "head=generate"]
+    train(tmp_path / "run", *options, f"weights={folder}")
+    for name in ("source.spm", "target.spm"):
+        (folder / name).unlink()  # a run needs no file of the checkpoint
+    assert written(dxn.load(tmp_path / "run", dtype="float32"), TEXTS, 2, 1.0) == expected
 
 
 @pytest.mark.parametrize("token", [VOCAB, "de_DE"])

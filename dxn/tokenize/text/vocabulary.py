@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
@@ -26,11 +27,13 @@ from dxn.core.tokenizer_check import check_tokenizer, trust_tokenizer
 from dxn.core.untrusted import shortened
 from dxn.tokenize.text.options import TokenizerKind
 from dxn.tokenize.text.scripts import UNSPACED
+from dxn.tokenize.text.sentencepiece import tokenizer_json
 
 # Begin-of-sequence and end-of-sequence tokens of tokenizers that are trained here (first) and of
 # public tokenizers. The first one that a tokenizer has is used.
 BEGINS = ("[BOS]", "<s>", "<bos>", "[CLS]", "<|begin_of_text|>", "<|endoftext|>")
 ENDS = ("[EOS]", "</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|endoftext|>")
+SENTENCEPIECE = ".spm"
 # Text without spaces, such as an encoded file. Only the training of a tokenizer cuts it.
 LONG_WORD = re.compile(r"(\S{1000})(?=\S)")
 # Words that occur once become the unknown token if they are at most this share of all words: in a
@@ -93,10 +96,15 @@ def train_tokenizer(
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load a tokenizer.json of the tokenizers library, which may come from an untrusted source.
 
+    A file whose name ends with .spm is a unigram model of SentencePiece, with the ids of its pieces
+    in vocab.json of the same folder.
+
     Raises:
         UserError: If the file does not exist or is not a tokenizer, or the tokenizer takes too much
             time or memory.
     """
+    if Path(path).suffix == SENTENCEPIECE:
+        return _load_sentencepiece(Path(path))
     check_tokenizer(Path(path))
     try:
         return Tokenizer.from_file(str(path))
@@ -104,6 +112,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise UserError(
             f"{path}: not a tokenizer.json of the tokenizers library ({error}); check the path"
         ) from error
+
+
+def _load_sentencepiece(path: Path) -> Tokenizer:
+    # A Marian model with separate vocabularies has two of these files.
+    vocab = path.with_name(f"{path.stem}_vocab.json")
+    content = tokenizer_json(path, vocab if vocab.exists() else path.with_name("vocab.json"))
+    # In a file, it is checked like any other tokenizer.
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, f"{path.stem}.json")
+        copy.write_text(content, encoding="utf-8")
+        return load_tokenizer(copy)
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:

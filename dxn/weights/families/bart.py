@@ -25,6 +25,7 @@ NORMS = {
     "m2m_100": (False, "pre"),
 }
 UNUSED_POSITIONS = 2  # leading rows of learned positions, which the library never reads
+TARGET_PIECES = "target.spm"  # those of the translations, in a folder without tokenizer.json
 BIAS = "final_logits_bias"
 DECODER = "head.decoder"
 
@@ -132,16 +133,23 @@ def _backbone(checkpoint: Checkpoint, stack: str) -> Options:
 
 
 def _vocabulary(checkpoint: Checkpoint) -> Options:
-    """Return options for separate vocabularies, which some models of Marian have."""
-    if checkpoint.settings["share_encoder_decoder_embeddings"]:
-        return {}
-    path = None if checkpoint.folder is None else checkpoint.folder / TARGET_TOKENIZER
-    if path is None or not path.exists():
+    """Return options for separate vocabularies or pieces, which models of Marian can have."""
+    is_shared = checkpoint.settings["share_encoder_decoder_embeddings"]
+    folder = checkpoint.folder
+    if folder is not None:
+        names = [] if is_shared else [TARGET_TOKENIZER]
+        if not (folder / "tokenizer.json").exists():
+            names.append(TARGET_PIECES)
+        for name in names:
+            if (folder / name).exists():
+                return {"share_tokenizer": False, "tokenizer": {"path": str(folder / name)}}
+    if not is_shared:
         hf.unsupported(
             checkpoint,
-            f"a vocabulary of the translations that is not in {TARGET_TOKENIZER}; add this file",
+            f"a vocabulary of the translations that is neither in {TARGET_TOKENIZER} nor in "
+            f"{TARGET_PIECES}; add one of these files",
         )
-    return {"share_tokenizer": False, "tokenizer": {"path": str(path)}}
+    return {}
 
 
 def _prefix(checkpoint: Checkpoint) -> str:
