@@ -250,7 +250,7 @@ def test_several_tables_are_one_data_set(here):
         ("generate", ["a.txt"], "a.txt: dxn generate takes no path; options are written key=value"),
         ("neighbors", ["king"], "king: dxn neighbors takes no path"),
         ("predict", ["a.jpg", "b.jpg"], "b.jpg: dxn predict takes one path, got 2; put a pattern"),
-        ("predict", ["target=x", "input=x"], "data.target: no such key"),
+        ("embed", ["target=x", "input=x"], "data.target: no such key"),
     ],
 )
 def test_a_path_that_a_command_cannot_use_is_refused(verb, words, expected):
