@@ -128,7 +128,8 @@ def train(
         data: A path or a list of paths, a pandas.DataFrame, a datasets.Dataset, a dict from names
             of splits to them, or the name of a data source. Default: the built-in data set.
         *overrides: Options as on the command line, such as "trainer.epochs=3".
-        target: Column to predict. Default: a column called label, target, class or category.
+        target: Column to predict. Default: a column called label, target, class, category or
+            answer.
         metrics: Metrics of your own by name: functions of predictions and targets, which are lists
             with one item per row, and of probabilities if they have a parameter of this name. With
             an attribute higher_is_better = False, lower values are better.

@@ -45,12 +45,16 @@ KNOW_MODALITIES = (
 # "category" is also a usual name of a target column, "text" a data source, and a key of an
 # entity and of OpenAI's API.
 COLUMN_NAMES = {
+    ("data/columns/answers.py", "text"),
     ("data/columns/choose.py", "category"),
     ("data/sources/detect.py", "text"),
     ("runs/predictor/table.py", "text"),
     ("serve/openai.py", "text"),
     ("tasks/detect/objects.py", "category"),
     ("tasks/entities.py", "text"),
+    ("tasks/infer.py", "text"),
+    ("tasks/span/target.py", "text"),
+    ("tasks/span/task.py", "text"),
 }
 MAX_PARAMETERS = 12
 

@@ -225,7 +225,7 @@ def _parse_targets(
     issues: list[Issue] = []
     for i, cell in enumerate(rows.cells[TARGET]):
         target, reason = cell, "no target"
-        if cell is not None and task is not None:
+        if task is not None and (cell is not None or task.target.reads_missing):
             origin = rows.origin[i]
             inputs = {name: each[i] for name, each in sources.items()}
             try:

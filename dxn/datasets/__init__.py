@@ -5,8 +5,19 @@ from dxn.datasets.dialled import dialled
 from dxn.datasets.digits import digits
 from dxn.datasets.motion import motion
 from dxn.datasets.objects import objects
+from dxn.datasets.questions import questions
 from dxn.datasets.shapes import shapes
 from dxn.datasets.spoken import spoken
 from dxn.datasets.waves import waves
 
-__all__ = ["chats", "dialled", "digits", "motion", "objects", "shapes", "spoken", "waves"]
+__all__ = [
+    "chats",
+    "dialled",
+    "digits",
+    "motion",
+    "objects",
+    "questions",
+    "shapes",
+    "spoken",
+    "waves",
+]

@@ -45,6 +45,8 @@ class MultimodalModel(Network):
             vector. With `separates_inputs = True`, each input is encoded alone, and the head
             receives `InputVectors` in place of the vectors. With `extends = True`, its method
             `extend(output, batch, model)` completes the output outside of a training.
+            With a method `windows`, which returns the batches of the windows of a batch, the output
+            is `join` of the outputs for them.
 
     Raises:
         ValueError: If an input has no adapter, an adapter has no input, or a name is reserved.
@@ -91,6 +93,8 @@ class MultimodalModel(Network):
         self.separates_inputs: bool = getattr(head, "separates_inputs", False)
         # Whether the head completes its output by further passes through the model.
         self.extends: bool = getattr(head, "extends", False)
+        # Whether the head cuts an input into windows.
+        self.has_windows = hasattr(head, "windows")
 
     @property
     def models(self) -> list[MultimodalModel]:
@@ -104,6 +108,8 @@ class MultimodalModel(Network):
     def embed(self, batch: Batch) -> list[Tokens]:
         """Embed each input of a batch. Inputs that no sample has are omitted.
 
+        If the head cuts an input into windows, only the first one is embedded.
+
         Args:
             batch: Batch whose item `batch[name]` is the collated batch of the input `name`, with
                 an additional key `rows` (b,), the indices of the samples that have this input.
@@ -111,6 +117,8 @@ class MultimodalModel(Network):
         Returns:
             The Tokens of each input, in the order of the inputs.
         """
+        if self.has_windows:
+            batch = self.head.windows(batch)[0]
         parts: list[Tokens] = []
         for number, name in enumerate(self.inputs):
             if name in batch:
@@ -148,6 +156,11 @@ class MultimodalModel(Network):
             batch: See `embed`.
             mixing: Arguments `order` and `share` of `mix`. Default: no mixup.
         """
+        if self.has_windows:
+            outputs: list[Any] = []
+            for window in self.head.windows(batch):
+                outputs.append(self.head(*self.encode(self.embed(window)), window))
+            return self.head.join(outputs)
         parts = self.embed(batch)
         if mixing is not None:
             parts = [mix(part, *mixing) for part in parts]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dxn.tasks.masked import Masked
     from dxn.tasks.multilabel import Bernoulli, Multilabel
     from dxn.tasks.regress import Number, Regress
+    from dxn.tasks.span.task import Span
     from dxn.tasks.tag import Tag
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Quantiles",
     "Regress",
     "Space",
+    "Span",
     "Tag",
     "Target",
     "Task",
@@ -76,6 +78,7 @@ MODULES = {
     "Number": "regress",
     "Quantiles": "forecast.task",
     "Regress": "regress",
+    "Span": "span.task",
     "Tag": "tag",
     "Window": "language",
 }

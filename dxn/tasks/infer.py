@@ -28,6 +28,8 @@ SUGGESTED = (";", ",", " / ", "/", " + ", "+", "&", "\t", " ")
 QUOTES = "'\""
 LISTS = ("[", "(", "{")  # first characters of a text that can be a list or an object
 
+ANSWER = {"text", "answer_start"}  # keys of an answer
+
 # Thresholds of heuristics; head=NAME overrides their result.
 # A column of whole numbers with at most this many distinct values contains class labels (such as 1
 # to 5 stars), if the values repeat.
@@ -82,6 +84,8 @@ def infer(values: Sequence[Any], words: Sequence[Any] | None = None) -> tuple[st
         from dxn.tasks.detect.objects import are_objects
         from dxn.tasks.entities import are_spans
 
+        if are_answers(cells):
+            return "span", ""
         if are_spans(cells):
             return "tag", ""
         if are_objects(cells):
@@ -128,6 +132,17 @@ def infer(values: Sequence[Any], words: Sequence[Any] | None = None) -> tuple[st
     if problem:
         raise UserError(f"data.target: {problem}")
     return "classify", explain_classes(cells) or explain_joined(cells)
+
+
+def are_answers(values: Sequence[Any]) -> bool:
+    """Return whether the values are answers with their positions in a text, as in SQuAD."""
+    has_answer = False
+    for value in values:
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, Mapping) and item.keys() >= ANSWER for item in items):
+            return False
+        has_answer = has_answer or bool(items)
+    return has_answer
 
 
 def are_amounts(values: Sequence[Any]) -> bool:

@@ -42,6 +42,7 @@ class Target(CheckedMembers):
             of their raw values, because it needs no more than their headers.
         tokenizers: Tokenizers of the inputs by name, set before `read` is called if `needs_inputs`
             or `needs_cells` is set.
+        reads_missing: Whether a missing cell is a target as well, which `read` gets as None.
         is_text: Whether the targets are texts, of which several can be right.
         required: Names of the inputs that every usable row must have; `bind` sets it.
         prepared_inputs: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
@@ -55,6 +56,7 @@ class Target(CheckedMembers):
     random: ClassVar[bool] = False
     needs_inputs: ClassVar[bool] = False
     needs_cells: ClassVar[bool] = False
+    reads_missing: ClassVar[bool] = False
     is_text: ClassVar[bool] = False
     tokenizers: Mapping[str, Tokenizer] = MappingProxyType({})
     required: Sequence[str] = ()
@@ -92,7 +94,7 @@ class Target(CheckedMembers):
         """Convert a cell to a target value.
 
         Args:
-            cell: Cell of the target column, never None.
+            cell: Cell of the target column; None only if `reads_missing` is set.
             origin: File and row of the cell, for error messages.
             raws: Raw values of the row's inputs, by input name; None where missing. Empty if
                 `needs_inputs` is not set, or the cells if `needs_cells` is set.

@@ -35,6 +35,7 @@ TASKS: dict[str, str] = {
     "multilabel": "dxn.tasks.Multilabel",
     "regress": "dxn.tasks.Regress",
     "tag": "dxn.tasks.Tag",
+    "span": "dxn.tasks.Span",
     "generate": "dxn.tasks.Generate",
     "ctc": "dxn.tasks.Ctc",
     "language": "dxn.tasks.Language",

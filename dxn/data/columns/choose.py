@@ -31,7 +31,7 @@ from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.cell_values import has_no_value
 
 # Names of target columns, in the order of preference, if the user does not choose one.
-USUAL_TARGETS = ("label", "target", "class", "category", "tags")
+USUAL_TARGETS = ("label", "target", "class", "category", "tags", "answers", "answer")
 # Maximum number of different values of one of several target columns.
 MAX_LABELS = 50
 MAX_LENGTH = 100  # characters; a longer value is a text

@@ -88,7 +88,8 @@ def hub(
             training split. Null: the rows are not divided.
         group: Column such as the speaker or the patient. Rows with the same value are in the same
             split.
-        target: Column to predict. Default: a column called label, target, class or category.
+        target: Column to predict. Default: a column called label, target, class, category or
+            answer.
         exclude: Column or list of columns that are not inputs. Default: inferred inputs are used.
         chat: Column with the messages of a conversation, or the columns of a message of the user
             and of its answer, such as [question,answer]. "auto" recognizes them by their names, and

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dxn.core.errors import UserError
+from dxn.data.columns.answers import are_parts, with_positions
 from dxn.data.columns.chats import AUTO, find_chats
 from dxn.data.columns.choose import (
     USUAL_TARGETS,
@@ -92,7 +93,7 @@ def table(
             split.
         target: Column to predict. Several columns become labels: the names of columns of 0 and 1,
             or of yes and no, and "colour=red" for others. Default: a column called label, target,
-            class or category.
+            class, category or answer.
         exclude: Column or list of columns that are not inputs. Default: inferred inputs are used.
         holdout: Column and value (or list of values) that select the test rows. The column is an
             input only if you name it as one.
@@ -196,6 +197,7 @@ def from_tables(
     columns = {modality: _usual(option) for modality, option in columns.items()}
     target, exclude, split, group = map(_usual, (target, exclude, split, group))
     holdout = None if holdout is None else {_usual(name): holdout[name] for name in holdout}
+    tables = {name: with_positions(table) for name, table in tables.items()}
     targets = USUAL_TARGETS if target is None else [str(name) for name in as_list(target)]
     if layout is None and len(tables) > 1:
         tables = add_missing_targets(tables, targets)
@@ -269,6 +271,7 @@ def from_tables(
         splits,
         chosen.inputs,
         target=JOINED.join(chosen.target) or None,
+        task="span" if chosen.target and are_parts(whole.columns, chosen.target[0]) else None,
         notes=notes,
         on_bad=on_bad,
         validate=validate,
@@ -329,6 +332,7 @@ def rows_of_table(
         whole = concatenate([read_table(file, options) for file in files])
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
+    whole = with_positions(whole)
     targets = target.split(JOINED) if target is not None else []
     if layout is not None:
         trained = [*(spec.column for spec in inputs.values()), *targets]

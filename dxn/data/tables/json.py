@@ -12,6 +12,7 @@ from typing import Any
 from dxn.core.errors import UserError
 from dxn.core.printable import valid_text
 from dxn.data.tables.files import check_num_cells, check_num_columns
+from dxn.data.tables.squad import are_articles, rows_of_articles
 
 SURROGATE = "\\ud"  # start of the escape sequence of a surrogate
 # Lists that are nested too deeply, and numbers with thousands of digits.
@@ -62,7 +63,7 @@ def read_json(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
     """Parse a list of objects (one per row) or an object of lists (one per column).
 
     The other forms that pandas writes are read as well, an object with one list of objects in it,
-    and a file with one object after the other.
+    the articles of SQuAD (one row per question), and a file with one object after the other.
 
     Returns:
         The values by column name, and the number of each row, from 1.
@@ -82,6 +83,8 @@ def read_json(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
     except UNREADABLE as error:
         raise UserError(f"{path}: invalid JSON ({error})") from error
     content = _unwrapped(content)
+    if are_articles(content):
+        content = rows_of_articles(path, content)
     if isinstance(content, list):
         wrong = next((i for i, row in enumerate(content) if not isinstance(row, dict)), None)
         if wrong is not None:

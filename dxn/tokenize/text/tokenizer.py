@@ -145,8 +145,13 @@ class TextTokenizer(Tokenizer):
         marker: Token of the vocabulary that stands for another input. Default: there is none.
         augment: Augmentation of training texts. Default: no augmentation.
         chars: Character n-grams of the words. Default: no n-grams.
+
+    Attributes:
+        is_cut: Whether a text that is encoded alone is truncated to max_len. A task that reads a
+            long text in windows sets it to False.
     """
 
+    is_cut: bool = True
     # Any valid id is suitable as padding, because the mask excludes it.
     fill: ClassVar = {"coords": math.nan, "words": -1, "answers": -1}
     reader: TextReader
@@ -247,8 +252,9 @@ class TextTokenizer(Tokenizer):
         if rand is not None:
             tokens = self._augmented(tokens, rand)
         # Truncation keeps the special tokens at the end, as transformers does.
-        room = max(self.max_len - len(lead) - len(tail), 0)
-        tokens = [*lead, *tokens[:room], *tail]
+        if self.is_cut:
+            tokens = tokens[: max(self.max_len - len(lead) - len(tail), 0)]
+        tokens = [*lead, *tokens, *tail]
         num_pads = max(self.pad_to - len(tokens), 0)
         answers = self._answers(raw, tokens) if isinstance(raw, Conversation) else []
         tokens += [(self.pad_id, NO_COORDS, -1)] * num_pads
@@ -320,7 +326,9 @@ class TextTokenizer(Tokenizer):
         A batch without padding is unchanged, because its attention needs no mask.
         """
         mask = batch["mask"]
-        width = min(int(rounded(mask.shape[1])), max(self.max_len, mask.shape[1]))
+        width = int(rounded(mask.shape[1]))
+        if self.is_cut:
+            width = min(width, max(self.max_len, mask.shape[1]))
         if batch[NUM_REAL] == mask.numel() or width == mask.shape[1]:
             return batch
         wider = {**batch, FULL: False}
@@ -362,7 +370,7 @@ class TextTokenizer(Tokenizer):
             self.vocabulary, text, is_pretokenized=is_words, add_special_tokens=special
         )
         count = max(len(encoding.ids), self.pad_to)
-        return min(count, self.max_len), math.ceil(count * factor)
+        return min(count, self.max_len) if self.is_cut else count, math.ceil(count * factor)
 
     def _fits(self, text: str) -> bool:
         """Whether the text of a conversation need not be truncated."""

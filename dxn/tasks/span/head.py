@@ -1,0 +1,65 @@
+"""The head of question answering: logits of the first and the last token of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dxn.core.tokens import Tokens
+from dxn.tasks.heads import PreHead
+from dxn.tasks.space import Batch
+from dxn.tasks.span.windows import WINDOW, Windows
+
+# The logit of padding. Finite, because outputs that are not finite are reported as a fault.
+PADDING = -1e9
+
+
+class SpanHead(nn.Module):
+    """A linear layer on each token of a text. Its first token stands for "no answer".
+
+    Args:
+        pre: Layers applied to the tokens before the output layer.
+        windows: How the text is cut.
+    """
+
+    def __init__(self, pre: PreHead, windows: Windows):
+        super().__init__()
+        self.pre = pre
+        self.cuts = windows
+        self.out = nn.Linear(pre.width, 2)
+
+    def windows(self, batch: Batch) -> list[Batch]:
+        """Return the batch of each window of the text. The model computes an output for each."""
+        return self.cuts.cut(batch)
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Return the logits (B, 1 + n, 2) of the first and the last token of the answer.
+
+        Those of "no answer" come first, then those of the n tokens of the window, and PADDING
+        after them.
+        """
+        place = batch[self.cuts.context][WINDOW]
+        text = tokens.select(self.cuts.context).x
+        # [CLS], or the first token of all inputs that the sample has.
+        none = text[:, 0]
+        if not self.cuts.lead:
+            first = tokens.mask.int().argmax(1)
+            none = tokens.x[torch.arange(len(first), device=first.device), first]
+        special = len(self.cuts.lead) + len(self.cuts.tail)
+        size = text.shape[1] - special
+        if special:
+            columns = torch.arange(size, device=text.device)[None] + place.column[:, None]
+            columns = columns.clamp(max=text.shape[1] - 1)
+            text = text.gather(1, columns[..., None].expand(-1, -1, text.shape[2]))
+        logits = self.out(self.pre(torch.cat([none[:, None], text[:, :size]], 1)))
+        known = torch.arange(size + 1, device=text.device)[None] <= place.count[:, None]
+        return logits.float().masked_fill(~known[..., None], PADDING)
+
+    def join(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the outputs of K windows as one output (B, K, 1 + n, 2)."""
+        size = max(output.shape[1] for output in outputs)
+        padded = [F.pad(x, (0, 0, 0, size - x.shape[1]), value=PADDING) for x in outputs]
+        return torch.stack(padded, 1)
