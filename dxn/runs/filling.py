@@ -150,7 +150,8 @@ def _public_head(public: PublicModel, task: Task) -> tuple[list[str], list[str]]
     if parts.task == task.name and (parts.writes or parts.decoder):
         return ["head."], []
     # The rows of the output layer belong to the classes in this order, so the lists must be equal.
-    if public.architecture.task == task.name and labels == list(task.target.labels or ()):
+    is_same_task = public.architecture.task == task.name
+    if is_same_task and list(labels or ()) == list(task.target.labels or ()):
         return ["head.pre.", "head.out."], []
     # The layers before the output layer, such as BERT's pooler, do not depend on the classes.
     prefixes = ["head.pre."]

@@ -36,7 +36,6 @@ FIXED = (
     "frame_size",
     "pos_embed",
     "embedding.scale",
-    "embedding.segments",
     "norm",
 )
 # A model trained by dxn also saves how its inputs are tokenized and normalized. The config.json of

@@ -52,6 +52,8 @@ class Architecture:
 
     - "classify": `labels` has K names, and head.out.weight is (K, D). Without labels, the model
       only embeds.
+    - "span": the answer to a question is a part of a text. `inputs` has the names of both, and
+      head.out.weight is (2, D).
     - "language": a causal language model. The rows of adapters.text.embedding.weight (V, D) are
       also the output layer. With `head={"output": {"tie_embeddings": False}}`, it is
       head.output.weight (V, D). See `OutputOptions` for its bias head.output.bias, a scale and a

@@ -37,6 +37,7 @@ TASKS = {
     "generate": "dxn.tasks.Generate",
     "ctc": "dxn.tasks.Ctc",
     "forecast": "dxn.tasks.Forecast",
+    "span": "dxn.tasks.Span",
 }
 WITH_ENDS = ("language",)  # tasks whose targets keep the end tokens of the checkpoint
 DECODER = "dxn.models.Decoder"
@@ -108,10 +109,14 @@ class PublicModel:
                 )
             adapters[key] = {"_target_": target, **dim, **options}
         # The training data, and so its target column, is unknown.
+        inputs = {key: Input(modality=key, column=key, adapter=key) for key in adapters}
+        if arch.inputs:  # which share the only adapter
+            (key,) = adapters
+            inputs = {n: Input(modality=key, column=n, adapter=key) for n in arch.inputs}
         return ModelPlan(
-            inputs={key: Input(modality=key, column=key, adapter=key) for key in adapters},
+            inputs=inputs,
             adapters=adapters,
-            fusion={"_target_": FUSION, **dim, "inputs": list(adapters), **arch.fusion},
+            fusion={"_target_": FUSION, **dim, "inputs": list(inputs), **arch.fusion},
             backbone={"_target_": BACKBONE, **dim, **arch.backbone},
             head=self._head(),
         )

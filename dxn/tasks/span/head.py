@@ -17,6 +17,22 @@ from dxn.tasks.span.windows import WINDOW, Windows
 PADDING = -1e9
 
 
+class PairPreHead(PreHead):
+    """The layers before the output layer, and the embeddings of the question and of the text.
+
+    The text adapter adds them to its tokens, if both texts are in the same sequence.
+
+    Args:
+        dim: Width D of a token.
+        dropout: Dropout probability of the encoded tokens.
+    """
+
+    def __init__(self, dim: int, *, dropout: float = 0.0):
+        super().__init__(dim, dropout=dropout)
+        self.segments = nn.Embedding(2, dim)
+        nn.init.zeros_(self.segments.weight)
+
+
 class SpanHead(nn.Module):
     """A linear layer on each token of a text. Its first token stands for "no answer".
 
@@ -33,7 +49,12 @@ class SpanHead(nn.Module):
 
     def windows(self, batch: Batch) -> list[Batch]:
         """Return the batch of each window of the text. The model computes an output for each."""
-        return self.cuts.cut(batch)
+        windows = self.cuts.cut(batch)
+        for window in windows:
+            part = window[self.cuts.context]
+            if isinstance(self.pre, PairPreHead) and "segments" in part:
+                part["added"] = self.pre.segments(part["segments"])
+        return windows
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
         """Return the logits (B, 1 + n, 2) of the first and the last token of the answer.

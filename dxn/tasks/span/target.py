@@ -147,8 +147,6 @@ class SpanTarget(Target):
             max_question=min(self.max_question, tokenizer.max_len // 2),
             **special,
         )
-        if question:
-            adapter.use_segments()
         self.required = self.prepared_inputs = tuple(filter(None, (question, self.context)))
         # The first token, which stands for no answer, is then not one of the text.
         self.last = self.context

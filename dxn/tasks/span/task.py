@@ -16,7 +16,7 @@ from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
 from dxn.tasks.heads import PreHead
 from dxn.tasks.space import Batch, LossSum, Space
-from dxn.tasks.span.head import PADDING, SpanHead
+from dxn.tasks.span.head import PADDING, PairPreHead, SpanHead
 from dxn.tasks.span.metric import SpanMetric
 from dxn.tasks.span.target import SpanTarget
 from dxn.tasks.task import Task
@@ -117,7 +117,8 @@ class Span(Task[SpanTarget]):
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a linear layer that maps each token of the text to two logits."""
-        return SpanHead(PreHead(dim, dropout=self.dropout), self.target.windows)
+        pre = PairPreHead if self.target.windows.question else PreHead
+        return SpanHead(pre(dim, dropout=self.dropout), self.target.windows)
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False

@@ -125,7 +125,6 @@ class TextAdapter(Adapter):
             chars=chars,
         )
         self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
-        self.segment_embedding: nn.Embedding | None = None  # created by use_segments
         self.ngram_embedding = nn.Embedding(ngrams.buckets, dim) if ngrams.lengths else None
         if self.ngram_embedding is not None:
             nn.init.normal_(self.ngram_embedding.weight, std=0.02)
@@ -198,13 +197,6 @@ class TextAdapter(Adapter):
             vectors = _load_vectors(options.path, self.embedding.weight.shape)
             self.embedding.weight.data.copy_(vectors)
         self.embedding.weight.requires_grad_(not options.frozen)
-
-    def use_segments(self) -> None:
-        """Create the embedding of the segments, for a task that joins texts to one sequence."""
-        count = self.embedding_options.segments
-        if count and self.segment_embedding is None:
-            self.segment_embedding = nn.Embedding(count, self.dim)
-            nn.init.zeros_(self.segment_embedding.weight)
 
     def masking(self, *, ratio: float | None = None) -> TokenMasking | None:
         """Create a masking of single tokens, as in BERT. Call it after `fit`.
@@ -289,8 +281,8 @@ class TextAdapter(Adapter):
             positions = self.pos_embed(x.shape[1], x.device)
         # Sinusoidal positions are float32, even if the weights are bf16.
         x = x + positions.to(x.dtype)
-        if self.segment_embedding is not None and "segments" in batch:
-            x = x + self.segment_embedding(batch["segments"])
+        if "added" in batch:  # (B, N, D), such as the segment embeddings of BERT
+            x = x + batch["added"].to(x.dtype)
         if self.ngrams.columns and grams:
             # N columns per n-gram length follow the tokens, with the coordinates of the last token
             # of each n-gram.

@@ -51,15 +51,12 @@ class EmbeddingOptions:
             values are divided by the same factor.
         pool: Number of neighboring tokens whose mean is one column, so that a long text has fewer
             columns. The tasks tag, span, language and masked need 1.
-        segments: Number of embeddings that tell two texts in one sequence apart, as in BERT. Only
-            the task span uses them.
     """
 
     path: str | None = None
     frozen: bool = False
     scale: bool = False
     pool: Annotated[int, Ge(1)] = 1
-    segments: Annotated[int, Ge(0)] = 0
 
 
 @options

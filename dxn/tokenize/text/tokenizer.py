@@ -287,7 +287,8 @@ class TextTokenizer(Tokenizer):
         texts = [self.reader.first(raw)[0] for raw in raws]
         # The n-grams of a token depend on its coordinates, and lists of words are encoded one by
         # one too. So are texts of which one cannot be encoded, because its error has to name it.
-        is_plain = self.chars is None and all(isinstance(raw, str) for raw in raws)
+        # A task that reads long texts in windows needs the coordinates.
+        is_plain = self.is_cut and self.chars is None and all(isinstance(r, str) for r in raws)
         encodings = self._encodings(texts) if is_plain else None
         if encodings is None:
             return super().batch(raws, rands)

@@ -39,15 +39,16 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     p = base_prefix(checkpoint)
     config = checkpoint.settings
     max_len = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
+    has_pooler = f"{p}pooler.dense.weight" in checkpoint
     return Architecture(
         dim=config["hidden_size"],
         adapters={"text": text_options(max_len=max_len, eps=config["layer_norm_eps"])},
         backbone=backbone_options(checkpoint),
         # The first token is [CLS], which the tokenizer adds. dxn's pooling adds no token.
         fusion={"pool": "first"},
-        # BERT's pooler is a dense layer on [CLS] only, so in dxn it belongs to the head.
-        head={"hidden": "tanh"} if f"{p}pooler.dense.weight" in checkpoint else {},
         labels=hf.class_names(checkpoint, "classifier"),
+        # BERT's pooler is a dense layer on [CLS] only, so in dxn it belongs to the head.
+        **(hf.span_options(checkpoint) or {"head": {"hidden": "tanh"} if has_pooler else {}}),
     )
 
 
@@ -56,7 +57,12 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     return {
         **embeddings(p, first_position=0),
         **blocks(BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]),
+        "head.pre.segments.weight": TensorSource(
+            (f"{p}embeddings.token_type_embeddings.weight",),
+            lambda segments: segments - segments[0],
+        ),
         **linears({"head.pre.dense": f"{p}pooler.dense", "head.out": "classifier"}),
+        **hf.span_tensors(checkpoint, architecture),
     }
 
 

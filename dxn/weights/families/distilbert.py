@@ -42,9 +42,9 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "norm": {"eps": NORM_EPS, "place": "post"},
         },
         fusion={"pool": "first"},
-        # The layer `pre_classifier` exists only in models with a classifier.
-        head={"hidden": "relu"} if labels else {},
         labels=labels,
+        # The layer `pre_classifier` exists only in models with a classifier.
+        **(hf.span_options(checkpoint) or {"head": {"hidden": "relu"} if labels else {}}),
     )
 
 
@@ -61,6 +61,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
                 "head.out": "classifier",
             }
         ),
+        **hf.span_tensors(checkpoint, architecture),
     }
 
 

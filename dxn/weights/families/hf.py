@@ -19,7 +19,7 @@ from dxn.weights.conversions import (
     patch_matrix,
     patch_positions,
 )
-from dxn.weights.family import Classifier, Options, TensorMap
+from dxn.weights.family import Architecture, Classifier, Options, TensorMap, TensorSource
 
 # Names of the query, key and value layers in CLIP and in Whisper's encoder.
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -124,6 +124,29 @@ def backbone_options(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Optio
             "hidden_dim": config["intermediate_size"],
         },
         "norm": {"eps": config["layer_norm_eps"]},
+    }
+
+
+def span_options(checkpoint: Checkpoint) -> Options:
+    """Return the options of an `Architecture` that answers questions; {} for any other one."""
+    if "qa_outputs.weight" not in checkpoint:
+        return {}
+    return {"task": "span", "inputs": ("question", "context"), "head": {}}
+
+
+def span_tensors(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    """Return the tensors of a model that answers questions; {} for any other one."""
+    if "qa_outputs.weight" not in checkpoint:
+        return {}
+    count = len(architecture.inputs)
+
+    def zeros(weight: Tensor) -> Tensor:
+        return weight.new_zeros(count, weight.shape[1])
+
+    # Both texts are one input of the original model, so nothing is added to tell them apart.
+    return {
+        "fusion.input_embedding.weight": TensorSource(("qa_outputs.weight",), zeros),
+        **linears({"head.out": "qa_outputs"}),
     }
 
 

@@ -36,8 +36,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         adapters={"text": bert.text_options(max_len=max_len, eps=config["layer_norm_eps"])},
         backbone=bert.backbone_options(checkpoint),
         fusion={"pool": "first"},
-        head={"hidden": "tanh"} if has_dense else {},
         labels=hf.class_names(checkpoint, "classifier.out_proj"),
+        **(hf.span_options(checkpoint) or {"head": {"hidden": "tanh"} if has_dense else {}}),
     )
 
 
@@ -50,6 +50,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
         **bert.embeddings(p, first_position=first_position(checkpoint)),
         **blocks(bert.BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]),
         **linears({"head.pre.dense": dense, "head.out": "classifier.out_proj"}),
+        **hf.span_tensors(checkpoint, architecture),
     }
 
 

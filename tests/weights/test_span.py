@@ -1,0 +1,188 @@
+"""Question answering with the weights of BERT, DistilBERT and RoBERTa, beside transformers."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+import dxn
+from dxn.models.model import as_float
+from dxn.runs.saved.model_folder import from_public
+
+pytestmark = pytest.mark.filterwarnings("ignore:::transformers", "ignore::FutureWarning")
+
+WORDS = "where who what does live in is a the ada bob eve york new lima oslo and loves tea rice of"
+LENGTH = 24
+TEXT = "Ada loves tea and Bob lives in New York, Eve in Lima; Oslo is where Ada and Eve love rice"
+LONG = " ".join(
+    f"{TEXT} {place} of {food}." for place in ("Lima", "York") for food in ("tea", "rice")
+)
+QUESTIONS = ["Where does Ada live?", "Who is in Lima and Oslo", "What is it"]
+SIZES = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 20,
+    "initializer_range": 0.5,
+}
+DISTIL = {"dim": 12, "n_layers": 2, "n_heads": 2, "hidden_dim": 20, "initializer_range": 0.5}
+
+
+def tokenizer_of(specials, single, pair):
+    pieces = [*specials, *WORDS.split(), *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")]
+    pieces += [c for c in "abcdefghijklmnopqrstuvwxyz,.;?" if c not in pieces]
+    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=specials[-1]))
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    names = [(name, vocabulary[name]) for name in specials]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=names
+    )
+    return tokenizer
+
+
+BERT = (["[PAD]", "[CLS]", "[SEP]", "[UNK]"], "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
+ROBERTA = (["<s>", "<pad>", "</s>", "<unk>"], "<s> $A </s>", "<s> $A </s> </s> $B </s>")
+FAMILIES = {
+    "bert": (
+        BERT,
+        transformers.BertForQuestionAnswering,
+        transformers.BertConfig,
+        {**SIZES, "max_position_embeddings": LENGTH},
+    ),
+    "distilbert": (
+        BERT,
+        transformers.DistilBertForQuestionAnswering,
+        transformers.DistilBertConfig,
+        {**DISTIL, "max_position_embeddings": LENGTH},
+    ),
+    "roberta": (
+        ROBERTA,
+        transformers.RobertaForQuestionAnswering,
+        transformers.RobertaConfig,
+        {**SIZES, "max_position_embeddings": LENGTH + 2, "type_vocab_size": 1, "pad_token_id": 1},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def peer(request, tmp_path_factory):
+    """A folder of transformers with random weights, its model and its tokenizer."""
+    folder = tmp_path_factory.mktemp(request.param)
+    template, model_class, config_class, options = FAMILIES[request.param]
+    tokenizer = tokenizer_of(*template)
+    torch.manual_seed(0)
+    model = model_class(config_class(vocab_size=tokenizer.get_vocab_size(), **options)).eval()
+    with torch.no_grad():
+        model.qa_outputs.bias.normal_()
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder, model, tokenizer
+
+
+def batch_of(ours, texts):
+    task = ours.task
+    samples = [
+        {
+            name: ours.tokenizers[name](text)
+            for name, text in zip(("question", "context"), pair, strict=True)
+        }
+        for pair in texts
+    ]
+    batch = {"#size": len(texts), "#index": list(range(len(texts)))}
+    for name in ("question", "context"):
+        batch[name] = ours.tokenizers[name].collate([sample[name] for sample in samples])
+        batch[name]["rows"] = torch.arange(len(texts))
+    return batch, task.target.windows
+
+
+def features(tokenizer, question, text, overlap):
+    """The windows of a pair as transformers makes them: encodings of at most LENGTH tokens."""
+    tokenizer.enable_truncation(LENGTH, strategy="only_second", stride=overlap)
+    encoding = tokenizer.encode(question, text)
+    tokenizer.no_truncation()
+    return [encoding, *encoding.overflowing]
+
+
+@torch.inference_mode()
+def logits_of(model, encoding):
+    kinds = torch.tensor([encoding.type_ids])
+    options = {"token_type_ids": kinds} if model.config.model_type == "bert" else {}
+    output = model(torch.tensor([encoding.ids]), **options)
+    return torch.stack([output.start_logits[0], output.end_logits[0]], -1)
+
+
+@torch.inference_mode()
+def test_logits_of_all_windows_are_equal(peer):
+    folder, model, tokenizer = peer
+    ours = from_public(str(folder), head={"overlap": 4})
+    texts = [(QUESTIONS[0], LONG), (QUESTIONS[1], TEXT), (QUESTIONS[2], "Lima")]
+    batch, windows = batch_of(ours, texts)
+    output = as_float(ours.model(batch))
+    places = windows.places(batch)
+    for i, (question, text) in enumerate(texts):
+        theirs = features(tokenizer, question, text, 4)
+        assert sum(int(place.is_new[i]) for place in places) == len(theirs)
+        for number, encoding in enumerate(theirs):
+            logits = logits_of(model, encoding)
+            columns = [0, *(j for j, owner in enumerate(encoding.sequence_ids) if owner == 1)]
+            got = output[i, number, : len(columns)]
+            torch.testing.assert_close(got, logits[columns], rtol=0, atol=1e-4)
+            assert int(places[number].count[i]) == len(columns) - 1
+
+
+@pytest.mark.parametrize("is_optional", [False, True])
+def test_answers_are_those_of_the_logits_of_transformers(peer, is_optional):
+    folder, model, tokenizer = peer
+    ours = from_public(str(folder), head={"overlap": 4, "max_answer": 6})
+    ours.task.target.is_optional = is_optional
+    for question in QUESTIONS:
+        answers, none = [], 1.0
+        for encoding in features(tokenizer, question, LONG, 4):
+            columns = [0, *(j for j, owner in enumerate(encoding.sequence_ids) if owner == 1)]
+            shares = logits_of(model, encoding)[columns].softmax(0)
+            none = min(none, float(shares[0].prod()))
+            offsets = [encoding.offsets[j] for j in columns]
+            for i in range(1, len(columns)):
+                for j in range(i, min(i + 6, len(columns))):
+                    score = float(shares[i, 0] * shares[j, 1])
+                    answers.append((score, offsets[i][0], offsets[j][1]))
+        score = max(answers)[0]
+        # Windows with the same tokens have the same scores.
+        best = {(LONG[a:b], a, b) for value, a, b in answers if value >= score * (1 - 1e-4)}
+        got = ours.predict(question=question, context=LONG)
+        if is_optional and none >= score:
+            assert got["prediction"] == "" and got["start"] is None
+            continue
+        assert (got["prediction"], got["start"], got["end"]) in best
+        assert got["score"] == pytest.approx(score, rel=1e-3)
+
+
+def test_fine_tuning_starts_from_the_weights(peer, tmp_path):
+    folder, _, _ = peer
+    rows = [
+        {"question": QUESTIONS[i % 3], "context": TEXT, "answers": "Lima" if i % 4 else ""}
+        for i in range(24)
+    ]
+    for i, row in enumerate(rows):
+        row["context"] = f"{'Bob and ' * i}{row['context']}"
+    data = tmp_path / "qa.json"
+    data.write_text(json.dumps(rows))
+    options = {"weights": str(folder), "head": "span", "trainer": {"epochs": 1}, "report": False}
+    run = dxn.train(
+        str(data),
+        run=str(tmp_path / "run"),
+        batch_size=8,
+        baseline="none",
+        preset="plain",
+        optimizer={"lr": 0.0},
+        **options,
+    )
+    (got,) = [dxn.load(tmp_path / "run").predict(question=QUESTIONS[0], context=TEXT)]
+    start = from_public(str(folder))
+    start.task.target.is_optional = True
+    assert run is not None and got == start.predict(question=QUESTIONS[0], context=TEXT)
