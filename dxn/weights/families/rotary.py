@@ -47,10 +47,11 @@ def position_options(
     if other := set(kinds) - {FULL, SLIDING}:
         hf.unsupported(checkpoint, f"the kind of attention {min(other)!r}")
     window_theta = in_windows["rope_theta"]
+    options = scaling(checkpoint, settings, in_full)
     return {
         "kind": "rotary",
         "rope_theta": float(in_full["rope_theta"]),
-        "rope_scaling": scaling(checkpoint, settings, in_full),
+        **({"rope_scaling": options} if options else {}),
         "windows": hf.period([window if kind == SLIDING else None for kind in kinds]),
         "window_rope_theta": None if window_theta is None else float(window_theta),
     }
