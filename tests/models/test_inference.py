@@ -38,6 +38,7 @@ class Vectors(nn.Module):
 
     modality = "vectors"
     window = 0
+    parts = 1
 
     def __init__(self):
         super().__init__()
