@@ -24,7 +24,8 @@ class Generate(FromWeights, Compute):
         system: Message of the system before the prompt, for a model of conversations.
         chat: Whether the prompt is a message of the user, and only the answer is the text (default:
             if the model has a chat template).
-        input: Inputs to generate a text for: input.text=... input.image=... input.audio=...
+        input: Inputs to generate a text for: input.text=... input.image=... input.audio=..., or a
+            table, a folder or a pattern ('photos/*.jpg'), each of whose rows gets a text.
         max_new: Maximum number of tokens to generate.
         temperature: Divisor of the logits; 0 always chooses the most probable token.
         top_k: Sample from this number of most probable tokens (default: all).
@@ -41,6 +42,7 @@ class Generate(FromWeights, Compute):
         'dxn generate run=RUN prompt="Which is larger, 17 or 52?" system="Answer briefly."',
         "dxn generate run=RUN prompts=prompts.txt output=texts.csv",
         "dxn generate run=RUN input.image=photo.jpg temperature=0",
+        'dxn generate run=RUN input=photos/ prompt="Describe the picture." output=texts.csv',
     )
 
     prompt: Annotated[str, AS_TYPED] = ""
@@ -60,16 +62,18 @@ class Generate(FromWeights, Compute):
     def execute(self) -> int:
         """Continue or answer a prompt, or generate a text for an input."""
         from dxn.core.display import print_line, print_rule
-        from dxn.runs.predictor.option import read_sample
+        from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.output import check_suffix
-        from dxn.runs.predictor.prompts import read_prompts, write_texts
+        from dxn.runs.predictor.prompts import read_prompts, read_rows, write_texts
 
         # Before the model is loaded, so that a mistake is reported at once.
         output = check_suffix(self.output)
         prompts = read_prompts(self.prompt, self.prompts)
         predictor = self.load(**self.computing())
-        inputs = None
-        if self.input is not None:
+        inputs, rows = None, []
+        if self.input is not None and has_many_samples(self.input):
+            inputs, rows = read_rows(predictor, self.input)
+        elif self.input is not None:
             inputs = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
         texts = predictor.write(
             prompt=prompts,
@@ -85,7 +89,7 @@ class Generate(FromWeights, Compute):
             batch_size=self.batch_size,
         )
         if output is not None:
-            write_texts(output, prompts, texts)
+            write_texts(output, prompts, texts, rows)
             return 0
         for i, text in enumerate(texts):
             if i:

@@ -306,7 +306,8 @@ def convert(
 
     Adapters receive raw numbers, such as pixels and dates, and bf16 has only three decimal places.
     Adapters therefore compute in float32, and only their tokens and linear layers use `dtype`. An
-    adapter with a vocabulary receives ids, so it is converted completely.
+    adapter with a vocabulary receives ids, so it is converted completely. So is the encoder of an
+    adapter, but not its own adapter.
 
     Args:
         model: Model in float32 on its device, in evaluation mode.
@@ -325,9 +326,10 @@ def convert(
             fold = getattr(adapter, "fold", None)
             if fold is not None:
                 fold()
+            precise = _precise(adapter)
             if pack:
-                _replace(adapter, partial(_convert_wide, dtype=dtype))
-            adapter.register_forward_hook(partial(_cast_tokens, dtype=dtype))
+                _replace(precise, partial(_convert_wide, dtype=dtype))
+            precise.register_forward_hook(partial(_cast_tokens, dtype=dtype))
     if int8:
         for module in list(model.modules()):
             if isinstance(module, Backbone):
@@ -347,6 +349,15 @@ def cast(model: MultimodalModel, dtype: torch.dtype) -> None:
     for adapter in model.adapters.values():
         if _has_vocabulary(adapter):
             adapter.to(dtype)
+        elif (precise := _precise(adapter)) is not adapter:
+            for part in adapter.children():
+                if part is not precise:
+                    part.to(dtype)
+
+
+def _precise(adapter: nn.Module) -> nn.Module:
+    """Return the part of an adapter that receives raw numbers: all of it, if it has no encoder."""
+    return getattr(adapter, "adapter", adapter)
 
 
 def _has_vocabulary(adapter: nn.Module) -> bool:

@@ -96,7 +96,9 @@ def make_app(
 
         def make_texts() -> list[Text]:
             texts = [
-                writer.text_of(sample.get(PROMPT, "")) if writer.takes_prompt else Text()
+                writer.text_of(sample.get(PROMPT, ""), sample=sample)
+                if writer.takes_prompt
+                else Text()
                 for sample in samples
             ]
             samplers = make_samplers(

@@ -25,7 +25,7 @@ from dxn.runs.predictor.writing import MAX_SEED, Text, Writer, make_samplers
 from dxn.serve.answers import dumps, event_stream, json_answer, while_connected
 from dxn.serve.body import check_count, read_json
 from dxn.serve.operations import EMBED
-from dxn.serve.prepare import check_unicode
+from dxn.serve.prepare import BASE64, check_unicode
 from dxn.serve.refusal import Refusal
 from dxn.serve.schema import (
     DESCRIBED,
@@ -40,7 +40,13 @@ from dxn.serve.schema import (
 )
 from dxn.serve.service import Service
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.text.chat import Conversation, Message, check_messages
+from dxn.tokenize.text.chat import (
+    Conversation,
+    Message,
+    check_messages,
+    split_files,
+    text_of,
+)
 from dxn.tokenize.text.tokenizer import TextTokenizer
 
 CHAT = "/v1/chat/completions"
@@ -276,16 +282,43 @@ class OpenAI:
         """Answer POST /v1/chat/completions."""
         # Each message has tokens. Checking a million messages would block other requests.
         self._check_tokens("messages", len(body.messages))
-        messages = messages_of(body.messages)
-        self._check_chars("messages", sum(len(each["content"]) for each in messages))
+        values, files = split_files(body.messages)
+        messages = messages_of(values)
+        self._check_chars("messages", sum(len(text_of(each)) for each in messages))
+        sample = self._sample(files)
 
         def make_text() -> Text:
             try:
-                return self.writer.answer_to(messages, is_trusted=False)
+                return self.writer.answer_to(messages, sample, is_trusted=False)
             except BadMedia as error:
                 raise UserError(f"messages: {error}") from error
 
-        return await self._write(request, body, [make_text], "messages")
+        return await self._write(request, body, [make_text], "messages", sample)
+
+    def _sample(self, files: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return the inputs of the files in messages, by the type of each. None: there are none.
+
+        Raises:
+            UserError: If the model has no such input, or several, or a file is not in the request.
+        """
+        sample: dict[str, Any] = {}
+        for kind, url in files.items():
+            tokenizers = self.predictor.tokenizers.items()
+            names = [name for name, prepare in tokenizers if prepare.modality == kind]
+            if len(names) != 1 or names[0] == self.input:
+                raise UserError(
+                    f"messages: this model reads {len(names)} inputs of the type "
+                    f"{shortened(kind)}, and a message can have one"
+                )
+            start, comma, content = url.partition(f";{BASE64},")
+            if not comma or not start.startswith("data:"):
+                raise UserError(
+                    f"messages: the {kind} must be the content of a file, as in "
+                    f"data:{kind}/png;{BASE64},...; paths and other URLs are never opened, got "
+                    f"{shortened(url)}"
+                )
+            sample[names[0]] = {BASE64: content}
+        return sample or None
 
     async def complete(self, request: Request, body: CompletionBody) -> Response:
         """Answer POST /v1/completions."""
@@ -329,6 +362,7 @@ class OpenAI:
         body: WritingBody,
         makers: Sequence[Callable[[], Text]],
         name: str,
+        sample: Mapping[str, Any] | None = None,
     ) -> Response:
         """Generate `n` texts for each prompt.
 
@@ -337,6 +371,7 @@ class OpenAI:
             body: Its options.
             makers: Function for each prompt that returns the text to generate.
             name: Name of the prompts in messages.
+            sample: The other inputs of the only prompt. None: there are none.
         """
         is_chat = isinstance(body, ChatBody)
         limit = self._limit(body)
@@ -371,11 +406,12 @@ class OpenAI:
             "created": int(time.time()),
             "model": self.name,
         }
+        samples = [sample] * count
         if body.stream:
-            parts = await self.service.stream(make_texts, [], count=count)
+            parts = await self.service.stream(make_texts, samples, count=count)
             chunks = _chunks(parts, head, body)
             return event_stream(chunks, request.url.path, last="[DONE]")
-        texts = await while_connected(request, self.service.write(make_texts, [], count=count))
+        texts = await while_connected(request, self.service.write(make_texts, samples, count=count))
         choices: list[dict[str, Any]] = []
         for index, text in enumerate(texts):
             message = {"role": "assistant", "content": text.text, "refusal": None}
@@ -471,7 +507,7 @@ def messages_of(values: Sequence[Any]) -> list[Message]:
     except BadMedia as error:
         raise UserError(f"messages: {error}") from error
     for number, each in enumerate(found, 1):
-        check_unicode(each["content"], f"messages: message {number}")
+        check_unicode(text_of(each), f"messages: message {number}")
     return found
 
 

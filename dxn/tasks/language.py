@@ -116,6 +116,7 @@ class NextToken(Target):
 
     Attributes:
         input: Name of the text. `bind` sets it.
+        others: Names of the other inputs. `bind` sets them.
         end: Id of the token that ends a text with other inputs before it. None: there are none.
             `bind` sets it.
         marks: Numbers of special tokens that the tokenizer adds before and after a text. `bind`
@@ -130,6 +131,7 @@ class NextToken(Target):
 
     def __init__(self):
         self.input = ""
+        self.others: tuple[str, ...] = ()
         self.ends: list[int] = []
         self.end: int | None = None
         self.marks = (0, 0)
@@ -169,6 +171,7 @@ class NextToken(Target):
             encoding = encode(adapter.tokenizer.vocabulary, "a", add_special_tokens=True)
             self.marks = special_ends(encoding.special_tokens_mask)
         self.max_len = adapter.tokenizer.max_len
+        self.others = tuple(other for other in adapters if other != name)
         self.input = name
         self.last = name
         self.required = (name,)
@@ -188,6 +191,13 @@ class NextToken(Target):
         added = sample[self.input].pop("answers", None)
         if added is None:
             return None if self.end is None else self._whole_text(sample)
+        # A row can lack one of the inputs.
+        if (count := int(sample[self.input].pop("files"))) > len(self.others):
+            raise UserError(
+                f"{self.input}: a conversation has {count} files in its messages, but the model "
+                f"has {len(self.others)} inputs besides the text; leave these parts out, or add "
+                "adapters for them"
+            )
         ids = sample[self.input]["ids"]
         is_target = added[1:] >= 0
         targets = torch.where(is_target, ids[1:], IGNORED)

@@ -87,9 +87,7 @@ class EncodedAdapter(Adapter):
 
     def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed and encode a collated batch as Tokens (B, N, D)."""
-        tokens = self.adapter(batch)
-        # The precision of the adapter can be higher than that of the encoder.
-        tokens, _ = self.fusion([tokens.with_x(tokens.x.to(self.up.weight.dtype))], self.backbone)
+        tokens, _ = self.fusion([self.adapter(batch)], self.backbone)
         columns = tokens if self.leading else tokens.select(self.modality)
         x = self.up(columns.x)
         if self.down is not None:

@@ -21,6 +21,7 @@ MAX_LISTED = 6  # linear layers that an error message lists, so that it fits on 
 # The name of a target, and its pattern: the linear layers of all blocks, also those of a decoder.
 ALL_LINEAR = "all-linear"
 BLOCKS = "*.blocks.*"
+PARTS = ("adapters", "fusion", "backbone", "head")  # of a model
 # With the scale alpha / sqrt(rank), alpha does not depend on the rank. It is that of rank 8 with
 # the other scale.
 STABILIZED_ALPHA = 16.0
@@ -31,9 +32,10 @@ class Finetune:
 
     Args:
         freeze: Weights to freeze. all: every pretrained weight, or all weights except the head if
-            there are no pretrained weights. A number: the adapters and this number of blocks.
-            Null: none. The head of a new training is never frozen, but that of a language model or
-            of a text generator is pretrained like its other weights.
+            there are no pretrained weights. A number: the adapters and this number of blocks. A
+            list: names of weights or of parts, as in lora_targets. Null: none. Unless a list names
+            it, the head of a new training is never frozen, but that of a language model or of a
+            text generator is pretrained like its other weights.
         base: Precision of the frozen linear layers of the blocks: int8, or nf4 with 4 bits (QLoRA,
             arXiv:2305.14314). They are computed in the precision of the training. Null: that of the
             model.
@@ -47,7 +49,8 @@ class Finetune:
             (arXiv:2312.03732), which suits ranks above 32.
         lora_targets: Names of the linear layers that receive an update, without what comes before:
             attn.qkv, attn.proj, mlp.up or mlp.down. A * stands for any part of a name, such as
-            *.blocks.1.*. all-linear: all linear layers of the blocks.
+            *.blocks.1.*. A name that starts with adapters, fusion, backbone or head is complete,
+            such as backbone.*.attn.qkv. all-linear: all linear layers of the blocks.
 
     Raises:
         ValueError: If an option is out of range.
@@ -56,7 +59,7 @@ class Finetune:
     def __init__(
         self,
         *,
-        freeze: int | Literal["all"] | None = None,
+        freeze: int | Literal["all"] | Sequence[str] | None = None,
         base: FrozenKind | None = None,
         lora_rank: Annotated[int, Ge(0)] = 0,
         lora_alpha: Annotated[float, Gt(0)] | None = None,
@@ -72,6 +75,7 @@ class Finetune:
             raise ValueError("lora_targets must name at least one linear layer if lora_rank is set")
         check_rate("lora_dropout", lora_dropout)
         self.freeze = freeze
+        self.frozen = () if isinstance(freeze, str) or not isinstance(freeze, Sequence) else freeze
         self.base: FrozenKind | None = base
         self.rank = lora_rank
         self.dropout = lora_dropout
@@ -99,6 +103,13 @@ class Finetune:
         depth = len(getattr(model.backbone, "blocks", ()))
         if isinstance(self.freeze, int) and self.freeze > depth:
             raise UserError(f"finetune.freeze: the backbone has {depth} blocks, got {self.freeze}")
+        names = [name for name, _ in model.named_parameters()]
+        for pattern in self.frozen:
+            if not any(is_part_of(name, pattern) for name in names):
+                raise UserError(
+                    f"finetune.freeze: no name of a weight or of a part matches {pattern!r}; the "
+                    f"names of weights are {', '.join(names[:MAX_LISTED])}, ..."
+                )
         for name, parameter in model.named_parameters():
             if self._is_frozen(name, loaded):
                 parameter.requires_grad_(False)
@@ -117,6 +128,8 @@ class Finetune:
             layer.register_forward_hook(_add_update)
 
     def _is_frozen(self, name: str, loaded: set[str]) -> bool:
+        if not isinstance(self.freeze, int | str | None):
+            return any(is_part_of(name, pattern) for pattern in self.frozen)
         # Only pretrained weights are worth freezing. The others are random, so they are trained.
         is_random = name not in loaded and (bool(loaded) or name.startswith("head."))
         if self.freeze is None or is_random:
@@ -147,8 +160,7 @@ class Finetune:
         chosen: set[str] = set()
         for target in self.targets:
             pattern = BLOCKS if target == ALL_LINEAR else target
-            # A name starts after a dot, so that proj does not match out_proj.
-            matched = [n for n in linears if fnmatchcase(f".{n}", f"*.{pattern.lstrip('.')}")]
+            matched = [n for n in linears if matches(n, pattern)]
             if not matched:
                 listed = ", ".join(list(linears)[:MAX_LISTED])
                 raise UserError(
@@ -165,6 +177,24 @@ class Finetune:
                     "finetune.lora_targets"
                 )
         return {name: linear for name, linear in linears.items() if name in chosen}
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern describes a name, or its end if it does not start with a part of a model.
+
+    Args:
+        name: Complete name of a weight or a layer.
+        pattern: See `lora_targets` of `Finetune`.
+    """
+    if pattern.partition(".")[0] in PARTS:
+        return fnmatchcase(name, pattern)
+    # A name starts after a dot, so that proj does not match out_proj.
+    return fnmatchcase(f".{name}", f"*.{pattern.lstrip('.')}")
+
+
+def is_part_of(name: str, pattern: str) -> bool:
+    """Whether a pattern describes a weight, or a part of the model that contains it."""
+    return matches(name, pattern) or matches(name, f"{pattern}.*")
 
 
 class LowRank(nn.Module):

@@ -142,13 +142,14 @@ def test_wrong_rows_are_listed_and_can_be_left_out(table, tmp_path, capsys, monk
     rows = [json.loads(line) for line in table.read_text().splitlines()]
     rows[2]["messages"][0] = {"content": "x"}
     rows[4]["messages"][-1]["content"] = ""
-    rows[6]["messages"][0] = {"role": "user", "content": [{"type": "image"}]}
+    pictures = [{"type": "image", "path": name} for name in ("1.png", "2.png")]
+    rows[6]["messages"][0] = {"role": "user", "content": pictures}
     path = tmp_path / "bad.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
     assert main(["check", str(path), "head=language", "adapters=[text]"]) == 1
     listed = (tmp_path / "bad_files.csv").read_text()
-    for words in ("message 1 has no role", "(assistant) is empty", "from images to language"):
+    for words in ("message 1 has no role", "(assistant) is empty", "one file of the type"):
         assert words in listed
     (line,) = refused(capsys, ["train", path, *TINY])
     assert line.startswith("dxn: bad.jsonl row ") and "dxn check lists all bad rows" in line

@@ -355,7 +355,7 @@ WRONG = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages",
-        "a language model reads text only",
+        "one file of the type 'image_url'",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": {"a": 1}}]}]},

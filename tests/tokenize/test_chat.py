@@ -315,8 +315,8 @@ def test_a_template_is_saved_with_its_tokens_and_pickled(tmp_path):
         ({"role": "user", "content": "Hi"}, "no message of the assistant"),
         ("Hi", "message 2 must have a role and a content, got 'Hi'"),
         (
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]},
-            "a part of the type 'image'.*needs a model from images to language",
+            {"role": "user", "content": [{"type": "image", "path": "1.png"}]},
+            "one file of the type 'image', given by image or path or url, got",
         ),
     ],
 )

@@ -6,9 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dxn.core.errors import UserError
+from dxn.core.randomness import spaced_rows
 from dxn.data.rows import CHUNK_ROWS, Column, as_column, join_columns
 from dxn.data.tables.read import Table, as_list, column_name
-from dxn.tokenize.text.chat import is_conversation
+from dxn.tokenize.text.chat import is_conversation, split_files
 
 MESSAGES = "messages"
 AUTO = "auto"
@@ -16,6 +18,7 @@ AUTO = "auto"
 # column of the user can be empty or missing.
 USUAL = (("instruction", "input", "output"), ("prompt", "completion"), ("prompt", "response"))
 OPTIONAL = "input"
+NUM_SHOWN = 1_000  # conversations that show whether there are files in them
 CONVERSATIONS = (MESSAGES, "conversation", "conversations")
 
 
@@ -55,8 +58,13 @@ class Chats:
         with_target: bool = True,
         notes: list[str] | None = None,
     ) -> Table:
-        """Return a table with a column of messages instead of the columns of texts."""
-        if len(self.columns) == 1 or self.column in table.columns:
+        """Return a table with a column of messages instead of the columns of texts.
+
+        The files in messages become columns of their own, named after their type.
+        """
+        if self.column in table.columns:
+            return _with_files(table, self.column, f"{key}{self.kind}")
+        if len(self.columns) == 1:
             return table
         texts = [table.column(name, f"{key}{self.kind}") for name in self.columns]
         if notes is not None:
@@ -80,6 +88,29 @@ class Chats:
         if not isinstance(value, str | list):
             raise ValueError(f"must be a column or a list of columns, got {value!r}")
         return cls(as_list(value))
+
+
+def _with_files(table: Table, column: str, option: str) -> Table:
+    """Return a table in which the files of a column of messages have columns of their own."""
+    cells = table.columns[column]
+    # Reading all messages takes long, and few tables have files in them.
+    if not any(split_files(cells[row])[1] for row in spaced_rows(len(cells), NUM_SHOWN)):
+        return table
+    parts: list[Column] = []
+    files: list[dict[str, Any]] = []
+    for start in range(0, len(table), CHUNK_ROWS):
+        pairs = [split_files(cell) for cell in cells[start : start + CHUNK_ROWS]]
+        parts.append(as_column([messages for messages, _ in pairs], is_json=True))
+        files += [found for _, found in pairs]
+    columns = {**table.columns, column: join_columns(parts)}
+    for kind in dict.fromkeys(kind for found in files for kind in found):
+        if kind in columns:
+            raise UserError(
+                f"{option}: {table.path or table.name} has a column {kind}, and messages with "
+                f"files of this type; rename the column, or remove one of both"
+            )
+        columns[kind] = as_column([found.get(kind) for found in files])
+    return replace(table, columns=columns)
 
 
 def find_chats(table: Table, columns: str | Sequence[str] | None) -> Chats | None:

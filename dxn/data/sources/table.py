@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dxn.core.errors import UserError
+from dxn.core.untrusted import shortened
 from dxn.data.columns.answers import are_parts, with_positions
-from dxn.data.columns.chats import AUTO, find_chats
+from dxn.data.columns.chats import AUTO, Chats, find_chats
 from dxn.data.columns.choose import (
     USUAL_TARGETS,
     candidate_targets,
@@ -225,8 +226,12 @@ def from_tables(
         required = {str(name) for option in named for name in as_list(option)}
         from dxn.data.series.layouts import rearrange
 
+        before = whole.columns
         tables = rearrange(tables, layout, required=required, notes=notes)
         whole = concatenate(list(tables.values()))
+        if isinstance(layout, Chats):
+            files = [name for name in whole.columns if name not in (*before, layout.column)]
+            columns = _with_files(files, columns, readers)
     # The rows of the tables follow each other in `whole`, which has a copy of their cells.
     ends = np.cumsum([len(table) for table in tables.values()])
     starts = [0, *ends[:-1]]
@@ -372,6 +377,23 @@ def _beside_chats(
         name: columns.get(name, None if reader.files else []) for name, reader in readers.items()
     }
     return {**others, words: [column]}
+
+
+def _with_files(
+    files: Sequence[str], columns: Mapping[str, Any], readers: Readers
+) -> dict[str, Any]:
+    """Return the columns of each modality with those of the files in messages.
+
+    Raises:
+        UserError: If no adapter reads one of them.
+    """
+    for kind in files:
+        if kind not in readers or not readers[kind].files:
+            raise UserError(
+                f"data.chat: messages have files of the type {shortened(kind)}, which no adapter "
+                f"in use reads; the adapters are {', '.join(readers)}"
+            )
+    return {**columns, **{kind: [kind] for kind in files}}
 
 
 def _new_groups(table: Table, rows_of: Mapping[str, np.ndarray]) -> list[str]:

@@ -16,7 +16,7 @@ from dxn.runs.evaluation.data import default_split
 from dxn.runs.predictor.attention import obstacle_of
 from dxn.runs.predictor.option import has_many_samples
 from dxn.runs.prepare import Training
-from dxn.tokenize.text.chat import is_conversation
+from dxn.tokenize.text.chat import is_conversation, text_of
 
 MAX_INPUTS = 6  # in the sample of a command
 MAX_CHARS = 200  # of the sample, because a longer command is hard to read
@@ -142,7 +142,8 @@ def _prompt(first: Any) -> list[str]:
     Of a conversation, it is the first message of the user.
     """
     if is_conversation(first):
-        first = next((each["content"] for each in first if each["role"] == "user"), None)
+        # The other parts of a message are inputs.
+        first = next((text_of(each) for each in first if each["role"] == "user"), None)
     words = first.split()[:MAX_WORDS] if isinstance(first, str) else []
     prompt = " ".join(words)
     return [f"prompt={prompt}"] if prompt.isprintable() and 0 < len(prompt) <= MAX_CHARS else []

@@ -345,7 +345,7 @@ class Predictor:
         prompt: str | Sequence[str] = "",
         system: str = "",
         chat: bool | None = None,
-        inputs: Values | Sequence[Values] | None = None,
+        inputs: Values | Sequence[Values] | Samples | None = None,
         count: int = 1,
         max_new: int = 200,
         temperature: float = 0.0,
@@ -415,7 +415,7 @@ class Predictor:
                 prompts, items = prompts * len(items), items * len(prompts)
             for each, item in zip(prompts, items, strict=True):
                 for _ in range(count):
-                    text = writer.text_of(each, system=system, chat=chat)
+                    text = writer.text_of(each, system=system, chat=chat, sample=item)
                     text.item, text.samples = item, samples
                     texts.append(text)
         samplers = make_samplers(
@@ -455,7 +455,7 @@ class Predictor:
     # Samples
 
     def _items(
-        self, inputs: Values | Sequence[Values] | None, *, before: str = ""
+        self, inputs: Values | Sequence[Values] | Samples | None, *, before: str = ""
     ) -> tuple[Samples | None, list[Mapping[str, Any] | None]]:
         """Return samples to write a text for, and the item of each of them; None without inputs.
 
@@ -463,6 +463,8 @@ class Predictor:
             inputs: One sample, or several.
             before: Name of the text of a language model, which the prompt starts.
         """
+        if isinstance(inputs, Samples):
+            return inputs, [inputs[0, i] for i in range(len(inputs))]
         if not inputs:
             return None, [None]
         samples = [inputs] if isinstance(inputs, Mapping) else inputs

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
+from dxn.data.dataset import Samples
 from dxn.data.tables.files import read_text
 from dxn.data.tables.read import ReadOptions, read_table
 from dxn.runs.predictor.output import write_records
+from dxn.runs.predictor.table import identify
+
+if TYPE_CHECKING:
+    from dxn.runs.predictor.predictor import Predictor
 
 TEXT_SUFFIX = ".txt"
 COLUMN = "prompt"
@@ -39,16 +45,31 @@ def read_prompts(prompt: str, prompts: str | None) -> str | list[str]:
     return lines
 
 
-def write_texts(path: Path, prompts: str | Sequence[str], texts: Sequence[str]) -> None:
-    """Write texts to a table with the prompt that each of them continues, if it has one."""
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    per_prompt = len(texts) // len(prompts)
-    records: list[dict[str, str]] = []
+def read_rows(predictor: Predictor, value: Any) -> tuple[Samples, list[dict[str, Any]]]:
+    """Return the samples of a table, a folder or a pattern, and the file and row of each.
+
+    A language model reads a prompt in place of its text.
+    """
+    names = [name for name in predictor.inputs if name != predictor.task.target.last]
+    opened = predictor.model_inputs.option(value, only=names, columns={})
+    samples = Samples(opened, predictor.tokenizers, only=names)
+    return samples, [identify(opened, row, 0) for row in samples.rows.tolist()]
+
+
+def write_texts(
+    path: Path,
+    prompts: str | Sequence[str],
+    texts: Sequence[str],
+    rows: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Write texts to a table with the row and the prompt that each of them continues, if any."""
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    records: list[dict[str, Any]] = []
     for i, text in enumerate(texts):
-        prompt = prompts[i // per_prompt]
+        prompt = prompts[i * len(prompts) // len(texts)]
+        row = rows[i * len(rows) // len(texts)] if rows else {}
         given = {COLUMN: prompt} if prompt else {}
-        records.append({**given, "generated": text})
+        records.append({**row, **given, "generated": text})
     write_records(path, records)
     print_line(f"written: {path} ({count(len(records), 'row')})")
 

@@ -25,7 +25,14 @@ from dxn.models.decoding.search import BatchSampler, Choice, Sampler, greedy, ma
 from dxn.models.model import MultimodalModel
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.text.chat import ChatTemplate, Message
+from dxn.tokenize.text.chat import (
+    TEXT,
+    ChatTemplate,
+    Message,
+    changed_texts,
+    count_files,
+    text_of,
+)
 from dxn.tokenize.text.tokenizer import special_ends
 from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 from dxn.training.predict import to_device
@@ -196,6 +203,7 @@ class Writer:
         obstacle: Why the model does not generate texts. "": it does.
         takes_prompt: Whether it continues a prompt. Otherwise, it writes a text for a sample.
         template: The chat template of a model of conversations.
+        marker: Token of a prompt that stands for another input. None: there is none.
     """
 
     def __init__(self, model: MultimodalModel, task: Task):
@@ -204,6 +212,7 @@ class Writer:
         self.obstacle = ""
         self.language: LanguageModel | None = None
         self.template: ChatTemplate | None = None
+        self.marker: str | None = None
         if task.writes:
             return
         try:
@@ -211,6 +220,7 @@ class Writer:
             tokenizer: Any = model.adapter(self.language.name).tokenizer
             self.tokenizer = tokenizer.vocabulary
             self.template = tokenizer.reader.template
+            self.marker = tokenizer.marker
             self.adds_special = tokenizer.special_tokens
             self.end = token_of(self.tokenizer, self._ends())
             ends: list[int] = [] if self.end is None else [self.end]
@@ -227,13 +237,22 @@ class Writer:
         """Whether the model continues a prompt."""
         return self.language is not None
 
-    def text_of(self, prompt: str, *, system: str = "", chat: bool | None = None) -> Text:
+    def text_of(
+        self,
+        prompt: str,
+        *,
+        system: str = "",
+        chat: bool | None = None,
+        sample: Mapping[str, Any] | None = None,
+    ) -> Text:
         """Return the text to generate for a prompt.
 
         Args:
             prompt: A text to continue, or a message of the user.
             system: Message of the system, which comes before that of the user.
             chat: Whether the prompt is a message. Default: if the model has a chat template.
+            sample: Values or tensors of the other inputs, by their name. They are a part of the
+                message, unless the prompt has the token that stands for them.
 
         Raises:
             UserError: If the model cannot continue the prompt.
@@ -242,6 +261,7 @@ class Writer:
             if system:
                 raise UserError("system: needs chat=true, a conversation; remove one of them")
             self._check_prompt(prompt)
+            self._check_files([prompt], sample)
             return Text(prompt)
         if self.template is None:
             raise UserError(
@@ -251,17 +271,29 @@ class Writer:
             )
         if not prompt.strip():
             raise UserError("prompt: must not be empty, because it is a message of the user")
-        messages = [{"role": "user", "content": prompt}]
+        content: Any = prompt
+        kinds = self._kinds(sample)
+        if kinds and self.marker is not None and self.marker not in prompt:
+            content = [*({"type": kind} for kind in kinds), {"type": TEXT, TEXT: prompt}]
+        messages = [{"role": "user", "content": content}]
         try:
-            return self.answer_to([{"role": "system", "content": system}] * bool(system) + messages)
+            lead = [{"role": "system", "content": system}] if system else []
+            return self.answer_to([*lead, *messages], sample)
         except BadMedia as error:
             raise UserError(f"prompt: {error}") from error
 
-    def answer_to(self, messages: Sequence[Message], *, is_trusted: bool = True) -> Text:
+    def answer_to(
+        self,
+        messages: Sequence[Message],
+        sample: Mapping[str, Any] | None = None,
+        *,
+        is_trusted: bool = True,
+    ) -> Text:
         """Return the text to generate for the last message of a conversation.
 
         Args:
             messages: The messages.
+            sample: Values or tensors of the other inputs, by their name.
             is_trusted: Whether a special token in a message is one. Otherwise, it is normal text,
                 so that nobody can write the messages of another role.
 
@@ -269,25 +301,46 @@ class Writer:
             BadMedia: If the chat template, which the model must have, refuses the messages.
         """
         assert self.template is not None
-        specials = [] if is_trusted else self._specials_in(messages)
-        if not specials:
-            return Text(self.template.render(messages, prompt=True), is_answer=True)
+        num_files = count_files(messages)
         # Special tokens are cut after their first character, and the pieces are encoded alone. A
         # template can change letters, but no digits.
         mark = f"\ue000{secrets.randbelow(10**20)}\ue000"
-        start = re.compile(rf"(?=(?:{'|'.join(map(re.escape, specials))}))(.)", re.I | re.S)
-        cut = [{**each, "content": start.sub(rf"\1{mark}", each["content"])} for each in messages]
-        pieces = self.template.render(cut, prompt=True).split(mark)
+        if specials := [] if is_trusted else self._specials_in(messages):
+            start = re.compile(rf"(?=(?:{'|'.join(map(re.escape, specials))}))(.)", re.I | re.S)
+            messages = changed_texts(messages, partial(start.sub, rf"\1{mark}"))
+        adapted = self.template.adapted(messages, self.marker)
+        pieces = self.template.render(adapted, prompt=True).split(mark)
         texts = [Text(piece, is_answer=True) for piece in pieces]
+        self._check_files(pieces, sample, num_files)
+        if len(texts) == 1:
+            return texts[0]
         ids = [token for text in texts for token in self.encode(text)]
         return Text("".join(pieces), is_answer=True, prompt_ids=ids)
 
     def _specials_in(self, messages: Sequence[Message]) -> list[str]:
         """Return the special tokens that messages contain."""
-        whole = "\0".join(each["content"] for each in messages).lower()
+        whole = "\0".join(map(text_of, messages)).lower()
         added = self.tokenizer.get_added_tokens_decoder().values()
         specials = [token.content for token in added if token.special and len(token.content) > 1]
         return [content for content in specials if content.lower() in whole]
+
+    def _kinds(self, sample: Mapping[str, Any] | None) -> list[str]:
+        """Return the modalities of the other inputs that a sample has."""
+        names = [name for name in self.model.inputs if sample and sample.get(name) is not None]
+        return [self.model.adapter(name).modality for name in names]
+
+    def _check_files(
+        self, pieces: Sequence[str], sample: Mapping[str, Any] | None, num_files: int = 0
+    ) -> None:
+        """Raise UserError if a sample lacks the input of a file in messages, or of a marker."""
+        marks = 0 if self.marker is None else sum(piece.count(self.marker) for piece in pieces)
+        count = max(marks, num_files)
+        if count > (number := len(self._kinds(sample))):
+            marker = "" if self.marker is None else f" ({self.marker})"
+            raise UserError(
+                f"prompt: has the places of {count} other inputs{marker}, but {number} of these "
+                "inputs are set; set them, or leave the places out"
+            )
 
     def _ends(self) -> Sequence[str]:
         """Return the tokens of which the first one that the vocabulary has ends a text."""

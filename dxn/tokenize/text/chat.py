@@ -39,7 +39,12 @@ MAX_SOURCE = 100_000  # bytes of a template, which can come from a stranger
 # Names of the special tokens in a template, as transformers has them.
 TOKENS = re.compile(r"[a-z]+_token")
 
-Message = dict[str, str]  # with the keys role and content
+# With the keys role and content: a text, or a list of parts. A part has a type, such as text or
+# image, and a text.
+Message = dict[str, Any]
+TEXT = "text"  # type of a part
+FILE_KEYS = ("path", "url")  # of a part with a file, besides its type
+WORD = "question"  # content of a message that shows how a template writes contents
 
 
 @dataclass(frozen=True)
@@ -51,11 +56,13 @@ class Conversation:
         text: The text that a template makes of them.
         answers: Start and stop of each answer of the assistant in characters. An answer includes
             the token that ends it.
+        num_files: Number of files in the messages, which are other inputs.
     """
 
     messages: Sequence[Message]
     text: str
     answers: Sequence[tuple[int, int]]
+    num_files: int = 0
 
     def __len__(self) -> int:
         return len(self.text)
@@ -110,26 +117,88 @@ def check_messages(cell: Sequence[Any]) -> list[Message]:
     return messages
 
 
-def _content(content: Any, where: str) -> str:
-    """Return the text of a message, which can be a list of parts."""
-    if isinstance(content, list):
-        kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]
-        other = next((kind for kind in kinds if kind != "text"), None)
-        if other is not None:
+def _content(content: Any, where: str) -> str | list[dict[str, str]]:
+    """Return the text of a message, or its parts if not all of them are texts."""
+    parts = content if isinstance(content, list) else [{"type": TEXT, TEXT: content}]
+    kept: list[dict[str, str]] = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(kind, str):
             raise BadMedia(
-                f"{where} has a part of the type {shortened(other)}, but a language model reads "
-                "text only; such a part needs a model from images to language"
+                f"{where}: a part of the content must have a type, got {shortened(part)}"
             )
-        texts = [part.get("text", "") for part in content]
-        wrong = next((text for text in texts if not isinstance(text, str)), None)
-        if wrong is not None:
-            raise BadMedia(f"{where}: the text of a part must be a text, got {shortened(wrong)}")
-        content = "".join(texts)
-    if content is not None and not isinstance(content, str):
-        raise BadMedia(f"{where}: the content must be a text, got {shortened(content)}")
-    if content is None or not content.strip():
-        raise BadMedia(f"{where} is empty; write a content, or remove it")
-    return content
+        if kind != TEXT and _has_file(part):
+            raise BadMedia(
+                f"{where}: a conversation can have one file of the type {shortened(kind)}, given "
+                f"by {' or '.join((kind, *FILE_KEYS))}, got {shortened(part)}"
+            )
+        text = part.get(TEXT, "")
+        is_missing = text is None and (kind != TEXT or content is None)
+        if not is_missing and not isinstance(text, str):
+            name = "text of a part" if isinstance(content, list) else "content"
+            raise BadMedia(f"{where}: the {name} must be a text, got {shortened(text)}")
+        kept.append({"type": kind, TEXT: text or ""} if kind == TEXT else {"type": kind})
+    text = "".join(part.get(TEXT, "") for part in kept)
+    if all(part["type"] == TEXT for part in kept):
+        if not text.strip():
+            raise BadMedia(f"{where} is empty; write a content, or remove it")
+        return text
+    return kept
+
+
+def split_files(cell: Any) -> tuple[Any, dict[str, Any]]:
+    """Return messages without the files in their contents, and the file of each type.
+
+    A part such as {"type": "image", "path": "1.png"} becomes {"type": "image"}. Messages with
+    several files of a type, or with parts of another form, are returned as they are.
+    """
+    messages: list[Any] = []
+    files: dict[str, Any] = {}
+    for message in cell if is_conversation(cell) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts: list[Any] = []
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind != TEXT and _has_file(part):
+                kind = kind.removesuffix("_url")  # OpenAI's type of an image
+                keys = (kind, *FILE_KEYS, f"{kind}_url")
+                file = next((part[key] for key in keys if part.get(key) is not None), None)
+                file = file.get("url") if isinstance(file, Mapping) else file
+                if kind in files or not isinstance(file, str):
+                    return cell, {}
+                files[kind] = file
+                part = {"type": kind}
+            parts.append(part)
+        messages.append({**message, "content": parts} if parts else message)
+    return (messages, files) if files else (cell, {})
+
+
+def _has_file(part: Mapping[str, Any]) -> bool:
+    # A table adds the keys of other parts, without a value.
+    return any(value is not None for key, value in part.items() if key not in ("type", TEXT))
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message, without its other parts."""
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get(TEXT, "") for part in content)
+
+
+def changed_texts(messages: Sequence[Message], change: Callable[[str], str]) -> list[Message]:
+    """Return messages with changed texts."""
+
+    def changed(content: str | Sequence[Mapping[str, str]]) -> Any:
+        if isinstance(content, str):
+            return change(content)
+        return [{**part, TEXT: change(part[TEXT])} if TEXT in part else part for part in content]
+
+    return [{**message, "content": changed(message["content"])} for message in messages]
+
+
+def count_files(messages: Sequence[Message]) -> int:
+    """Return the number of files in messages."""
+    contents = [each["content"] for each in messages if not isinstance(each["content"], str)]
+    return sum(TEXT not in part for content in contents for part in content)
 
 
 @dataclass(frozen=True)
@@ -148,6 +217,38 @@ class ChatTemplate:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChatTemplate, (self.source, dict(self.tokens))  # without the cached properties
+
+    def adapted(self, messages: Sequence[Message], marker: str | None) -> list[Message]:
+        """Return messages with contents that the template can write: texts, or lists of parts.
+
+        Args:
+            messages: The messages.
+            marker: Token that stands for a file, in a template of texts. None: the files are before
+                the text.
+        """
+
+        def content(old: str | Sequence[Mapping[str, str]]) -> Any:
+            if isinstance(old, str):
+                parts = [{"type": TEXT, TEXT: old}]
+                return parts if not self._writes(WORD) and self._writes_parts else old
+            if marker is not None and self._writes_parts:
+                return old
+            file = "" if marker is None else f"{marker}\n"
+            return "".join(part.get(TEXT, file) for part in old)
+
+        return [{**message, "content": content(message["content"])} for message in messages]
+
+    @cached_property
+    def _writes_parts(self) -> bool:
+        return self._writes([{"type": TEXT, TEXT: WORD}])
+
+    def _writes(self, content: Any) -> bool:
+        """Whether the template writes a content, and not the Python list of its parts."""
+        try:
+            text = self.render([{"role": "user", "content": content}])
+        except BadMedia:
+            return False
+        return WORD in text and "{'type'" not in text
 
     @property
     def is_default(self) -> bool:
@@ -231,9 +332,8 @@ class ChatTemplate:
     def end(self) -> str:
         """Text that ends an answer, such as "<|im_end|>". It is a line break if nothing else is."""
         word = "answer"
-        text = self.render(
-            [{"role": "user", "content": "question"}, {"role": "assistant", "content": word}]
-        )
+        asked = [{"role": "user", "content": WORD}, {"role": "assistant", "content": word}]
+        text = self.render(self.adapted(asked, None))
         rest = text.rpartition(word)[2]
         return rest.strip() or rest
 

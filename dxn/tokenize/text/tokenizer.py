@@ -7,6 +7,7 @@ import math
 import random
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +22,14 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import FULL, NUM_REAL, BadMedia, Batch, Reader, Sample, Tokenizer, rounded
-from dxn.tokenize.text.chat import ChatTemplate, Conversation, is_conversation, read_messages
+from dxn.tokenize.text.chat import (
+    ChatTemplate,
+    Conversation,
+    Message,
+    count_files,
+    is_conversation,
+    read_messages,
+)
 from dxn.tokenize.text.options import TextAugment
 from dxn.tokenize.text.vocabulary import encode, special_ids, token_of
 
@@ -48,13 +56,15 @@ class TextReader(Reader):
 
     Args:
         max_chars: Maximum number of characters of a text that are tokenized.
+        marker: Token that stands for another input, see `TextTokenizer`.
     """
 
     modality = "text"
     words = True
 
-    def __init__(self, max_chars: int = 100_000):
+    def __init__(self, max_chars: int = 100_000, marker: str | None = None):
         self.max_chars = max_chars
+        self.marker = marker
 
     def learn(self, cells: Sequence[Any]) -> str:
         """Find out whether cells are conversations, which need a template."""
@@ -77,9 +87,9 @@ class TextReader(Reader):
         if is_conversation(cell):
             if self.template is None:
                 raise BadMedia("must be a text, because the model was not trained on conversations")
-            return self.template.conversation(read_messages(cell))
+            return self._conversation(read_messages(cell))
         if self.template is not None and isinstance(cell, str) and cell.strip():
-            return self.template.conversation([{"role": "user", "content": cell}])
+            return self._conversation([{"role": "user", "content": cell}])
         words = [cell] if isinstance(cell, str) else cell
         is_text = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
         if not is_text or isinstance(words, bytes):
@@ -98,6 +108,11 @@ class TextReader(Reader):
         if not any(map(str.strip, [first] if isinstance(first, str) else first)):
             raise BadMedia("blank text")
         return raw
+
+    def _conversation(self, messages: Sequence[Message]) -> Conversation:
+        assert self.template is not None
+        found = self.template.conversation(self.template.adapted(messages, self.marker))
+        return replace(found, num_files=count_files(messages))
 
     def first(self, raw: RawText) -> tuple[PlainText, float]:
         """Return the first max_chars characters of a text, and how many times longer it is."""
@@ -178,7 +193,7 @@ class TextTokenizer(Tokenizer):
             raise ValueError(
                 f"tokenizer.pad_to must be at most max_len, got {pad_to} and {max_len}"
             )
-        self.reader = TextReader(max_chars)
+        self.reader = TextReader(max_chars, marker)
         self.max_len = max_len
         self.pad_to = pad_to
         self.pad_token = pad_token
@@ -241,12 +256,14 @@ class TextTokenizer(Tokenizer):
             text: The whole text. Only without augmentation.
             answers (n,): Number of characters that each token of an answer adds to it, and -1 at
             other tokens. Only of a conversation.
+            files (): Number of files in the messages. Only of a conversation.
         """
         text, _ = self.reader.first(raw)
         lead, tokens, tail = self._encode(text)
         if isinstance(raw, Conversation) and (len(tokens) > self.max_len or len(text) < len(raw)):
             assert self.reader.template is not None
-            raw = self.reader.template.shorter(raw, self._fits)
+            num_files = raw.num_files
+            raw = replace(self.reader.template.shorter(raw, self._fits), num_files=num_files)
             text, _ = self.reader.first(raw)
             lead, tokens, tail = self._encode(text)
         if rand is not None:
@@ -267,6 +284,7 @@ class TextTokenizer(Tokenizer):
         }
         if isinstance(raw, Conversation):
             sample["answers"] = torch.tensor([*answers, *[-1] * num_pads], dtype=torch.long)
+            sample["files"] = torch.tensor(raw.num_files)
         if rand is None:
             sample["text"] = plain_text(raw)[:MAX_KEPT]
         if self.chars is not None:
