@@ -175,6 +175,31 @@ def test_an_untrained_model_predicts_the_seasonal_naive_forecast():
         assert (forecast.diff(dim=-1) > 0).all()
 
 
+@pytest.mark.parametrize("read", ["tokens", "pooled"])
+def test_of_a_history_longer_than_max_len_patches_the_end_is_read(read):
+    task = Forecast(read=read)
+    histories = series_of(3)
+    model, adapters = model_of(task, histories, futures_of(histories), max_len=2)
+    torch.nn.init.normal_(model.head.out.weight)
+    model.eval()
+    read_steps = 4  # of two patches with two steps each
+    assert adapters["series"].tokenizer.cut(histories[0]) == (read_steps, T)
+    other_start = [torch.cat([-5 * x[:-read_steps], x[-read_steps:]]) for x in histories]
+    other_end = [torch.cat([x[:-read_steps], x[-read_steps:].square()]) for x in histories]
+    first, same, different = (
+        torch.stack(predict(task, model, make_batch(task, adapters, {"series": x})))
+        for x in (histories, other_start, other_end)
+    )
+    assert_same(first, same)
+    assert not torch.allclose(first, different)
+    # The seasonal naive forecast, to which the output is added, is that of the same steps.
+    torch.nn.init.zeros_(model.head.out.weight)
+    forecasts = predict(task, model, make_batch(task, adapters, {"series": histories}))
+    for x, forecast in zip(histories, forecasts, strict=True):
+        naive = seasonal_naive(x[-read_steps:], H, SEASON)
+        torch.testing.assert_close(forecast[..., 2].float(), naive)
+
+
 def test_missing_future_values_have_no_loss():
     task = Forecast()
     histories = series_of(2)
