@@ -105,6 +105,10 @@ class MultimodalModel(Network):
         """Return the adapter of the input `name`."""
         return self.adapters[self._keys[name]]
 
+    def first_window(self, batch: Batch) -> Batch:
+        """Return the first window of a batch, if the head cuts an input into windows."""
+        return self.head.windows(batch)[0] if self.has_windows else batch
+
     def embed(self, batch: Batch) -> list[Tokens]:
         """Embed each input of a batch. Inputs that no sample has are omitted.
 
@@ -117,8 +121,7 @@ class MultimodalModel(Network):
         Returns:
             The Tokens of each input, in the order of the inputs.
         """
-        if self.has_windows:
-            batch = self.head.windows(batch)[0]
+        batch = self.first_window(batch)
         parts: list[Tokens] = []
         for number, name in enumerate(self.inputs):
             if name in batch:

@@ -41,6 +41,9 @@ MEANINGS = {
     "cer": "Character errors per character of the references. Lower is better.",
     "precision_entity": "Share of the predicted entities that are right.",
     "recall_entity": "Share of the true entities that are found.",
+    "f1_answer": "Mean F1 of the words of the answer and of the best right one, as in SQuAD.",
+    "f1_with_answer": "The same of the questions that have an answer.",
+    "accuracy_without_answer": "Share of the questions without an answer that get none.",
     "f1_entity": "Harmonic mean of the precision and the recall of entities.",
     "perplexity": "Number of equally probable tokens between which the model chooses on average. "
     "Lower is better.",

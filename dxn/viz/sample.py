@@ -175,6 +175,9 @@ def answer_line(answer: Mapping[str, Any]) -> str:
     if "entities" in answer:
         entities = ["{text} ({label})".format(**each) for each in answer["entities"]]
         line = ", ".join(entities) or "no entities"
+    elif "excerpt" in answer:
+        before, found, after = answer["excerpt"]
+        line = f"{found}: {before}[{found}]{after}"
     elif isinstance(prediction, list):
         line = ", ".join(_named(part, probabilities) for part in prediction) or "none"
     else:

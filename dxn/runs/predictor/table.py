@@ -200,6 +200,9 @@ def answer_lines(answer: Mapping[str, Any]) -> list[str]:
     if "quantiles" in answer:
         return _step_lines(answer["quantiles"])
     lines = [f"prediction: {format_answer(answer['prediction'])}"]
+    if "excerpt" in answer:
+        before, found, after = answer["excerpt"]
+        lines.append(f"  {answer['score']:.4f}  {before}[{found}]{after}")
     probabilities: Mapping[str, float] = answer.get("probabilities", {})
     ranked = sorted(probabilities.items(), key=lambda item: -item[1])
     lines += [f"  {p:.4f}  {name}" for name, p in ranked[:MAX_LISTED]]

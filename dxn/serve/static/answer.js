@@ -6,13 +6,20 @@ const MAX_BARS = 10;
 export function showAnswer(box, result, path) {
   box.replaceChildren();
   if (path === "embed") return showVector(box, result);
-  const { prediction, probabilities = {}, entities, quantiles } = result;
+  const { prediction, probabilities = {}, entities, quantiles, excerpt } = result;
   if (entities) {
     make(box, "p", entities.length ? "entities:" : "no entities", { class: "soft" });
     const chips = make(box, "div", null, { class: "chips" });
     for (const { text, label } of entities) make(chips, "span", `${text}: ${label}`, { class: "chip", dir: "auto" });
   } else if (typeof prediction === "number") {
     make(box, "p", Number(prediction.toPrecision(6)).toString(), { class: "answer" });
+  } else if (excerpt) {
+    make(box, "p", prediction, { class: "answer", dir: "auto" });
+    const line = make(box, "p", excerpt[0], { class: "answer long", dir: "auto" });
+    make(line, "mark", excerpt[1]);
+    line.append(excerpt[2]);
+  } else if (prediction === "") {
+    make(box, "p", "no answer", { class: "soft" });
   } else if (typeof prediction === "string") {
     make(box, "p", prediction, { class: `answer${prediction.length > 60 ? " long" : ""}`, dir: "auto" });
   } else if (Array.isArray(prediction) && prediction.every(item => typeof item === "string")) {

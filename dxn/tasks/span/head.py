@@ -68,7 +68,7 @@ class SpanHead(nn.Module):
         none = text[:, 0]
         if not self.cuts.lead:
             first = tokens.mask.int().argmax(1)
-            none = tokens.x[torch.arange(len(first), device=first.device), first]
+            none = tokens.x[torch.arange(first.shape[0], device=first.device), first]
         special = len(self.cuts.lead) + len(self.cuts.tail)
         size = text.shape[1] - special
         if special:

@@ -183,14 +183,6 @@ class Span(Task[SpanTarget]):
             return None
         return "always no answer", [Found("", None, None, 1.0)] * len(raws)
 
-    def recipe(self, head: nn.Module) -> dict[str, Any]:
-        """Return how the program finds the best answer in the outputs."""
-        return {
-            "context": self.target.windows.context,
-            "max_answer": self.max_answer,
-            "is_optional": self.target.is_optional,
-        }
-
 
 def best_spans(scores: Tensor, max_len: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the highest sum of a first and a last score, and the indices of both tokens.

@@ -131,12 +131,16 @@ class Windows:
         window: dict[str, Any] = {}
         for key, value in part.items():
             if isinstance(value, Tensor) and value.shape[:2] == mask.shape and key != "mask":
-                window[key] = value[torch.arange(len(value), device=value.device)[:, None], index]
+                window[key] = value[
+                    torch.arange(value.shape[0], device=value.device)[:, None], index
+                ]
         ids = _put(window["ids"], columns, self.lead)
         if is_joined:
             asked = batch[self.question]["ids"]
             behind = place.column[:, None] - len(self.middle)
-            question = asked.gather(1, columns.clamp(max=asked.shape[1] - 1).expand(len(asked), -1))
+            question = asked.gather(
+                1, columns.clamp(max=asked.shape[1] - 1).expand(asked.shape[0], -1)
+            )
             ids = torch.where(columns < behind, question, ids)
             ids = _put(ids, columns - behind, self.middle)
         after = at - place.count[:, None]

@@ -1,0 +1,102 @@
+"""Question answering from files to answers: formats, bad rows, long texts, and refusals."""
+
+import csv
+import json
+
+import pytest
+from helpers.runs import PLAIN, SMALL, metrics_of, refused, train
+
+import dxn
+from dxn.cli import main
+from dxn.datasets import questions
+
+OPTIONS = [*PLAIN, *SMALL, "report=false", "trainer.epochs=1", "head=span"]
+OPTIONS += ["adapters.text.max_len=48", "head.overlap=16"]
+
+
+def rows_of(count):
+    cells = questions(num_train=count, num_validation=1, num_test=1).splits["train"].cells
+    return list(zip(cells["question"], cells["context"], cells["target"], strict=True))
+
+
+def nested(rows):
+    articles = []
+    for question, context, target in rows:
+        pairs = zip(target["text"], target["answer_start"], strict=True)
+        answers = [{"text": text, "answer_start": start} for text, start in pairs]
+        asked = {"question": question, "answers": answers, "is_impossible": not answers}
+        articles.append({"title": "T", "paragraphs": [{"context": context, "qas": [asked]}]})
+    return json.dumps({"version": "v2.0", "data": articles})
+
+
+def flat(rows):
+    names = ("question", "context", "answers")
+    return "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
+
+
+def write_csv(path, rows, *, with_start):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["question", "context", "answer", *(["start"] if with_start else [])])
+        for question, context, target in rows:
+            start = [*target["answer_start"], ""][:1] if with_start else []
+            writer.writerow([question, context, [*target["text"], ""][0], *start])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qa")
+    rows = rows_of(60)
+    (folder / "nested.json").write_text(nested(rows), encoding="utf-8")
+    (folder / "flat.jsonl").write_text(flat(rows), encoding="utf-8")
+    write_csv(folder / "start.csv", rows, with_start=True)
+    write_csv(folder / "plain.csv", rows, with_start=False)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["nested.json", "flat.jsonl", "start.csv", "plain.csv"])
+def test_each_format_is_found(files, name, capsys):
+    assert main(["check", str(files / name)]) == 0
+    out = capsys.readouterr().out
+    assert "(span)" in out and "context (text)" in out and "questions without an answer" in out
+    assert "(number)" not in out
+
+
+def test_an_answer_that_is_not_in_the_text_is_a_bad_row(files, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        (q, c, {"text": ["x y z"], "answer_start": [0]} if i == 5 else a)
+        for i, (q, c, a) in enumerate(rows_of(60))
+    ]
+    path = tmp_path / "bad.jsonl"
+    path.write_text(flat(rows), encoding="utf-8")
+    assert main(["check", str(path)]) == 1
+    assert "the answer 'x y z' does not occur in context" in capsys.readouterr().out
+    error = refused(capsys, ["train", path, *OPTIONS, f"run={tmp_path / 'none'}"])
+    assert any("does not occur in context" in line for line in error)
+    train(tmp_path / "run", str(path), *OPTIONS, "data.on_bad=skip")
+    assert "exact_match" in metrics_of(tmp_path / "run")["test"]
+
+
+def test_a_run_answers_with_parts_of_long_texts(files, tmp_path, capsys):
+    run = tmp_path / "run"
+    train(run, str(files / "flat.jsonl"), *OPTIONS)
+    with (run / "predictions.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    for row in rows:
+        if row["prediction"]:
+            assert row["context"][int(row["start"]) : int(row["end"])] == row["prediction"]
+        else:
+            assert not row["start"] and not row["end"]
+        assert 0 <= float(row["score"]) <= 1
+    model = dxn.load(run, device="cpu")
+    model.task.target.is_optional = False
+    text = " ".join(row["context"] for row in rows)
+    answer = model.predict(question="Where does Ada live?", context=text)
+    before, found, after = answer["excerpt"]
+    assert text[answer["start"] : answer["end"]] == answer["prediction"] == found != ""
+    assert f"{before.removeprefix('...')}{found}{after.removesuffix('...')}" in text
+    capsys.readouterr()
+    assert main(["export", f"run={run}", f"output={tmp_path / 'out'}"]) == 2
+    assert "head=span reads long texts in windows" in capsys.readouterr().err
