@@ -1,26 +1,29 @@
-"""Synthetic data for detection: images of coloured shapes, and the box of each shape."""
+"""Synthetic data: images of coloured shapes, and the box of each shape or a mask of all."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageDraw
 
 from dxn.core.errors import UserError
 from dxn.data.rows import TARGET, InputSpec, Rows, Source
 from dxn.data.splits.split import SPLITS
 from dxn.datasets.checks import check_counts
 from dxn.datasets.outlines import SHAPES
-from dxn.datasets.shapes import COLOURS, MIN_SIZE, Thing, draw, outline
+from dxn.datasets.shapes import COLOURS, MIN_SIZE, OVERSAMPLING, Thing, draw, outline
 
 RADII = (0.07, 0.18)  # of a shape, as a fraction of the side of the image
 MAX_SHAPES = 6
 GAP = 0.02  # minimum distance of two shapes
 MAX_ANGLE = 0.4  # maximum rotation in radians
 ABSENT = 0.1  # fraction of the questions for a shape that is not in the image
+BACKGROUND = "background"  # name of the pixels without a shape
 MAX_TRIES = 100  # to find a place for a shape
 
 
@@ -31,6 +34,7 @@ def objects(
     num_test: int = 600,
     size: int = 96,
     ask: bool = False,
+    masks: bool = False,
     seed: int = 0,
 ) -> Source:
     """Generate a data set of images with up to six coloured shapes, and the box of each.
@@ -42,12 +46,15 @@ def objects(
     target contains only this one, or nothing if the image does not have it. So text and image are
     both needed: the other shapes of an image have other colours or forms.
 
+    With `masks`, the target is a mask (size, size) with the form of the shape at each pixel.
+
     Args:
         num_train: Number of training rows.
         num_validation: Number of validation rows.
         num_test: Number of test rows.
         size: Height and width of an image in pixels, at least 32.
         ask: Whether a text says which shape to find.
+        masks: Whether the target is a mask instead of a list of objects, for head=segment.
         seed: Random seed of the data set.
 
     Raises:
@@ -56,11 +63,12 @@ def objects(
     counts = check_counts(num_train, num_validation, num_test)
     if size < MIN_SIZE:
         raise UserError(f"data.size: must be at least {MIN_SIZE} pixels, got {size}")
-    splits = {name: _rows(name, count, size, ask, seed) for name, count in counts.items()}
+    splits = {name: _rows(name, count, size, ask, masks, seed) for name, count in counts.items()}
     inputs = {"image": InputSpec("drawn", "image")}
     if ask:
         inputs = {"text": InputSpec("question", "text"), **inputs}
-    return Source(splits, inputs, target="objects", task="detect", name="objects")
+    target, task = ("mask", "segment") if masks else ("objects", "detect")
+    return Source(splits, inputs, target=target, task=task, name="objects")
 
 
 def scene(rng: np.random.Generator) -> list[Thing]:
@@ -87,11 +95,27 @@ def box(thing: Thing, size: int) -> dict[str, Any]:
     return {"label": thing.shape, "box": [left, top, right, bottom]}
 
 
-def _rows(split: str, count: int, size: int, ask: bool, seed: int) -> Rows:
+def mask(things: Sequence[Thing], size: int) -> dict[str, Any]:
+    """Return the form of the shape at each pixel (size, size), 0 where there is none.
+
+    The result also has the names of the values.
+    """
+    large = OVERSAMPLING * size
+    image = Image.new("L", (large, large))
+    pen = ImageDraw.Draw(image)
+    for thing in things:
+        polygon = [(large * x, large * y) for x, y in outline(thing)]
+        pen.polygon(polygon, fill=SHAPES.index(thing.shape) + 1)
+    middle = OVERSAMPLING // 2
+    values = np.array(image)[middle::OVERSAMPLING, middle::OVERSAMPLING]
+    return {"mask": values, "names": dict(enumerate((BACKGROUND, *SHAPES)))}
+
+
+def _rows(split: str, count: int, size: int, ask: bool, masks: bool, seed: int) -> Rows:
     """Generate the rows of a split. Each row depends only on (seed, split, row)."""
     images: list[np.ndarray] = []
     texts: list[str] = []
-    found: list[list[dict[str, Any]]] = []
+    found: list[Any] = []
     for row in range(count):
         rng = np.random.default_rng([seed, SPLITS.index(split), row])
         things = scene(rng)
@@ -104,7 +128,7 @@ def _rows(split: str, count: int, size: int, ask: bool, seed: int) -> Rows:
             colour, shape = choices[int(rng.integers(len(choices)))]
             texts.append(f"the {colour} {shape}")
             things = [t for t in things if (t.colour, t.shape) == (colour, shape)]
-        found.append([box(thing, size) for thing in things])
+        found.append(mask(things, size) if masks else [box(thing, size) for thing in things])
     cells: dict[str, Any] = {"image": images, TARGET: found}
     if ask:
         cells = {"text": texts, **cells}

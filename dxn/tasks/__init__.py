@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dxn.tasks.masked import Masked
     from dxn.tasks.multilabel import Bernoulli, Multilabel
     from dxn.tasks.regress import Number, Regress
+    from dxn.tasks.segment.task import Segment
     from dxn.tasks.span.task import Span
     from dxn.tasks.tag import Tag
 
@@ -53,6 +54,7 @@ __all__ = [
     "PreHead",
     "Quantiles",
     "Regress",
+    "Segment",
     "Space",
     "Span",
     "Tag",
@@ -78,6 +80,7 @@ MODULES = {
     "Number": "regress",
     "Quantiles": "forecast.task",
     "Regress": "regress",
+    "Segment": "segment.task",
     "Span": "span.task",
     "Tag": "tag",
     "Window": "language",

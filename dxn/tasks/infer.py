@@ -78,6 +78,11 @@ def infer(values: Sequence[Any], words: Sequence[Any] | None = None) -> tuple[st
             "head=auto: there are no target values to infer a task from; set data.target=COLUMN, "
             "or head=masked to train without targets"
         )
+    if not isinstance(cells[0], int | float):
+        from dxn.tasks.segment.masks import are_masks  # few columns have files
+
+        if are_masks(cells):
+            return "segment", ""
     # Lists: positions of entities, one tag per word, or labels.
     if not isinstance(cells[0], str | int | float) or str(cells[0]).lstrip().startswith(LISTS):
         # Few columns contain lists.

@@ -43,6 +43,7 @@ TASKS: dict[str, str] = {
     "contrastive": "dxn.tasks.Contrastive",
     "forecast": "dxn.tasks.Forecast",
     "detect": "dxn.tasks.Detect",
+    "segment": "dxn.tasks.Segment",
 }
 
 

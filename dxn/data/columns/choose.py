@@ -8,9 +8,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dxn.core.errors import UserError
+from dxn.core.randomness import spaced_rows
 from dxn.core.tokens import RESERVED
 from dxn.data.columns.infer import Readers, infer_columns
 from dxn.data.rows import (
@@ -29,11 +33,13 @@ from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, kind_of
 from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.cell_values import has_no_value
+from dxn.tokenize.recognize import are_file_names
 
 # Names of target columns, in the order of preference, if the user does not choose one.
 USUAL_TARGETS = ("label", "target", "class", "category", "tags", "answers", "answer")
 # Maximum number of different values of one of several target columns.
 MAX_LABELS = 50
+MAX_TARGET_FILES = 20  # cells in which files are looked for
 MAX_LENGTH = 100  # characters; a longer value is a text
 URL = re.compile(r"(?i)(?:https?|ftp|s3|gs)://")
 
@@ -155,8 +161,8 @@ def to_rows(
     for name, spec in columns.inputs.items():
         cells[name] = _input_cells(table, spec.column, readers[spec.modality], confine)
     if len(columns.target) == 1:
-        # The cells of one column stay raw, because the task parses them.
-        cells[TARGET] = table.columns[columns.target[0]]
+        # The cells of one column stay raw, because the task parses them. Files get a folder.
+        cells[TARGET] = _target_cells(table, columns.target[0], confine)
     elif columns.target:
         cells[TARGET] = joined_targets(table, columns.target, labels or columns.target)
     return Rows(cells, table.origins)
@@ -202,9 +208,6 @@ def _input_cells(table: Table, column: str, reader: Reader, confine: str | None)
     values = table.columns[column]
     if reader.tabular or (reader.words and values.has_only_texts):
         return values
-    from dxn.data.sources.cell_paths import file_of_cell, usual_file
-    from dxn.data.sources.confine import confined
-
     parts: list[Column] = []
     cells: list[Any] = []
     if reader.files:
@@ -212,15 +215,7 @@ def _input_cells(table: Table, column: str, reader: Reader, confine: str | None)
     folders = [file.parent for file in table.origins.files]
     for value, file in zip(values, table.origins.file_of.tolist(), strict=True):
         if reader.is_path(value) and not URL.match(value):
-            # A relative path is relative to the folder of its table. Bytes and arrays need no path,
-            # and "N/A" is none.
-            folder = folders[file]
-            found = None if has_no_value(value) else usual_file(value, folder, confine)
-            if found is None and not has_no_value(value):
-                found = file_of_cell(value, folder)
-                if isinstance(found, str) and confine is not None:
-                    found = confined(found, folder, confine)
-            value = found
+            value = _located(value, folders[file], confine)
         elif reader.words:
             value = _as_text(value)
         cells.append(value)
@@ -228,6 +223,43 @@ def _input_cells(table: Table, column: str, reader: Reader, confine: str | None)
             parts.append(as_column(cells))
             cells.clear()
     return join_columns([*parts, as_column(cells)])
+
+
+def _target_cells(table: Table, column: str, confine: str | None) -> Column:
+    """Return the cells of a target column, with the folder of the table if they name its files."""
+    values = table.columns[column]
+    inspected = np.array(spaced_rows(len(values), MAX_TARGET_FILES), np.int64)
+    texts = values.take(inspected)
+    if not are_file_names([value for value in texts if value is not None]):
+        return values
+    folders = [file.parent for file in table.origins.files]
+    places = [folders[i] for i in table.origins.file_of.tolist()]
+    pairs = zip(texts, inspected.tolist(), strict=True)
+    if not any(isinstance(v, str) and (places[i] / v).is_file() for v, i in pairs):
+        return values  # such as the names of web sites
+    located = [
+        _located(value, folder, confine) if isinstance(value, str) else value
+        for value, folder in zip(values, places, strict=True)
+    ]
+    return as_column(located)
+
+
+def _located(value: str, folder: Path, confine: str | None) -> Any:
+    """Return the path of the file that a cell names, or its content. None: the cell has no value.
+
+    A relative path is relative to the folder of its table. Bytes and arrays need no path.
+    """
+    from dxn.data.sources.cell_paths import file_of_cell, usual_file
+    from dxn.data.sources.confine import confined
+
+    if has_no_value(value):
+        return None
+    found = usual_file(value, folder, confine)
+    if found is None:
+        found = file_of_cell(value, folder)
+        if isinstance(found, str) and confine is not None:
+            found = confined(found, folder, confine)
+    return found
 
 
 def _check_urls(table: Table, column: str) -> None:

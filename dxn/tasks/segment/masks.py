@@ -1,0 +1,200 @@
+"""Masks: pictures whose pixels are the values of classes."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dxn.core.errors import UserError
+from dxn.tokenize.base import BadMedia
+from dxn.tokenize.media import bytes_or_path
+
+# Formats without loss. In others, such as JPEG, the values near the edges of areas are wrong.
+FORMATS = ("PNG", "BMP", "GIF", "TIFF", "PPM")
+MAX_PIXELS = 50_000_000
+MAX_VALUES = 256  # a picture with more different values is a photo instead of a mask
+SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm")
+MAX_INSPECTED = 20  # cells in which masks are recognized
+# Keys of a cell that also has the names of the classes.
+MASK, NAMES = "mask", "names"
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The mask of a picture, which is decoded when it is needed.
+
+    Args:
+        key: The path, or a hash of the content. Equal masks have the same one.
+        source: Path, bytes or array (H, W) of the mask.
+        size: Height and width.
+    """
+
+    key: str
+    source: Any = field(compare=False, repr=False)
+    size: tuple[int, int]
+
+    def values(self) -> np.ndarray:
+        """Return the values (H, W) of the pixels.
+
+        Raises:
+            UserError: If the file is damaged, or has changed its size.
+        """
+        try:
+            values = decode(self.source)
+        except BadMedia as error:
+            raise UserError(f"{self.key}: {error}; correct or remove this mask") from error
+        if values.shape != self.size:
+            raise UserError(
+                f"{self.key}: has changed while it was in use: {values.shape} pixels instead of "
+                f"{self.size}; start again"
+            )
+        return values
+
+
+def are_masks(cells: Sequence[Any]) -> bool:
+    """Return whether the cells are masks: existing files without loss, arrays or mappings."""
+    return bool(cells) and all(map(_is_mask, cells[:MAX_INSPECTED]))
+
+
+def _is_mask(cell: Any) -> bool:
+    if isinstance(cell, Mapping):
+        return MASK in cell
+    if isinstance(cell, np.ndarray):
+        return cell.ndim == 2 and cell.dtype == np.uint8
+    return isinstance(cell, str) and cell.lower().endswith(SUFFIXES) and Path(cell).is_file()
+
+
+def names_of(cell: Any) -> dict[int, str]:
+    """Return the names of the classes that a cell has, by the value of their pixels."""
+    names = cell.get(NAMES) if isinstance(cell, Mapping) else None
+    return {int(value): str(name) for value, name in (names or {}).items()}
+
+
+def read_mask(cell: Any, origin: str) -> Mask:
+    """Return the mask of a cell, of which only the header is read.
+
+    Args:
+        cell: Path, bytes, PIL image or uint8 array (H, W) of a mask, or a mapping with the key
+            "mask".
+        origin: File and row.
+
+    Raises:
+        UserError: If it is not a mask.
+    """
+    source = cell.get(MASK) if isinstance(cell, Mapping) else cell
+    if isinstance(source, Image.Image):
+        source = np.asarray(source)
+    try:
+        if isinstance(source, np.ndarray):
+            if source.ndim != 2 or source.dtype.kind not in "uib" or not source.size:
+                raise BadMedia(
+                    f"an array must have whole numbers (height, width), got {source.dtype} "
+                    f"{source.shape}"
+                )
+            return Mask(_digest(source.tobytes()), source, (source.shape[0], source.shape[1]))
+        with _opened(source) as image:
+            size = image.height, image.width
+    except BadMedia as error:
+        shown = f"{source} " if isinstance(source, str) else ""
+        raise UserError(
+            f"{origin}: the mask {shown}cannot be read: {error}; a mask is a PNG file with the "
+            "class of each pixel"
+        ) from error
+    return Mask(_digest(source) if isinstance(source, bytes) else str(source), source, size)
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=8).hexdigest()
+
+
+def decode(source: Any) -> np.ndarray:
+    """Return the values (H, W) of the pixels of a mask.
+
+    They are the indices of a palette, the levels of gray, or 65536 red + 256 green + blue.
+
+    Raises:
+        BadMedia: If it cannot be read.
+    """
+    if isinstance(source, np.ndarray):
+        return source
+    with _opened(source) as image:
+        try:
+            if image.mode in ("LA", "La", "PA"):
+                image = image.convert("L")
+            if image.mode in ("1", "L", "P") or image.mode.startswith("I"):
+                values = np.asarray(image)
+                return values.astype(np.uint8) if image.mode == "1" else values
+            red, green, blue = np.moveaxis(np.asarray(image.convert("RGB"), np.int32), -1, 0)
+        # Pillow raises, among others, OSError, SyntaxError and struct.error.
+        except Exception as error:
+            raise BadMedia(f"damaged or truncated ({error})") from error
+    if (red == green).all() and (green == blue).all():
+        return red.astype(np.uint8)
+    return red << 16 | green << 8 | blue
+
+
+def _opened(source: Any) -> Image.Image:
+    try:
+        image = Image.open(bytes_or_path(source), formats=FORMATS)
+    except (OSError, ValueError, SyntaxError) as error:
+        if isinstance(error, BadMedia):
+            raise
+        known = ", ".join(FORMATS)
+        raise BadMedia(f"not a picture without loss ({known})") from error
+    except Image.DecompressionBombError as error:
+        raise BadMedia("too many pixels") from error
+    if image.width * image.height > MAX_PIXELS:
+        raise BadMedia(f"{image.width * image.height:,} pixels, more than {MAX_PIXELS:,}")
+    return image
+
+
+def count_values(values: np.ndarray) -> dict[int, int]:
+    """Return the number of pixels with each value."""
+    if values.dtype == np.uint8:  # several times faster than sorting
+        counts = np.bincount(values.ravel(), minlength=256)
+        return {value: int(counts[value]) for value in np.flatnonzero(counts).tolist()}
+    found, counts = np.unique(values, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def indexed(values: np.ndarray, known: Sequence[int], other: int) -> np.ndarray:
+    """Return the index (H, W) int64 of each value in the sorted list `known`, or else `other`."""
+    table = np.asarray(known)
+    index = np.searchsorted(table, values).clip(max=len(table) - 1)
+    return np.where(table[index] == values, index, other)
+
+
+def palette(count: int) -> list[int]:
+    """Return red, green and blue of each class: black, and then colors that differ much."""
+    colors: list[int] = []
+    for number in range(count):
+        channels = [0, 0, 0]
+        rest, step = number, 0
+        while rest:
+            for channel in range(3):
+                channels[channel] |= (rest >> channel & 1) << (7 - step)
+            rest, step = rest >> 3, step + 1
+        colors += channels
+    return colors
+
+
+def png(classes: np.ndarray, count: int) -> bytes:
+    """Return a PNG file with a palette, whose pixels are the indices (H, W) of classes."""
+    image = Image.fromarray(classes.astype(np.uint8), "P")
+    image.putpalette(palette(count))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(content: bytes) -> str:
+    """Return a PNG file as a text."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"

@@ -1,0 +1,258 @@
+"""The target of segmentation: the class of each pixel of a picture."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dxn.core.errors import UserError
+from dxn.core.randomness import evenly_spaced
+from dxn.core.schema import Strict
+from dxn.tasks.names import SHOWN, Names, NamesState
+from dxn.tasks.segment.masks import MAX_VALUES, Mask, count_values, indexed, names_of, read_mask
+from dxn.tasks.target import IGNORED
+from dxn.tokenize.base import BadMedia, Placement, Tokenizer
+
+MAX_COUNTED = 2000  # masks in which the pixels of each class are counted
+WHITE = 255  # usual value of pixels without a class
+
+
+class MaskState(NamesState):
+    """The content of labels.json."""
+
+    values: list[int] = Field(min_length=1)
+    ignored: int | None = None
+
+
+class PixelClasses(Names):
+    """A class for each pixel of a picture.
+
+    Args:
+        input: Name of the input with the pictures. "": the first one.
+        names: Names of the classes, in the order of the values of their pixels.
+        ignore: Value of pixels without a class. None: 255, unless the only other value is 0.
+        balance: Whether `fit` computes class weights.
+
+    Attributes:
+        values: Value of the pixels of each class, sorted.
+        ignored: Value of pixels without a class. None: there is none.
+    """
+
+    State: ClassVar[type[Strict]] = MaskState
+    needs_cells = True
+
+    def __init__(
+        self,
+        *,
+        input: str = "",
+        names: Sequence[str] = (),
+        ignore: int | None = None,
+        balance: bool = False,
+    ):
+        super().__init__(balance=balance)
+        self.input = input
+        self.given_names = [str(name) for name in names]
+        self.names_by_value: dict[int, str] = {}
+        self.ignore = ignore
+        self.ignored = ignore
+        self.values: list[int] = []
+        self.counted: dict[str, dict[int, int]] = {}  # pixels of each value, by the key of a mask
+
+    def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Take over the names of the classes, if the cells have them."""
+        for cell in cells:
+            self.names_by_value |= names_of(cell)
+        return []
+
+    def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Mask:
+        """Return the mask of a row. Only its header is read.
+
+        Args:
+            cell: See `read_mask`.
+            origin: File and row.
+            raws: Cells of the inputs.
+
+        Raises:
+            UserError: If it is not a mask, or has another size than the picture.
+        """
+        name = self.input or pictured(self.tokenizers)
+        mask = read_mask(cell, origin)
+        source = raws.get(name)
+        if source is None:
+            return mask
+        try:
+            height, width = self.tokenizers[name].reader.extent(source)
+        except BadMedia:
+            return mask  # the row is reported because of its picture
+        if (height, width) != mask.size:
+            raise UserError(
+                f"{origin}: the mask has {mask.size[1]}×{mask.size[0]} pixels, but the picture "
+                f"{width:.0f}×{height:.0f}; both must have the same size"
+            )
+        return mask
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Choose the input with the pictures.
+
+        Raises:
+            UserError: If there is none.
+        """
+        self.tokenizers = {name: adapter.tokenizer for name, adapter in adapters.items()}
+        name = self.input or pictured(self.tokenizers)
+        grid = getattr(adapters.get(name), "grid", None)
+        if grid is None or self.tokenizers[name].reader.axes != 2:
+            known = ", ".join(f"{n} ({t.modality})" for n, t in self.tokenizers.items())
+            raise UserError(
+                f"head=segment: needs an input of pictures that are divided into patches, got "
+                f"{known}; set head.input to one"
+            )
+        self.input = name
+        self.required = self.prepared_inputs = (name,)
+
+    def fit(self, values: Sequence[Mask]) -> None:
+        """Find the classes, and their shares of the pixels.
+
+        Raises:
+            UserError: If the masks have no class, or more values than a mask can have.
+        """
+        chosen = list(evenly_spaced(values, MAX_COUNTED))
+        counts = self._counts(chosen)
+        if self.ignore is None and counts.keys() - {0, WHITE}:
+            self.ignored = WHITE
+        found = sorted(counts.keys() - {self.ignored})
+        if not found:
+            raise UserError(
+                f"data.target: all pixels of the masks are {self.ignored}, which is not a class; "
+                "check the masks, or set head.ignore=-1"
+            )
+        if len(found) > MAX_VALUES:
+            raise UserError(
+                f"data.target: the masks have {len(found):,} different values, at most "
+                f"{MAX_VALUES} are possible; a mask has the same value at all pixels of a class, "
+                "which a lossy format such as JPEG changes"
+            )
+        self.values, self.labels = self._named(found)
+        total = sum(counts[value] for value in found)
+        self.frequencies = [counts[value] / total for value in self.values]
+        self.class_weights = None
+        if self.balance:
+            by_name = Counter({n: counts[v] for n, v in zip(self.labels, self.values, strict=True)})
+            # A class without any pixel, which only has a name, has no loss.
+            weights = [max(by_name[name], 1) for name in self.labels]
+            self.class_weights = [total / (len(weights) * weight) for weight in weights]
+
+    def _named(self, found: list[int]) -> tuple[list[int], list[str]]:
+        """Return the values of the classes and their names.
+
+        Raises:
+            UserError: If there is not one name per class.
+        """
+        names = self.given_names
+        if self.names_by_value and not names:
+            values = sorted({*found, *self.names_by_value})
+            return values, [self.names_by_value.get(value, str(value)) for value in values]
+        if not names:
+            return found, [str(value) for value in found]
+        if found[-1] < len(names):
+            return list(range(len(names))), names
+        if len(names) != len(found):
+            shown = ", ".join(map(str, found[:SHOWN]))
+            raise UserError(
+                f"head.names: must have one name per class, got {len(names)} names for "
+                f"{len(found)} values of pixels ({shown})"
+            )
+        return found, names
+
+    def index_of(self, mask: Mask) -> np.ndarray:
+        """Return the class (H, W) int64 of each pixel, IGNORED where there is none.
+
+        A class that the training split does not have is the number of classes.
+        """
+        values = mask.values()
+        index = indexed(values, self.values, len(self.values))
+        return index if self.ignored is None else np.where(values == self.ignored, IGNORED, index)
+
+    def encode(self, value: Mask, sample: dict[str, Any], rand: Random | None = None) -> Tensor:
+        """Return the class (h, w) of each pixel of the prepared picture.
+
+        The mask moves with the picture. IGNORED are pixels outside of it, and those whose class is
+        not in the training split.
+        """
+        part = sample[self.input]
+        height, width = part["sizes"].tolist()
+        placement = self.tokenizers[self.input].placement(part)
+        values = mask_at(value.values(), placement, (height, width))
+        known = torch.from_numpy(indexed(values[0], self.values, IGNORED))
+        return known.masked_fill(~torch.from_numpy(values[1]), IGNORED)
+
+    def collate(self, targets: Sequence[Tensor]) -> Tensor:
+        """Pad the classes to (B, H, W) with IGNORED."""
+        height, width = (max(target.shape[axis] for target in targets) for axis in (0, 1))
+        result = targets[0].new_full((len(targets), height, width), IGNORED)
+        for row, target in zip(result, targets, strict=True):
+            row[: target.shape[0], : target.shape[1]] = target
+        return result
+
+    def describe(self, values: Sequence[Mask]) -> str:
+        """Return the number of classes, and their shares of the pixels."""
+        counts = self._counts(list(evenly_spaced(values, MAX_COUNTED)))
+        total = max(counts.total(), 1)
+        names = dict(zip(self.values, self.labels, strict=True))
+        parts = [
+            f"{names.get(value, value) if names else value} {number / total:.1%}"
+            for value, number in counts.most_common(SHOWN)
+        ]
+        more = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+        noun = "value" if len(counts) == 1 else "values"
+        return f"masks with {len(counts)} {noun} of pixels ({', '.join(parts)}{more})"
+
+    def unknown(self, values: Sequence[Mask]) -> list[str]:
+        """Return nothing: pixels of other classes count as wrong, but the rows are usable."""
+        return []
+
+    def _counts(self, masks: Sequence[Mask]) -> Counter[int]:
+        total: Counter[int] = Counter()
+        for mask in masks:
+            if mask.key not in self.counted:
+                self.counted[mask.key] = count_values(mask.values())
+            total.update(self.counted[mask.key])
+        return total
+
+
+def mask_at(
+    values: np.ndarray, placement: Placement, size: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of a mask (H, W) at the pixels of a prepared picture.
+
+    Returns:
+        The nearest values (h, w), and whether each pixel lies in the mask (h, w).
+    """
+    rows, columns = (
+        _positions(placement, axis, count, values.shape[axis]) for axis, count in enumerate(size)
+    )
+    inside = [
+        (each >= 0) & (each < length)
+        for each, length in zip((rows, columns), values.shape, strict=True)
+    ]
+    height, width = values.shape
+    picked = values[np.ix_(rows.clip(0, height - 1), columns.clip(0, width - 1))]
+    return picked, inside[0][:, None] & inside[1]
+
+
+def _positions(placement: Placement, axis: int, count: int, length: int) -> np.ndarray:
+    """Return the row or column (count,) of a mask at each pixel of a prepared picture."""
+    origin, scale, unit = (float(each[axis]) for each in placement)
+    fractions = (origin + scale * (np.arange(count) + 0.5) / count) / unit
+    return np.floor(fractions * length).astype(np.int64)
+
+
+def pictured(tokenizers: Mapping[str, Tokenizer]) -> str:
+    """Return the name of the first input of pictures, "" if there is none."""
+    return next((name for name, each in tokenizers.items() if each.reader.axes == 2), "")

@@ -1,0 +1,164 @@
+"""Semantic segmentation: predict a class for each pixel of a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from annotated_types import Ge
+from torch import Tensor, nn
+
+from dxn.core.display import significant
+from dxn.core.dropout import Rate
+from dxn.core.errors import UserError
+from dxn.tasks.names import MAX_CLASS_COLUMNS
+from dxn.tasks.segment.head import SegmentHead
+from dxn.tasks.segment.masks import data_url, png
+from dxn.tasks.segment.metric import Overlap, Segmented
+from dxn.tasks.segment.space import PerPixel
+from dxn.tasks.segment.target import PixelClasses
+from dxn.tasks.space import Batch
+from dxn.tasks.task import Task
+from dxn.tokenize.base import BadMedia, Placement
+
+# Augmentation that masks cannot follow, and what it does.
+REFUSED = {
+    "randaugment": "rotates and shears pictures, which masks cannot follow",
+    "token_dropout": "leaves out patches, but each pixel needs one",
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class Segment(Task[PixelClasses]):
+    """Predict a class for each pixel of a picture.
+
+    The target is a mask: a picture of the same size, whose pixels have the value of their class.
+
+    Args:
+        input: Name of the input with the pictures. Default: the first one.
+        names: Names of the classes, in the order of their values. Default: the values.
+        ignore: Value of the pixels of a mask that have no class; -1: all have one. Default: 255,
+            unless 0 is the only other value.
+        channels: Number of features of a pixel before the last layer.
+        balance: Whether to weight each class in the loss by its inverse frequency.
+        dice: Weight of the Dice loss (arXiv:1606.04797), which counts rare classes like others.
+        dropout: Dropout probability of the encoded tokens.
+    """
+
+    name = "segment"
+
+    input: str = ""
+    names: Sequence[str] = ()
+    ignore: int | None = None
+    channels: Annotated[int, Ge(1)] = 32
+    balance: bool = False
+    dice: Annotated[float, Ge(0)] = 0.0
+    dropout: Rate = 0.0
+
+    def __post_init__(self):
+        self.target = PixelClasses(
+            input=self.input, names=self.names, ignore=self.ignore, balance=self.balance
+        )
+        self.space = PerPixel(self.target, dice=self.dice)
+        self.metric = Overlap(self.target)
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Refuse augmentation that moves parts of a picture in ways that masks cannot follow.
+
+        Raises:
+            UserError: If an adapter has such an option.
+        """
+        super().check(config)
+        for key, adapter in config.get("adapters", {}).items():
+            augment = adapter.get("augment") or {} if isinstance(adapter, Mapping) else {}
+            for option, reason in REFUSED.items():
+                if augment.get(option):
+                    raise UserError(
+                        f"adapters.{key}.augment.{option}: {reason}, got {augment[option]}; set it "
+                        "to 0, and use crop, zoom or flip"
+                    )
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a head that maps the tokens of the pictures to logits of each pixel."""
+        return SegmentHead(
+            dim,
+            num_classes=len(self.target.labels),
+            input=self.target.input,
+            adapter=adapters[self.target.input],
+            channels=self.channels,
+            pooled_dim=pooled_dim if len(adapters) > 1 else 0,
+            dropout=self.dropout,
+        )
+
+    def predict(
+        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
+    ) -> list[Segmented]:
+        """Return the most probable class of each pixel."""
+        classes = output.argmax(1).byte().cpu()
+        part = batch[self.target.input]
+        sizes = part["sizes"].tolist()
+        placement = self.target.tokenizers[self.target.input].placement(part)
+        placements = [each.cpu().float() for each in placement]
+        nothing = torch.zeros(1, 1, dtype=torch.uint8)
+        whole = Placement(torch.zeros(2), torch.ones(2), torch.ones(2))
+        found = [Segmented(nothing, whole)] * batch["#size"]
+        for i, row in enumerate(part["rows"].tolist()):
+            height, width = sizes[i]
+            # A copy: a view would keep the padding of the batch.
+            own = classes[row, :height, :width].clone()
+            found[row] = Segmented(own, Placement(*(each[i] for each in placements)))
+        return found
+
+    def answer(
+        self, prediction: Segmented, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the share of each class, and the mask as a PNG file in a data URL.
+
+        The mask has the size of the picture if the picture is known, or else that of the prepared
+        one.
+        """
+        classes = self._mask(prediction, inputs)
+        content = png(classes, len(self.target.labels))
+        return {"prediction": self._shares(classes), "mask": data_url(content)}
+
+    def columns(
+        self, prediction: Segmented, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the share of each class, or those of the most frequent ones."""
+        shares = self._shares(self._mask(prediction, inputs))
+        if len(self.target.labels) <= MAX_CLASS_COLUMNS:
+            return {f"share({name})": shares.get(name, 0.0) for name in self.target.labels}
+        return {"prediction": shares}
+
+    def table(
+        self, prediction: Segmented, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return one row with the path of the mask, if it is known, and `columns`."""
+        known = {} if target is None else {"target": target.key}
+        return [known | self.columns(prediction, target, inputs)]
+
+    def _mask(self, prediction: Segmented, inputs: Mapping[str, Any] | None) -> np.ndarray:
+        source = (inputs or {}).get(self.target.input)
+        height, width = prediction.classes.shape
+        if source is not None:
+            # A picture that is gone leaves the size of the prepared one.
+            with suppress(BadMedia):
+                reader = self.target.tokenizers[self.target.input].reader
+                height, width = map(int, reader.extent(source))
+        return prediction.at((height, width))
+
+    def _shares(self, classes: np.ndarray) -> dict[str, float]:
+        counts = np.bincount(classes.ravel(), minlength=len(self.target.labels)) / classes.size
+        order = np.argsort(-counts, kind="stable").tolist()
+        return {self.target.labels[i]: significant(float(counts[i])) for i in order if counts[i]}
+
+    def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Segmented]] | None:
+        """Return the most frequent class for every pixel."""
+        best = int(np.argmax(self.target.frequencies))
+        whole = Placement(torch.zeros(2), torch.ones(2), torch.ones(2))
+        same = Segmented(torch.full((1, 1), best, dtype=torch.uint8), whole)
+        return f"always {self.target.labels[best]}", [same] * len(raws)

@@ -1,0 +1,241 @@
+"""Segmentation: masks, their place in prepared pictures, the metric, and trained models."""
+
+import csv
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from helpers.newcomer import printed, refused
+from PIL import Image
+
+from dxn.core.errors import UserError
+from dxn.datasets import objects
+from dxn.tasks.segment.masks import data_url, decode, palette, png, read_mask
+from dxn.tasks.segment.metric import Overlap, Segmented
+from dxn.tasks.segment.space import PerPixel
+from dxn.tasks.segment.target import PixelClasses
+from dxn.tasks.target import IGNORED
+from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
+from dxn.tokenize.base import Placement
+
+VALUES = np.array([[0, 1, 1], [2, 2, 255]], np.uint8)
+
+
+def encoded(image, kind="PNG"):
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+def palettized():
+    image = Image.fromarray(VALUES, "P")
+    image.putpalette(palette(256))
+    return encoded(image)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        VALUES,
+        Image.fromarray(VALUES),
+        encoded(Image.fromarray(VALUES)),
+        encoded(Image.fromarray(VALUES), "BMP"),
+        encoded(Image.fromarray(np.stack([VALUES] * 3, -1))),
+        encoded(Image.fromarray(VALUES.astype(np.uint16))),
+        palettized(),
+        {"mask": VALUES, "names": {0: "sky"}},
+    ],
+)
+def test_a_mask_can_be_written_in_several_ways(cell):
+    np.testing.assert_array_equal(read_mask(cell, "row 1").values(), VALUES)
+
+
+def test_each_color_of_a_mask_is_a_class():
+    colors = np.zeros((2, 3, 3), np.uint8)
+    colors[0, 1] = (255, 0, 1)
+    values = decode(encoded(Image.fromarray(colors)))
+    assert values.tolist() == [[0, 255 * 65536 + 1, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [
+        ("no.png", "file not found"),
+        (b"text", "not a picture without loss"),
+        (encoded(Image.fromarray(VALUES), "JPEG"), "not a picture without loss"),
+        (VALUES.astype(np.float32), "whole numbers"),
+        (7, "must be a path, bytes or an array"),
+    ],
+)
+def test_other_cells_are_refused(cell, problem):
+    with pytest.raises(UserError, match=f"row 1: the mask .*{problem}"):
+        read_mask(cell, "row 1")
+
+
+def target_of(adapter=None, masks=(VALUES,), **options):
+    target = PixelClasses(**options)
+    target.bind({"image": adapter or ImageAdapter(dim=8)})
+    target.find_format(masks, [])
+    target.fit([read_mask(mask, "row 1") for mask in masks])
+    return target
+
+
+def test_the_values_of_masks_become_classes():
+    target = target_of()
+    assert target.labels == ("0", "1", "2") and target.ignored == 255
+    assert target.frequencies == [0.2, 0.4, 0.4]
+    two = np.array([[0, 255]], np.uint8)
+    assert target_of(masks=[two]).labels == ("0", "255")
+    assert target_of(masks=[two], names=["no", "yes"]).labels == ("no", "yes")
+    assert target_of(ignore=-1).labels == ("0", "1", "2", "255")
+    assert target_of(ignore=0).labels == ("1", "2", "255")
+    named = {"mask": VALUES, "names": {0: "sky", 2: "sea", 3: "sun"}}
+    assert target_of(masks=[named]).labels == ("sky", "1", "sea", "sun")
+    assert target_of(names=["a", "b", "c", "d"]).values == [0, 1, 2, 3]
+    assert target_of(balance=True).class_weights == pytest.approx([5 / 3, 5 / 6, 5 / 6])
+
+
+def test_classes_without_a_name_and_photos_are_refused():
+    with pytest.raises(UserError, match=r"head.names: must have one name per class, got 2 names"):
+        target_of(names=["a", "b"])
+    photo = np.arange(300, dtype=np.uint16).reshape(10, 30)
+    with pytest.raises(UserError, match="299 different values, at most 256"):
+        target_of(masks=[photo])
+
+
+def test_a_mask_must_have_the_size_of_its_picture():
+    target = target_of()
+    picture = np.zeros((3, 2, 3), np.uint8)
+    with pytest.raises(UserError, match="row 1: the mask has 3×2 pixels, but the picture 2×3"):
+        target.read(VALUES, "row 1", {"image": picture})
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("mode", ["within", "stretch", "crop"])
+def test_masks_move_with_an_augmented_picture(seed, mode):
+    augment = ImageAugment(flip=True, crop=6, zoom=0.4)
+    adapter = ImageAdapter(
+        dim=8, image_size=(48, 64), augment=augment, resize=ResizeOptions(mode=mode)
+    )
+    values = np.zeros((61, 83), np.uint8)
+    values[20:40, 30:62] = 1
+    target = target_of(adapter, [values])
+    raw = adapter.tokenizer.reader.read(np.stack([255 * values] * 3, -1))
+    sample = {"image": adapter.tokenizer(raw, random.Random(seed))}
+    found = target.encode(read_mask(values, "row 1"), sample)
+    shown = sample["image"]["pixels"].float().mean(0)
+    assert found.shape == shown.shape
+    clear = ((shown < 10) | (shown > 245)) & (found != IGNORED)
+    assert clear.float().mean() > 0.6
+    assert (found[clear] == (shown[clear] > 127).long()).float().mean() > 0.99
+
+
+def test_masks_of_several_sizes_are_padded():
+    target = target_of()
+    batch = target.collate([torch.zeros(2, 3).long(), torch.ones(3, 1).long()])
+    expected = [[0, 0, 0], [0, 0, 0], [IGNORED] * 3]
+    assert batch[0].tolist() == expected
+    assert batch[1].tolist() == [[1, IGNORED, IGNORED]] * 3
+
+
+def whole():
+    return Placement(torch.zeros(2), torch.ones(2), torch.ones(2))
+
+
+def test_the_metrics_count_pixels_of_the_original_picture():
+    target = target_of()
+    metric = Overlap(target)
+    true = read_mask(np.array([[0, 0, 1, 1], [0, 0, 2, 255]], np.uint8), "row 1")
+    small = Segmented(torch.tensor([[0, 1]], dtype=torch.uint8), whole())
+    results = metric.metrics([small], [true], 0.0)
+    assert results["pixel_accuracy"] == pytest.approx(6 / 7)
+    assert results["iou(0)"] == 1 and results["iou(1)"] == pytest.approx(2 / 3)
+    assert results["iou(2)"] == 0 and results["miou"] == pytest.approx(5 / 9)
+    # A class that the training split does not have is always wrong.
+    other = read_mask(np.array([[0, 9]], np.uint8), "row 2")
+    results = metric.metrics([small], [other], 0.0)
+    assert results["pixel_accuracy"] == 0.5
+
+
+def test_the_loss_of_an_ensemble_member_ignores_pixels_without_a_class():
+    space = PerPixel(target_of(), dice=1.0)
+    output = torch.randn(2, 3, 4, 5)
+    target = torch.full((2, 4, 5), IGNORED)
+    assert space.loss(output, {"target": target}).mean == 0
+    target[0, 0] = 1
+    changed = output.clone()
+    changed[1] += 5
+    one, other = (space.loss(each, {"target": target}).mean for each in (output, changed))
+    torch.testing.assert_close(one, other)
+    log_mean = space.mean([output, changed])
+    expected = (output.softmax(1) + changed.softmax(1)) / 2
+    torch.testing.assert_close(log_mean.exp(), expected)
+
+
+def test_a_mask_in_an_answer_is_a_file():
+    content = png(np.array([[0, 2]]), 3)
+    assert np.asarray(Image.open(io.BytesIO(content))).tolist() == [[0, 2]]
+    assert data_url(content).startswith("data:image/png;base64,iVBOR")
+
+
+def write_table(folder, count, size=48):
+    rows = objects(num_train=count, num_validation=1, num_test=1, size=size, masks=True)
+    cells = rows.splits["train"].cells
+    lines = [("photo", "area")]
+    for i, (pixels, cell) in enumerate(zip(cells["image"], cells["target"], strict=True)):
+        # Pictures of several sizes.
+        cut = size - 4 * (i % 3)
+        Image.fromarray(pixels[:cut]).save(folder / f"{i}.png")
+        Image.fromarray(cell["mask"][:cut]).save(folder / f"{i}_mask.png")
+        lines.append((f"{i}.png", f"{i}_mask.png"))
+    with (folder / "table.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+    return folder / "table.csv"
+
+
+SMALL = [
+    "adapters=[image]",
+    "adapters.image.image_size=48",
+    "adapters.image.patch_size=8",
+    "dim=16",
+    "backbone.depth=1",
+    "trainer.epochs=1",
+    "trainer.device=cpu",
+]
+
+
+def test_a_table_with_masks_trains_predicts_and_evaluates(tmp_path, capsys):
+    table = write_table(tmp_path, 30)
+    run = tmp_path / "run"
+    text = printed(capsys, "train", str(table), "data.target=area", *SMALL, f"run={run}")
+    assert "area (segment)" in text and "miou" in text and "always 0" in text
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert 0 <= metrics["test/miou"] <= 1
+    with (run / "predictions.csv").open() as file:
+        row = next(csv.DictReader(file))
+    assert row["target"].endswith("_mask.png")
+    assert sum(float(value) for name, value in row.items() if "share(" in name) > 0.99
+    printed(capsys, "predict", f"run={run}", f"input.photo={tmp_path / '0.png'}")
+    answers = tmp_path / "answers.jsonl"
+    printed(capsys, "predict", f"run={run}", f"input={table}", f"output={answers}")
+    assert len(answers.read_text().splitlines()) == 30
+    printed(capsys, "evaluate", f"run={run}", f"input={table}")
+
+
+def test_a_mask_that_is_missing_is_reported(tmp_path, capsys):
+    table = write_table(tmp_path, 12)
+    (tmp_path / "3_mask.png").unlink()
+    options = ["data.target=area", "head=segment", *SMALL, f"run={tmp_path / 'run'}"]
+    message = refused(capsys, "train", str(table), *options)
+    assert "table.csv row 5" in message and "3_mask.png" in message and "not found" in message
+
+
+@pytest.mark.parametrize("option", ["randaugment=5", "token_dropout=0.5"])
+def test_augmentation_that_masks_cannot_follow_is_refused(tmp_path, capsys, option):
+    table = write_table(tmp_path, 12)
+    options = ["data.target=area", "head=segment", f"adapters.image.augment.{option}", *SMALL]
+    message = refused(capsys, "train", str(table), *options, f"run={tmp_path / 'run'}")
+    assert f"adapters.image.augment.{option.partition('=')[0]}" in message
