@@ -81,6 +81,8 @@ def write_export(
         (new / ABOUT).write_text(f"{text}\n", encoding="utf-8")
         _write_example(parts[0], new / EXAMPLE)
         _copy_programs(example, recipes, format, new)
+        if "decode" in about["outputs"]:
+            _copy_program(program_of(about["outputs"]["decode"]), new, "decode")
         write_sums(new)
     return lines
 
@@ -173,10 +175,10 @@ def program_of(name: str) -> Path:
     return Path(spec.origin)
 
 
-def _copy_program(path: Path, folder: Path) -> None:
-    """Copy a module of dxn, and those that it imports, as prepare_NAME.py."""
+def _copy_program(path: Path, folder: Path, prefix: str = "prepare") -> None:
+    """Copy a module of dxn as PREFIX_NAME.py, and those that it imports as prepare_NAME.py."""
     text = path.read_text(encoding="utf-8")
-    (folder / f"prepare_{path.stem}.py").write_text(
+    (folder / f"{prefix}_{path.stem}.py").write_text(
         DXN_IMPORT.sub(r"from prepare_\2 import", text), encoding="utf-8"
     )
     for package, name in DXN_IMPORT.findall(text):

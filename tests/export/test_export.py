@@ -14,6 +14,7 @@ import torch
 from helpers.exports import imports
 from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, table_of, train
 from helpers.tasks import build_model
+from PIL import Image
 from torch import nn
 
 from dxn.cli import main
@@ -332,3 +333,33 @@ def test_sizes_that_differ_become_names_and_others_stay_numbers():
     shapes = {port.name: port.shape for port in find_ports(batches)}
     assert shapes["text.ids"] == shapes["text.mask"] == ("batch", "text_1")
     assert shapes["size.value"] == ("batch", 1)
+
+
+@pytest.mark.parametrize("mode", ["within", "stretch", "crop"])
+def test_objects_are_found_at_the_same_places_without_dxn(mode, tmp_path):
+    options = ["data=objects", "data.num_train=20", "data.num_validation=4", "data.num_test=4"]
+    options += [
+        "head=detect",
+        "adapters=[image]",
+        "adapters.image.image_size=32",
+        "adapters.image.patch_size=16",
+    ]
+    options += [f"adapters.image.resize.mode={mode}", "head.threshold=0.001", "head.max_objects=5"]
+    train(tmp_path / "run", *options, *PLAIN, *SMALL, *ONCE)
+    path = tmp_path / "picture.png"
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 90, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+    folder = tmp_path / "exported"
+    command = ["export", f"run={tmp_path / 'run'}", f"output={folder}", "format=torch"]
+    assert main(command) == 0
+    found = model_folder.load(tmp_path / "run").predict(image=str(path))["prediction"]
+    result = example(folder, f"image={path}")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(found) == 5
+    for line, each in zip(lines, found, strict=True):
+        name, _, places = line.partition(": ")
+        assert name.split() == [f"{each['score']:.4f}", each["label"]]
+        numbers = [float(place.split()[1]) for place in places.split(", ")]
+        expected = [each[key] for key in ("left", "top", "right", "bottom")]
+        assert numbers == pytest.approx(expected, abs=0.2)

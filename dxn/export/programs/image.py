@@ -11,9 +11,14 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
+# Pixels (H, W, C) in the size that the options ask for, and their frame (6,): the top and left edge
+# of the part of the picture that they show, the height and width of a pixel, and the height and
+# width of the picture, all in pixels of the file.
+Resized = tuple[np.ndarray, np.ndarray]
 
-def read(value: Any, options: Mapping[str, Any]) -> np.ndarray:
-    """Return the pixels (H, W, C) of a picture in the size that the options ask for.
+
+def read(value: Any, options: Mapping[str, Any]) -> Resized:
+    """Return the pixels of a picture, and where they lie in it.
 
     Args:
         value: Path, file, bytes, picture of Pillow, or array uint8 (H, W) or (H, W, C).
@@ -35,36 +40,45 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray:
         return resized(ImageOps.exif_transpose(file), options)
 
 
-def prepare(raws: Sequence[np.ndarray], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return pixels uint8 (B, C, H, W), padded on the right, and sizes (B, 2) without padding.
+def prepare(raws: Sequence[Resized], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return pixels uint8 (B, C, H, W), padded on the right, sizes (B, 2) without padding, frames.
 
     Args:
         raws: Results of `read`.
         options: Options of the input in preprocess.json.
     """
-    sizes = np.array([picture.shape[:2] for picture in raws], np.int64)
+    sizes = np.array([picture.shape[:2] for picture, _ in raws], np.int64)
     height, width = sizes.max(0)
     pixels = np.zeros((len(raws), height, width, options["channels"]), np.uint8)
-    for row, picture in zip(pixels, raws, strict=True):
+    for row, (picture, _) in zip(pixels, raws, strict=True):
         row[: picture.shape[0], : picture.shape[1]] = picture
-    return {"pixels": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), "sizes": sizes}
+    return {
+        "pixels": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)),
+        "sizes": sizes,
+        "frame": np.stack([frame for _, frame in raws]),
+    }
 
 
-def resized(picture: Image.Image, options: Mapping[str, Any]) -> np.ndarray:
-    """Return the pixels (H, W, C) of a picture in the size that the options ask for."""
+def resized(picture: Image.Image, options: Mapping[str, Any]) -> Resized:
+    """Resize a picture as the options ask for."""
     image = _opaque(picture)
     image = image.convert("RGB" if options["channels"] == 3 else "L")
+    raw_height, raw_width = image.height, image.width
+    down = across = 1.0
+    top = left = 0
     size = options["image_size"]
     if size is not None:
         height, width = _size(image.height, image.width, size, options)
         filter = Image.Resampling[options["interpolation"].upper()]
         if (height, width) != (image.height, image.width):
             image = image.resize((width, height), filter)
+            down, across = raw_height / height, raw_width / width
         if options["mode"] != "within":
             top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
             image = image.crop((left, top, left + size[1], top + size[0]))
     pixels = np.asarray(image)
-    return pixels if pixels.ndim == 3 else pixels[..., None]
+    frame = [top * down, left * across, down, across, raw_height, raw_width]
+    return pixels.reshape(*pixels.shape[:2], -1), np.array(frame, np.float32)
 
 
 def _as_picture(pixels: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray:
     frames: list[np.ndarray] = []
     with av.open(value) as container:
         for frame, count in _frames_at(_decoded(container, start), wanted):
-            pixels = resized(_upright(frame), options)
+            pixels, _ = resized(_upright(frame), options)
             if frames and pixels.shape != frames[0].shape:  # the size can change within a file
                 size = frames[0].shape[1::-1]
                 pixels = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))

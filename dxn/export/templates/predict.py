@@ -27,6 +27,10 @@ def main(arguments: list[str]) -> None:
         with np.load(HERE / "example.npz") as file:
             arrays = {port["name"]: file[port["name"]] for port in part["inputs"]}
     outputs = import_module("run_graph").load(HERE / part["file"])(arrays)
+    if "decode" in about["outputs"]:
+        decode = import_module(f"decode_{about['outputs']['decode']}")
+        print("\n".join(decode.lines(outputs, arrays, about["outputs"])))
+        return
     labels = about["outputs"].get("labels")
     for name, array in outputs.items():
         print(f"{name}: {array.dtype} {array.shape}")

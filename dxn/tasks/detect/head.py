@@ -16,7 +16,8 @@ from dxn.tokenize.base import Tokenizer
 
 PRIOR = 0.01  # initial probability of each class: nearly all tokens have no object
 MAX_LOG = 4.0  # largest logarithm of the size of a box, as a multiple of the usual size
-NOTHING = -30.0  # logit of a token that is padding
+# Logits and places of tokens that are padding: no object, and far from all objects.
+NOTHING, OUTSIDE = -30.0, -1.0
 
 
 class DetectHead(nn.Module):
@@ -76,11 +77,13 @@ class DetectHead(nn.Module):
         outs = self.outs if self.training else self.outs[:1]
         raw = torch.stack([out(x) for out in outs], 2).float()  # (B, M, S, K + 2A)
         logits, shift, size = raw.split([self.num_classes, self.axes, self.axes], -1)
-        logits = logits.masked_fill(~part.mask[:, :, None, None], NOTHING)
         center, usual = self._places(part, batch)
         center = center[:, :, None] + shift * usual
         half = usual * size.clamp(max=MAX_LOG).exp() / 2
-        return torch.cat([logits, center - half, center + half], -1)
+        boxes = torch.cat([center - half, center + half], -1)
+        is_padding = ~part.mask[:, :, None, None]
+        logits = logits.masked_fill(is_padding, NOTHING)
+        return torch.cat([logits, boxes.masked_fill(is_padding, OUTSIDE)], -1)
 
     def _places(self, part: Tokens, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the centers (B, M, A) of the tokens and the usual size (B, 1, 1, A) of an object.

@@ -119,8 +119,8 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
     labels: list[str] = []
     boxes: list[Box] = []
     for item in items:
-        label = next((item[key] for key in LABELS if key in item), None)
         numbers, own = _box_of(item, origin)
+        label = next((item[key] for key in LABELS if key in item), None)
         if label is None or len(numbers) != 2 * axes:
             raise UserError(
                 f"{origin}: an object must have a label and {2 * axes} numbers, such as {EXAMPLE}, "

@@ -152,6 +152,19 @@ class Detect(Task[DetectedObjects]):
         objects = self.answer(prediction, inputs)["prediction"]
         return {"prediction": json.dumps(objects, ensure_ascii=False)}
 
+    def recipe(self, head: nn.Module) -> dict[str, Any]:
+        """Return the options of `dxn/export/programs/objects.py`, if the objects have boxes."""
+        labels = super().recipe(head)
+        if len(self.target.usual_size) != 2:
+            return labels
+        return {
+            **labels,
+            "decode": "objects",
+            "input": self.target.input,
+            "threshold": self.threshold,
+            "max_objects": self.max_objects,
+        }
+
     def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Detected]] | None:
         """Return no object for every row."""
         axes = len(self.target.usual_size)

@@ -1,0 +1,54 @@
+"""Read the objects from the outputs of a detection graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def objects(
+    outputs: Arrays, arrays: Arrays, options: Mapping[str, Any], row: int = 0
+) -> list[dict[str, Any]]:
+    """Return the objects of one picture, best first.
+
+    Args:
+        outputs: Outputs of the graph: scores (B, M, K) of K classes for each of M boxes, and boxes
+            (B, M, 4): top, left, bottom and right as fractions of the prepared picture.
+        arrays: Inputs of the graph.
+        options: The key "outputs" of preprocess.json.
+        row: Index of the picture.
+
+    Returns:
+        For each object its label, its score, and left, top, right and bottom in pixels of the file.
+    """
+    scores = outputs["scores"][row]
+    top, left, down, across, height, width = arrays[f"{options['input']}.frame"][row].tolist()
+    sizes = arrays[f"{options['input']}.pixels"].shape[2:]
+    if f"{options['input']}.sizes" in arrays:  # not all pictures of a batch have the same size
+        sizes = arrays[f"{options['input']}.sizes"][row].tolist()
+    fractions = outputs["boxes"][row].clip(0, 1).reshape(-1, 2, 2)
+    corners = fractions * [down * sizes[0], across * sizes[1]] + [top, left]
+    corners = corners.clip(0, [height, width])
+    order = np.argsort(-scores, axis=None, kind="stable")[: options["max_objects"]]
+    found: list[dict[str, Any]] = []
+    for box, index in zip(*np.unravel_index(order, scores.shape), strict=True):
+        score = float(scores[box, index])
+        if score >= options["threshold"]:
+            (y0, x0), (y1, x1) = corners[box].tolist()
+            places = {"left": x0, "top": y0, "right": x1, "bottom": y1}
+            found.append({"label": options["labels"][index], "score": score, **places})
+    return found
+
+
+def lines(outputs: Arrays, arrays: Arrays, options: Mapping[str, Any]) -> list[str]:
+    """Return one line per object of the first picture, see `objects`."""
+    found = [
+        f"{each['score']:.4f}  {each['label']}: left {each['left']:.1f}, top {each['top']:.1f}, "
+        f"right {each['right']:.1f}, bottom {each['bottom']:.1f}"
+        for each in objects(outputs, arrays, options)
+    ]
+    return found or ["no objects"]
