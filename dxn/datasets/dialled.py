@@ -1,9 +1,10 @@
-"""Synthetic data for text generation: audio of digit strings, dialled as telephone tones."""
+"""Synthetic data: audio of digit strings, dialled as telephone tones, for texts or events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +26,14 @@ def dialled(
     shortest: int = 3,
     longest: int = 12,
     corrupt: float = 1.0,
+    events: bool = False,
     seed: int = 0,
 ) -> Source:
     """Generate a data set of dialled digit strings. All strings are distinct.
 
     The input is "audio", a float32 waveform (T,) with its sample rate of 8,000 Hz. A target is a
-    string such as "3 0 7".
+    string such as "3 0 7", or with `events` a list such as [{"label": "3", "start": 0.1, "end":
+    0.2}], in seconds.
 
     Args:
         num_train: Number of training rows.
@@ -39,6 +42,7 @@ def dialled(
         shortest: Minimum number of digits of a string.
         longest: Maximum number of digits of a string. All lengths are equally likely.
         corrupt: Strength of the noise. 0: no noise.
+        events: Whether the targets are the start and the end of each tone.
         seed: Random seed of the data set.
 
     Raises:
@@ -52,31 +56,38 @@ def dialled(
     strings = iter(_distinct_strings(rng, sum(counts.values()), shortest, longest))
     splits: dict[str, Rows] = {}
     for name, count in counts.items():
-        splits[name] = _rows(rng, islice(strings, count), corrupt)
+        splits[name] = _rows(rng, islice(strings, count), corrupt, events)
     return Source(
         splits,
         {"audio": InputSpec("dialled", "audio")},
-        target="digits",
-        task="generate",
+        target="tones" if events else "digits",
+        task="detect" if events else "generate",
         notes=["synthetic data: each digit string occurs only once in all splits"],
     )
 
 
-def dial_string(rng: np.random.Generator, digits: str, corrupt: float = 1.0) -> np.ndarray:
+def dial_string(
+    rng: np.random.Generator, digits: str, corrupt: float = 1.0
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """Generate the audio of dialled digits: tones and pauses with added noise.
 
     Returns:
-        Waveform (T,), float32, at 8,000 Hz.
+        Waveform (T,), float32, at 8,000 Hz; and the digit, the start and the end of each tone.
     """
     pieces = [_pause(rng)]
     for digit in digits:
         pieces += [_tones(rng, digit), _pause(rng)]
+    ends = np.cumsum([len(piece) for piece in pieces]) / SAMPLE_RATE
+    tones = [
+        {"label": digit, "start": float(ends[2 * i]), "end": float(ends[2 * i + 1])}
+        for i, digit in enumerate(digits)
+    ]
     sound = np.concatenate(pieces)
     # Standard deviation of the noise, relative to the amplitude 1 of a sine: 0.5 to 3.2.
     noise = corrupt * 10 ** rng.uniform(-0.3, 0.5)
     # The low volume keeps the loudest noise within -1 to 1, with rare exceptions that are clipped.
     noisy = rng.uniform(0.01, 0.05) * (sound + noise * rng.standard_normal(len(sound)))
-    return noisy.clip(-1, 1).astype(np.float32)
+    return noisy.clip(-1, 1).astype(np.float32), tones
 
 
 def _distinct_strings(
@@ -100,12 +111,13 @@ def _distinct_strings(
     return [ordered[i] for i in rng.permutation(count)]
 
 
-def _rows(rng: np.random.Generator, strings: Iterator[str], corrupt: float) -> Rows:
-    targets: list[str] = []
+def _rows(rng: np.random.Generator, strings: Iterator[str], corrupt: float, events: bool) -> Rows:
+    targets: list[Any] = []
     sounds: list[tuple[np.ndarray, int]] = []
     for string in strings:
-        targets.append(" ".join(string))
-        sounds.append((dial_string(rng, string, corrupt), SAMPLE_RATE))
+        sound, tones = dial_string(rng, string, corrupt)
+        targets.append(tones if events else " ".join(string))
+        sounds.append((sound, SAMPLE_RATE))
     origin = [f"dialled row {i + 1}" for i in range(len(targets))]
     return Rows({"audio": sounds, TARGET: targets}, origin)
 

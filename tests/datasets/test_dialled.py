@@ -69,9 +69,12 @@ def test_filters_decode_a_clean_sound():
 @given(seed=st.integers(0, 10**6), digits=st.text("0123456789", min_size=1, max_size=13))
 @settings(max_examples=30, deadline=None)
 def test_tones_and_pauses_have_the_documented_lengths(seed, digits):
-    sound = dial_string(np.random.default_rng(seed), digits, corrupt=0.0)
+    sound, events = dial_string(np.random.default_rng(seed), digits, corrupt=0.0)
     tones = loud_stretches(sound, min_gap=MIN_GAP)
     assert len(tones) == len(digits)
+    assert [event["label"] for event in events] == list(digits)
+    times = [[event["start"], event["end"]] for event in events]
+    np.testing.assert_allclose(times, np.array(tones) / SAMPLE_RATE, atol=0.001)
     # A sine that starts or ends near 0 hides a few samples.
     assert all(0.049 * SAMPLE_RATE <= b - a <= 0.15 * SAMPLE_RATE for a, b in tones)
     between = [b - a for (_, a), (b, _) in pairwise(tones)]
@@ -81,7 +84,7 @@ def test_tones_and_pauses_have_the_documented_lengths(seed, digits):
 
 def test_noise_covers_the_whole_sound_and_grows_with_corrupt():
     clean, noisy, twice = (
-        dial_string(np.random.default_rng(7), "3071", corrupt).astype(float)
+        dial_string(np.random.default_rng(7), "3071", corrupt)[0].astype(float)
         for corrupt in (0.0, 1.0, 2.0)
     )
     assert len(clean) == len(noisy) == len(twice)
@@ -97,7 +100,7 @@ def test_corrupted_keys_can_still_be_told_apart():
     correct = []
     for seed in range(60):
         clean, noisy = (
-            dial_string(np.random.default_rng(seed), digits, corrupt) for corrupt in (0.0, 1.0)
+            dial_string(np.random.default_rng(seed), digits, corrupt)[0] for corrupt in (0.0, 1.0)
         )
         tones = loud_stretches(clean, min_gap=MIN_GAP)
         correct += [key_of(noisy[a:b]) == key for (a, b), key in zip(tones, digits, strict=True)]

@@ -46,12 +46,12 @@ def test_events_have_a_start_and_a_stop():
     ("cell", "problem"),
     [
         ("cat", "must be a list of objects"),
-        ('[{"label": "cat"}]', "must have a box"),
+        ('[{"label": "cat"}]', "must have a place"),
         ([{"box": [1, 2, 3, 4]}], "must have a label"),
         ([{"label": "cat", "box": [1, 2, 3]}], "4 numbers"),
         ([{"label": "cat", "box": [1, 2, "x", 4]}], "finite numbers"),
         ([{"label": "cat", "box": [1, 2, math.nan, 4]}], "finite numbers"),
-        ([3], "must have a box"),
+        ([3], "must have a place"),
         (7, "must be a list of objects"),
     ],
 )
@@ -82,7 +82,7 @@ def test_boxes_become_fractions_and_those_without_an_area_are_not_used():
     found = target.read(cell, "row 1", {"image": picture()})
     assert found.boxes == ((0.1, 0.1, 0.5, 0.5), (0.75, 50 / 60, 1.0, 1.0))
     line = target.describe([found, Objects()])
-    assert "2 objects of all splits without an area inside of the picture are not used" in line
+    assert "2 objects of all splits without a size inside of the input are not used" in line
     assert "1 objects of all splits are cut" in line and "1 rows without an object" in line
 
 
@@ -244,7 +244,7 @@ def test_a_table_with_boxes_trains_predicts_and_evaluates(tmp_path, capsys):
     text = printed(capsys, "train", str(table), "data.target=objects", *SMALL, f"run={run}")
     assert "objects (detect)" in text and "map" in text and "no object" in text
     metrics = json.loads((run / "metrics.json").read_text())
-    assert 0 <= metrics["test"]["map"] <= 1
+    assert 0 <= metrics["test/map"] <= 1
     text = printed(capsys, "predict", f"run={run}", f"input.photo={tmp_path / '0.png'}")
     assert "prediction:" in text
     answers = tmp_path / "answers.jsonl"

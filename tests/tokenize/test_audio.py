@@ -484,7 +484,7 @@ def test_each_augmentation_depends_on_its_generator_only_and_needs_one(options):
 
 def waveforms(options, raw, count=53):
     augment = AudioAugment(**options)
-    return [augment_waveform(raw, augment, RATE, random.Random(seed)) for seed in range(count)]
+    return [augment_waveform(raw, augment, RATE, random.Random(seed))[0] for seed in range(count)]
 
 
 def test_a_crop_is_a_random_part_of_a_longer_clip():

@@ -17,7 +17,7 @@ from dxn.tasks.names import MAX_CLASS_COLUMNS
 # As COCO defines the mean average precision: the mean over these overlaps, at 101 recalls.
 THRESHOLDS = torch.arange(0.5, 1.0, 0.05, dtype=torch.float64)
 RECALLS = torch.linspace(0, 1, 101, dtype=torch.float64)
-EPSILON = 1e-9  # an overlap at a threshold counts, in spite of rounding
+EPSILON = 1e-6  # an overlap at a threshold counts, in spite of the rounding of float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,11 @@ NUMBERS: tuple[tuple[tuple[str, ...], Order], ...] = (
     (("onset", "duration"), "size"),
     (("start", "duration"), "size"),
 )
-EXAMPLE = '[{"label": "cat", "box": [left, top, right, bottom]}]'
+# By number of axes.
+EXAMPLES = {
+    1: '[{"label": "bell", "start": 0.5, "end": 1.5}]',
+    2: '[{"label": "cat", "box": [left, top, right, bottom]}]',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +116,19 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
         UserError: If the cell is anything else.
     """
     items = list_of_objects(cell)
+    example = EXAMPLES[axes]
     if items is None:
         raise UserError(
-            f"{origin}: the target must be a list of objects such as {EXAMPLE}, got {cell!r}"
+            f"{origin}: the target must be a list of objects such as {example}, got {cell!r}"
         )
     labels: list[str] = []
     boxes: list[Box] = []
     for item in items:
-        numbers, own = _box_of(item, origin)
+        numbers, own = _box_of(item, origin, example)
         label = next((item[key] for key in LABELS if key in item), None)
         if label is None or len(numbers) != 2 * axes:
             raise UserError(
-                f"{origin}: an object must have a label and {2 * axes} numbers, such as {EXAMPLE}, "
+                f"{origin}: an object must have a label and {2 * axes} numbers, such as {example}, "
                 f"got {item!r}"
             )
         labels.append(class_name(label))
@@ -131,7 +136,7 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
     return Objects(tuple(labels), tuple(boxes))
 
 
-def _box_of(item: Any, origin: str) -> tuple[list[float], Order]:
+def _box_of(item: Any, origin: str, example: str = "") -> tuple[list[float], Order]:
     """Return the numbers of an object in the order in which they are written, and what they are."""
     if isinstance(item, Mapping):
         for key, order in LISTS.items():
@@ -140,7 +145,7 @@ def _box_of(item: Any, origin: str) -> tuple[list[float], Order]:
         for keys, order in NUMBERS:
             if all(key in item for key in keys):
                 return _numbers([item[key] for key in keys], item, origin), order
-    raise UserError(f"{origin}: an object must have a box, such as {EXAMPLE}, got {item!r}")
+    raise UserError(f"{origin}: an object must have a place, such as {example}, got {item!r}")
 
 
 def _numbers(values: Any, item: Any, origin: str) -> list[float]:

@@ -181,8 +181,8 @@ class DetectedObjects(Names):
         if empty:
             line += f"; {empty:,} rows without an object"
         for rows, what in (
-            (self.unused, "without an area inside of the picture are not used"),
-            (self.clipped, "are cut at the edge of the picture"),
+            (self.unused, "without a size inside of the input are not used"),
+            (self.clipped, "are cut at the edge of the input"),
         ):
             if rows:
                 shown = ", ".join(list(rows)[:MAX_SHOWN])

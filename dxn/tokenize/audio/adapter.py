@@ -220,7 +220,7 @@ class AudioAdapter(Adapter):
             mask = torch.arange(steps, device=x.device) < counts[:, None]
             mask = mask.repeat_interleave(self.bands, 1)
         num_real = mask.numel() if is_full else batch.get(NUM_REAL)
-        locate = partial(self._coords, lengths, steps, mask)
+        locate = partial(self._coords, batch, steps, mask)
         x = self.dropout(x)
         if MASKED in batch:
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
@@ -244,11 +244,13 @@ class AudioAdapter(Adapter):
             return codes[:, None] if codes.ndim else codes
         return self.pos_embed(steps, self.bands, device)
 
-    def _coords(self, lengths: Tensor, steps: int, mask: Tensor) -> Tensor:
+    def _coords(self, batch: Mapping[str, Tensor], steps: int, mask: Tensor) -> Tensor:
         """Return start and stop of each token in seconds (B, N, 2), NaN at padding."""
+        lengths = batch["lengths"]
         start = torch.arange(steps, device=lengths.device) * self.grid.stride[0]
         stop = torch.minimum(start + self.grid.size[0], lengths[:, None])
-        coords = torch.stack([start.expand_as(stop), stop], -1) * self.tokenizer.seconds
+        first, rate = self.tokenizer.frame(batch)[:, None].split(1, -1)  # (B, 1, 1)
+        coords = first + torch.stack([start.expand_as(stop), stop], -1) * rate
         coords = coords.repeat_interleave(self.bands, 1)  # all bands have the same time
         return coords.masked_fill(~mask[..., None], torch.nan)
 

@@ -46,6 +46,11 @@ class AudioAugment:
     tempo: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     equalize: Annotated[float, Ge(0)] = 0.0
 
+    @property
+    def moves_time(self) -> bool:
+        """Whether a time in a training clip can be another one than in the original clip."""
+        return any((self.crop, self.time_shift, self.speed, self.tempo))
+
 
 # `equalize` draws gains at this number of points of the mel axis and interpolates between them.
 # With few points the gain varies smoothly, like the frequency response of a microphone.
@@ -54,27 +59,37 @@ NUM_POINTS = 5
 
 def augment_waveform(
     x: Tensor, options: AudioAugment, sample_rate: int, rand: random.Random
-) -> Tensor:
-    """Apply crop, speed, gain, time shift and noise to a waveform (T,). Its length can change."""
+) -> tuple[Tensor, float, float]:
+    """Apply crop, speed, gain, time shift and noise to a waveform (T,).
+
+    Returns:
+        The waveform, whose length can change; the sample of the original at which it starts,
+        negative after inserted silence; and how many samples of the original one sample covers.
+    """
+    first, rate = 0.0, 1.0
     if options.crop:
         length = max(round(options.crop * sample_rate), 1)
         start = rand.randint(0, max(len(x) - length, 0))
         x = x[start : start + length]
+        first = start
     if options.speed:
         factor = 1 + rand.uniform(-options.speed, options.speed)
         length = max(round(len(x) / factor), 1)  # at least one sample remains
+        rate = len(x) / length
         x = F.interpolate(x[None, None], length, mode="linear")[0, 0]
     if options.gain:
         # 20 decibels multiply the amplitude by 10, and 10 decibels multiply the power by 10.
         x = x * 10 ** (rand.uniform(-options.gain, options.gain) / 20)
     if options.time_shift:
-        x = F.pad(x, (round(rand.uniform(0, options.time_shift) * sample_rate), 0))
+        silence = round(rand.uniform(0, options.time_shift) * sample_rate)
+        x = F.pad(x, (silence, 0))
+        first -= silence * rate
     if options.noise:
         # Relative to the root mean square of the clip, so that quiet clips are not drowned out.
         level = rand.uniform(0, options.noise) * x.square().mean().sqrt()
         with torch_seeded(rand):
             x = x + level * torch.randn(len(x))
-    return x
+    return x, first, rate
 
 
 def draw_gains(n_mels: int, options: AudioAugment, rand: random.Random) -> Tensor | None:

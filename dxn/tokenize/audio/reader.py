@@ -61,6 +61,7 @@ class AudioReader(Reader):
     modality = "audio"
     files = True
     media = "audio/*"
+    axes = 1
 
     def __init__(self, *, sample_rate: int = 16_000, max_seconds: float = 60.0):
         self.sample_rate = sample_rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,7 +21,7 @@ from dxn.tokenize.audio.augment import (
 from dxn.tokenize.audio.reader import AudioReader, audio_seconds
 from dxn.tokenize.audio.spectrogram import Spectrogram, SpectrogramOptions, hop_samples
 from dxn.tokenize.audio.waveform_stem import WaveformOptions
-from dxn.tokenize.base import Sample, Tokenizer
+from dxn.tokenize.base import Placement, Sample, Tokenizer
 from dxn.tokenize.container import check_seconds
 from dxn.tokenize.patches import as_pair
 
@@ -161,10 +161,13 @@ class AudioTokenizer(Tokenizer):
             lengths (): Number of rows of the features.
             level (F + 1,): Mean of each bin and standard deviation before the normalization, with
                 normalize.kind=clip.
+            frame (2,): Start of the features in the clip in seconds, and seconds of the clip per
+                row, after augmentation that moves the time.
         """
         gains = None
+        first, rate = 0.0, 1.0
         if rand is not None:
-            raw = augment_waveform(raw, self.augment, self.sample_rate, rand)
+            raw, first, rate = augment_waveform(raw, self.augment, self.sample_rate, rand)
             gains = draw_gains(self.n_mels, self.augment, rand)
         features = self.features(raw, gains)
         level: dict[str, Tensor] = {}
@@ -177,8 +180,29 @@ class AudioTokenizer(Tokenizer):
             features = (features - mean) / std
         # After normalization, because masks contain the mean of the normalized clip.
         if rand is not None and self.spectrogram is not None:
+            num_frames = len(features)
             features = augment_spectrogram(features, self.augment, rand)
-        return {"features": features, "lengths": torch.tensor(len(features)), **level}
+            rate *= num_frames / len(features)
+        sample = {"features": features, "lengths": torch.tensor(len(features)), **level}
+        if rand is not None and self.augment.moves_time:
+            sample["frame"] = torch.tensor([first / self.sample_rate, rate * self.seconds])
+        return sample
+
+    def frame(self, sample: Mapping[str, Tensor]) -> Tensor:
+        """Return the start of the features in seconds and the seconds per row (..., 2).
+
+        Args:
+            sample: A sample, or a batch.
+        """
+        if "frame" in sample:
+            return sample["frame"]
+        rate = torch.full_like(sample["lengths"], self.seconds, dtype=torch.float32)
+        return torch.stack([torch.zeros_like(rate), rate], -1)
+
+    def placement(self, sample: Mapping[str, Tensor]) -> Placement:
+        """Return where the features lie. Places are seconds."""
+        first, rate = self.frame(sample).split(1, -1)
+        return Placement(first, rate * sample["lengths"][..., None], torch.ones_like(first))
 
     def features(self, raw: Tensor, gains: Tensor | None = None) -> Tensor:
         """Compute the features without augmentation: (T, 1), or a log-mel spectrogram (frames, F).
