@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from dxn.models.decoding.decoder import Decoder
 from dxn.models.ensemble import Ensemble
 from dxn.runs.predictor import captured
-from dxn.runs.predictor.captured import REPEATS, Captured, Graph, rounded
+from dxn.runs.predictor.captured import REPEATS, Captured, Graph, captured_size
 from dxn.tasks import Classify, Contrastive, Generate, Multilabel, Regress, Tag
 from dxn.tokenize import EmbeddingOptions, NgramOptions
 from dxn.training.predict import to_device
@@ -166,7 +166,8 @@ def test_only_a_full_batch_has_the_number_of_all_tokens(total, num_padding):
 
 
 def test_a_batch_is_padded_to_few_sizes():
-    assert [rounded(n, 16) for n in (1, 2, 3, 5, 9, 16, 17, 33)] == [1, 2, 4, 8, 16, 16, 32, 48]
+    sizes = [captured_size(n, 16) for n in (1, 2, 3, 5, 9, 16, 17, 33)]
+    assert sizes == [1, 2, 4, 8, 16, 16, 32, 48]
 
 
 @torch.inference_mode()

@@ -321,11 +321,17 @@ def test_a_read_only_array_is_no_reason_for_a_warning(run):
         assert dxn.load(run).predict(photo=pixels)
 
 
-@pytest.mark.parametrize("verb", ["attend", "tokenize", "generate"])
+@pytest.mark.parametrize("verb", ["attend", "tokenize"])
 def test_several_samples_are_refused_where_one_is_needed(place, run, capsys, verb):
     for given in ("shop.csv", "photos", "photos/*.png"):
         (line,) = refused(capsys, [verb, f"run={run}", f"input={place / given}"])
         assert "input: must be one sample" in line
+
+
+@pytest.mark.parametrize("given", ["shop.csv", "photos", "photos/*.png"])
+def test_no_sample_gets_a_text_from_a_classifier(place, run, capsys, given):
+    (line,) = refused(capsys, ["generate", f"run={run}", f"input={place / given}"])
+    assert "this model generates no text (its task is classify); use dxn predict" in line
 
 
 @pytest.mark.parametrize("given", ["shop.csv", "photos/*.png"])
