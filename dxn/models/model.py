@@ -44,7 +44,9 @@ class MultimodalModel(Network):
             the batch. It can have a module `pre`, which computes the embedding of a sample from its
             vector. With `separates_inputs = True`, each input is encoded alone, and the head
             receives `InputVectors` in place of the vectors. With `extends = True`, its method
-            `extend(output, batch, model)` completes the output outside of a training.
+            `extend(output, batch, model)` completes the output outside of a training. With
+            `tiles = True`, its method `over_tiles(batch, encode)` computes the output outside of a
+            training, from those that `encode` returns for parts of the batch.
             With a method `windows`, which returns the batches of the windows of a batch, the output
             is `join` of the outputs for them.
 
@@ -93,6 +95,8 @@ class MultimodalModel(Network):
         self.separates_inputs: bool = getattr(head, "separates_inputs", False)
         # Whether the head completes its output by further passes through the model.
         self.extends: bool = getattr(head, "extends", False)
+        # Whether the head divides large inputs outside of a training.
+        self.tiles: bool = getattr(head, "tiles", False)
         # Whether the head cuts an input into windows.
         self.has_windows = hasattr(head, "windows")
 
@@ -164,6 +168,11 @@ class MultimodalModel(Network):
             for window in self.head.windows(batch):
                 outputs.append(self.head(*self.encode(self.embed(window)), window))
             return self.head.join(outputs)
+        if self.tiles and not self.training:
+            return self.head.over_tiles(batch, self._output)
+        return self._output(batch, mixing)
+
+    def _output(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:
         parts = self.embed(batch)
         if mixing is not None:
             parts = [mix(part, *mixing) for part in parts]

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import torch
 from helpers.newcomer import printed, refused
 from PIL import Image
 
+import dxn
 from dxn.core.errors import UserError
 from dxn.datasets import objects
+from dxn.tasks.segment.head import starts
 from dxn.tasks.segment.masks import data_url, decode, palette, png, read_mask
 from dxn.tasks.segment.metric import Overlap, Segmented
 from dxn.tasks.segment.space import PerPixel
@@ -239,3 +242,40 @@ def test_augmentation_that_masks_cannot_follow_is_refused(tmp_path, capsys, opti
     options = ["data.target=area", "head=segment", f"adapters.image.augment.{option}", *SMALL]
     message = refused(capsys, "train", str(table), *options, f"run={tmp_path / 'run'}")
     assert f"adapters.image.augment.{option.partition('=')[0]}" in message
+
+
+def test_large_pictures_are_divided_into_tiles(tmp_path, capsys):
+    table = write_table(tmp_path, 20, size=64)
+    run = tmp_path / "run"
+    options = ["data.target=area", "head=segment", "head.tile=32", *SMALL]
+    options = [each.replace("image_size=48", "image_size=null") for each in options]
+    printed(capsys, "train", str(table), *options, f"run={run}")
+    model = dxn.load(str(run)).network.models[0]
+    whole = torch.randint(256, (1, 3, 60, 70), dtype=torch.uint8)
+    part = {
+        "pixels": whole,
+        "sizes": torch.tensor([[60, 70]]),
+        "frame": torch.tensor([[0.0, 0, 1, 1, 60, 70]]),
+        "rows": torch.arange(1),
+    }
+    with torch.inference_mode():
+        output = model({"#size": 1, "photo": part})
+        assert output.shape[-2:] == (60, 70) and output.isfinite().all()
+        corner = {**part, "pixels": whole[..., :32, :32], "sizes": torch.tensor([[32, 32]])}
+        alone = model({"#size": 1, "photo": corner})
+    # No other tile has the first pixels.
+    torch.testing.assert_close(output[..., :4, :4], alone[..., :4, :4], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("length", [5, 32, 33, 64, 100])
+def test_tiles_cover_a_length_and_overlap(length):
+    found = starts(length, 32)
+    assert found[0] == 0 and found[-1] + 32 >= length
+    assert all(b - a <= 24 for a, b in pairwise(found))
+
+
+def test_tiles_need_pictures_as_the_only_input(tmp_path, capsys):
+    options = ["data=objects", "data.masks=true", "data.ask=true", "head.tile=32", "head=segment"]
+    small = ["data.num_train=8", "data.num_validation=4", "data.num_test=4"]
+    message = refused(capsys, "train", *options, *small, f"run={tmp_path / 'run'}")
+    assert "head.tile: needs pictures as the only input" in message

@@ -39,6 +39,7 @@ class PixelClasses(Names):
         names: Names of the classes, in the order of the values of their pixels.
         ignore: Value of pixels without a class. None: 255, unless the only other value is 0.
         balance: Whether `fit` computes class weights.
+        tile: Maximum height and width of a picture in training. 0: there is none.
 
     Attributes:
         values: Value of the pixels of each class, sorted.
@@ -55,9 +56,11 @@ class PixelClasses(Names):
         names: Sequence[str] = (),
         ignore: int | None = None,
         balance: bool = False,
+        tile: int = 0,
     ):
         super().__init__(balance=balance)
         self.input = input
+        self.tile = tile
         self.given_names = [str(name) for name in names]
         self.names_by_value: dict[int, str] = {}
         self.ignore = ignore
@@ -112,6 +115,11 @@ class PixelClasses(Names):
             raise UserError(
                 f"head=segment: needs an input of pictures that are divided into patches, got "
                 f"{known}; set head.input to one"
+            )
+        if self.tile and len(adapters) > 1:
+            raise UserError(
+                f"head.tile: needs pictures as the only input, got {', '.join(adapters)}; set "
+                "head.tile=0"
             )
         self.input = name
         self.required = self.prepared_inputs = (name,)
@@ -183,9 +191,12 @@ class PixelClasses(Names):
         """Return the class (h, w) of each pixel of the prepared picture.
 
         The mask moves with the picture. IGNORED are pixels outside of it, and those whose class is
-        not in the training split.
+        not in the training split. With `tile`, a random part of the picture replaces it in
+        training.
         """
         part = sample[self.input]
+        if self.tile and rand is not None:
+            part = sample[self.input] = cut(part, self.tile, rand)
         height, width = part["sizes"].tolist()
         placement = self.tokenizers[self.input].placement(part)
         values = mask_at(value.values(), placement, (height, width))
@@ -224,6 +235,22 @@ class PixelClasses(Names):
                 self.counted[mask.key] = count_values(mask.values())
             total.update(self.counted[mask.key])
         return total
+
+
+def cut(part: Mapping[str, Tensor], tile: int, rand: Random) -> dict[str, Tensor]:
+    """Return a random part of a prepared picture, with at most `tile` rows and columns."""
+    height, width = part["sizes"].tolist()
+    top, left = (rand.randint(0, max(length - tile, 0)) for length in (height, width))
+    return tile_of(part, top, left, tile)
+
+
+def tile_of(part: Mapping[str, Tensor], top: int, left: int, tile: int) -> dict[str, Tensor]:
+    """Return the part of a prepared picture that starts at a pixel, and its place."""
+    pixels = part["pixels"][:, top : top + tile, left : left + tile]
+    frame = part["frame"].clone()
+    frame[:2] += frame[2:4] * torch.tensor([top, left], device=frame.device)
+    sizes = (part["sizes"] - part["sizes"].new_tensor([top, left])).clamp(max=tile)
+    return {**part, "pixels": pixels, "sizes": sizes, "frame": frame}
 
 
 def mask_at(

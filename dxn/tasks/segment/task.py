@@ -43,6 +43,9 @@ class Segment(Task[PixelClasses]):
         names: Names of the classes, in the order of their values. Default: the values.
         ignore: Value of the pixels of a mask that have no class; -1: all have one. Default: 255,
             unless 0 is the only other value.
+        tile: Height and width in pixels of the parts into which large pictures are divided: a
+            random one in each training sample, and at use all of them, with an overlap. 0: they are
+            not divided.
         channels: Number of features of a pixel before the last layer.
         balance: Whether to weight each class in the loss by its inverse frequency.
         dice: Weight of the Dice loss (arXiv:1606.04797), which counts rare classes like others.
@@ -54,6 +57,7 @@ class Segment(Task[PixelClasses]):
     input: str = ""
     names: Sequence[str] = ()
     ignore: int | None = None
+    tile: Annotated[int, Ge(0)] = 0
     channels: Annotated[int, Ge(1)] = 32
     balance: bool = False
     dice: Annotated[float, Ge(0)] = 0.0
@@ -61,7 +65,11 @@ class Segment(Task[PixelClasses]):
 
     def __post_init__(self):
         self.target = PixelClasses(
-            input=self.input, names=self.names, ignore=self.ignore, balance=self.balance
+            input=self.input,
+            names=self.names,
+            ignore=self.ignore,
+            balance=self.balance,
+            tile=self.tile,
         )
         self.space = PerPixel(self.target, dice=self.dice)
         self.metric = Overlap(self.target)
@@ -90,6 +98,7 @@ class Segment(Task[PixelClasses]):
             input=self.target.input,
             adapter=adapters[self.target.input],
             channels=self.channels,
+            tile=self.tile,
             pooled_dim=pooled_dim if len(adapters) > 1 else 0,
             dropout=self.dropout,
         )
