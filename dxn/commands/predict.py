@@ -26,7 +26,8 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
     Args:
         input: Table, file, folder, pattern ('photos/*.jpg') or one sample (input.text=...).
         output: .csv, .jsonl, .json or .parquet file for the predictions (default: print them); with
-            engine=ray a folder.
+            engine=ray a folder. For objects in pictures also a .coco.json file, or a folder for the
+            pictures with boxes.
         keep: Further columns of the table to copy to the output.
         data: Columns of a table with one row per time step, for the weights of a public forecasting
             model: data.target, and optionally data.time and data.series_id.
@@ -37,6 +38,7 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         "dxn predict run=outputs/label new.csv output=answers.csv",
         "dxn predict run=RUN shards/ output=answers engine=ray",
         "dxn predict run=RUN photo.jpg",
+        "dxn predict run=RUN photos/ output=photos_with_boxes",
         'dxn predict run=RUN input.text="a fine film"',
         "dxn predict run=RUN input.image=a.jpg input.audio=a.wav",
         'dxn predict run=RUN input.image=a.jpg labels=[cat,dog] template="a photo of a {}"',
@@ -70,25 +72,40 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         if self.output is not None:  # its writers take time to import
             from dxn.runs.predictor.output import check_suffix
 
-            # Before the model is loaded, so that a mistake is reported at once.
-            output = check_suffix(self.output)
+            # Before the model is loaded, so that a mistake is reported at once. A name without a
+            # suffix is a folder of pictures.
+            output = Path(self.output)
+            output = check_suffix(self.output) if output.suffix else output
         predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
         if self.data:
             predictor = self._forecaster(predictor)
         predictor.require_answers()  # before a large table is read
+        rows = predicted_rows
+        draws = output is not None and not output.suffix
+        if output is not None and (draws or output.name.endswith(".coco.json")):
+            from dxn.runs.predictor.objects import coco_rows, picture_input
+
+            picture_input(predictor, str(output))
+            rows = coco_rows
         if not has_many_samples(self.input):
             sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
-            self._predict_one(predictor, predictor.samples([sample]), output)
+            samples = predictor.samples([sample])
+            self._predict_one(predictor, samples, None if draws else output)
+            if draws and output is not None:
+                self._draw(predictor, samples, output)
             return 0
         # Samples without a task: a target column in a new table has no effect.
         opened = predictor.model_inputs.option(self.input, keep=self.keep, **self.table_options())
         samples = Samples(opened, predictor.tokenizers)
+        if draws and output is not None:
+            self._draw(predictor, samples, output)
+            return 0
         if output is not None:
             from dxn.runs.predictor.resumable import write_answers
 
             written = write_answers(
                 output,
-                predicted_rows,
+                rows,
                 predictor,
                 samples,
                 batch_size=self.batch_size,
@@ -112,6 +129,13 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
             print_line(f"{count(skipped, 'row')} skipped")
         next_step("dxn", *self.with_output("answers.csv"))
         return 0
+
+    def _draw(self, predictor: Predictor, samples: Samples, folder: Path) -> None:
+        from dxn.core.display import print_line
+        from dxn.runs.predictor.objects import write_pictures
+
+        written = write_pictures(folder, predictor, samples, self.batch_size)
+        print_line(f"written: {folder} ({written})")
 
     def _forecaster(self, predictor: Predictor) -> Predictor:
         """Return a predictor of the target columns of the table."""

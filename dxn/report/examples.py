@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from dxn.core.display import number, percent
+from dxn.core.marks import Described, Mark
 from dxn.report.evidence import Answers, Evidence
 from dxn.tasks import Task
 from dxn.tasks.metric import ClassScores, Metric
@@ -233,7 +234,7 @@ def examples(
                 "is_right": is_right,  # None: it is neither right nor wrong
                 "note": note,
                 "shares": [(n, p, percent(p)) for n, p in listed_probabilities(answer)[:3]],
-                "inputs": fragments(inputs, budget),
+                "inputs": fragments(inputs, budget, _marks(task, truths[i], predictions[i])),
                 "more": max(len(inputs) - MAX_INPUTS, 0),  # inputs that are left out
             }
         )
@@ -288,10 +289,32 @@ def written(
     return found
 
 
-def fragments(inputs: Mapping[str, Shown], budget: Budget) -> list[tuple[str, Markup]]:
-    """Return the name and the HTML of each input, at most MAX_INPUTS of them."""
-    items = list(inputs.items())[:MAX_INPUTS]
-    return [(name, budget.spend(get_drawer(each.modality).fragment(each))) for name, each in items]
+def fragments(
+    inputs: Mapping[str, Shown], budget: Budget, marks: Mapping[str, Sequence[Mark]] | None = None
+) -> list[tuple[str, Markup]]:
+    """Return the name and the HTML of each input, at most MAX_INPUTS of them.
+
+    Args:
+        inputs: The inputs of a row.
+        budget: Room for pictures, sounds and clips.
+        marks: What is marked in an input, by its name.
+    """
+    found: list[tuple[str, Markup]] = []
+    for name, each in list(inputs.items())[:MAX_INPUTS]:
+        drawer = get_drawer(each.modality)
+        own = (marks or {}).get(name)
+        html = drawer.marked_fragment(each, own) if own else drawer.fragment(each)
+        found.append((name, budget.spend(html)))
+    return found
+
+
+def _marks(task: Task, *values: Any) -> dict[str, list[Mark]]:
+    """Return the marks of several values, by input name."""
+    found: dict[str, list[Mark]] = {}
+    for value in values:
+        for name, marks in task.marks(value).items():
+            found.setdefault(name, []).extend(marks)
+    return found
 
 
 def marked(output: str, truth: str) -> Markup:
@@ -319,7 +342,7 @@ def is_readable(target: Any) -> bool:
     """Whether a target can be shown as a line of text."""
     if isinstance(target, list | tuple):
         return all(isinstance(item, str) for item in target)
-    return isinstance(target, str | int | float)
+    return isinstance(target, str | int | float | Described)
 
 
 def _certainty(classes: ClassScores) -> list[float]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
 from dxn.core.files import LABELS
+from dxn.core.marks import Mark
 from dxn.core.schema import CheckedMembers, Strict, validated
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
@@ -70,6 +71,11 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
     metric: Metric
     separates_inputs: ClassVar[bool] = False
     writes: ClassVar[bool] = False
+
+    @property
+    def objects_in(self) -> str:
+        """Name of the input whose objects are predicted. "": none."""
+        return ""
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the composed configuration before any data is read.
@@ -200,6 +206,14 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """Return the columns of predictions.csv that follow the target. The arguments are those
         of `table`."""
         return {"prediction": self.answer(prediction, inputs)["prediction"]}
+
+    def marks(self, value: Any) -> dict[str, list[Mark]]:
+        """Return what a drawing marks in each input, by input name. Default: nothing.
+
+        Args:
+            value: One result of `predict`, or a target as `Target.read` returned it.
+        """
+        return {}
 
     def score(
         self, predictions: Sequence[Any], targets: Sequence[Any], loss: float

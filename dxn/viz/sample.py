@@ -178,6 +178,9 @@ def answer_line(answer: Mapping[str, Any]) -> str:
     elif "excerpt" in answer:
         before, found, after = answer["excerpt"]
         line = f"{found}: {before}[{found}]{after}"
+    elif "objects_in" in answer:
+        line = ", ".join(_named(o["label"], {o["label"]: o["score"]}) for o in prediction)
+        line = line or "no objects"
     elif isinstance(prediction, list):
         line = ", ".join(_named(part, probabilities) for part in prediction) or "none"
     else:

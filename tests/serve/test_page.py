@@ -82,6 +82,31 @@ def picture():
     return {"name": "red.png", "mimeType": "image/png", "buffer": file.getvalue()}
 
 
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory):
+    """The URL of a model that finds objects in pictures."""
+    folder = tmp_path_factory.mktemp("page") / "run"
+    options = ["data=objects", "data.num_train=20", "data.num_validation=4", "data.num_test=4"]
+    options += ["head=detect", "adapters=[image]", "adapters.image.image_size=32", *SMALL, *PLAIN]
+    options += ["head.threshold=0.001", "head.max_objects=5"]
+    train(folder, *options, "trainer.epochs=1", "report=false")
+    with server_of(dxn.load(folder), name="boxes") as url:
+        yield url
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_found_objects_are_shown_on_the_picture_and_in_a_table(browser, boxes, width):
+    size = {"width": width, "height": 800}
+    with page_of(browser, boxes, viewport=size) as page:
+        page.locator("input[type=file]").first.set_input_files(picture())
+        page.click("#run")
+        page.wait_for_selector("#answer svg rect", state="attached")
+        assert page.locator("#answer svg rect").count() == 5
+        assert page.locator("#answer tr").count() == 6
+        assert page.locator("#answer svg").get_attribute("viewBox") == "0 0 30 20"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_an_example_is_answered_with_probabilities_and_attention(browser, digits, scheme, width):

@@ -246,10 +246,45 @@ def test_a_table_with_boxes_trains_predicts_and_evaluates(tmp_path, capsys):
     metrics = json.loads((run / "metrics.json").read_text())
     assert 0 <= metrics["test/map"] <= 1
     text = printed(capsys, "predict", f"run={run}", f"input.photo={tmp_path / '0.png'}")
-    assert "prediction:" in text
+    assert "no objects" in text  # all scores are low
+    printed(capsys, "report", f"run={run}")
+    assert "dashed: true objects" in (run / "report.html").read_text()
     answers = tmp_path / "answers.jsonl"
     printed(capsys, "predict", f"run={run}", f"input={table}", f"output={answers}")
     assert len(answers.read_text().splitlines()) == 30
+
+
+def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys):
+    table = write_pictures(tmp_path, 30)
+    run, coco, drawn = tmp_path / "run", tmp_path / "answers.coco.json", tmp_path / "drawn"
+    options = ["head=detect", "head.threshold=0.001", "head.max_objects=3", "report=false"]
+    printed(capsys, "train", str(table), "data.target=objects", *options, *SMALL, f"run={run}")
+    text = printed(capsys, "predict", f"run={run}", f"input.photo={tmp_path / '0.png'}")
+    lines = [line for line in text.splitlines() if ": left " in line]
+    assert len(lines) == 3
+    printed(capsys, "predict", f"run={run}", f"input={table}", f"output={coco}")
+    results = json.loads(coco.read_text())
+    assert len(results) == 90
+    label, score = results[0]["category_name"], results[0]["score"]
+    assert results[0]["file_name"] == "0.png" and lines[0].startswith(f"{score:.4f}  {label}: ")
+    left, top, width, height = results[0]["bbox"]
+    assert 0 <= left < left + width <= 48 and 0 <= top < top + height <= 48
+    printed(capsys, "predict", f"run={run}", f"input={table}", f"output={drawn}")
+    assert sorted(path.name for path in drawn.iterdir()) == sorted(f"{i}.png" for i in range(30))
+    text = printed(capsys, "attend", f"run={run}", f"input.photo={tmp_path / '0.png'}")
+    assert f"answer: {label} (" in text
+
+
+def test_only_objects_are_written_as_coco_results(tmp_path, capsys):
+    lines = [f"{'good' if i % 2 else 'bad'} word {i},{i % 2}" for i in range(30)]
+    (tmp_path / "texts.csv").write_text("\n".join(["text,label", *lines]))
+    run = tmp_path / "run"
+    options = ["preset=plain", "dim=16", "backbone.depth=1", "trainer.epochs=1", "report=false"]
+    printed(capsys, "train", str(tmp_path / "texts.csv"), *options, f"run={run}")
+    for output in ("a.coco.json", "folder"):
+        option = f"output={tmp_path / output}"
+        message = refused(capsys, "predict", f"run={run}", "input.text=good", option)
+        assert "only a model that finds objects in pictures" in message
 
 
 def test_augmentation_that_boxes_cannot_follow_is_refused(tmp_path, capsys):

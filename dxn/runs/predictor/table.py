@@ -25,6 +25,7 @@ TABLE_ROW = re.compile(r"(?P<file>.+) row (?P<row>\d+)")
 OWN_COLUMNS = ("file", "row", "step", "target", "prediction", "confidence", "error", "entities")
 Record = dict[str, Any]  # one row: values by column
 
+KEYS = ("label", "score")  # of an object; the others say where it is
 MAX_LISTED = 5  # classes of which the probability is printed
 
 
@@ -199,6 +200,8 @@ def answer_lines(answer: Mapping[str, Any]) -> list[str]:
         return _entity_lines(answer)
     if "quantiles" in answer:
         return _step_lines(answer["quantiles"])
+    if "objects_in" in answer:
+        return [object_line(each) for each in answer["prediction"]] or ["no objects"]
     lines = [f"prediction: {format_answer(answer['prediction'])}"]
     if "excerpt" in answer:
         before, found, after = answer["excerpt"]
@@ -235,6 +238,12 @@ def format_answer(prediction: Any) -> str:
     if isinstance(prediction, list) and all(isinstance(item, str) for item in prediction):
         return ", ".join(prediction) or "none"
     return str(prediction)
+
+
+def object_line(found: Mapping[str, Any]) -> str:
+    """Return an object as a line: its score, its label, and where it is."""
+    places = [f"{name} {format_answer(v)}" for name, v in found.items() if name not in KEYS]
+    return f"{found['score']:.4f}  {found['label']}: {', '.join(places)}"
 
 
 def _step_lines(quantiles: Mapping[str, Sequence[Any]]) -> list[str]:

@@ -3,11 +3,18 @@ import { make, percent, plain } from "./elements.js";
 
 const MAX_BARS = 10;
 
-export function showAnswer(box, result, path) {
+// Colors that can be told apart on most pictures (Okabe and Ito), for the labels in turn.
+const COLORS = ["#e69f00", "#56b4e9", "#009e73", "#f0e442", "#d55e00", "#cc79a7", "#0072b2", "#ffffff"];
+const SVG = "http://www.w3.org/2000/svg";
+
+// values: what the user has entered, by the name of the input.
+export function showAnswer(box, result, path, values = {}) {
   box.replaceChildren();
   if (path === "embed") return showVector(box, result);
-  const { prediction, probabilities = {}, entities, quantiles, excerpt } = result;
-  if (entities) {
+  const { prediction, probabilities = {}, entities, quantiles, excerpt, objects_in } = result;
+  if (objects_in) {
+    showObjects(box, prediction, values[objects_in]);
+  } else if (entities) {
     make(box, "p", entities.length ? "entities:" : "no entities", { class: "soft" });
     const chips = make(box, "div", null, { class: "chips" });
     for (const { text, label } of entities) make(chips, "span", `${text}: ${label}`, { class: "chip", dir: "auto" });
@@ -30,6 +37,43 @@ export function showAnswer(box, result, path) {
   const details = make(box, "details", null);
   make(details, "summary", "the whole answer");
   make(details, "pre", plain(JSON.stringify(result, null, 1)), { tabindex: "0" });
+}
+
+// A table of objects, and the picture with their boxes.
+function showObjects(box, found, file) {
+  if (!found.length) return make(box, "p", "no objects", { class: "soft" });
+  const labels = [...new Set(found.map(({ label }) => label))];
+  const colorOf = label => COLORS[labels.indexOf(label) % COLORS.length];
+  const places = Object.keys(found[0]).filter(key => key !== "label" && key !== "score");
+  if (file instanceof Blob && places.length === 4) {
+    const frame = make(box, "div", null, { class: "boxes" });
+    const picture = make(frame, "img", null, { alt: `the picture with ${found.length} objects` });
+    picture.addEventListener("load", () => {
+      const { naturalWidth: width, naturalHeight: height } = picture;
+      URL.revokeObjectURL(picture.src);
+      const svg = draw(frame, "svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+      // The best one last, so that it is on top.
+      for (const { label, left, top, right, bottom } of [...found].reverse())
+        draw(svg, "rect", { x: left, y: top, width: right - left, height: bottom - top, stroke: colorOf(label) });
+    });
+    picture.src = URL.createObjectURL(file);
+  }
+  const table = make(box, "table", null), head = make(table, "tr", null);
+  for (const name of ["label", "score", ...places]) make(head, "th", name, { scope: "col" });
+  for (const each of found) {
+    const row = make(table, "tr", null), name = make(row, "th", null, { scope: "row", dir: "auto" });
+    make(name, "span", null, { class: "swatch", "aria-hidden": "true" }).style.background = colorOf(each.label);
+    name.append(plain(each.label));
+    make(row, "td", percent(each.score));
+    for (const place of places) make(row, "td", Number(each[place].toPrecision(4)));
+  }
+}
+
+function draw(parent, name, attributes) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  parent.append(element);
+  return element;
 }
 
 function bars(box, probabilities) {

@@ -136,7 +136,7 @@ async function run() {
     if (path === "generate") await generate(values, options, own.signal);
     else {
       const { results } = await request(path, { values, signal: own.signal });
-      showAnswer(at("answer"), results[0], path);
+      showAnswer(at("answer"), results[0], path, values);
     }
     if (at("attend").checked && own === running) await attend(values, own.signal);
   } catch (error) {

@@ -11,7 +11,7 @@ from torch import Tensor
 from dxn.tasks.detect.boxes import overlaps
 from dxn.tasks.detect.objects import Objects
 from dxn.tasks.detect.target import DetectedObjects
-from dxn.tasks.metric import Metric
+from dxn.tasks.metric import Metric, f1_scores
 from dxn.tasks.names import MAX_CLASS_COLUMNS
 
 # As COCO defines the mean average precision: the mean over these overlaps, at 101 recalls.
@@ -40,12 +40,36 @@ class AveragePrecision(Metric):
 
     Args:
         target: The objects.
+        threshold: Minimum score of an object in the score of a single row.
     """
 
     monitored = "map"
+    row = ("f1", "F1 of the objects")
 
-    def __init__(self, target: DetectedObjects):
+    def __init__(self, target: DetectedObjects, threshold: float = 0.4):
         self.target = target
+        self.threshold = threshold
+
+    def rows(self, predictions: Sequence[Detected], targets: Sequence[Objects]) -> Tensor:
+        """Return the numbers of right, found and true objects of each row (n, 3).
+
+        An object is right if it overlaps a true one of its class by at least 0.5.
+        """
+        counts = torch.zeros(len(predictions), 3, dtype=torch.float64)
+        for row, (found, true) in enumerate(zip(predictions, targets, strict=True)):
+            kept = found.scores >= self.threshold
+            own = Detected(found.classes[kept], found.scores[kept], found.boxes[kept])
+            right = 0
+            for index in own.classes.unique().tolist():
+                _, hits, _ = _hits([own], [true], index, self.target.labels[index])
+                right += int(hits[:, 0].sum())
+            counts[row] = torch.tensor([right, len(own.scores), len(true)])
+        return counts
+
+    def value(self, sums: Tensor) -> dict[str, Tensor]:
+        """Return the F1 of the objects from the results of `rows`."""
+        right, found, true = sums.unbind(-1)
+        return {"f1": f1_scores(right, found, true)}
 
     def weighted(
         self, predictions: Sequence[Detected], targets: Sequence[Objects], counts: Tensor

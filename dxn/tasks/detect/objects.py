@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dxn.core.errors import UserError
+from dxn.core.marks import Described
 from dxn.tasks.names import class_name
 
 Order = Literal["corners", "size", "center"]
@@ -49,7 +50,7 @@ EXAMPLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
+class Objects(Described):
     """The objects of a sample.
 
     Args:
@@ -63,6 +64,9 @@ class Objects:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __str__(self) -> str:
+        return ", ".join(self.labels) or "no objects"
 
 
 def list_of_objects(cell: Any) -> list[Any] | None:

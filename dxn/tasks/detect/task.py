@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from dxn.core.display import significant
 from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
+from dxn.core.marks import Mark
 from dxn.core.randomness import Probability
 from dxn.tasks.detect.head import DetectHead
 from dxn.tasks.detect.metric import AveragePrecision, Detected
-from dxn.tasks.detect.objects import Order
+from dxn.tasks.detect.objects import Objects, Order
 from dxn.tasks.detect.space import Detections
 from dxn.tasks.detect.target import DetectedObjects, to_places
 from dxn.tasks.space import Batch
@@ -55,7 +56,12 @@ class Detect(Task[DetectedObjects]):
     def __post_init__(self):
         self.target = DetectedObjects(input=self.input, order=self.order)
         self.space = Detections(self.target)
-        self.metric = AveragePrecision(self.target)
+        self.metric = AveragePrecision(self.target, self.threshold)
+
+    @property
+    def objects_in(self) -> str:
+        """Name of the input in which the objects are."""
+        return self.target.input
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Refuse augmentation that moves parts of a picture in ways that boxes cannot follow.
@@ -124,7 +130,8 @@ class Detect(Task[DetectedObjects]):
         """Return the objects whose score is at least `threshold`, best first.
 
         A box has the keys left, top, right and bottom, in pixels if the picture is known, and
-        otherwise as fractions of it; an event has start and stop.
+        otherwise as fractions of it; an event has start and stop. "objects_in" is the name of the
+        input.
         """
         axes = prediction.boxes.shape[1] // 2
         extent: Sequence[float] = (1.0,) * axes
@@ -143,7 +150,24 @@ class Detect(Task[DetectedObjects]):
             places = dict(zip(PLACES[axes], map(significant, [*start, *stop]), strict=True))
             label = self.target.labels[index]
             objects.append({"label": label, "score": significant(score), **places})
-        return {"prediction": objects}
+        return {"prediction": objects, "objects_in": self.target.input}
+
+    def marks(self, value: Detected | Objects) -> dict[str, list[Mark]]:
+        """Return the boxes of predicted or true objects in a picture."""
+        if len(self.target.usual_size) != 2:
+            return {}
+        labels = list(self.target.labels)
+        found: list[Mark] = []
+        if isinstance(value, Objects):
+            for label, box in zip(value.labels, value.boxes, strict=True):
+                index = labels.index(label) if label in labels else len(labels)
+                found.append(Mark(label, index, box))
+            return {self.target.input: found}
+        kept = value.scores >= self.threshold
+        classes, boxes = value.classes[kept].tolist(), value.boxes[kept].tolist()
+        for index, box, score in zip(classes, boxes, value.scores[kept].tolist(), strict=True):
+            found.append(Mark(labels[index], index, tuple(box), score))
+        return {self.target.input: found}
 
     def columns(
         self, prediction: Detected, target: Any = None, inputs: Mapping[str, Any] | None = None

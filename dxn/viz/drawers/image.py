@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from dxn.core.marks import Mark
 from dxn.tokenize.image.reader import read_image
 from dxn.viz.drawers.drawer import Shown, is_file
 from dxn.viz.drawers.heat import MAX_RATIO, Panel
 from dxn.viz.drawers.panel import GAP, PanelDrawer
-from dxn.viz.media import encoded
+from dxn.viz.marks import marked
+from dxn.viz.media import encoded, picture
 
 SIDE = 3.6  # inches of the longer side of an image
 FINE_SIDE = 640  # pixels of the longer side of an image that is drawn from its file
@@ -55,6 +58,13 @@ class ImageDrawer(PanelDrawer):
         if max(height, width) < FINE_SIDE and is_file(shown.source):
             raw = _fine(shown.source, Path(shown.source).stat().st_mtime_ns, channels=len(raw))
         return Panel(rgb(raw), width, height)
+
+    def marked_fragment(self, shown: Shown, marks: Sequence[Mark]) -> str:
+        """Return the image as HTML with boxes. True ones have dashed lines."""
+        html = picture(marked(self.panel(shown).pixels, marks), self.describe(shown))
+        if any(mark.score is None for mark in marks):
+            html += '<p class="note">dashed: true objects</p>'
+        return html
 
     def file(self, shown: Shown) -> bytes:
         """Return the image as the content of a PNG file."""

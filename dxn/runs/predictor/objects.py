@@ -1,0 +1,127 @@
+"""Objects in pictures as files: results in the format of COCO, and pictures with boxes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from dxn.core.display import count, is_main_process, significant
+from dxn.core.errors import UserError
+from dxn.data.dataset import Samples
+from dxn.runs.predictor.output import SUFFIXES, list_suffixes
+from dxn.runs.predictor.table import locate
+from dxn.training.predict import predict_batches
+
+if TYPE_CHECKING:
+    from dxn.runs.predictor.predictor import Predictor
+    from dxn.runs.predictor.resumable import Batch
+
+COCO = ".coco.json"  # end of the name of a file of results
+# Origin of a row of annotations in the format of COCO.
+IMAGE_ID = re.compile(r".+\.json image (?P<id>\d+)")
+
+
+def picture_input(predictor: Predictor, output: str) -> str:
+    """Return the name of the input in which a model finds objects.
+
+    Raises:
+        UserError: If it does not find objects in pictures.
+    """
+    name = predictor.task.objects_in
+    if not name or predictor.tokenizers[name].reader.axes != 2:
+        raise UserError(
+            f"output: must be a file that ends in {list_suffixes(SUFFIXES)}, got {output}; only a "
+            "model that finds objects in pictures can write a folder or a file of the format "
+            f"{COCO}"
+        )
+    return name
+
+
+def coco_rows(
+    predictor: Predictor, samples: Samples, batch_size: int, start: int = 0
+) -> Iterator[Batch]:
+    """Yield one row per object, see `dxn.runs.predictor.resumable.Answers`.
+
+    A row has the name of the picture, its number if the input has one, the class, the box (left,
+    top, width and height in pixels) and the score.
+    """
+    name = picture_input(predictor, f"NAME{COCO}")
+    for rows, answers in _answers(predictor, samples, batch_size, start):
+        records: list[dict[str, Any]] = []
+        for row, (answer, _) in zip(rows, answers, strict=True):
+            origin = samples.opened.origin[row]
+            cell = samples.opened.cells[name][row]
+            image = cell if isinstance(cell, str | Path) else locate(origin)["file"]
+            match = IMAGE_ID.fullmatch(origin)
+            known = {} if match is None else {"image_id": int(match["id"])}
+            for each in answer["prediction"]:
+                size = each["right"] - each["left"], each["bottom"] - each["top"]
+                box = [each["left"], each["top"], *map(significant, size)]
+                result = {"category_name": each["label"], "bbox": box, "score": each["score"]}
+                records.append({"file_name": Path(image).name, **known, **result})
+        yield rows, records, ()
+
+
+def write_pictures(folder: Path, predictor: Predictor, samples: Samples, batch_size: int) -> str:
+    """Write each picture with the boxes of its objects to a folder.
+
+    Returns:
+        The number of pictures as text.
+
+    Raises:
+        UserError: If the model does not find objects in pictures.
+    """
+    from dxn.viz.drawers import get_drawer
+    from dxn.viz.marks import marked
+    from dxn.viz.sample import shown_inputs
+
+    name = picture_input(predictor, str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = samples.opened
+    written = 0
+    drawer: Any = get_drawer(predictor.tokenizers[name].modality)
+    for rows, answers in _answers(predictor, samples, batch_size):
+        for row, (_, marks) in zip(rows, answers, strict=True):
+            if not is_main_process():  # the first one has the answers of all processes
+                continue
+            cell = opened.cells[name][row]
+            raws = {name: opened.raws[name][row]}
+            shown = shown_inputs(predictor.adapters, raws, {name: cell})
+            if name not in shown:
+                continue
+            pixels: np.ndarray = marked(drawer.panel(shown[name]).pixels, marks.get(name, ()))
+            stem = Path(cell).stem if isinstance(cell, str | Path) else f"row_{row + 1}"
+            path = folder / f"{stem}.png"
+            if path.exists():  # two folders can have pictures of the same name
+                path = folder / f"{stem}_{row + 1}.png"
+            Image.fromarray(pixels).save(path)
+            written += 1
+    return count(written, "picture")
+
+
+def _answers(
+    predictor: Predictor, samples: Samples, batch_size: int, start: int = 0
+) -> Iterator[tuple[Sequence[int], list[tuple[Mapping[str, Any], Mapping[str, Any]]]]]:
+    """Yield the rows of each batch, and the answer and the marks of each row."""
+    task, opened = predictor.task, samples.opened
+    parts = predict_batches(
+        predictor.network,
+        task,
+        samples,
+        batch_size=batch_size,
+        device=predictor.device,
+        finite=True,
+        start=start,
+        divided=True,
+    )
+    for rows, predicted, _ in parts:
+        found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+        for row, each in zip(rows, predicted, strict=True):
+            inputs = {name: cells[row] for name, cells in opened.cells.items()}
+            found.append((task.answer(each, inputs), task.marks(each)))
+        yield rows, found
