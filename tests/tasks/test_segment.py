@@ -5,6 +5,7 @@ import io
 import json
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from PIL import Image
 
 import dxn
 from dxn.core.errors import UserError
+from dxn.data import annotated
+from dxn.data.sources.detect import infer_source
 from dxn.datasets import objects
 from dxn.tasks.segment.head import starts
 from dxn.tasks.segment.masks import data_url, decode, palette, png, read_mask
@@ -23,6 +26,7 @@ from dxn.tasks.segment.target import PixelClasses
 from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
 from dxn.tokenize.base import Placement
+from dxn.tokenize.image.reader import ImageReader
 
 VALUES = np.array([[0, 1, 1], [2, 2, 255]], np.uint8)
 
@@ -279,3 +283,58 @@ def test_tiles_need_pictures_as_the_only_input(tmp_path, capsys):
     small = ["data.num_train=8", "data.num_validation=4", "data.num_test=4"]
     message = refused(capsys, "train", *options, *small, f"run={tmp_path / 'run'}")
     assert "head.tile: needs pictures as the only input" in message
+
+
+def write_folder(root, picture, mask, count=12):
+    rows = objects(num_train=count, num_validation=1, num_test=1, size=48, masks=True)
+    cells = rows.splits["train"].cells
+    for i, (pixels, cell) in enumerate(zip(cells["image"], cells["target"], strict=True)):
+        for pattern, array in ((picture, pixels), (mask, cell["mask"])):
+            file = root / pattern.format(i=i, split="train" if i < count - 4 else "val")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(array).save(file)
+
+
+@pytest.mark.parametrize(
+    ("picture", "mask"),
+    [
+        ("images/{i}.jpg", "masks/{i}.png"),
+        ("image/{i}.png", "label/{i}.png"),
+        ("{split}/images/{i}.png", "{split}/masks/{i}_mask.png"),
+        ("images/{split}/{i}.png", "annotations/{split}/{i}.png"),
+    ],
+)
+def test_folders_of_pictures_and_masks_are_found(tmp_path, picture, mask):
+    write_folder(tmp_path, picture, mask)
+    (tmp_path / "classes.txt").write_text("nothing\ncircle\n")
+    assert infer_source(tmp_path) == "annotated"
+    source = annotated(str(tmp_path), readers={"image": ImageReader()})
+    assert source.task == "segment"
+    sizes = {name: len(rows.cells["target"]) for name, rows in source.splits.items()}
+    assert sum(sizes.values()) == 12
+    if "split" in picture:
+        assert sizes["train"] + sizes.get("test", 0) == 8 and sizes["validation"] == 4
+    for rows in source.splits.values():
+        for path, cell in zip(rows.cells["image"], rows.cells["target"], strict=True):
+            stems = [Path(each).stem.removesuffix("_mask") for each in (path, cell["mask"])]
+            assert stems[0] == stems[1] and cell["names"] == {0: "nothing", 1: "circle"}
+
+
+def test_a_folder_with_masks_trains(tmp_path, capsys):
+    write_folder(tmp_path, "images/{i}.png", "masks/{i}.png", count=20)
+    (tmp_path / "masks/3.png").unlink()
+    run = tmp_path / "run"
+    message = refused(capsys, "train", str(tmp_path), *SMALL, f"run={run}")
+    assert "3.png: no target" in message
+    text = printed(capsys, "train", str(tmp_path), *SMALL, "data.on_bad=skip", f"run={run}")
+    assert "mask (segment)" in text and "miou" in text
+
+
+def test_a_mask_outside_of_the_folder_is_not_read(tmp_path, capsys):
+    table = write_table(tmp_path, 12)
+    outside = tmp_path.parent / f"{tmp_path.name}.png"
+    (tmp_path / "3_mask.png").rename(outside)
+    (tmp_path / "3_mask.png").symlink_to(outside)
+    options = ["data.target=area", "head=segment", *SMALL, f"run={tmp_path / 'run'}"]
+    message = refused(capsys, "train", str(table), *options)
+    assert "table.csv row 5" in message and "leads out of the data folder" in message

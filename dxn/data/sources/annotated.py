@@ -1,4 +1,4 @@
-"""Folders of pictures with boxes: COCO, Pascal VOC and YOLO."""
+"""Folders of pictures with boxes (COCO, Pascal VOC and YOLO) or with masks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from dxn.core.untrusted import load_json
 from dxn.data.columns.infer import Readers
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source, Validate
 from dxn.data.sources.confine import confined
-from dxn.data.sources.detect import SPLIT_NAMES, Annotations, annotations_of
+from dxn.data.sources.detect import (
+    PICTURE_FOLDERS,
+    SPLIT_NAMES,
+    Annotations,
+    annotations_of,
+    in_folder,
+    mask_stem,
+)
 from dxn.data.splits.split import UNDIVIDED, complete_splits
+from dxn.tokenize.media import SUFFIXES
 
 LISTS = "ImageSets/Main"  # folder with the names of the pictures of each split in Pascal VOC
 PICTURES = ("images", "JPEGImages")
@@ -29,13 +37,14 @@ class Picture(NamedTuple):
         split: Its split, or `UNDIVIDED`.
         path: Its file.
         origin: The file of its annotations, and the place in it.
-        objects: Objects with their boxes, see `dxn.tasks.detect.objects`. None: unknown.
+        objects: Objects with their boxes, see `dxn.tasks.detect.objects`, or the path of a mask
+            with the names of its classes. None: unknown.
     """
 
     split: str
     path: Path
     origin: str
-    objects: list[dict[str, Any]] | None
+    objects: Any
 
 
 def annotated(
@@ -48,11 +57,13 @@ def annotated(
     confine: bool = True,
     seed: int = 0,
 ) -> Source:
-    """Read a folder of pictures with the boxes of the objects in them.
+    """Read a folder of pictures with the boxes of the objects in them, or with masks.
 
-    The formats are COCO (a JSON file per split), Pascal VOC (an XML file per picture) and YOLO (a
-    text file per picture in folders called labels, and the names of the classes in data.yaml or
-    classes.txt). The splits are those of the folders, of the names of the files, or of lists such
+    The formats of boxes are COCO (a JSON file per split), Pascal VOC (an XML file per picture) and
+    YOLO (a text file per picture in folders called labels, and the names of the classes in
+    data.yaml or classes.txt). Masks are in folders called masks, labels or annotations, and have
+    the names of the pictures, which are in folders called images; the name can also have an ending
+    such as _mask. The splits are those of the folders, of the names of the files, or of lists such
     as train.txt.
 
     Args:
@@ -78,7 +89,8 @@ def annotated(
     found = annotations_of(root)
     if found is None:
         raise UserError(
-            f"{root}: has no boxes in the format of COCO, Pascal VOC or YOLO; check the path"
+            f"{root}: has no boxes in the format of COCO, Pascal VOC or YOLO, and no folders "
+            "called images and masks; check the path"
         )
     index = {file.stem: file for file in sorted(_files(root)) if reader.score([file.name])}
     pictures = list(READERS[found.format](root, found, index))
@@ -89,19 +101,22 @@ def annotated(
         own = [picture for picture in pictures if picture.split == split]
         cells: dict[str, list[Any]] = {
             "image": [confined(p.path, root) if confine else str(p.path) for p in own],
-            TARGET: [picture.objects for picture in own],
+            TARGET: [
+                _safe(picture.objects, root) if confine else picture.objects for picture in own
+            ],
         }
         rows[split] = Rows(cells, [picture.origin for picture in own])
     if UNDIVIDED in rows and len(rows) > 1:
         # Such as pictures that are in none of the lists of Pascal VOC.
         del rows[UNDIVIDED]
-    notes = [f"boxes in the format of {found.format}"]
+    has_masks = found.format == "masks"
+    notes = [] if has_masks else [f"boxes in the format of {found.format}"]
     splits = complete_splits(rows, fractions, seed=seed, notes=notes, files=["image"])
     return Source(
         splits,
         inputs={"image": InputSpec("files", "image")},
-        target="objects",
-        task="detect",
+        target="mask" if has_masks else "objects",
+        task="segment" if has_masks else "detect",
         notes=notes,
         on_bad=on_bad,
         validate=validate,
@@ -205,6 +220,29 @@ def _yolo(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
         yield Picture(_split_of_parts(parts) or UNDIVIDED, path, origin, objects)
 
 
+def _masks(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
+    """Yield the pictures with masks. Files of different splits can have the same name."""
+    names = _class_names(root, found)
+    masks: dict[tuple[str, str], Path] = {}
+    for file in found.files:
+        split = _split_of_parts(file.relative_to(root).parts[:-1]) or UNDIVIDED
+        masks[split, mask_stem(file)] = file
+    known = {*found.files}
+    for path in sorted(_files(root)):
+        is_picture = path.suffix.lower() in SUFFIXES["image"] and path not in known
+        if not is_picture or not in_folder(path, root, PICTURE_FOLDERS):
+            continue
+        split = _split_of_parts(path.relative_to(root).parts[:-1]) or UNDIVIDED
+        mask = masks.get((split, path.stem))
+        cell = None if mask is None else {"mask": str(mask), "names": names}
+        yield Picture(split, path, str(path.relative_to(root)), cell)
+
+
+def _safe(cell: Any, root: Path) -> Any:
+    """Return a cell whose mask is not read if its path leads out of the folder."""
+    return {**cell, "mask": confined(cell["mask"], root)} if isinstance(cell, dict) else cell
+
+
 def _yolo_box(numbers: Sequence[float]) -> dict[str, Any]:
     """Return the box of an object, which is written as one or as a polygon."""
     if len(numbers) == 4:
@@ -256,4 +294,4 @@ def _split_of_parts(parts: Sequence[str]) -> str | None:
     return next((split for part in parts if (split := _split_of(part)) is not None), None)
 
 
-READERS = {"COCO": _coco, "Pascal VOC": _voc, "YOLO": _yolo}
+READERS = {"COCO": _coco, "Pascal VOC": _voc, "YOLO": _yolo, "masks": _masks}

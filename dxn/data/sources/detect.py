@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -33,19 +34,24 @@ YOLO = "labels"  # folder with a text file per picture
 # What files of annotations contain.
 COCO = (b'"images"', b'"categories"', b'"file_name"')
 VOC = (b"<annotation", b"<object")
+# Starts of the names of folders with masks and with their pictures, and of the formats of masks.
+MASK_FOLDERS = ("mask", "label", "annotation", "segmentation")
+PICTURE_FOLDERS = ("image", "img", "picture", "jpegimages")
+MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")
+MASK_SUFFIX = re.compile(r"_(mask|masks|label|labels|seg|gt|l)$", re.IGNORECASE)
 MAX_ANNOTATIONS = 2**31  # bytes
 CONFINE = "data.confine"  # option that refuses paths out of the folder of the data
 
 
 class Annotations(NamedTuple):
-    """The files with the boxes of the objects in the pictures of a folder.
+    """The files with the boxes of the objects in the pictures of a folder, or with masks.
 
     Args:
         format: Their format.
         files: The files, sorted by name.
     """
 
-    format: Literal["COCO", "Pascal VOC", "YOLO"]
+    format: Literal["COCO", "Pascal VOC", "YOLO", "masks"]
     files: list[Path]
 
 
@@ -171,7 +177,38 @@ def annotations_of(folder: Path) -> Annotations | None:
     has_names = any(folder.glob(name) for name in ("*.yaml", "*.yml", "classes.txt"))
     has_pictures = any("images" in file.relative_to(folder).parts for file in files)
     yolo = [file for file in labels if file.name != "classes.txt"]
-    return Annotations("YOLO", yolo) if yolo and (has_names or has_pictures) else None
+    if yolo and (has_names or has_pictures):
+        return Annotations("YOLO", yolo)
+    masks = [file for file in files if file.suffix.lower() in MASKS]
+    masks = [file for file in masks if in_folder(file, folder, MASK_FOLDERS)]
+    stems = {mask_stem(file) for file in masks}
+    others = (file for file in files if in_folder(file, folder, PICTURE_FOLDERS))
+    # Classes can be folders of any name, whose files have the same names.
+    is_found = any(file.stem in stems for file in others) and _is_mask(masks[0], folder)
+    return Annotations("masks", masks) if is_found else None
+
+
+def _is_mask(file: Path, root: Path) -> bool:
+    """Whether a picture is in a folder of masks by its name, or has a palette or levels of gray."""
+    if in_folder(file, root, MASK_FOLDERS[:1]):
+        return True
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            return image.mode in ("1", "L", "P", "I", "I;16")
+    except OSError:
+        return False
+
+
+def in_folder(file: Path, root: Path, names: tuple[str, ...]) -> bool:
+    """Whether the name of a folder of a file, below the root, starts with one of these names."""
+    return any(part.lower().startswith(names) for part in file.relative_to(root).parts[:-1])
+
+
+def mask_stem(file: Path) -> str:
+    """Return the name of the picture of a mask, such as 7 for 7.png and 7_mask.png."""
+    return MASK_SUFFIX.sub("", file.stem)
 
 
 def _contains(file: Path, words: Sequence[bytes]) -> bool:

@@ -93,6 +93,9 @@ def read_mask(cell: Any, origin: str) -> Mask:
     if isinstance(source, Image.Image):
         source = np.asarray(source)
     try:
+        refusal = getattr(source, "reason", "")  # of a path out of the folder of the data
+        if refusal:
+            raise BadMedia(refusal)
         if isinstance(source, np.ndarray):
             if source.ndim != 2 or source.dtype.kind not in "uib" or not source.size:
                 raise BadMedia(
@@ -104,10 +107,7 @@ def read_mask(cell: Any, origin: str) -> Mask:
             size = image.height, image.width
     except BadMedia as error:
         shown = f"{source} " if isinstance(source, str) else ""
-        raise UserError(
-            f"{origin}: the mask {shown}cannot be read: {error}; a mask is a PNG file with the "
-            "class of each pixel"
-        ) from error
+        raise UserError(f"{origin}: the mask {shown}cannot be read: {error}") from error
     return Mask(_digest(source) if isinstance(source, bytes) else str(source), source, size)
 
 
@@ -148,7 +148,9 @@ def _opened(source: Any) -> Image.Image:
         if isinstance(error, BadMedia):
             raise
         known = ", ".join(FORMATS)
-        raise BadMedia(f"not a picture without loss ({known})") from error
+        raise BadMedia(
+            f"not a picture without loss ({known}), as a file with the class of each pixel must be"
+        ) from error
     except Image.DecompressionBombError as error:
         raise BadMedia("too many pixels") from error
     if image.width * image.height > MAX_PIXELS:
