@@ -192,14 +192,15 @@ DEFAULTS: dict[str, Settings] = {
         "feed_forward_proj": "gated-gelu",
         "scale_decoder_outputs": False,
     },
-    "bart": {**BART, "decoder_start_token_id": 2},
-    "mbart": BART,
+    "bart": {**BART, "decoder_start_token_id": 2, "forced_eos_token_id": 2},
+    "mbart": {**BART, "forced_eos_token_id": 2},
     "marian": {
         **BART,
         "bos_token_id": None,
         "pad_token_id": 58100,
         "eos_token_id": 0,
         "decoder_start_token_id": 58100,
+        "forced_eos_token_id": 0,
     },
     "m2m_100": {
         **BART,
