@@ -185,6 +185,9 @@ def test_every_task_says_which_metric_selects_the_best_epoch():
         "masked": "loss",
         "contrastive": "mrr",
         "forecast": "mase",
+        "detect": "map",
+        "segment": "miou",
+        "span": "f1_answer",
     }
     lower = [name for name, task in tasks.items() if not task.metric.higher_is_better]
     assert lower == ["regress", "ctc", "language", "masked", "forecast"]
@@ -202,7 +205,7 @@ class RawBoxes(Target):
     def encode(self, value, sample, rand=None):
         # raw = origin + scale * pixel; a mirrored picture has a negative scale.
         frame = sample["photo"]["frame"]
-        origin, scale = frame[:2].repeat(2), frame[2:].repeat(2)
+        origin, scale = frame[:2].repeat(2), frame[2:4].repeat(2)
         boxes = (torch.tensor(value, dtype=torch.float32).reshape(-1, 4) - origin) / scale
         low = torch.minimum(boxes[:, :2], boxes[:, 2:])
         high = torch.maximum(boxes[:, :2], boxes[:, 2:])
@@ -231,7 +234,7 @@ class Boxes(Task):
 
     def predict(self, head, output, batch, *, draft=False):
         frames = batch["photo"]["frame"]
-        boxes = frames[:, None, :2].repeat(1, 1, 2) + frames[:, None, 2:].repeat(1, 1, 2) * (
+        boxes = frames[:, None, :2].repeat(1, 1, 2) + frames[:, None, 2:4].repeat(1, 1, 2) * (
             8 * output["boxes"]
         )
         low = torch.minimum(boxes[..., :2], boxes[..., 2:])
