@@ -47,7 +47,12 @@ Example = tuple[dict[str, Any], Tensors]
 
 
 def make_examples(
-    model: Any, seed: int, sizes: Sequence[int] = SIZES, *, counted: Collection[str] = ()
+    model: Any,
+    seed: int,
+    sizes: Sequence[int] = SIZES,
+    *,
+    counted: Collection[str] = (),
+    required: Collection[str] = (),
 ) -> list[Example]:
     """Return batches of random samples for a model.
 
@@ -56,13 +61,14 @@ def make_examples(
         seed: Random seed.
         sizes: Number of samples of each batch.
         counted: Names of the inputs whose counted features a baseline reads.
+        required: Names of the inputs that every sample has.
 
     Raises:
         UserError: If a tokenizer cannot create random values.
     """
     rand = random.Random(seed)
     names = list(model.inputs)
-    rows = [_rows(names, size, rand) for size in sizes]
+    rows = [_rows(names, size, rand, required) for size in sizes]
     inputs = {
         name: _varied(
             _drawing(model, name, rand, name in counted), [len(each[name]) for each in rows]
@@ -146,11 +152,14 @@ def _example(size: int, rows: Mapping[str, list[int]], inputs: Mapping[str, Exam
     return batch, tensors
 
 
-def _rows(names: Sequence[str], size: int, rand: random.Random) -> dict[str, list[int]]:
+def _rows(
+    names: Sequence[str], size: int, rand: random.Random, required: Collection[str]
+) -> dict[str, list[int]]:
     """Return the samples that have each input. Every sample has one, and every input a sample."""
     rows: dict[str, list[int]] = {name: [] for name in names}
     for sample in range(size):
-        has = [name for name in names if rand.random() < 0.7] or [rand.choice(names)]
+        has = [name for name in names if rand.random() < 0.7 or name in required]
+        has = has or [rand.choice(names)]
         for name in names if sample == 0 else has:
             rows[name].append(sample)
     return rows

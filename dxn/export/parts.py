@@ -80,7 +80,12 @@ def make_parts(predictor: Predictor) -> tuple[list[Part], str]:
     check_exportable(predictor)
     if predictor.task.target.source == "stream":
         return [_language(predictor)], "continue_text"
-    examples = make_examples(predictor.model, SEED, counted=counted_inputs(predictor.network))
+    examples = make_examples(
+        predictor.model,
+        SEED,
+        counted=counted_inputs(predictor.network),
+        required=predictor.task.target.required,
+    )
     graph = make_graph(predictor.network, predictor.task, examples)
     cases = [{name: tensors[name] for name in graph.used} for _, tensors in examples]
     if predictor.task.writes:

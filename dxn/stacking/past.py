@@ -193,7 +193,7 @@ def _read(futures: Sequence[Future], prepare: Any, horizon: int) -> tuple[Tensor
     for future in chosen:
         assert future.history is not None
         sample = prepare(future.history)
-        past = sample["values"].masked_fill(~sample["observed"], torch.nan)[:, :channels]
+        past = sample["values"].masked_fill(~sample["observed"], torch.nan)[:steps, :channels]
         loc, scale = sample["loc"][:channels].double(), sample["scale"][:channels].double()
         # In float64: a large value minus the location needs more digits than float32 has.
         after = ((fitted(future.values, horizon).double() - loc) / scale).float()

@@ -209,7 +209,7 @@ def _forecast(quantiles: Mapping[str, Any], truth: Any) -> Callable[[Axes], None
     def draw(axis: Axes) -> None:
         levels = sorted(by_level)
         horizon = len(by_level[levels[0]])
-        history = truth.history[-HISTORY_HORIZONS * horizon :, 0].numpy()
+        history = truth.past[-HISTORY_HORIZONS * horizon :, 0].numpy()
         true = truth.values[:, 0].numpy()
         ahead = np.arange(1, horizon + 1)
         axis.plot(np.arange(1 - len(history), 1), history, color=GREY, label="history")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Series:
 
     Args:
         name: Value of the column that identifies the series. None: there is no such column.
-        values: Values (T, C), float32: the target channels, then the covariates. NaN is missing.
+        values: Values (T, C), float32: the targets first. NaN is missing.
         rows: Row of the table of each step. A step without a row has that of the step before.
         times: Time of each step. None: the table has no time column.
     """
@@ -41,12 +41,16 @@ class Series:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def until(self, end: int) -> Series:
+        """Return the series without the steps from `end` on."""
+        times = None if self.times is None else self.times[:end]
+        return Series(self.name, self.values[:end], self.rows[:end], times)
+
 
 def read_series(
     table: Table,
-    names: Sequence[str],
+    options: Mapping[str, str],
     *,
-    num_targets: int,
     time: str | None,
     series_id: str | None,
     clock: Clock | None,
@@ -58,8 +62,7 @@ def read_series(
 
     Args:
         table: The table, whose rows are time steps.
-        names: Columns of the channels: the targets, then the covariates.
-        num_targets: Number of targets.
+        options: The option that contains each column of numbers, by column.
         time: Column with the time of a row. None: the rows are in the order of time.
         series_id: Column that identifies the series of a row. None: there is one series.
         clock: Regular step between the rows. None: the rows are the steps.
@@ -71,11 +74,10 @@ def read_series(
         UserError: If a column is missing, or its cells are neither numbers nor times.
     """
     channels: list[list[float]] = []
-    for i, name in enumerate(names):
-        option = f"{key}target" if i < num_targets else f"{key}covariates"
+    for i, (name, option) in enumerate(options.items()):
         form = None if formats is None else formats[i]
-        channels.append(_read_channel(table, name, option, form, notes))
-    values = torch.tensor(channels).T if len(table) else torch.zeros(0, len(names))
+        channels.append(_read_channel(table, name, f"{key}{option}", form, notes))
+    values = torch.tensor(channels).T if len(table) else torch.zeros(0, len(options))
     times = None
     if time is not None:
         column = table.column(time, f"{key}time")

@@ -9,6 +9,7 @@ from pathlib import Path
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.choose import Columns, Readers, name_inputs, to_rows
+from dxn.data.columns.infer import infer_columns
 from dxn.data.rows import VALUES, Source
 from dxn.data.series.clock import Clock, find_clock, looks_like_times, parse_times
 from dxn.data.series.season import find_season
@@ -36,6 +37,8 @@ def timeline(
     time: str | None = None,
     series_id: str | None = None,
     covariates: str | Sequence[str] | None = None,
+    known: str | Sequence[str] = (),
+    static: str | Sequence[str] = (),
     horizon: int | None = None,
     context: int | None = None,
     season: int | None = None,
@@ -62,6 +65,10 @@ def timeline(
         series_id: Column that identifies the series of a row, if the table has several.
         covariates: Further columns of numbers that the model reads. Only their past is known.
             Default: all other columns of numbers; an empty list: none.
+        known: Columns of numbers whose future is known, such as holidays, prices or plans. The
+            model also reads their values of the next `horizon` steps.
+        static: Columns with one value per series, such as its category or a text. They are further
+            inputs.
         horizon: Number of future steps to predict. Default: one season, or 10 steps, but at most a
             fifth of the longest series.
         context: Number of past steps that the model reads. Default: three seasons, or three times
@@ -95,6 +102,8 @@ def timeline(
         time=time,
         series_id=series_id,
         covariates=covariates,
+        known=known,
+        static=static,
         horizon=horizon,
         context=context,
         season=season,
@@ -103,7 +112,16 @@ def timeline(
         notes=notes,
     )
     parts = _parts(table, windows, series, fractions, stride, notes)
-    inputs = name_inputs({modality: [VALUES]})
+    by_modality = {modality: [VALUES]}
+    if windows.static:
+        first = next(iter(parts.values()))
+        infer_columns(first, windows.static, readers, by_modality, [], (), notes)
+        if unread := set(windows.static).difference(*by_modality.values()):
+            raise UserError(
+                f"data.static: no adapter in use reads column {min(unread)!r}, or all series have "
+                "the same value; remove it, or add an adapter"
+            )
+    inputs = name_inputs(by_modality)
     columns = Columns(inputs, [windows.target_name])
     splits = {}
     for name, part in parts.items():
@@ -126,6 +144,8 @@ def find_windows(
     time: str | None = None,
     series_id: str | None = None,
     covariates: str | Sequence[str] | None = None,
+    known: str | Sequence[str] = (),
+    static: str | Sequence[str] = (),
     horizon: int | None = None,
     context: int | None = None,
     season: int | None = None,
@@ -150,7 +170,7 @@ def find_windows(
         check_fractions(fractions)
     if not len(table):
         raise UserError(f"{table.path or table.name}: the table has no rows; choose another one")
-    windows = _choose_columns(table, target, time, series_id, covariates, notes)
+    windows = _choose_columns(table, target, time, series_id, covariates, known, static, notes)
     clock = _find_clock(table, windows, notes)
     windows = replace(
         windows,
@@ -158,6 +178,9 @@ def find_windows(
         formats=_find_formats(table, windows),
     )
     series = windows.read(table, clock, key="data.", notes=notes)
+    if windows.known:
+        # Later rows, of which only the known columns have values, are nothing to learn from.
+        series = [one.until(windows.end(one)) for one in series]
     windows = _choose_sizes(windows, series, clock, horizon, context, season, fractions, notes)
     return windows, series
 
@@ -168,6 +191,8 @@ def _choose_columns(
     time: str | None,
     series_id: str | None,
     covariates: str | Sequence[str] | None,
+    known: str | Sequence[str],
+    static: str | Sequence[str],
     notes: list[str],
 ) -> Windows:
     """Choose the columns of the series, as `Windows` without sizes."""
@@ -180,11 +205,17 @@ def _choose_columns(
             raise UserError(f"data.{key}: column {name!r} is also the target; choose another one")
     for name in targets:
         table.column(name, "data.target")
+    ahead, fixed = (list(dict.fromkeys(map(str, as_list(names)))) for names in (known, static))
     if time is None:
-        time = _time_column(table, {*targets, series_id})
+        time = _time_column(table, {*targets, *ahead, *fixed, series_id})
         if time is None:
             notes.append("no time column: the rows are read in the order of the table")
-    used = {*targets, time, series_id}
+    if fixed and series_id is None:
+        raise UserError(
+            "data.static: needs data.series_id; with a single series, a column that never changes "
+            "says nothing"
+        )
+    used = {*targets, *ahead, *fixed, time, series_id}
     numbers = [
         name
         for name, cells in table.columns.items()
@@ -192,21 +223,28 @@ def _choose_columns(
     ]
     if not targets:
         if len(numbers) != 1:
-            known = ", ".join(numbers) or "none"
+            found = ", ".join(numbers) or "none"
             raise UserError(
-                f"data.target: set it to the column to forecast; the columns of numbers are {known}"
+                f"data.target: set it to the column to forecast; the columns of numbers are {found}"
             )
         targets, numbers = numbers, []
-    chosen = numbers if covariates is None else [str(name) for name in as_list(covariates)]
-    if wrong := [name for name in chosen if name in (*targets, time, series_id)]:
-        raise UserError(
-            f"data.covariates: column {wrong[0]!r} is already the target, the time or the id of "
-            "the series; remove it"
-        )
-    unused = [name for name in table.columns if name not in {*targets, time, series_id, *chosen}]
+    past = numbers if covariates is None else [*dict.fromkeys(map(str, as_list(covariates)))]
+    # A column of covariates whose future is known is no column of which only the past is known.
+    past = [name for name in past if name not in ahead]
+    taken = {*targets, time, series_id}
+    for key, names in (("covariates", past), ("known", ahead), ("static", fixed)):
+        for name in names:
+            table.column(name, f"data.{key}")
+            if name in taken:
+                raise UserError(
+                    f"data.{key}: column {name!r} is already the target, the time, the id of the "
+                    "series or in another option; remove it"
+                )
+        taken.update(names)
+    unused = [name for name in table.columns if name not in taken]
     if unused:
         notes.append(f"not used: {', '.join(unused)}")
-    return Windows(targets, chosen, time, series_id)
+    return Windows(targets, past, time, series_id, known=ahead, static=fixed)
 
 
 def _time_column(table: Table, used: set[str | None]) -> str | None:
@@ -225,8 +263,7 @@ def _time_column(table: Table, used: set[str | None]) -> str | None:
 
 def _find_formats(table: Table, windows: Windows) -> list[list[str]]:
     """Find out how the numbers are written. New tables are read in the same format."""
-    forms = [channel_format(table, name, "data.target") for name in windows.target]
-    forms += [channel_format(table, name, "data.covariates") for name in windows.covariates]
+    forms = [channel_format(table, name, f"data.{key}") for name, key in windows.channels.items()]
     return [[form.decimal, form.unit] for form in forms]
 
 

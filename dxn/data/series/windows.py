@@ -14,7 +14,7 @@ from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.clock import Clock
 from dxn.data.series.layout_columns import check_unused
-from dxn.data.series.steps import Series, read_series
+from dxn.data.series.steps import Series, group_rows, read_series
 from dxn.data.tables.read import Table
 from dxn.tokenize.cells.numbers import NumberFormat
 
@@ -67,6 +67,8 @@ class Windows:
         covariates: Further columns of numbers, of which only the past is known.
         time: Column with the time of a row. None: the rows are in the order of time.
         series_id: Column that identifies the series of a row. None: there is one series.
+        known: Further columns of numbers whose values of the next `horizon` steps are known.
+        static: Columns with one value per series, which are further inputs.
         horizon: Number of future steps.
         context: Number of steps of a history.
         season: Season length in steps.
@@ -79,6 +81,8 @@ class Windows:
     covariates: Sequence[str] = ()
     time: str | None = None
     series_id: str | None = None
+    known: Sequence[str] = ()
+    static: Sequence[str] = ()
     horizon: int = 1
     context: int = 1
     season: int = 1
@@ -93,17 +97,25 @@ class Windows:
             size = getattr(self, name)
             if type(size) is not int or not 1 <= size <= MAX_SIZE:
                 raise ValueError(f"windows.{name} must be a positive integer, got {size!r}")
-        names = [*self.target, *self.covariates, *self.ids]
+        names = [*self.target, *self.covariates, *self.known, *self.static, *self.ids]
         if not self.target or not all(isinstance(name, str) for name in names):
             raise ValueError(f"windows must name columns, got {names}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"windows must name each column once, got {names}")
         if self.clock is not None:
             Clock.from_node(self.clock)
         if self.formats is not None:
-            _check_formats(self.formats, len(self.target) + len(self.covariates))
+            _check_formats(self.formats, len(self.channels))
 
     @property
     def ids(self) -> Sequence[str]:
         return [name for name in (self.series_id, self.time) if name is not None]
+
+    @property
+    def channels(self) -> dict[str, str]:
+        """The option that contains each column of numbers, in the order of the channels."""
+        options = {"target": self.target, "covariates": self.covariates, "known": self.known}
+        return {name: option for option, names in options.items() for name in names}
 
     @property
     def target_name(self) -> str:
@@ -122,12 +134,16 @@ class Windows:
         """Return one row per window: all windows with a future, or the end of each series.
 
         Without `with_target`, the history of a row is the end of a series, and its future is
-        predicted.
+        predicted. With known columns, the history ends at the last value of a target.
         """
         clock = None if self.clock is None else Clock.from_node(self.clock)
         series = self.read(table, clock, key=key, notes=[] if notes is None else notes)
         if not with_target:
-            return self.cut(table, [(one, [len(one)]) for one in series], with_target=False)
+            ends = [(one, [self.end(one)]) for one in series]
+            if self.known:
+                for one, (end,) in ends:
+                    self._check_future(table, one, end)
+            return self.cut(table, ends, with_target=False)
         shortest = 1 + self.horizon
         long = [one for one in series if len(one) >= shortest]
         if not long:
@@ -144,8 +160,7 @@ class Windows:
         """Read the series of a table, see `dxn.data.series.steps.read_series`."""
         return read_series(
             table,
-            [*self.target, *self.covariates],
-            num_targets=len(self.target),
+            self.channels,
             time=self.time,
             series_id=self.series_id,
             clock=clock,
@@ -153,6 +168,13 @@ class Windows:
             key=key,
             notes=notes,
         )
+
+    def end(self, series: Series) -> int:
+        """Return the first step after the history; with known columns, later rows can follow."""
+        if not self.known:
+            return len(series)
+        present = (~series.values[:, : len(self.target)].isnan()).any(1).nonzero()
+        return int(present[-1]) + 1 if len(present) else 0
 
     def starts(self, series: Series, begin: int, end: int) -> range:
         """Return the first future steps of all windows whose future is in begin:end.
@@ -179,9 +201,10 @@ class Windows:
         """
         from dxn.tasks.forecast.futures import Future  # only tables of series have them
 
-        check_unused([*self.ids, self.target_name], VALUES, table)
+        check_unused([*self.ids, *self.static, self.target_name], VALUES, table)
         clock = Clock() if self.clock is None else Clock.from_node(self.clock)
-        columns: dict[str, list[Any]] = {name: [] for name in (*self.ids, VALUES)}
+        columns: dict[str, list[Any]] = {n: [] for n in (*self.ids, *self.static, VALUES)}
+        fixed = {name: static_values(table, name, self.series_id) for name in self.static}
         if with_target:
             columns[self.target_name] = []
         rows: list[int] = []
@@ -193,9 +216,11 @@ class Windows:
                 if history.isnan().all() or (with_target and values.isnan().all()):
                     continue
                 rows.append(series.rows[start - 1])
-                columns[VALUES].append(history)
+                columns[VALUES].append(self._with_known(series, history, start))
                 if self.series_id is not None:
                     columns[self.series_id].append(series.name)
+                for name, by_series in fixed.items():
+                    columns[name].append(by_series[series.name])
                 label = ""
                 if self.time is not None:
                     times = FutureTimes(series, start, self.horizon, clock)
@@ -208,11 +233,50 @@ class Windows:
                         scale=scales[start],
                         names=self.target,
                         start=label,
+                        num_known=len(self.known),
                     )
                     columns[self.target_name].append(future)
         origins = table.origins.take(np.array(rows, np.int64))
         packed = {name: as_column(cells) for name, cells in columns.items()}
         return Table(packed, origins, table.notes, table.path)
+
+    def _with_known(self, series: Series, history: Tensor, start: int) -> Tensor:
+        """Return a history with the next steps, in which only the known channels have values."""
+        if not self.known:
+            return history
+        ahead = history.new_full((self.horizon, history.shape[1]), torch.nan)
+        future = series.values[start : start + self.horizon, -len(self.known) :]
+        ahead[: len(future), -len(self.known) :] = future
+        return torch.cat([history, ahead])
+
+    def _check_future(self, table: Table, series: Series, end: int) -> None:
+        """Check that the known columns have a value at each step of the forecast.
+
+        Raises:
+            UserError: If a row or a cell is missing.
+        """
+        future = series.values[end : end + self.horizon, -len(self.known) :]
+        missing = future.isnan().any(1).nonzero()
+        step = end + (int(missing[0]) if len(missing) else len(future))
+        # A series without any history has no forecast.
+        if not end or step == end + self.horizon:
+            return
+        names = ", ".join(self.known)
+        if step < len(series) and series.rows[step] != series.rows[step - 1]:
+            column = self.known[int(future[step - end].isnan().nonzero()[0])]
+            raise UserError(
+                f"{table.origin(series.rows[step])}: no value in column {column!r}, which must be "
+                f"known for the {self.horizon} steps of a forecast; fill the cell"
+            )
+        where = "" if self.series_id is None else f" of series {series.name!r}"
+        if self.time is not None:
+            clock = Clock() if self.clock is None else Clock.from_node(self.clock)
+            where += f" at {FutureTimes(series, end, self.horizon, clock)[step - end]}"
+        raise UserError(
+            f"{table.path or table.name}: no row{where}; a forecast needs {names} of the "
+            f"{self.horizon} steps after the last value of {self.target_name}: add rows for these "
+            f"steps, and leave {self.target_name} empty there"
+        )
 
     def node(self) -> dict[str, Any]:
         return {self.kind: {name: v for name, v in asdict(self).items() if v is not None}}
@@ -227,6 +291,28 @@ class Windows:
         if not isinstance(value, Mapping):
             raise ValueError(f"must be a mapping with target and horizon, got {value!r}")
         return cls(**value)
+
+
+def static_values(table: Table, column: str, series_id: str | None) -> dict[Any, Any]:
+    """Return the only value of a column in each series; None where all cells are empty.
+
+    Raises:
+        UserError: If a series has several values.
+    """
+    cells = table.column(column, "data.static")
+    result: dict[Any, Any] = {}
+    for name, rows in group_rows(table, series_id, "data.").items():
+        present = [row for row in rows if cells[row] is not None]
+        for row in present:
+            if cells[row] != cells[present[0]]:
+                raise UserError(
+                    f"{table.origin(row)}: column {column!r} has {str(cells[row])[:40]!r}, but "
+                    f"{table.origin(present[0])}, which belongs to the same series ({name}), has "
+                    f"{str(cells[present[0]])[:40]!r}; a column of data.static must have one value "
+                    "per series"
+                )
+        result[name] = cells[present[0]] if present else None
+    return result
 
 
 def _check_formats(formats: Any, num_channels: int) -> None:

@@ -29,6 +29,12 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray | None:
     steps = without_end(to_steps(value))
     if steps is not None and steps.shape[1] != options["channels"]:
         raise ValueError(f"must have {options['channels']} channels, got {steps.shape[1]}")
+    ahead, unknown = options["ahead"], options["channels"] - options["num_known"]
+    if steps is not None and ahead and not np.isnan(steps[-ahead:, :unknown]).all():
+        raise ValueError(
+            f"the first {unknown} channels must be NaN in the last {ahead} steps, which are those "
+            "of the forecast"
+        )
     return steps
 
 
@@ -92,4 +98,7 @@ def _statistics(raw: np.ndarray, options: Mapping[str, Any]) -> tuple[np.ndarray
     small = options["min_relative_std"]
     std = np.where(std <= small * np.abs(mean), options["constant_std"], std)
     std = np.where(np.isnan(x).all(0), 1.0, std)
+    if options["num_known"]:
+        known = slice(-options["num_known"], None)
+        mean[known], std[known] = options["mean"][known], options["std"][known]
     return mean.astype(np.float32), std.astype(np.float32)

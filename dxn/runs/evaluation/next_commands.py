@@ -86,6 +86,8 @@ def next_commands(run: Training) -> list[list[str]]:
     commands: list[list[str]] = []
     if run.task.is_supervised:
         names = [word.removeprefix("input.").partition("=")[0] for word in sample]
+        if not set(run.task.target.required) <= set(names):
+            sample = []
         if sample and not obstacle_of(run.model, names):
             commands.append(["attend", *model, *sample])
         # A command that needs no new data. A path of the environment is not saved.
@@ -118,6 +120,8 @@ def _rows_options(data: Mapping[str, Any]) -> list[str]:
     """Return the options that read the rows of a data source. Empty: not from one path."""
     is_folder = data["_target_"] == "dxn.data.folder"
     if not is_folder and data["_target_"] not in TABLES:
+        return []
+    if data.get("known"):  # a forecast needs a table with later rows
         return []
     values = [data.get(key) for key in ("test", "path", "train")]
     path = next((value for value in values if value), None)

@@ -22,9 +22,11 @@ class Future:
         season: Season length in steps. None: not known.
         scale: Scale (K,) of the errors of each channel, see `seasonal_scale`. None: not known yet.
         history: Values (T, C) before the future ones, whose first K channels are those of `values`.
-            None: not known yet.
+            With known channels, the H next steps follow, in which only these have values. None: not
+            known yet.
         names: Names of the K channels.
         start: Time of the first future value, for titles.
+        num_known: Number of the last channels of `history` whose future values are known.
     """
 
     values: Tensor
@@ -33,6 +35,13 @@ class Future:
     history: Tensor | None = None
     names: Sequence[str] = ()
     start: str = ""
+    num_known: int = 0
+
+    @property
+    def past(self) -> Tensor:
+        """The history (T, C) without the next steps of known channels."""
+        assert self.history is not None
+        return self.history[: -len(self.values)] if self.num_known else self.history
 
     def __repr__(self) -> str:
         # Two targets are compared by their representation, which is short in messages, too.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from einops import rearrange
+from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
@@ -32,6 +32,9 @@ class ForecastHead(nn.Module):
         num_channels: Number of channels C that have tokens of their own, those of the same time
             next to each other. The output layer is then shared by the channels, and reads the
             tokens of one of them (arXiv:2211.14730, section 3.1). 1: each token has all channels.
+        num_known: Number of the last channels whose future is known. If they have tokens of their
+            own, the output layer of each channel reads these, too.
+        reads_pooled: Whether the pooled vector is read beside the tokens.
         season: Season length of the seasonal naive forecast that is added. 0: none.
         history: Function that returns the normalized values (B, T, C) of a batch of the series.
     """
@@ -45,6 +48,8 @@ class ForecastHead(nn.Module):
         input: str,
         num_tokens: int,
         num_channels: int,
+        num_known: int,
+        reads_pooled: bool,
         season: int,
         history: Callable[[Mapping[str, Tensor]], Tensor],
     ):
@@ -56,6 +61,8 @@ class ForecastHead(nn.Module):
         self.input = input
         self.num_tokens = num_tokens
         self.num_channels = num_channels
+        self.num_known = num_known if num_channels > 1 else 0
+        self.reads_pooled = reads_pooled
         self.season = season
         self.history = history
         horizon, channels, quantiles = shape
@@ -73,7 +80,11 @@ class ForecastHead(nn.Module):
         if self.num_tokens:
             x = last_tokens(tokens.select(self.input), self.num_tokens)
             x = rearrange(x, "b (t c) d -> b c (t d)", c=self.num_channels)
+            known = x[:, self.num_channels - self.num_known :].flatten(1)
             x = x[:, : self.output_shape[1]]  # the channels that are predicted come first
+            beside = [known] if self.num_known else []
+            beside += [pooled] if self.reads_pooled else []
+            x = torch.cat([x, *(repeat(y, "b d -> b c d", c=x.shape[1]) for y in beside)], -1)
         raw = rearrange(
             self.out(self.mlp(x)),
             "b c (h k q) -> b h (c k) q",

@@ -53,18 +53,19 @@ class FutureState(Strict):
     context: Size
     num_channels: Size
     channels: list[str]  # empty: all, whose number is not known
+    num_known: Annotated[int, Field(ge=0, le=100_000)] = 0
 
     @model_validator(mode="after")
     def _check(self) -> FutureState:
         # Two large sizes would fill the memory together.
-        if self.context * self.num_channels > MAX_VALUES:
+        if (self.context + self.horizon) * self.num_channels > MAX_VALUES:
             raise ValueError(
-                f"context times num_channels must be at most {MAX_VALUES:,}, got "
-                f"{[self.context, self.num_channels]}"
+                "context and horizon times num_channels must be at most "
+                f"{MAX_VALUES:,}, got {[self.context, self.horizon, self.num_channels]}"
             )
-        if len(self.channels) > self.num_channels:
+        if len(self.channels) + self.num_known > self.num_channels:
             raise ValueError(
-                f"channels must be at most {self.num_channels} names, got "
+                f"channels must be at most {self.num_channels - self.num_known} names, got "
                 f"{shortened(self.channels)}"
             )
         return self
@@ -84,6 +85,7 @@ class FutureValues(Target):
         context: Number of steps T of the longest training history.
         num_channels: Number of its channels C.
         channels: Names of the K channels. Empty: all, whose number is not known.
+        num_known: Number of the last channels whose values of the H future steps are known.
         input: Name of the series. `bind` sets it.
     """
 
@@ -104,7 +106,13 @@ class FutureValues(Target):
         self.horizon = 0
         self.context = self.num_channels = 0
         self.channels: list[str] = []
+        self.num_known = 0
         self.input = ""
+
+    @property
+    def ahead(self) -> int:
+        """Number of steps after the history that a series has."""
+        return self.horizon if self.num_known else 0
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Future:
         """Return the future values with the history of the row and the scale of its errors.
@@ -174,7 +182,13 @@ class FutureValues(Target):
         self.season = first.season or 1
         if self.residual is None:
             self.residual = "none" if len(values) >= MANY_WINDOWS else "season"
-        histories = [value.history.shape for value in values if value.history is not None]
+        self.num_known = first.num_known
+        if self.num_known and self.horizon != len(first.values):
+            raise UserError(
+                f"head.horizon: must be data.horizon={len(first.values)} with known columns, got "
+                f"{self.horizon}; set data.horizon"
+            )
+        histories = [value.past.shape for value in values if value.history is not None]
         if not histories:
             raise UserError(
                 "targets: a forecast needs the series that each target continues, got values only; "
@@ -322,6 +336,11 @@ class Forecast(Task[FutureValues]):
         """
         target = self.target
         adapter: Any = adapters[target.input]
+        if target.num_known and self.decoder is not None:
+            raise UserError(
+                "data.known: a forecast by a decoder, such as that of Chronos-Bolt, cannot read "
+                "values of future steps; remove the option, or train without weights"
+            )
         if adapter.is_separate != (self.decoder is not None):
             raise UserError(
                 "adapters.series.channels: separate needs a forecast by a decoder, and the reverse;"
@@ -330,11 +349,16 @@ class Forecast(Task[FutureValues]):
             )
         if self.decoder is not None:
             return self._decoder_head(self.decoder, adapter)
-        adapter.tokenizer.continue_from(target.context)
-        shape = (target.context, target.num_channels)
+        ahead = target.ahead
+        adapter.tokenizer.continue_from(target.context, ahead=ahead, num_known=target.num_known)
+        shape = (target.context + ahead, target.num_channels)
         num_tokens = 0 if self.read == "pooled" else count_tokens(adapter, shape)
         num_channels = target.num_channels if num_tokens and not adapter.is_joint else 1
-        width = num_tokens // num_channels * dim if num_tokens else pooled_dim
+        num_read = 1 + (target.num_known if num_channels > 1 else 0)
+        width = num_read * num_tokens // num_channels * dim if num_tokens else pooled_dim
+        # The tokens of the series alone say nothing about other inputs if these are fused late.
+        reads_pooled = bool(num_tokens) and len(adapters) > 1
+        width += pooled_dim if reads_pooled else 0
         return ForecastHead(
             PreHead(width, **self.pre_options),
             shape=(target.horizon, len(target.channels), len(self.quantiles)),
@@ -342,6 +366,8 @@ class Forecast(Task[FutureValues]):
             input=target.input,
             num_tokens=num_tokens,
             num_channels=num_channels,
+            num_known=target.num_known,
+            reads_pooled=reads_pooled,
             season={"season": target.season, "last": 1, "none": 0}[target.residual or "season"],
             history=adapter.tokenizer.history,
         )
@@ -369,6 +395,7 @@ class Forecast(Task[FutureValues]):
         target = self.target
         count = len(target.channels) or None
         histories = [raw[target.input][:, :count] for raw in raws]
+        histories = [history[: len(history) - target.ahead] for history in histories]
         naive = [seasonal_naive(h, target.horizon, target.season)[..., None] for h in histories]
         return f"{NAIVE} ({target.season})", naive
 

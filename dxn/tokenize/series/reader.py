@@ -39,6 +39,8 @@ class SeriesReader(Reader):
 
     Attributes:
         num_channels: Number of channels C of every series. 0: not known yet.
+        ahead: Number of steps after the history, in which only known channels have values.
+        num_known: Number of known channels, which are the last ones.
     """
 
     modality = "series"
@@ -47,6 +49,8 @@ class SeriesReader(Reader):
 
     def __init__(self) -> None:
         self.num_channels = 0
+        self.ahead = 0
+        self.num_known = 0
 
     def is_path(self, cell: Any) -> bool:
         """Whether a cell is the path of a file, and not a text of numbers."""
@@ -87,6 +91,12 @@ class SeriesReader(Reader):
             raise BadMedia(
                 f"every series must have the same number of channels, got {channels} instead of "
                 f"{self.num_channels}"
+            )
+        if self.ahead and not raw[-self.ahead :, : channels - self.num_known].isnan().all():
+            raise BadMedia(
+                f"the last {self.ahead} steps are those of the forecast: only the last "
+                f"{self.num_known} channels, whose future is known, can have values there; append "
+                f"{self.ahead} steps, with null for the other channels"
             )
         return raw
 

@@ -114,6 +114,10 @@ class SeriesTokenizer(Tokenizer):
         self.normalize: SeriesNormalization = normalize or "train"
         self.has_default = normalize is None
         self.window = 0
+        self.ahead = (
+            0  # steps after the end of the history, in which only known channels have values
+        )
+        self.num_known = 0
         self.is_fixed = False  # whether every sample has `window` steps
         self.fill_start = patch.fill_start
         self.constant_std = patch.constant_std
@@ -166,11 +170,17 @@ class SeriesTokenizer(Tokenizer):
         if self.normalize == "sample":
             moments = Moments(raw.shape[1])
             moments.add(raw)
-            return channel_statistics(moments, self.constant_std)
+            loc, scale = channel_statistics(moments, self.constant_std)
+            if self.num_known:
+                known = slice(-self.num_known, None)
+                loc[known], scale[known] = self.mean[known], self.std[known]
+            return loc, scale
         channels = raw.shape[1]
         return torch.zeros(channels), torch.ones(channels)
 
-    def continue_from(self, steps: int, *, is_fixed: bool = True) -> None:
+    def continue_from(
+        self, steps: int, *, ahead: int = 0, num_known: int = 0, is_fixed: bool = True
+    ) -> None:
         """Prepare samples of a task that continues the series, from its last time steps.
 
         With `is_fixed`, every sample then has the same number of time steps: a shorter series
@@ -178,20 +188,27 @@ class SeriesTokenizer(Tokenizer):
         values of a series with a trend leave the range of the training split.
 
         Args:
-            steps: Maximum number of time steps.
+            steps: Maximum number of time steps of the history.
+            ahead: Number of time steps after the history, in which only known channels have values.
+            num_known: Number of known channels, which are the last ones. The statistics of the
+                training split normalize them, because their level has a meaning.
             is_fixed: Whether every sample has this number of time steps.
         """
         self.window = steps
+        self.ahead = self.reader.ahead = ahead
+        self.num_known = self.reader.num_known = num_known
         self.is_fixed = is_fixed
         if self.has_default:
             self.normalize = "sample"
 
     def history(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the values (B, T, C) of a batch with the last step of each sample at index -1.
+        """Return the past values (B, T, C) of a batch, the last step of each sample at index -1.
 
         Padding before the first step, and missing values, are NaN.
         """
         values = batch["values"].masked_fill(~batch["observed"], torch.nan)
+        if self.ahead:  # every sample has the same number of steps
+            return values[:, : -self.ahead]
         steps = torch.arange(values.shape[1], device=values.device)
         index = steps - (values.shape[1] - batch["lengths"][:, None])
         moved = values.gather(1, index.clamp(min=0)[..., None].expand_as(values))
@@ -218,7 +235,7 @@ class SeriesTokenizer(Tokenizer):
 
     def cut(self, raw: Tensor) -> tuple[int, int] | None:
         """Return (kept, total) numbers of time steps of a truncated series, otherwise None."""
-        total = min(self.window or len(raw), len(raw))
+        total = min(self.window + self.ahead or len(raw), len(raw))
         kept = min(total, self.max_steps) if self.patch_size else total
         return (kept, total) if kept < total else None
 
@@ -228,11 +245,12 @@ class SeriesTokenizer(Tokenizer):
         return (self.max_len - 1) * self.stride + self.patch_size
 
     def _last_steps(self, raw: Tensor) -> Tensor:
-        """Return the last `window` time steps, after missing values if `is_fixed` is set."""
+        """Return the last time steps, after missing values if `is_fixed` is set."""
         if not self.window:
             return raw
-        raw = raw[-self.window :]
-        missing = self.window - len(raw) if self.is_fixed else 0
+        steps = self.window + self.ahead
+        raw = raw[-steps:]
+        missing = steps - len(raw) if self.is_fixed else 0
         return F.pad(raw, (0, 0, missing, 0), value=torch.nan)
 
     def _truncated(self, raw: Tensor) -> Tensor:

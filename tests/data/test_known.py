@@ -1,0 +1,120 @@
+"""Forecasts with columns whose future is known, and with static columns of each series."""
+
+import math
+
+import pytest
+import torch
+from helpers.data import write_table
+
+from dxn.core.errors import UserError
+from dxn.data.series.timeline import timeline
+from dxn.tasks import Forecast
+from dxn.tasks.forecast.futures import Future
+from dxn.tokenize import SeriesAdapter
+from dxn.tokenize.cells.category import CategoryReader
+from dxn.tokenize.series.reader import SeriesReader
+
+H, T = 3, 7  # steps of a forecast and of a history
+OPTIONS = {"target": "sales", "horizon": H, "context": T, "known": "promo"}
+
+
+def rows_of(count=41, *, future=0, **extra):
+    """Daily rows; those of the last `future` days have no sales."""
+    rows = []
+    for i in range(count):
+        sales = "" if i >= count - future else f"{10 + 5 * math.sin(2 * math.pi * i / 7):.3f}"
+        rows.append({"day": i, "sales": sales, "price": 100 + i, "promo": i % 5, **extra})
+    return rows
+
+
+def source_of(tmp_path, rows, **options):
+    path = write_table(tmp_path / "t.csv", rows)
+    readers = {"series": SeriesReader(), "category": CategoryReader()}
+    return timeline(path, readers=readers, **{**OPTIONS, **options})
+
+
+def test_a_window_has_the_future_of_known_columns_only(tmp_path):
+    train = source_of(tmp_path, rows_of()).splits["train"]
+    values, future = train.cells["series"][0], train.cells["target"][0]
+    assert values.shape == (T + H, 3)
+    assert values[:, 2].tolist() == [i % 5 for i in range(T + H)]
+    assert values[:T, 1].tolist() == list(range(100, 100 + T))
+    assert not values[:T].isnan().any() and values[T:, :2].isnan().all()
+    assert future.num_known == 1
+    assert future.values[0, 0] == pytest.approx(10, abs=1e-3)
+
+
+def test_later_rows_without_a_target_are_not_used_in_training(tmp_path):
+    expected = source_of(tmp_path, rows_of(41))
+    source = source_of(tmp_path, rows_of(50, future=9))
+    for name, rows in expected.splits.items():
+        assert source.splits[name].origin == rows.origin
+        for a, b in zip(source.splits[name].cells["series"], rows.cells["series"], strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def test_a_known_column_may_also_be_named_as_a_covariate(tmp_path):
+    both = source_of(tmp_path, rows_of(), covariates=["promo", "price"])
+    alone = source_of(tmp_path, rows_of(), covariates=[])
+    assert both.splits["train"].cells["series"][0].shape[1] == 3
+    assert alone.splits["train"].cells["series"][0].shape[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, {"known": "sales"}, "data.known: column 'sales' is already the target"),
+        ({}, {"known": "prom"}, "data.known: no column 'prom'.*did you mean 'promo'"),
+        ({"promo": "Easter"}, {}, "data.known: column 'promo' must contain numbers, got 'Easter'"),
+        ({"kind": "a"}, {"static": "kind"}, "data.static: needs data.series_id"),
+        ({"id": 1}, {"static": "promo", "series_id": "id"}, "data.static: column 'promo' is alr"),
+        ({"id": 1}, {"static": "id", "series_id": "id"}, "data.static: column 'id' is already"),
+        ({"id": 1}, {"static": "price", "series_id": "id"}, "row 3: column 'price' has '101', but"),
+        ({"id": 1, "m": "1 2"}, {"static": "m", "series_id": "id"}, "data.static: .*'m'.*adapter"),
+    ],
+)
+def test_wrong_columns_are_refused_in_a_sentence(tmp_path, change, options, message):
+    with pytest.raises(UserError, match=message):
+        source_of(tmp_path, rows_of(**change), **options)
+
+
+def test_a_static_column_is_an_input_beside_the_series(tmp_path):
+    rows = rows_of(shop="a", kind="food") + rows_of(shop="b", kind="toys")
+    rows[3]["kind"] = ""  # known from the other rows of the series
+    source = source_of(tmp_path, rows, series_id="shop", static=["kind"])
+    assert source.inputs["kind"].modality == "category"
+    for part in source.splits.values():
+        pairs = set(zip(part.ids["shop"], part.cells["kind"], strict=True))
+        assert pairs == {("a", "food"), ("b", "toys")}
+
+
+@pytest.mark.parametrize("channels", ["joint", "independent"])
+def test_a_forecast_depends_on_known_values_of_the_future(channels):
+    generator = torch.Generator().manual_seed(0)
+    history = torch.randn(T + H, 3, generator=generator)
+    history[T:, :2] = math.nan
+    task = Forecast(residual="season")
+    adapter = SeriesAdapter(16, patch_size=2, channels=channels).fit([history])
+    task.target.bind({"series": adapter})
+    task.target.fit([Future(torch.zeros(H, 1), season=2, history=history, num_known=1)])
+    assert (task.target.context, task.target.ahead) == (T, H)
+    head = task.make_head(16, 16, {"series": adapter})
+    torch.nn.init.normal_(head.out.weight)
+    changed = history.clone()
+    changed[-1, 2] += 1
+    batch = adapter.tokenizer.batch([history, changed])
+    past = adapter.tokenizer.history(batch)
+    torch.testing.assert_close(past[:, :, 2], batch["values"][:, :T, 2])
+    output = head.eval()(adapter(batch), torch.zeros(2, 16), {"series": batch})
+    assert output.shape == (2, H, 1, 5)
+    assert (output[0] - output[1]).abs().max() > 1e-3
+    # The statistics of a history are those of its own steps.
+    assert batch["loc"][0, 0] == pytest.approx(float(history[:T, 0].mean()), abs=1e-5)
+
+
+def test_a_list_must_leave_the_future_of_the_other_channels_empty():
+    reader = SeriesReader()
+    reader.ahead, reader.num_known = 1, 1
+    assert reader.read([[1, 2], [None, 3]]) is not None
+    with pytest.raises(ValueError, match="the last 1 steps are those of the forecast"):
+        reader.read([[1, 2], [2, 3]])
