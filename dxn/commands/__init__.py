@@ -35,7 +35,14 @@ VERBS = (
 
 
 # Commands that share the module of another one.
-MODULES = {"show": "train", "compare": "report", "doctor": "verify"}
+MODULES = {
+    "show": "train",
+    "search": "index",
+    "neighbors": "attend",
+    "compare": "report",
+    "push": "export",
+    "doctor": "verify",
+}
 
 
 def command(verb: str) -> type[Command]:

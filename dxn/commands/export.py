@@ -1,4 +1,4 @@
-"""The command `dxn export`."""
+"""The commands that give a model to others: `dxn export` and `dxn push`."""
 
 from __future__ import annotations
 
@@ -91,3 +91,48 @@ class Export(FromRun, Labels):
                 "unknown; set weights=MODEL"
             )
         return source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push(FromRun):
+    """Upload a trained model with a model card to the Hugging Face hub.
+
+    Args:
+        repo: Repository OWNER/NAME, which is created if necessary.
+        revision: Branch to write, which is created if necessary (default: main).
+        private: Whether a new repository is private.
+        license: License of the model for its card, such as apache-2.0.
+        message: Message of the commit.
+    """
+
+    usage: ClassVar[Sequence[str]] = (
+        "dxn push run=outputs/label repo=OWNER/NAME",
+        "dxn push run=latest repo=OWNER/NAME private=false license=apache-2.0",
+    )
+
+    repo: str | None = None
+    revision: str | None = None
+    private: bool = True
+    license: str | None = None
+    message: str = "Upload a dxn model"
+
+    def execute(self) -> int:
+        """Upload the model folder of a run."""
+        from dxn.core.display import print_line
+        from dxn.export.hub import publish
+
+        if self.repo is None:
+            raise UserError("repo: set repo=OWNER/NAME to the repository to write")
+        run = Path(self.required_run())
+        lines = publish(
+            run,
+            self.repo,
+            revision=self.revision,
+            private=self.private,
+            license=self.license,
+            message=self.message,
+            trust=self.settings.folder_trust,
+        )
+        for line in lines:
+            print_line(line)
+        return 0

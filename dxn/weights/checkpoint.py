@@ -69,7 +69,6 @@ class PublicConfig(Strict):
     decoder_ffn_dim: Width | None = None
     d_kv: Width | None = None
     d_ff: Width | None = None
-    projection_dim: Width | None = None
     num_attention_heads: Width | None = None
     n_heads: Width | None = None
     n_head: Width | None = None
@@ -160,7 +159,6 @@ class GenerationConfig(Strict):
         num_beams: Beam width.
         length_penalty: Exponent of the length by which a score is divided.
         lang_to_id: Id of the token of each language, of Whisper.
-        task_to_id: Id of the token of each task, of Whisper.
         no_timestamps_token_id: Id of the token for texts without times, of Whisper.
     """
 
@@ -182,7 +180,6 @@ class GenerationConfig(Strict):
     num_beams: Annotated[int, Field(ge=1, le=1000)] | None = None
     length_penalty: float | None = None
     lang_to_id: dict[str, Id] | None = None
-    task_to_id: dict[str, Id] | None = None
     no_timestamps_token_id: Id | None = None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dxn.stacking.features import audio, cells, image, series, text, video
+from dxn.stacking.features import audio, cells, image, text
 from dxn.stacking.features.base import COLUMNS, Features
 
 __all__ = ["COLUMNS", "FEATURES", "RECIPES", "Features", "features_of", "model_features"]
@@ -20,8 +20,8 @@ FEATURES: dict[str, tuple[Compute, str]] = {
     "text": (text.text_features, "text"),
     "image": (image.image_features, "pixels"),
     "audio": (audio.audio_features, "features"),
-    "video": (video.video_features, "pixels"),
-    "series": (series.series_features, "values"),
+    "video": (image.video_features, "pixels"),
+    "series": (cells.series_features, "values"),
     "number": (cells.number_features, "value"),
     "category": (cells.category_features, "ids"),
     "date": (cells.date_features, "valid"),

@@ -1,4 +1,4 @@
-"""Numbers, dates and categories of a table, as numbers."""
+"""Numbers, dates, categories and series of a table, as numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dxn.stacking.features.base import COLUMNS, Features
+from dxn.stacking.features.base import COLUMNS, Features, time_statistics
 
 # Values of a category that have a feature each. More would be 0 in nearly all rows.
 MAX_DENSE = 64
@@ -40,3 +40,15 @@ def category_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
     if size <= MAX_DENSE:
         return Features(COLUMNS, dense)
     return Features(COLUMNS, dense, (torch.stack([mask.nonzero()[:, 0], ids[mask]]),))
+
+
+def series_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
+    """Return statistics over time of each channel, NaN for a channel without values."""
+    x, observed = batch["values"], batch["observed"]
+    # The padding of a batch counts as not observed.
+    low = x.masked_fill(~observed, torch.inf).amin(1)
+    high = x.masked_fill(~observed, -torch.inf).amax(1)
+    dense = torch.cat([time_statistics(x, observed), low, high], 1)
+    dense = dense.masked_fill(dense.isinf(), torch.nan)
+    steps = adapter.tokenizer.history(batch) if adapter.tokenizer.window else None
+    return Features("statistics", dense, steps=steps)

@@ -1,4 +1,4 @@
-"""A small picture, and histograms of its gradients and colors."""
+"""A small picture, and histograms of its gradients and colors; statistics of them for a video."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange, reduce
+from einops import rearrange, reduce, repeat
 from torch import Tensor
 
-from dxn.stacking.features.base import Features
+from dxn.stacking.features.base import Features, time_statistics
 
 SIDE = 32  # pixels of the reduced picture
 GRID = 8  # cells along each side, for colors and for histograms
@@ -24,6 +24,17 @@ MIN_SHARE = 1e-3  # of the area of a picture; smaller areas of a color matter li
 def image_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
     """Return a small picture and histograms of each image of a batch."""
     return Features("small pictures", picture_features(batch["pixels"], batch["sizes"]))
+
+
+def video_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
+    """Return the statistics over time of a small picture and of its histograms."""
+    pixels, lengths = batch["pixels"], batch["lengths"]
+    frames = rearrange(pixels, "b t c h w -> (b t) c h w")
+    # Not repeat_interleave, which torch.onnx converts wrongly for a number that varies.
+    sizes = repeat(batch["sizes"], "b s -> (b t) s", t=pixels.shape[1])
+    x = rearrange(picture_features(frames, sizes), "(b t) f -> b t f", b=pixels.shape[0])
+    mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    return Features("small pictures", time_statistics(x, mask))
 
 
 def picture_features(pixels: Tensor, sizes: Tensor) -> Tensor:

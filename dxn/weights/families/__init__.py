@@ -1,4 +1,4 @@
-"""The families of public checkpoints: one module per family of dxn, and those of other packages."""
+"""The families of public checkpoints: those of dxn, and those of other packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from dxn.core.errors import UserError
 from dxn.weights.families.ast import AST
 from dxn.weights.families.bart import BART
-from dxn.weights.families.bert import BERT
+from dxn.weights.families.bert import BERT, ROBERTA
 from dxn.weights.families.chronos_bolt import CHRONOS_BOLT
 from dxn.weights.families.clip import CLIP_IMAGE, CLIP_TEXT
 from dxn.weights.families.dinov2 import DINOV2, DINOV2_REGISTERS
@@ -18,7 +18,6 @@ from dxn.weights.families.hf_vit import HF_VIT
 from dxn.weights.families.llama import LLAMA
 from dxn.weights.families.llava import LLAVA
 from dxn.weights.families.modernbert import MODERNBERT
-from dxn.weights.families.roberta import ROBERTA
 from dxn.weights.families.siglip import SIGLIP_IMAGE, SIGLIP_TEXT
 from dxn.weights.families.t5 import T5
 from dxn.weights.families.videomae import VIDEOMAE

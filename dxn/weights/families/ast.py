@@ -25,10 +25,6 @@ MEAN = -4.2677393
 STD = 4.5689974
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) == "audio-spectrogram-transformer"
-
-
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     labels = hf.class_names(checkpoint, "classifier.dense")
@@ -155,7 +151,7 @@ def base_prefix(checkpoint: Checkpoint) -> str:
 
 AST = Family(
     "AST",
-    matches,
+    hf.is_type("audio-spectrogram-transformer"),
     architecture,
     tensor_map,
     optional_biases=hf.VIT_BIASES,

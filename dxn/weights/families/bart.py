@@ -30,10 +30,6 @@ BIAS = "final_logits_bias"
 DECODER = "head.decoder"
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) in NORMS
-
-
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     if any(name.startswith(("classification_head.", "qa_outputs.")) for name in checkpoint.tensors):
@@ -163,7 +159,7 @@ def _embedding(checkpoint: Checkpoint, stack: str) -> str:
 
 BART = Family(
     "BART, mBART, Marian, M2M100 or NLLB",
-    matches,
+    hf.is_type(*NORMS),
     architecture,
     tensor_map,
     ignored=(

@@ -1,8 +1,12 @@
-"""BERT (arXiv:1810.04805), with or without a classifier."""
+"""BERT (arXiv:1810.04805), RoBERTa (arXiv:1907.11692) and XLM-R, with or without a classifier.
+
+RoBERTa and XLM-R are BERT with an offset in the position embeddings and another classifier.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,102 +33,97 @@ BLOCK: LayerNames = {
 }
 # Heads of other tasks, and a constant buffer of position indices that old files contain.
 IGNORED = (r"cls\.", r"lm_head\.", r"(\w+\.)?embeddings\.position_ids")
-
-
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) == "bert"
+# Names of the classifiers of RoBERTa, by the type of the model.
+ROBERTAS = {
+    "roberta": "RobertaForSequenceClassification",
+    "xlm-roberta": "XLMRobertaForSequenceClassification",
+}
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    p = base_prefix(checkpoint)
     config = checkpoint.settings
-    max_len = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
-    has_pooler = f"{p}pooler.dense.weight" in checkpoint
+    if config.get("is_decoder"):
+        hf.unsupported(checkpoint, "a BERT that is a decoder (is_decoder)")
+    kind = config.get("position_embedding_type", "absolute")
+    if kind != "absolute":
+        hf.unsupported(checkpoint, f"position embeddings of the type {kind!r}")
+    p = base_prefix(checkpoint)
+    rows = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
+    max_len = rows - first_position(checkpoint)
+    backbone = hf.backbone_options(checkpoint, config)
+    dense, output = head_layers(checkpoint)
     return Architecture(
         dim=config["hidden_size"],
         adapters={"text": text_options(max_len=max_len, eps=config["layer_norm_eps"])},
-        backbone=backbone_options(checkpoint),
-        # The first token is [CLS], which the tokenizer adds. dxn's pooling adds no token.
+        backbone={**backbone, "norm": {**backbone["norm"], "place": "post"}},
+        # The first token is [CLS] or <s>, which the tokenizer adds. dxn's pooling adds no token.
         fusion={"pool": "first"},
-        labels=hf.class_names(checkpoint, "classifier"),
-        # BERT's pooler is a dense layer on [CLS] only, so in dxn it belongs to the head.
-        **(hf.span_options(checkpoint) or {"head": {"hidden": "tanh"} if has_pooler else {}}),
+        labels=hf.class_names(checkpoint, output),
+        # The dense layer is on the first token only, so in dxn it belongs to the head.
+        **(
+            hf.span_options(checkpoint)
+            or {"head": {"hidden": "tanh"} if f"{dense}.weight" in checkpoint else {}}
+        ),
     )
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     p = base_prefix(checkpoint)
-    return {
-        **embeddings(p, first_position=0),
-        **blocks(BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]),
-        "head.pre.segments.weight": TensorSource(
-            (f"{p}embeddings.token_type_embeddings.weight",),
-            lambda segments: segments - segments[0],
+    first = first_position(checkpoint)
+    dense, output = head_layers(checkpoint)
+    segments = f"{p}embeddings.token_type_embeddings.weight"
+
+    def positions(position: Tensor, segment: Tensor) -> Tensor:
+        # All tokens of a single text are in the first segment. The embedding of that segment is
+        # therefore constant, and is added to the position embeddings.
+        return position[first:] + segment[0]
+
+    result = {
+        "adapters.text.embedding.weight": copied(f"{p}embeddings.word_embeddings.weight"),
+        "adapters.text.pos_embed.weight": TensorSource(
+            (f"{p}embeddings.position_embeddings.weight", segments), positions
         ),
-        **linears({"head.pre.dense": f"{p}pooler.dense", "head.out": "classifier"}),
+        **blocks(BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]),
+        **linears(
+            {
+                "adapters.text.norm": f"{p}embeddings.LayerNorm",
+                "head.pre.dense": dense,
+                "head.out": output,
+            }
+        ),
         **hf.span_tensors(checkpoint, architecture),
     }
+    if not is_roberta(checkpoint):  # which has one segment
+        result["head.pre.segments.weight"] = TensorSource((segments,), lambda t: t - t[0])
+    return result
 
 
 def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
-    layers = {"head.pre.dense": "bert.pooler.dense", "head.out": "classifier"}
-    return hf.classifier("BertForSequenceClassification", labels, layers, prefix="bert.")
+    if not is_roberta(checkpoint):
+        layers = {"head.pre.dense": "bert.pooler.dense", "head.out": "classifier"}
+        return hf.classifier("BertForSequenceClassification", labels, layers, prefix="bert.")
+    layers = {"head.pre.dense": "classifier.dense", "head.out": "classifier.out_proj"}
+    return hf.classifier(ROBERTAS[hf.model_type(checkpoint)], labels, layers, prefix="roberta.")
 
 
 def to_checkpoint(
     state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
 ) -> dict[str, Tensor]:
-    """Return the position and segment embeddings."""
-    return positions_and_segments(state, checkpoint, first_position=0)
-
-
-def positions_and_segments(
-    state: Mapping[str, Tensor], checkpoint: Checkpoint, *, first_position: int
-) -> dict[str, Tensor]:
-    """Return the position and segment embeddings of BERT and RoBERTa.
+    """Return the position and segment embeddings.
 
     Rows that the dxn model does not have keep the values of the checkpoint.
-
-    Args:
-        state: State dict of the dxn model.
-        checkpoint: The checkpoint.
-        first_position: First row of the position embeddings that is used.
     """
     p = f"{base_prefix(checkpoint)}embeddings."
+    first = first_position(checkpoint)
     segments = checkpoint.tensors[f"{p}token_type_embeddings.weight"]
     # The trained position embeddings include the embedding of the first segment, which therefore
     # becomes zero. Subtracting it from the second segment as well keeps all sums the same.
     positions = checkpoint.tensors[f"{p}position_embeddings.weight"] + segments[0]
     trained = state["adapters.text.pos_embed.weight"]
-    others = positions[first_position + len(trained) :]
+    others = positions[first + len(trained) :]
     return {
-        f"{p}position_embeddings.weight": torch.cat([positions[:first_position], trained, others]),
+        f"{p}position_embeddings.weight": torch.cat([positions[:first], trained, others]),
         f"{p}token_type_embeddings.weight": segments - segments[:1],
-    }
-
-
-def embeddings(p: str, *, first_position: int) -> TensorMap:
-    """Return the sources of BERT's and RoBERTa's embeddings and the layer norm after them.
-
-    All tokens of a single text are in the first segment. The embedding of that segment is therefore
-    constant, and is added to the position embeddings.
-
-    Args:
-        p: Prefix of the bare model.
-        first_position: First row of the position embeddings that is used.
-    """
-    positions = (
-        f"{p}embeddings.position_embeddings.weight",
-        f"{p}embeddings.token_type_embeddings.weight",
-    )
-
-    def convert(position: Tensor, segment: Tensor) -> Tensor:
-        return position[first_position:] + segment[0]
-
-    return {
-        "adapters.text.embedding.weight": copied(f"{p}embeddings.word_embeddings.weight"),
-        "adapters.text.pos_embed.weight": TensorSource(positions, convert),
-        **linears({"adapters.text.norm": f"{p}embeddings.LayerNorm"}),
     }
 
 
@@ -139,16 +138,24 @@ def text_options(*, max_len: int, eps: float) -> Options:
     }
 
 
-def backbone_options(checkpoint: Checkpoint) -> Options:
-    """Return the backbone's options: the post-norm blocks of BERT and RoBERTa."""
-    config = checkpoint.settings
-    if config.get("is_decoder"):
-        hf.unsupported(checkpoint, "a BERT that is a decoder (is_decoder)")
-    kind = config.get("position_embedding_type", "absolute")
-    if kind != "absolute":
-        hf.unsupported(checkpoint, f"position embeddings of the type {kind!r}")
-    options = hf.backbone_options(checkpoint, config)
-    return {**options, "norm": {**options["norm"], "place": "post"}}
+def is_roberta(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) in ROBERTAS
+
+
+def head_layers(checkpoint: Checkpoint) -> tuple[str, str]:
+    """Return the names of the dense layer with tanh on the first token, and of the output layer."""
+    pooler = f"{base_prefix(checkpoint)}pooler.dense"
+    if not is_roberta(checkpoint):
+        return pooler, "classifier"
+    # A RoBERTa with a classifier does not use the pooler.
+    has_classifier = "classifier.dense.weight" in checkpoint
+    return "classifier.dense" if has_classifier else pooler, "classifier.out_proj"
+
+
+def first_position(checkpoint: Checkpoint) -> int:
+    """Return the row of the position embeddings that belongs to the first token of a text."""
+    # In RoBERTa, the rows up to pad_token_id are reserved for padding.
+    return int(checkpoint.settings["pad_token_id"]) + 1 if is_roberta(checkpoint) else 0
 
 
 def base_prefix(checkpoint: Checkpoint) -> str:
@@ -160,10 +167,16 @@ def base_prefix(checkpoint: Checkpoint) -> str:
 
 BERT = Family(
     "BERT",
-    matches,
+    hf.is_type("bert"),
     architecture,
     tensor_map,
     ignored=IGNORED,
     classifier=classifier,
     to_checkpoint=to_checkpoint,
+)
+ROBERTA = replace(
+    BERT,
+    name="RoBERTa",
+    matches=hf.is_type(*ROBERTAS),
+    ignored=(*IGNORED, r"(roberta\.)?pooler\."),  # not used if there is a classifier
 )

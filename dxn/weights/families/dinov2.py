@@ -27,14 +27,7 @@ BLOCK: LayerNames = {
     "mlp.up": "mlp.fc1",
     "mlp.down": "mlp.fc2",
 }
-
-
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) == "dinov2"
-
-
-def matches_registers(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) == "dinov2_with_registers"
+WITH_REGISTERS = "dinov2_with_registers"  # model_type
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
@@ -55,7 +48,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         image_size=config["image_size"],
         mean=hf.IMAGENET_MEAN,
         std=hf.IMAGENET_STD,
-        antialias=matches_registers(checkpoint),  # transformers uses it only for this model
+        antialias=hf.model_type(checkpoint)
+        == WITH_REGISTERS,  # transformers uses it only for this model
         interpolation="bicubic",
         crop=True,
     )
@@ -105,7 +99,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
 
 
 def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
-    name = "Dinov2WithRegisters" if matches_registers(checkpoint) else "Dinov2"
+    name = "Dinov2WithRegisters" if hf.model_type(checkpoint) == WITH_REGISTERS else "Dinov2"
     prefix = f"{hf.model_type(checkpoint)}."
     layers = {"head.out": "classifier"}
     return hf.classifier(f"{name}ForImageClassification", labels, layers, prefix=prefix)
@@ -129,7 +123,7 @@ def to_checkpoint(
 
 DINOV2 = Family(
     "DINOv2",
-    matches,
+    hf.is_type("dinov2"),
     architecture,
     tensor_map,
     ignored=(r"(\w+\.)?embeddings\.mask_token",),
@@ -137,4 +131,4 @@ DINOV2 = Family(
     classifier=classifier,
     to_checkpoint=to_checkpoint,
 )
-DINOV2_REGISTERS = replace(DINOV2, name="DINOv2 with registers", matches=matches_registers)
+DINOV2_REGISTERS = replace(DINOV2, name="DINOv2 with registers", matches=hf.is_type(WITH_REGISTERS))

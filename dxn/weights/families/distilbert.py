@@ -20,10 +20,6 @@ BLOCK: LayerNames = {
 NORM_EPS = 1e-12  # a constant in transformers, which config.json does not contain
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) == "distilbert"
-
-
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     p = base_prefix(checkpoint)
@@ -79,7 +75,7 @@ def base_prefix(checkpoint: Checkpoint) -> str:
 
 DISTILBERT = Family(
     "DistilBERT",
-    matches,
+    hf.is_type("distilbert"),
     architecture,
     tensor_map,
     # The masked language model's head has the layers vocab_transform, vocab_layer_norm and

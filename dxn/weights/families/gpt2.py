@@ -16,10 +16,6 @@ LINEARS = {
 }
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) == "gpt2"
-
-
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     dim = config["n_embd"]
@@ -84,7 +80,7 @@ def base_prefix(checkpoint: Checkpoint) -> str:
 
 GPT2 = Family(
     "GPT-2",
-    matches,
+    hf.is_type("gpt2"),
     architecture,
     tensor_map,
     # attn.bias and attn.masked_bias are constant buffers for the causal mask, not parameters.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -79,6 +79,11 @@ def unsupported(checkpoint: Checkpoint, feature: str) -> NoReturn:
 def model_type(checkpoint: Checkpoint) -> str:
     """Return model_type from config.json, such as "bert", or "" if there is none."""
     return str(checkpoint.config.get("model_type", ""))
+
+
+def is_type(*names: str) -> Callable[[Checkpoint], bool]:
+    """Return a function that tells whether the model_type of a checkpoint is one of these."""
+    return lambda checkpoint: model_type(checkpoint) in names
 
 
 def tower(checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:

@@ -18,10 +18,6 @@ from dxn.weights.family import Architecture, Classifier, Family, TensorMap
 CLASSIFIERS = ("cls_classifier", "distillation_classifier")
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) in ("vit", "deit")
-
-
 def architecture(checkpoint: Checkpoint) -> Architecture:
     p = hf.vit_prefix(checkpoint)
     kernel = checkpoint.tensors[f"{p}{hf.VIT_PATCHES}.weight"]
@@ -88,7 +84,7 @@ def leading_names(checkpoint: Checkpoint) -> list[str]:
 
 HF_VIT = Family(
     "ViT of transformers",
-    matches,
+    hf.is_type("vit", "deit"),
     architecture,
     tensor_map,
     # The classifier does not use the pooler. The mask token is for pretraining only.

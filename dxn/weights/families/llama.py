@@ -39,10 +39,6 @@ QK_NORMS = {"qwen3": True, "gemma3_text": True, "olmo2": "all"}
 PLACES = {"gemma2": "both", "gemma3_text": "both", "olmo2": "out"}
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) in MODELS
-
-
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = read_settings(checkpoint)
     kind = config["model_type"]
@@ -175,7 +171,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
 
 LLAMA = Family(
     "Llama",
-    matches,
+    hf.is_type(*MODELS),
     architecture,
     tensor_map,
     # Old checkpoints contain the rotary frequencies.

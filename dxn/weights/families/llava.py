@@ -31,10 +31,6 @@ TOWERS = {"clip_vision_model": clip, "siglip_vision_model": siglip}
 WRITERS = ("llama", "mistral", "qwen2")
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) == "llava"
-
-
 def vision_part(checkpoint: Checkpoint) -> Checkpoint:
     part = checkpoint.part("vision_config", VISION)
     if hf.model_type(part) not in TOWERS:
@@ -161,7 +157,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
 
 LLAVA = Family(
     "LLaVA",
-    matches,
+    hf.is_type("llava"),
     architecture,
     tensor_map,
     # The blocks and the norm after the layer of the features, and its pooling.

@@ -23,10 +23,6 @@ BLOCK: LayerNames = {
 }
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) == "modernbert"
-
-
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     for key in ("attention_bias", "mlp_bias", "norm_bias"):
@@ -137,7 +133,7 @@ def to_checkpoint(
 
 MODERNBERT = Family(
     "ModernBERT",
-    matches,
+    hf.is_type("modernbert"),
     architecture,
     tensor_map,
     ignored=(r"decoder\.",),  # the bias of the output layer for masked language modelling

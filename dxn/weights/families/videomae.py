@@ -18,10 +18,6 @@ FC_NORM_EPS = 1e-5  # a constant in the library
 ATTENTION = "encoder.layer.{i}.attention.attention."
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) == "videomae"
-
-
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     p = prefix(checkpoint)
@@ -122,7 +118,7 @@ def prefix(checkpoint: Checkpoint) -> str:
 
 VIDEOMAE = Family(
     "VideoMAE",
-    matches,
+    hf.is_type("videomae"),
     architecture,
     tensor_map,
     # The decoder of the pretraining, and its mask token.

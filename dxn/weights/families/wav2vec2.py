@@ -28,10 +28,6 @@ UNSUPPORTED = {
 }
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) in ("wav2vec2", "hubert")
-
-
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     for key, feature in UNSUPPORTED.items():
@@ -166,7 +162,7 @@ def vocabulary(checkpoint: Checkpoint) -> list[str]:
 
 WAV2VEC2 = Family(
     "wav2vec 2.0 and HuBERT",
-    matches,
+    hf.is_type("wav2vec2", "hubert"),
     architecture,
     tensor_map,
     ignored=(

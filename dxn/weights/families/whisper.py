@@ -21,10 +21,6 @@ MAX_SECONDS = 7200.0  # a longer file would need much memory
 FRAMES_PER_TOKEN = 2  # spectrogram frames per token: the second convolution has stride 2
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) == "whisper"
-
-
 def architecture(checkpoint: Checkpoint) -> Architecture:
     encoder = Architecture(
         dim=checkpoint.settings["d_model"],
@@ -158,7 +154,7 @@ def writes(checkpoint: Checkpoint) -> bool:
 
 WHISPER = Family(
     "Whisper",
-    matches,
+    hf.is_type("whisper"),
     architecture,
     tensor_map,
     ignored=(r"(model\.)?decoder\.", r"proj_out\.", r"projector\.", r"classifier\."),
