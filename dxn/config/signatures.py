@@ -318,9 +318,8 @@ def _digest() -> str:
 
 def _changed(record: Signature | Parameter) -> dict[str, Any]:
     """Return the values of a record that differ from its defaults, with types as text."""
-    values = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
     defaults = {each.name: each.default for each in dataclasses.fields(record)}
-    changed = {name: value for name, value in values.items() if value != defaults[name]}
+    changed = {name: value for name, value in vars(record).items() if value != defaults[name]}
     if "type" in changed:
         kind = changed["type"]
         changed["type"] = kind.__name__ if isinstance(kind, type) else repr(kind)

@@ -41,20 +41,25 @@ _is_silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 @cache
-def _console() -> Console:
+def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the
     # terminal: rich would break them at 80 columns when the output is a pipe or a file.
     # force_jupyter: in a notebook, rich would make a block with margins of each line.
-    return Console(highlight=False, soft_wrap=True, force_jupyter=False)
+    return Console(highlight=False, soft_wrap=True, force_jupyter=False, stderr=stderr)
 
 
-def print_line(line: str) -> None:
-    """Print a line verbatim, except for control characters and secrets."""
+def print_line(line: str, *, stderr: bool = False) -> None:
+    """Print a line verbatim, except for control characters and secrets.
+
+    Args:
+        line: The line.
+        stderr: Whether to print it to stderr, because stdout may be a generated text.
+    """
     if prints():
         # With markup, rich would remove brackets, such as those of a list of columns.
-        _console().print(printable(line), markup=False)
+        _console(stderr=stderr).print(printable(line), markup=False)
 
 
 def print_rule(title: str = "") -> None:
@@ -168,22 +173,6 @@ class Display:
         self.since = clock()
 
     @cached_property
-    def console(self) -> Console:
-        """The console, without any output if this process does not print."""
-        from rich.console import Console
-
-        # soft_wrap: the terminal wraps long lines. Rich would insert line breaks at 80 columns when
-        # the output goes to a file.
-        # force_jupyter: in a notebook, rich would make a block with margins of each line.
-        return Console(
-            highlight=False,
-            soft_wrap=True,
-            stderr=self.stderr,
-            quiet=not self.main,
-            force_jupyter=False,
-        )
-
-    @cached_property
     def live(self) -> Any:
         """The progress in the output of a notebook cell; None without a notebook."""
         return _notebook().LiveLine() if self.main and is_notebook() else None
@@ -191,7 +180,7 @@ class Display:
     @cached_property
     def has_bar(self) -> bool:
         """Whether the progress is shown as a bar."""
-        return self.main and self.console.is_terminal
+        return self.main and _console(stderr=self.stderr).is_terminal
 
     @cached_property
     def bar(self) -> Bar:
@@ -202,7 +191,7 @@ class Display:
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[status]}"),
-            console=self.console,
+            console=_console(stderr=self.stderr),
             transient=True,
             disable=not self.has_bar,
         )
@@ -238,14 +227,15 @@ class Display:
             self.bar.start()
             task = self.bar.task_ids[0]
             self.bar.update(task, description=title, completed=done, total=total, status=text)
-        else:
-            self.console.print(f"{title}  {text}", markup=False)
+        elif self.main:
+            _console(stderr=self.stderr).print(f"{title}  {text}", markup=False)
         self.interval = next(self.intervals, LAST_INTERVAL)
         self.since = self.clock()
 
     def line(self, text: str) -> None:
         """Print a line that stays, above the bar if there is one."""
-        self.console.print(printable(text), markup=False)
+        if self.main:
+            _console(stderr=self.stderr).print(printable(text), markup=False)
         # Any line in a log file shows that the work continues, so the interval starts again.
         self.since = self.clock()
 

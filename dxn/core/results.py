@@ -174,7 +174,7 @@ class Results(Strict):
         """Return these results of an evaluation, with what another record says of the training."""
         # If the validation split was evaluated, its metrics are those of the complete model.
         update: dict[str, Any] = {"metrics": self.metrics | training.metrics | self.metrics}
-        update |= {name: getattr(training, name) for name in TRAINING}
+        update |= {name: value for name, value in training if name in TRAINING}
         return self.model_copy(update=update)
 
     def content(self) -> dict[str, Any]:

@@ -105,6 +105,11 @@ class MultimodalModel(Network):
         """The model itself."""
         return [self]
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The blocks of the backbone; none if it does not consist of blocks."""
+        return getattr(self.backbone, "blocks", nn.ModuleList())
+
     def adapter(self, name: str) -> Any:
         """Return the adapter of the input `name`."""
         return self.adapters[self._keys[name]]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import dxn
-from dxn.core.runtime import choose_bf16
+from dxn.core.runtime import choose_bf16, num_cores
 
 # Packages whose versions matter in a report of a problem.
 PACKAGES = (
@@ -59,9 +59,8 @@ def _extras() -> Iterator[str]:
 
 
 def _devices() -> Iterator[str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = f", {_memory():.1f} GiB of memory" if _memory() else ""
-    yield f"cpu: {cores} cores, {torch.get_num_threads()} threads of torch{memory}"
+    yield f"cpu: {num_cores()} cores, {torch.get_num_threads()} threads of torch{memory}"
     for i in range(torch.cuda.device_count()):
         used = torch.cuda.get_device_properties(i)
         yield f"cuda:{i}: {used.name}, {used.total_memory / GIB:.1f} GiB, CUDA {torch.version.cuda}"

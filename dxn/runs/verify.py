@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dxn.config.settings import Settings
-from dxn.core.display import count
+from dxn.core.display import count, list_names
 from dxn.core.errors import UserError
 from dxn.core.files import (
     CARD,
@@ -95,7 +95,7 @@ def verify(folder: Path, *, trust: Sequence[str] = ()) -> Verified:
     unfinished = [path.name for path in sorted(folder.rglob(f"{UNFINISHED}*"))]
     if unfinished:
         result.notes.append(
-            f"{folder}: unfinished files of a killed process: {_listed(unfinished)}"
+            f"{folder}: unfinished files of a killed process: {list_names(unfinished, MAX_LISTED)}"
         )
     return result
 
@@ -155,7 +155,8 @@ def _check_training(folder: Path, result: Verified, trust: Sequence[str]) -> Non
         result.problems.append(f"{checkpoints}: no checkpoint, so this run cannot be resumed")
     damaged = [path.name for path in sorted(checkpoints.glob(f"{checkpoint.DAMAGED}*"))]
     if damaged:
-        result.notes.append(f"{checkpoints}: damaged earlier, not used: {_listed(damaged)}")
+        listed = list_names(damaged, MAX_LISTED)
+        result.notes.append(f"{checkpoints}: damaged earlier, not used: {listed}")
     _check_figures(folder, result, finished=finished)
 
 
@@ -215,7 +216,7 @@ def _check_checkpoint(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, 
     if wrong:
         raise UserError(
             f"{path}: does not fit the model in model/: missing or of another shape: "
-            f"{_listed(wrong)}"
+            f"{list_names(wrong, MAX_LISTED)}"
         )
     return state
 
@@ -261,8 +262,3 @@ def _not_finite(metrics: Mapping[str, Any]) -> list[str]:
         for name, value in metrics.items()
         if isinstance(value, float) and not math.isfinite(value)
     ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return f"{', '.join(names[:MAX_LISTED])}{more}"

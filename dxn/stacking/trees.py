@@ -136,12 +136,13 @@ def _fit(
 
 def _staged(models: list[Weighted], bias: np.ndarray, x: np.ndarray, count: int) -> np.ndarray:
     """Return the scores (count + 1, n, K) after each number of iterations."""
+    from sklearn.base import is_classifier
+
     result = np.tile(bias.astype(np.float32), (count + 1, len(x), 1))
     for model, weight in models:
         start = np.ravel(model._baseline_prediction)
-        is_classifier = hasattr(model, "classes_")
-        staged = model.staged_decision_function(x) if is_classifier else model.staged_predict(x)
-        for number, raw in enumerate(staged, start=1):
+        staged = model.staged_decision_function if is_classifier(model) else model.staged_predict
+        for number, raw in enumerate(staged(x), start=1):
             result[number] += (raw.reshape(len(x), -1) - start) @ weight
     return result
 
@@ -162,7 +163,7 @@ def _module(models: list[Weighted], columns: np.ndarray, num_outputs: int) -> Tr
     start = np.repeat(starts[:-1], np.diff(starts))
     for name in ("left", "right"):
         child = np.where(is_leaf, own, nodes[name].astype(np.int64) + start)
-        getattr(module, name).copy_(torch.from_numpy(child))
+        module.get_buffer(name).copy_(torch.from_numpy(child))
     module.roots.copy_(torch.from_numpy(starts[:-1]))
     module.feature.copy_(torch.from_numpy(np.where(is_leaf, 0, columns[nodes["feature_idx"]])))
     module.threshold.copy_(torch.from_numpy(_rounded_down(nodes["num_threshold"])))

@@ -100,7 +100,7 @@ class Finetune:
         """
         if self.freeze is None and not self.rank and self.base is None:
             return
-        depth = len(getattr(model.backbone, "blocks", ()))
+        depth = len(model.blocks)
         if isinstance(self.freeze, int) and self.freeze > depth:
             raise UserError(f"finetune.freeze: the backbone has {depth} blocks, got {self.freeze}")
         names = [name for name, _ in model.named_parameters()]

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from dxn.core.errors import UserError
 from dxn.models.fusion import shared_name
+from dxn.models.model import MultimodalModel
 
 if TYPE_CHECKING:
     from dxn.training.muon import Muon
@@ -188,7 +189,7 @@ def _groups(
             for name, parameter in module.named_parameters(recurse=False):
                 if name.startswith("weight"):
                     decayed.add(id(parameter))
-    depth = len(getattr(getattr(model, "backbone", None), "blocks", ()))
+    depth = len(model.blocks) if isinstance(model, MultimodalModel) else 0
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for full_name, parameter in model.named_parameters():
         if not parameter.requires_grad:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from dxn.core.errors import UserError
 from dxn.core.processes import processes
 from dxn.models.fusion import EarlyFusion
+from dxn.models.model import MultimodalModel
 from dxn.training.muon import Muon
 
 
@@ -37,8 +38,8 @@ def sharded(model: nn.Module, device: torch.device) -> nn.Module:
     result = copy.deepcopy(model)
     # All processes must gather a block at the same time. With another fusion, the backbone runs
     # once per input, and the samples of a process can lack an input.
-    if isinstance(getattr(model, "fusion", None), EarlyFusion):
-        for block in getattr(result.backbone, "blocks", ()):
+    if isinstance(result, MultimodalModel) and isinstance(result.fusion, EarlyFusion):
+        for block in result.blocks:
             fully_shard(block, mesh=mesh)
     fully_shard(result, mesh=mesh)
     return result

@@ -27,7 +27,6 @@ from dxn.tokenize.media import SUFFIXES
 
 LISTS = "ImageSets/Main"  # folder with the names of the pictures of each split in Pascal VOC
 PICTURES = ("images", "JPEGImages")
-MAX_CLASSES_FILE = 1_000_000  # bytes
 
 
 class Picture(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from dxn.core.display import Display
+from dxn.core.display import print_line
 from dxn.models.decoding.decoder import Memory, StepDecoder
 from dxn.models.decoding.rules import Rules, RunningRules
 from dxn.models.decoding.search import (
@@ -479,6 +479,4 @@ def capture(
 
 @functools.cache  # once for each reason
 def _tell(reason: str) -> None:
-    display = Display(main=True, stderr=True)
-    display.line(f"note: this text is generated without a CUDA graph: {reason}")
-    display.close()
+    print_line(f"note: this text is generated without a CUDA graph: {reason}", stderr=True)

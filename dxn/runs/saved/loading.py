@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dxn.core.display import prints
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
@@ -87,7 +87,8 @@ def load_predictor(
             texts = load(part=texts_part)
         predictor = load(part=part)
     if predictor.dtype != "float32":
-        _tell(f"dtype: {predictor.dtype} (set dtype=float32 for exact results)")
+        line = f"dtype: {predictor.dtype} (set dtype=float32 for exact results)"
+        print_line(line, stderr=True)
     if compiled:
         _compile(predictor)
     if not labels:
@@ -97,13 +98,6 @@ def load_predictor(
     if texts is not None:
         return zero_shot.tower_classifier(predictor, texts, labels, template, scale=scale)
     return zero_shot.classifier(predictor, labels, template)
-
-
-def _tell(line: str) -> None:
-    """Print a line to stderr, because stdout may be a generated text."""
-    from rich.console import Console
-
-    Console(stderr=True, highlight=False, quiet=not prints()).print(line, markup=False)
 
 
 def _compile(predictor: Predictor) -> None:
@@ -118,5 +112,7 @@ def _compile(predictor: Predictor) -> None:
 
     # torch.compile does not know the layout of packed weights.
     restore(predictor.model)
-    compiling.on_failure = lambda reason: _tell(f"note: torch.compile is off: {reason}")
+    compiling.on_failure = lambda reason: print_line(
+        f"note: torch.compile is off: {reason}", stderr=True
+    )
     set_compiled(predictor.model, True)
