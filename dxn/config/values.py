@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 import functools
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from dxn.config.signatures import NAMES, NO_DEFAULT, UNIONS, Node
@@ -71,6 +71,11 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> list[str]:
         is_branch = isinstance(value, Mapping) and value
         keys += leaves(value, f"{key}.") if is_branch else [key]
     return keys
+
+
+def is_below(key: str, groups: Iterable[str]) -> bool:
+    """Whether a dotted key is one of these groups, or below one of them."""
+    return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 
 def overriding(values: Mapping[str, Any], key: str) -> str | None:

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt
 
 from dxn.config.model_plan import Input, ModelPlan
 from dxn.config.settings import Settings, merge_overrides
-from dxn.config.values import leaves, lookup
+from dxn.config.values import is_below, leaves, lookup
 from dxn.core.errors import UserError
 from dxn.core.files import CHECKPOINTS, SUMS, check_sums, link, replace_folder, write_sums
 from dxn.core.processes import Launch
@@ -177,11 +177,11 @@ def check_config(old: Plan, settings: Settings, num_processes: int) -> int:
     """
     # Written and read in the same way as the old ones, so that equal values are equal.
     new = settings.plain()
-    keys = [k for k in dict.fromkeys([*leaves(old.config), *leaves(new)]) if not _may_change(k)]
+    keys = dict.fromkeys([*leaves(old.config), *leaves(new)])
     changed = [
         f"{key} was {lookup(old.config, key)[1]!r} and is now {lookup(new, key)[1]!r}"
         for key in keys
-        if lookup(old.config, key) != lookup(new, key)
+        if not is_below(key, MAY_CHANGE) and lookup(old.config, key) != lookup(new, key)
     ]
     batch_size = old.batch_size
     # A run that continues with another number of processes keeps its batches. Only a user who
@@ -228,7 +228,3 @@ def _plan_text(plan: Plan, settings: Settings) -> str:
     # Values of the environment can be secrets. The configuration is that of .hydra/config.yaml.
     content = {**plan.model_dump(), "config": settings.plain()}
     return json.dumps(content, indent=1, ensure_ascii=False)
-
-
-def _may_change(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)

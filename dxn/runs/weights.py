@@ -8,13 +8,13 @@ image size, the checkpoint only has default values, which the user can override.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dxn.weights
 from dxn.config.instantiate import completed, merge_options
 from dxn.config.settings import Settings
-from dxn.config.values import assign, leaves, lookup
+from dxn.config.values import assign, is_below, leaves, lookup
 from dxn.core.errors import UserError
 from dxn.runs.decide import adapter_nodes, readers_of
 from dxn.runs.filling import InitialWeights
@@ -227,7 +227,7 @@ def _set_adapter_options(
             is_language_model = public.architecture.writes and not public.architecture.decoder
             if name == "max_len" and is_language_model:
                 value = value if public.family.own else min(value, MAX_WINDOW)
-            merger.set(f"adapters.{key}.{name}", value, fixed=_is_below(name, fixed))
+            merger.set(f"adapters.{key}.{name}", value, fixed=is_below(name, fixed))
         if options is not node:
             inner = {**merger.values["adapters"][key], "dim": options["dim"]}
             dim = public.architecture.dim
@@ -256,14 +256,14 @@ def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
     for name in _leaves(backbone):
         if name != "dim":
             _, value = lookup(backbone, name)
-            merger.set(f"backbone.{name}", value, fixed=not _is_below(name, FREE))
+            merger.set(f"backbone.{name}", value, fixed=not is_below(name, FREE))
     for group, options in (("fusion", fusion), ("head", head)):
         for name in _leaves(options):
             _, value = lookup(options, name)
             # Not every task has a hidden layer in its head.
             if group != "head" or lookup(merger.values, f"head.{name}")[0]:
                 wanted = ("output",) if main.family.own else FIXED_HEAD
-                fixed = group == "head" and _is_below(name, wanted)
+                fixed = group == "head" and is_below(name, wanted)
                 merger.set(f"{group}.{name}", value, fixed=fixed)
 
 
@@ -307,7 +307,7 @@ def _use_decoder(merger: _OptionMerger, own: Config) -> None:
         exists, value = lookup(current, name)
         if name == path or not exists:
             continue
-        if _is_below(name.removeprefix("backbone."), FREE):
+        if is_below(name.removeprefix("backbone."), FREE):
             assign(merger.values, path, value)
         elif not _equal(value, lookup(decoder, name)[1]):
             merger.faults.append(
@@ -327,10 +327,6 @@ def _bare(node: Any) -> Any:
 def _leaves(options: Mapping[str, Any]) -> list[str]:
     """Return the dotted names of nested options, without the `_target_`s of option groups."""
     return [name for name in leaves(options) if not name.endswith("_target_")]
-
-
-def _is_below(name: str, groups: Iterable[str]) -> bool:
-    return any(name == group or name.startswith(f"{group}.") for group in groups)
 
 
 def _equal(one: Any, other: Any) -> bool:

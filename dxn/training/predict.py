@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from dxn.core.display import Display
+from dxn.core.display import Display, print_line
 from dxn.core.errors import UserError
 from dxn.core.processes import from_all, processes
 from dxn.core.results import Figures, Results, flat
@@ -315,12 +315,11 @@ def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:
     if size == 1:
         raise _too_large(sample)
     order.parts *= 2
-    display = Display(main=True, stderr=True)
-    display.line(
+    print_line(
         f"note: out of memory with {size} samples per batch; continuing with "
-        f"{math.ceil(largest / order.parts)}"
+        f"{math.ceil(largest / order.parts)}",
+        stderr=True,
     )
-    display.close()
 
 
 def _too_large(sample: str) -> UserError:

@@ -114,14 +114,11 @@ def families_of(rows: Sequence[Row]) -> dict[str, list[str]]:
         for key in row:
             name = key.removeprefix(PREFIX)
             if key.startswith(PREFIX) and name != "loss":
-                names = panels.setdefault(LOSS if name.startswith("loss") else _family(name), [])
+                family = LOSS if name.startswith("loss") else FAMILIES.get(name, UNIT)
+                names = panels.setdefault(family, [])
                 if key not in names:
                     names.append(key)
     return panels
-
-
-def _family(name: str) -> str:
-    return FAMILIES.get(name, UNIT)
 
 
 def _steps_per_epoch(rows: Sequence[Row]) -> float | None:

@@ -62,19 +62,16 @@ def token_picture(view: SampleView, path: Path, *, about: str = "") -> None:
         noun = "token" if len(part.columns) == 1 else "tokens"
         (name,) = shortened([part.name])
         title = f"{name}: {len(part.columns)} {noun}{without}{note}"
-        _title_above(axis, title, part.drawer.size(part.shown, shaded=False)[0])
+        width, _ = part.drawer.size(part.shown, shaded=False)
+        axis.set_title(_wrapped_title(title, width), loc="left", fontsize=TITLE_SIZE)
     _draw_matrix(axes[-1], tokens, labels, upright=upright)
     count = int(tokens.mask[0].sum())
     set_title(figure, f"One sample as {count} tokens of {tokens.x.shape[2]} numbers", about)
     save(figure, path)
 
 
-def _title_above(axis: Axes, title: str, inches: float) -> None:
-    """Write a title above an axis of this width; a long one has several lines."""
-    axis.set_title(_wrapped_title(title, inches), loc="left", fontsize=TITLE_SIZE)
-
-
 def _wrapped_title(title: str, inches: float) -> str:
+    """Break a long title above an axis of this width into several lines."""
     return "\n".join(wrapped(title, TITLE_SIZE, 72 * (inches + SPACE[0] / 2)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from dxn.tokenize.audio.adapter import AudioAdapter
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
 from dxn.viz.drawers.drawer import Shown
-from dxn.viz.drawers.heat import COLUMNS, Panel, Ticks
+from dxn.viz.drawers.heat import COLUMNS, Panel, Ticks, round_steps
 from dxn.viz.drawers.panel import PanelDrawer
 from dxn.viz.html import data_url
 from dxn.viz.media import flac, player
@@ -105,17 +105,10 @@ def sound_panel(shown: Shown) -> Panel:
     hertz = _mel_bins(options, prepare.sample_rate, bins)
     y_ticks = [
         (bins - float(np.interp(value, hertz, np.arange(bins) + 0.5)), _hertz(value))
-        for value in _spread(HERTZ, hertz)
+        for value in HERTZ
+        if hertz[0] <= value <= hertz[-1]
     ]
-    return Panel(
-        _grey(levels),
-        seconds,
-        bins,
-        x_ticks=_time_ticks(seconds),
-        y_ticks=y_ticks,
-        x_label="seconds",
-        y_label="Hz (mel), dark: loud",
-    )
+    return _panel(levels, seconds, y_ticks, "Hz (mel), dark: loud")
 
 
 def waveform(shown: Shown) -> tuple[np.ndarray, int]:
@@ -156,27 +149,26 @@ def _levels(decibels: np.ndarray) -> np.ndarray:
     return np.clip(relative * 255, 0, 255).astype(np.uint8)
 
 
-def _grey(levels: np.ndarray) -> np.ndarray:
-    """Return uint8 pixels (F, T, 3): loud points are dark, low frequencies are at the bottom."""
-    return np.repeat((255 - levels[::-1])[..., None], 3, 2)
+def _panel(levels: np.ndarray, seconds: float, y_ticks: Ticks, y_label: str) -> Panel:
+    """Return a panel of levels (F, T): loud points are dark, low frequencies are at the bottom."""
+    return Panel(
+        np.repeat((255 - levels[::-1])[..., None], 3, 2),
+        seconds,
+        len(levels),
+        x_ticks=[(value, f"{value:g}") for value in round_steps(seconds, count=6)],
+        y_ticks=y_ticks,
+        x_label="seconds",
+        y_label=y_label,
+    )
 
 
 def _power_panel(samples: np.ndarray, rate: int) -> Panel:
     levels = spectrogram(samples, rate)
-    seconds = len(samples) / rate
-    bins = len(levels)
     y_ticks = [
-        (bins * (1 - 2 * value / rate), _hertz(value)) for value in _steps(rate / 2, count=4)
+        (len(levels) * (1 - 2 * value / rate), _hertz(value))
+        for value in round_steps(rate / 2, count=4)
     ]
-    return Panel(
-        _grey(levels),
-        seconds,
-        bins,
-        x_ticks=_time_ticks(seconds),
-        y_ticks=y_ticks,
-        x_label="seconds",
-        y_label="Hz, dark: loud",
-    )
+    return _panel(levels, len(samples) / rate, y_ticks, "Hz, dark: loud")
 
 
 def _waveform_panel(samples: np.ndarray, rate: int) -> Panel:
@@ -187,19 +179,10 @@ def _waveform_panel(samples: np.ndarray, rate: int) -> Panel:
     for i, part in enumerate(np.array_split(samples / largest, columns)):
         low, high = ((1 + np.array([part.min(), part.max()])) / 2 * (WAVE_ROWS - 1)).astype(int)
         levels[low : high + 1, i] = 255
-    seconds = len(samples) / rate
     y_ticks = [
         (WAVE_ROWS * (1 - share) / 2, f"{share * largest:.2g}") for share in (-0.75, 0, 0.75)
     ]
-    return Panel(
-        _grey(levels),
-        seconds,
-        WAVE_ROWS,
-        x_ticks=_time_ticks(seconds),
-        y_ticks=y_ticks,
-        x_label="seconds",
-        y_label="amplitude",
-    )
+    return _panel(levels, len(samples) / rate, y_ticks, "amplitude")
 
 
 def _mel_bins(options: Any, sample_rate: int, bins: int) -> np.ndarray:
@@ -232,25 +215,8 @@ def _slaney() -> tuple[Callable[[float], float], Callable[[float], float]]:
     )
 
 
-def _spread(values: Sequence[float], hertz: np.ndarray) -> list[float]:
-    """Return those frequencies that are on the axis."""
-    return [value for value in values if hertz[0] <= value <= hertz[-1]]
-
-
 def _hertz(value: float) -> str:
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
-
-
-def _time_ticks(seconds: float) -> Ticks:
-    return [(value, f"{value:g}") for value in _steps(seconds, count=6)]
-
-
-def _steps(stop: float, *, count: int) -> list[float]:
-    """Return 0 and multiples of 1, 2 or 5 times a power of ten up to `stop`: about `count`."""
-    size = 10.0 ** math.floor(math.log10(stop / count))
-    step = next(size * k for k in (1, 2, 5, 10) if size * k * count >= stop)
-    # Rounded, because multiples of 0.1 are not exact.
-    return [round(i * step, 9) for i in range(int(stop / step + 1e-9) + 1)]
 
 
 def _bands(coords: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,14 @@ class Panel:
     y_ticks: Ticks = ()
     x_label: str = ""
     y_label: str = ""
+
+
+def round_steps(stop: float, *, count: int) -> list[float]:
+    """Return 0 and multiples of 1, 2 or 5 times a power of ten up to `stop`: about `count`."""
+    size = 10.0 ** math.floor(math.log10(stop / count))
+    step = next(size * k for k in (1, 2, 5, 10) if size * k * count >= stop)
+    # Rounded, because multiples of 0.1 are not exact.
+    return [round(i * step, 9) for i in range(int(stop / step + 1e-9) + 1)]
 
 
 def draw_panel(axis: Axes, panel: Panel, pixels: np.ndarray | None = None) -> None:

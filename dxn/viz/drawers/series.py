@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 
 from dxn.viz.drawers.drawer import Shown
-from dxn.viz.drawers.heat import Panel
+from dxn.viz.drawers.heat import Panel, round_steps
 from dxn.viz.drawers.panel import PanelDrawer
 from dxn.viz.figure import new_figure
 
@@ -98,7 +97,8 @@ def series_panel(shown: Shown) -> Panel:
     figure.savefig(file, format="png", dpi=PIXELS)
     file.seek(0)
     pixels = np.asarray(Image.open(file).convert("RGB"))
-    ticks = [(tick, f"{tick:g}") for tick in _ticks(steps)]
+    # Whole numbers of steps.
+    ticks = [(tick, f"{tick:g}") for tick in round_steps(steps, count=min(steps, 6))]
     names = [(i + 0.5, str(i + 1)) for i in range(channels)]
     return Panel(
         pixels,
@@ -132,10 +132,3 @@ def _runs(mask: np.ndarray) -> Sequence[tuple[int, int]]:
     """Return start and stop of each run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
-
-
-def _ticks(steps: int) -> Sequence[int]:
-    """Return about six round positions from 0."""
-    size = 10 ** max(int(math.log10(steps / 6)) if steps > 6 else 0, 0)
-    size = next(size * k for k in (1, 2, 5, 10) if 6 * size * k >= steps)
-    return range(0, steps + 1, size)
