@@ -35,7 +35,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     if any(name.startswith(("classification_head.", "qa_outputs.")) for name in checkpoint.tensors):
         hf.unsupported(checkpoint, "a BART with a classifier; use one that generates texts")
     kind = hf.model_type(checkpoint)
-    has_norm, _ = NORMS[kind]
+    has_norm, place = NORMS[kind]
     is_scaled = bool(config["scale_embedding"])
     max_len = config["max_position_embeddings"]
     words = _embedding(checkpoint, "decoder")
@@ -50,7 +50,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
                 **({"norm": {}} if has_norm else {}),
             }
         },
-        backbone=_backbone(checkpoint, "encoder"),
+        backbone=hf.stack_options(checkpoint, "encoder", {"place": place}),
         head={**hf.writing_options(checkpoint, max_len), **_vocabulary(checkpoint)},
         decoder={
             **positions,
@@ -61,7 +61,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
                 # It is zero in BART.
                 "bias": BIAS in checkpoint and bool(checkpoint.tensors[BIAS].any()),
             },
-            "backbone": _backbone(checkpoint, "decoder"),
+            "backbone": hf.stack_options(checkpoint, "decoder", {"place": place}),
         },
         task="generate",
     )
@@ -113,19 +113,6 @@ def _positions(checkpoint: Checkpoint, name: str) -> TensorSource:
     angles = positions[:, None] * frequencies
     table = F.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, dim % 2))
     return TensorSource((), lambda: table)
-
-
-def _backbone(checkpoint: Checkpoint, stack: str) -> Options:
-    config = checkpoint.settings
-    return {
-        "depth": config[f"{stack}_layers"],
-        "num_heads": config[f"{stack}_attention_heads"],
-        "block": {
-            "mlp": hf.activation(checkpoint, config, "activation_function"),
-            "hidden_dim": config[f"{stack}_ffn_dim"],
-        },
-        "norm": {"place": NORMS[hf.model_type(checkpoint)][1]},
-    }
 
 
 def _vocabulary(checkpoint: Checkpoint) -> Options:

@@ -132,6 +132,26 @@ def backbone_options(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Optio
     }
 
 
+def stack_options(checkpoint: Checkpoint, stack: str, norm: Options) -> Options:
+    """Return the options of the backbone of a stack of BART or Whisper, "encoder" or "decoder".
+
+    Args:
+        checkpoint: The checkpoint.
+        stack: The stack.
+        norm: Options of its norms.
+    """
+    config = checkpoint.settings
+    return {
+        "depth": config[f"{stack}_layers"],
+        "num_heads": config[f"{stack}_attention_heads"],
+        "block": {
+            "mlp": activation(checkpoint, config, "activation_function"),
+            "hidden_dim": config[f"{stack}_ffn_dim"],
+        },
+        "norm": norm,
+    }
+
+
 def span_options(checkpoint: Checkpoint) -> Options:
     """Return the options of an `Architecture` that answers questions; {} for any other one."""
     if "qa_outputs.weight" not in checkpoint:

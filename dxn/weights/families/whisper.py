@@ -16,7 +16,7 @@ DECODER = "head.decoder"
 TOKENIZER = "tokenizer.json"
 LANGUAGE, TASK, NO_TIMES = "<|{language}|>", "<|{task}|>", "<|notimestamps|>"  # before a text
 ENGLISH_ROWS = 51864  # tokens of the models that know only English, which have no such tokens
-NORM_EPS = 1e-5  # a constant in transformers, which config.json does not contain
+NORM = {"eps": 1e-5}  # a constant in transformers, which config.json does not contain
 MAX_SECONDS = 7200.0  # a longer file would need much memory
 FRAMES_PER_TOKEN = 2  # spectrogram frames per token: the second convolution has stride 2
 
@@ -25,7 +25,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     encoder = Architecture(
         dim=checkpoint.settings["d_model"],
         adapters={"audio": audio_options(checkpoint)},
-        backbone=backbone(checkpoint, "encoder"),
+        backbone=hf.stack_options(checkpoint, "encoder", NORM),
         fusion={"pool": "mean"},  # as in WhisperForAudioClassification of transformers
     )
     folder = checkpoint.folder
@@ -43,24 +43,10 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "pos_embed": "learned",
             # transformers ignores scale_embedding, too.
             "scale_embedding": False,
-            "backbone": backbone(checkpoint, "decoder"),
+            "backbone": hf.stack_options(checkpoint, "decoder", NORM),
         },
         task="generate",
     )
-
-
-def backbone(checkpoint: Checkpoint, stack: str) -> Options:
-    """Return the options of the backbone of a stack: "encoder" or "decoder"."""
-    config = checkpoint.settings
-    return {
-        "depth": config[f"{stack}_layers"],
-        "num_heads": config[f"{stack}_attention_heads"],
-        "block": {
-            "mlp": hf.activation(checkpoint, config, "activation_function"),
-            "hidden_dim": config[f"{stack}_ffn_dim"],
-        },
-        "norm": {"eps": NORM_EPS},
-    }
 
 
 def text_options(checkpoint: Checkpoint, max_len: int) -> Options:
