@@ -18,13 +18,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dxn.config.command import Command
 from dxn.config.environment import MAY_READ, Texts, resolve
-from dxn.config.groups import CONF, groups, keys_of_experiments, node_of, options
+from dxn.config.groups import CONF, groups, keys_of_experiments, no_such_option, node_of, options
 from dxn.config.instantiate import SPECIAL, complete, merge_options, signature_of
 from dxn.config.settings import Settings
 from dxn.config.signatures import NO_DEFAULT, Parameter, Signature
 from dxn.config.values import assign, lookup, problem, suggestion, value_type
 from dxn.config.words import Request, parse
-from dxn.core.errors import UserError, similar
+from dxn.core.errors import UserError
 from dxn.core.printable import quoted
 
 HOME = "~/"
@@ -266,13 +266,7 @@ def _checked_groups(request: Request, command: type[Command]) -> list[str]:
             continue  # experiment=null is the default
         chosen = value if isinstance(value, list) else [value]
         wrong = [str(item) for item in chosen if str(item) not in available]
-        for item in wrong:
-            match = similar(item, available)
-            hint = f" did you mean {match}?" if match else ""
-            if "," in item:
-                hint = f" a list is written {name}=[{item}];"
-            listed = ", ".join(available)
-            request.problems.append(f"{name}={item}: no such option;{hint} options: {listed}")
+        request.problems += [no_such_option(name, item, available) for item in wrong]
         if not wrong:
             # Users of Hydra type +experiment=NAME, but Hydra refuses the + for groups that are in
             # the defaults, as all groups of dxn are.

@@ -14,7 +14,7 @@ import yaml
 
 from dxn.config.instantiate import CONF
 from dxn.config.values import leaves
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, similar
 
 ENTRY_POINTS = "dxn.conf"
 
@@ -33,6 +33,15 @@ def groups(folders: Sequence[Path] = (CONF,)) -> list[str]:
         # A folder without YAML files, such as __pycache__, is not a group.
         names |= {path.parent.name for path in folder.glob("*/*.yaml")}
     return sorted(names)
+
+
+def no_such_option(group: str, option: str, available: Sequence[str]) -> str:
+    """Return the sentence about an option that a group does not have."""
+    match = similar(option, available)
+    hint = f" did you mean {match}?" if match else ""
+    if "," in option:
+        hint = f" a list is written {group}=[{option}];"
+    return f"{group}={option}: no such option;{hint} options: {', '.join(available)}"
 
 
 def file_of(group: str, option: str, folders: Sequence[Path] = (CONF,)) -> Path:

@@ -13,11 +13,11 @@ from typing import Any
 import yaml
 
 from dxn.config.command import SHORT, Command, is_path
-from dxn.config.groups import CONF, add_folders, file_of, groups, node_of, options
+from dxn.config.groups import CONF, add_folders, file_of, groups, no_such_option, node_of, options
 from dxn.config.instantiate import completed, signature_of
 from dxn.config.signatures import signature_from
 from dxn.config.values import describe, suggestion
-from dxn.core.errors import UserError, similar
+from dxn.core.errors import UserError
 
 NULL = "null"
 REQUIRED = "required"
@@ -244,11 +244,7 @@ def _topic(
         available = options(key, folders)
         chosen = [name.strip() for name in value.strip("[]").split(",") if name.strip()]
         if wrong := [name for name in chosen if name not in available]:
-            match = similar(wrong[0], available)
-            hint = f" did you mean {match}?" if match else ""
-            raise UserError(
-                f"{key}={wrong[0]}: no such option;{hint} options: {', '.join(available)}"
-            )
+            raise UserError(no_such_option(key, wrong[0], available))
         if chosen:
             return "\n\n".join(_option_page(key, name, folders, trust) for name in chosen)
         return _group_page(key, folders, trust)

@@ -249,11 +249,11 @@ class TextTokenizer(Tokenizer):
         Returns:
             ids (n,): Token ids.
             mask (n,): True.
-            coords (n, 2): Start and stop of each token in characters. For a list of words, the
-            text: The text, up to MAX_KEPT characters. Only without augmentation.
+            coords (n, 2): Start and stop of each token in characters. Those of a list of words
+            count in the words joined by spaces.
             words (n,): Index of the word of each token. -1 if raw is not a list of words.
             chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
-            text: The whole text. Only without augmentation.
+            text: The text, up to MAX_KEPT characters. Only without augmentation.
             answers (n,): Number of characters that each token of an answer adds to it, and -1 at
             other tokens. Only of a conversation.
             files (): Number of files in the messages. Only of a conversation.
