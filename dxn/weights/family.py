@@ -67,6 +67,7 @@ class Architecture:
       `head={"share_tokenizer": True}`, which suits models from text to text, the embedding is that
       of the adapter and has no other name.
 
+    - "detect": learned queries find objects in a picture, see `dxn.tasks.detect.query_head`.
     - "forecast": quantiles of the next values of a series, by a decoder with one token, see
       `dxn.tasks.forecast.decoder_head`.
 

@@ -38,6 +38,7 @@ TASKS = {
     "ctc": "dxn.tasks.Ctc",
     "forecast": "dxn.tasks.Forecast",
     "span": "dxn.tasks.Span",
+    "detect": "dxn.tasks.Detect",
 }
 WITH_ENDS = ("language",)  # tasks whose targets keep the end tokens of the checkpoint
 DECODER = "dxn.models.Decoder"

@@ -9,11 +9,15 @@ import torch
 from helpers.newcomer import printed, refused
 from PIL import Image
 
+import dxn
 from dxn.core.errors import UserError
 from dxn.datasets import objects
+from dxn.models import Backbone, EarlyFusion
+from dxn.tasks import Detect
 from dxn.tasks.detect.boxes import overlaps
 from dxn.tasks.detect.metric import AveragePrecision, Detected
 from dxn.tasks.detect.objects import Objects, read_objects
+from dxn.tasks.detect.query_head import log_odds
 from dxn.tasks.detect.space import candidates, match
 from dxn.tasks.detect.target import DetectedObjects, to_places, to_prepared
 from dxn.tokenize import ImageAdapter, ImageAugment
@@ -292,3 +296,56 @@ def test_augmentation_that_boxes_cannot_follow_is_refused(tmp_path, capsys):
     options = ["data.target=objects", "adapters.image.augment.randaugment=5", *SMALL]
     message = refused(capsys, "train", str(table), *options, f"run={tmp_path / 'run'}")
     assert "adapters.image.augment.randaugment" in message and "boxes cannot follow" in message
+
+
+def test_log_odds_are_those_of_a_softmax_also_if_it_is_certain():
+    logits = torch.tensor([[40.0, -3.0, 2.0, 1.0], [0.5, 0.2, -1.0, 60.0]], requires_grad=True)
+    odds = log_odds(logits)
+    for i in range(3):
+        others = logits.detach().double()[:, [j for j in range(4) if j != i]]
+        expected = logits.detach().double()[:, i] - others.logsumexp(1)
+        torch.testing.assert_close(odds[:, i].double(), expected, rtol=1e-5, atol=1e-5)
+    odds.sum().backward()
+    assert logits.grad is not None and logits.grad.isfinite().all()
+
+
+def test_queries_find_objects_and_need_as_many_registers(tmp_path, capsys):
+    table = write_pictures(tmp_path, 30)
+    options = ["data.target=objects", "head=detect", "head.queries=7", *SMALL]
+    message = refused(capsys, "train", str(table), *options, f"run={tmp_path / 'bad'}")
+    assert "set fusion.registers=7" in message
+    run = tmp_path / "run"
+    printed(capsys, "train", str(table), *options, "fusion.registers=7", f"run={run}")
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert 0 <= metrics["test/map"] <= 1
+    model = dxn.load(run)
+    found = model.predict({"photo": tmp_path / "0.png"})
+    assert isinstance(found["prediction"], list)
+
+
+def test_queries_overfit_a_few_pictures():
+    source = objects(num_train=8, num_validation=1, num_test=1, size=48).splits["train"]
+    torch.manual_seed(0)
+    adapter = ImageAdapter(dim=32, image_size=48, patch_size=8)
+    targets = [
+        [{**each, "box": [number / 48 for number in each["box"]]} for each in found]
+        for found in source.cells["target"]
+    ]
+    model = dxn.Model(
+        {"image": adapter.fit(source.cells["image"])},
+        backbone=Backbone(32, depth=2),
+        fusion=EarlyFusion(32, registers=9),
+        head=Detect(queries=9),
+        targets=targets,
+    )
+    pairs = zip(source.cells["image"], targets, strict=True)
+    batch = model.collate([{"image": image, "target": target} for image, target in pairs])
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    losses = []
+    for _ in range(60):
+        loss = model.loss(model(batch), batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]

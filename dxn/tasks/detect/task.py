@@ -20,6 +20,7 @@ from dxn.core.randomness import Probability
 from dxn.tasks.detect.head import DetectHead
 from dxn.tasks.detect.metric import AveragePrecision, Detected
 from dxn.tasks.detect.objects import Objects, Order
+from dxn.tasks.detect.query_head import QueryHead, missing_registers
 from dxn.tasks.detect.space import Detections
 from dxn.tasks.detect.target import DetectedObjects, to_places
 from dxn.tasks.space import Batch
@@ -43,6 +44,9 @@ class Detect(Task[DetectedObjects]):
         threshold: Minimum score of an object in answers. The metrics use all objects.
         max_objects: Maximum number of objects of a sample.
         dropout: Dropout probability of the encoded tokens.
+        queries: Number of learned tokens that find the objects. They are the last registers of the
+            fusion, so fusion.registers must be at least as large. Default: each token of the input
+            finds the objects near to it.
     """
 
     name = "detect"
@@ -52,6 +56,7 @@ class Detect(Task[DetectedObjects]):
     threshold: Probability = 0.4
     max_objects: Annotated[int, Ge(1)] = 100
     dropout: Rate = 0.0
+    queries: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self):
         self.target = DetectedObjects(input=self.input, order=self.order)
@@ -67,7 +72,7 @@ class Detect(Task[DetectedObjects]):
         """Refuse augmentation that moves parts of a picture in ways that boxes cannot follow.
 
         Raises:
-            UserError: If an adapter has such an option.
+            UserError: If an adapter has such an option, or if there are too few registers.
         """
         super().check(config)
         for option in ("r_drop",):
@@ -81,6 +86,8 @@ class Detect(Task[DetectedObjects]):
                 f"ensemble: cannot be combined with head={self.name}; set ensemble=1, got "
                 f"{config['ensemble']}"
             )
+        if self.queries > (config.get("fusion", {}).get("registers") or 0):
+            raise UserError(missing_registers(self.queries))
         for key, adapter in config.get("adapters", {}).items():
             augment = adapter.get("augment") or {} if isinstance(adapter, Mapping) else {}
             if augment.get("randaugment"):
@@ -91,7 +98,16 @@ class Detect(Task[DetectedObjects]):
                 )
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
-        """Build a head that maps each token of the input to an object."""
+        """Build a head that maps each token of the input, or each query, to an object."""
+        if self.queries:
+            return QueryHead(
+                dim,
+                num_classes=len(self.target.labels),
+                input=self.target.input,
+                axes=len(self.target.usual_size),
+                queries=self.queries,
+                dropout=self.dropout,
+            )
         return DetectHead(
             dim,
             num_classes=len(self.target.labels),

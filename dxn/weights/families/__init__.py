@@ -24,6 +24,7 @@ from dxn.weights.families.videomae import VIDEOMAE
 from dxn.weights.families.vit import VIT
 from dxn.weights.families.wav2vec2 import WAV2VEC2
 from dxn.weights.families.whisper import WHISPER
+from dxn.weights.families.yolos import YOLOS
 from dxn.weights.family import Family
 
 ENTRY_POINTS = "dxn.families"
@@ -53,6 +54,7 @@ FAMILIES: list[Family] = [
     SIGLIP_IMAGE,
     SIGLIP_TEXT,
     VIDEOMAE,
+    YOLOS,
 ]
 
 

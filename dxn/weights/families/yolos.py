@@ -1,0 +1,155 @@
+"""YOLOS (arXiv:2106.00666) in the format of transformers: a ViT whose registers find objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dxn.tokenize.patches import as_pair
+from dxn.weights.checkpoint import Checkpoint
+from dxn.weights.conversions import blocks, copied, linears, patch_matrix
+from dxn.weights.families import hf
+from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+
+QUERIES = "embeddings.detection_tokens"
+MIDDLE = "encoder.mid_position_embeddings"
+NUM_LAYERS = 3  # of the classifier, and of the layers that find the boxes
+CLASSES, BOXES = "class_labels_classifier.layers", "bbox_predictor.layers"
+THRESHOLD = 0.5  # default of transformers
+
+
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) == "yolos"
+
+
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    if f"{_prefix(checkpoint)}{MIDDLE}" in checkpoint:
+        hf.unsupported(checkpoint, "position embeddings in every block; use hustvl/yolos-tiny")
+    if f"{BOXES}.0.weight" not in checkpoint:
+        hf.unsupported(checkpoint, "a YOLOS without its detection head")
+    count = checkpoint.tensors[f"{_prefix(checkpoint)}{QUERIES}"].shape[1]
+    return Architecture(
+        dim=len(checkpoint.tensors[f"{_prefix(checkpoint)}{hf.VIT_PATCHES}.weight"]),
+        adapters={"image": _image_options(checkpoint)},
+        backbone=hf.backbone_options(checkpoint, checkpoint.settings),
+        fusion={"pool": "cls", "registers": count},
+        head={"queries": count, "max_objects": count, "threshold": THRESHOLD},
+        task="detect",
+        # The usual size has no effect on queries.
+        state={"labels": _labels(checkpoint), "usual_size": [1.0, 1.0]},
+    )
+
+
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = _prefix(checkpoint)
+    image = architecture.adapters["image"]
+    height, width = image["resize"]["pos_grid"]
+    positions, side = f"{p}{hf.VIT_POSITIONS}", image["patch_size"]
+    num_patches = height * width
+
+    def patches(positions: Tensor) -> Tensor:
+        return positions[0, 1 : 1 + num_patches].view(height, width, -1)
+
+    def leading(token: Tensor, queries: Tensor, positions: Tensor) -> Tensor:
+        # The positions are those of the class token, the patches and the queries.
+        tokens = torch.cat([token, queries], 1)[0]
+        return tokens + torch.cat([positions[0, :1], positions[0, 1 + num_patches :]])
+
+    heads = {
+        f"head.{ours}.{2 * i}": f"{theirs}.{i}"
+        for ours, theirs in (("classes", CLASSES), ("boxes", BOXES))
+        for i in range(NUM_LAYERS)
+    }
+    last = {
+        f"head.boxes.{2 * NUM_LAYERS - 2}.{kind}": _rows_swapped(f"{BOXES}.{NUM_LAYERS - 1}.{kind}")
+        for kind in ("weight", "bias")
+    }
+    return {
+        "adapters.image.proj.weight": patch_matrix(
+            f"{p}{hf.VIT_PATCHES}.weight", channels=image["in_channels"], height=side, width=side
+        ),
+        "adapters.image.proj.bias": copied(f"{p}{hf.VIT_PATCHES}.bias"),
+        "adapters.image.pos_embed.weight": TensorSource((positions,), patches, moves=True),
+        "fusion.pool.tokens": TensorSource(
+            (f"{p}embeddings.cls_token", f"{p}{QUERIES}", positions), leading
+        ),
+        **blocks(
+            hf.VIT_BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]
+        ),
+        **linears({"backbone.norm": f"{p}layernorm", **heads}),
+        **last,
+    }
+
+
+def _prefix(checkpoint: Checkpoint) -> str:
+    return hf.prefix(checkpoint, "vit", "embeddings.cls_token")
+
+
+def _rows_swapped(name: str) -> TensorSource:
+    """Exchange the rows of the horizontal and the vertical axis: dxn has the vertical one first."""
+
+    def swap(t: Tensor) -> Tensor:
+        return t[[1, 0, 3, 2]]
+
+    return TensorSource((name,), swap, lambda t: (swap(t),), moves=True)
+
+
+def _labels(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of the classes without "no object", which is the last one.
+
+    COCO has several classes without a name, "N/A". All but the first one get their number.
+    """
+    names = (hf.class_names(checkpoint, f"{CLASSES}.{NUM_LAYERS - 1}") or [])[:-1]
+    return [f"{name} {i}" if name in names[:i] else name for i, name in enumerate(names)]
+
+
+def _image_options(checkpoint: Checkpoint) -> Options:
+    """Return the options of the image adapter.
+
+    transformers scales the shorter side of a picture to a length, unless the longer side exceeds
+    another one. dxn shrinks pictures whose longer side exceeds that one.
+    """
+    config, settings = checkpoint.settings, checkpoint.preprocessor
+    kernel = checkpoint.tensors[f"{_prefix(checkpoint)}{hf.VIT_PATCHES}.weight"]
+    _, channels, patch_size, _ = kernel.shape
+    sides = as_pair(config["image_size"], name="image_size", axes="height, width")
+    grid = [side // patch_size for side in sides]
+    size: Mapping[str, Any] = settings.get("size") or {}
+    image_size = [side * patch_size for side in grid]
+    keeps_ratio = "longest_edge" in size
+    if keeps_ratio:
+        image_size = [size["longest_edge"]] * 2
+    elif "height" in size:
+        image_size = [size["height"], size["width"]]
+    number = settings.get("resample", 2)
+    if number not in hf.INTERPOLATIONS:
+        hf.unsupported(checkpoint, f"PIL's resampling filter {number} for resizing images")
+    return {
+        "image_size": image_size,
+        "patch_size": patch_size,
+        "in_channels": channels,
+        "pos_embed": "learned",
+        "resize": {
+            "mode": "within" if keeps_ratio else "stretch",
+            "interpolation": hf.INTERPOLATIONS[number],
+            "pos_grid": grid,
+            "pos_antialias": False,
+        },
+        "normalize": {
+            "mean": list(settings.get("image_mean", hf.IMAGENET_MEAN))[:channels],
+            "std": list(settings.get("image_std", hf.IMAGENET_STD))[:channels],
+        },
+    }
+
+
+YOLOS = Family(
+    "YOLOS",
+    matches,
+    architecture,
+    tensor_map,
+    ignored=(r"(\w+\.)?pooler\.",),
+    optional_biases=hf.VIT_BIASES,
+)
