@@ -42,11 +42,12 @@ KNOW_MODALITIES = (
     "export/recipes.py",
     "data/sources/annotated.py",
 )
-# "category" is also a usual name of a target column, "text" a data source, and a key of an
-# entity and of OpenAI's API.
+# "category" is also a usual name of a target column, "image" of a folder, "text" a data source, and
+# a key of an entity and of OpenAI's API.
 COLUMN_NAMES = {
     ("data/columns/answers.py", "text"),
     ("data/columns/choose.py", "category"),
+    ("data/sources/detect.py", "image"),
     ("data/sources/detect.py", "text"),
     ("runs/predictor/table.py", "text"),
     ("serve/openai.py", "text"),
