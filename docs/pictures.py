@@ -41,6 +41,7 @@ GUIDES = {
     "regress": ("tasks/regress.md", "outputs/pressure/*/plots/predicted_vs_true.png"),
     "forecast": ("tasks/forecast.md", "outputs/visits/*/plots/forecasts.png"),
     "tag": ("tasks/tag.md", "attention/heads.png"),
+    "segment": ("tasks/segment.md", "masks/7.png"),
     "span": ("tasks/span.md", "attention/shares.png"),
     "alignment": ("tasks/generate.md", "attention/alignment.png"),
     "language": ("tasks/language.md", "attention/heads.png"),

@@ -77,6 +77,11 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """Name of the input whose objects are predicted. "": none."""
         return ""
 
+    @property
+    def masks_in(self) -> str:
+        """Name of the input of which an answer has a "mask", a data URL of a PNG file. "": none."""
+        return ""
+
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the composed configuration before any data is read.
 

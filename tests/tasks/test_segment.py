@@ -229,6 +229,12 @@ def test_a_table_with_masks_trains_predicts_and_evaluates(tmp_path, capsys):
     answers = tmp_path / "answers.jsonl"
     printed(capsys, "predict", f"run={run}", f"input={table}", f"output={answers}")
     assert len(answers.read_text().splitlines()) == 30
+    masks = tmp_path / "masks"
+    printed(capsys, "predict", f"run={run}", f"input={table}", f"output={masks}")
+    with Image.open(tmp_path / "2.png") as picture, Image.open(masks / "2.png") as mask:
+        assert mask.size == picture.size and mask.mode == "P"
+    message = refused(capsys, "predict", f"run={run}", f"input={table}", "output=a.coco.json")
+    assert "only a model that finds objects in pictures" in message
     printed(capsys, "evaluate", f"run={run}", f"input={table}")
 
 

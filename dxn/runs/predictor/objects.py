@@ -1,4 +1,4 @@
-"""Objects in pictures as files: results in the format of COCO, and pictures with boxes."""
+"""Answers about pictures as files: results in the format of COCO, pictures with boxes, masks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.runs.predictor.output import SUFFIXES, list_suffixes
 from dxn.runs.predictor.table import locate
+from dxn.tokenize.media import embedded_file
 from dxn.training.predict import predict_batches
 
 if TYPE_CHECKING:
@@ -27,17 +28,18 @@ IMAGE_ID = re.compile(r".+\.json image (?P<id>\d+)")
 
 
 def picture_input(predictor: Predictor, output: str) -> str:
-    """Return the name of the input in which a model finds objects.
+    """Return the name of the input in which a model finds objects or areas.
 
     Raises:
-        UserError: If it does not find objects in pictures.
+        UserError: If it does not find what `output` can contain.
     """
-    name = predictor.task.objects_in
+    task = predictor.task
+    name = task.objects_in or ("" if output.endswith(COCO) else task.masks_in)
     if not name or predictor.tokenizers[name].reader.axes != 2:
         raise UserError(
             f"output: must be a file that ends in {list_suffixes(SUFFIXES)}, got {output}; only a "
-            "model that finds objects in pictures can write a folder or a file of the format "
-            f"{COCO}"
+            f"model that finds objects in pictures can write a file of the format {COCO}, and a "
+            "folder also one that predicts masks"
         )
     return name
 
@@ -68,7 +70,7 @@ def coco_rows(
 
 
 def write_pictures(folder: Path, predictor: Predictor, samples: Samples, batch_size: int) -> str:
-    """Write each picture with the boxes of its objects to a folder.
+    """Write each picture with the boxes of its objects, or its mask, to a folder.
 
     Returns:
         The number of pictures as text.
@@ -84,21 +86,27 @@ def write_pictures(folder: Path, predictor: Predictor, samples: Samples, batch_s
     folder.mkdir(parents=True, exist_ok=True)
     opened = samples.opened
     written = 0
+    known: set[Path] = set()
     drawer: Any = get_drawer(predictor.tokenizers[name].modality)
     for rows, answers in _answers(predictor, samples, batch_size):
-        for row, (_, marks) in zip(rows, answers, strict=True):
+        for row, (answer, marks) in zip(rows, answers, strict=True):
             if not is_main_process():  # the first one has the answers of all processes
                 continue
             cell = opened.cells[name][row]
+            stem = Path(cell).stem if isinstance(cell, str | Path) else f"row_{row + 1}"
+            path = folder / f"{stem}.png"
+            if path in known:  # two folders can have pictures of the same name
+                path = folder / f"{stem}_{row + 1}.png"
+            known.add(path)
+            if predictor.task.masks_in:
+                path.write_bytes(embedded_file(answer["mask"]) or b"")
+                written += 1
+                continue
             raws = {name: opened.raws[name][row]}
             shown = shown_inputs(predictor.adapters, raws, {name: cell})
             if name not in shown:
                 continue
             pixels: np.ndarray = marked(drawer.panel(shown[name]).pixels, marks.get(name, ()))
-            stem = Path(cell).stem if isinstance(cell, str | Path) else f"row_{row + 1}"
-            path = folder / f"{stem}.png"
-            if path.exists():  # two folders can have pictures of the same name
-                path = folder / f"{stem}_{row + 1}.png"
             Image.fromarray(pixels).save(path)
             written += 1
     return count(written, "picture")

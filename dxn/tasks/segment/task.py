@@ -74,6 +74,11 @@ class Segment(Task[PixelClasses]):
         self.space = PerPixel(self.target, dice=self.dice)
         self.metric = Overlap(self.target)
 
+    @property
+    def masks_in(self) -> str:
+        """Name of the input with the pictures."""
+        return self.target.input
+
     def check(self, config: Mapping[str, Any]) -> None:
         """Refuse augmentation that moves parts of a picture in ways that masks cannot follow.
 
