@@ -275,7 +275,8 @@ def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys):
     assert 0 <= left < left + width <= 48 and 0 <= top < top + height <= 48
     printed(capsys, "predict", f"run={run}", f"input={table}", f"output={drawn}")
     assert sorted(path.name for path in drawn.iterdir()) == sorted(f"{i}.png" for i in range(30))
-    text = printed(capsys, "attend", f"run={run}", f"input.photo={tmp_path / '0.png'}")
+    attend = ["attend", f"run={run}", f"input.photo={tmp_path / '0.png'}"]
+    text = printed(capsys, *attend, f"output={tmp_path / 'attention'}")
     assert f"answer: {label} (" in text
 
 
