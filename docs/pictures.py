@@ -42,6 +42,7 @@ GUIDES = {
     "forecast": ("tasks/forecast.md", "outputs/visits/*/plots/forecasts.png"),
     "tag": ("tasks/tag.md", "attention/heads.png"),
     "segment": ("tasks/segment.md", "masks/7.png"),
+    "detect": ("tasks/detect.md", "attention/shares.png"),
     "span": ("tasks/span.md", "attention/shares.png"),
     "alignment": ("tasks/generate.md", "attention/alignment.png"),
     "language": ("tasks/language.md", "attention/heads.png"),

@@ -6,7 +6,7 @@ docs/presets.md lists the rules with the measurements behind them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class Facts:
         num_inputs: Number of inputs of the model.
         num_files: Number of inputs that are files or texts, and not columns of a table.
         prefix: Key of the adapter's options, such as "adapters.text".
+        object_size: Usual height and width of the objects that are to be found, in pixels, or as
+            fractions if both are at most 1. None: the targets are no objects.
         is_forecast: Whether the target continues a series.
         epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
             into the time limit of the training, from the measured speed of the backbone.
@@ -50,5 +52,6 @@ class Facts:
     num_inputs: int
     num_files: int
     prefix: str = ""
+    object_size: Sequence[float] | None = None
     is_forecast: bool = False
     epochs_within_limit: Callable[[float], float] = lambda tokens: math.inf

@@ -11,6 +11,9 @@ from dxn.tokenize.base import BadMedia
 
 SMALL = 40  # pixels of the longer side up to which every pixel matters
 LARGE = 64  # pixels to which larger images are reduced without a pretrained model
+# For finding objects: pixels of the longer side to which larger pictures are reduced, tokens per
+# side of an object, tokens per side of a picture, and the smallest token.
+MAX_SIDE, PER_OBJECT, MAX_GRID, MIN_PATCH = 320, 3, 20, 4
 FEW_ROWS = 5000  # training rows up to which augmentation is strong
 
 
@@ -36,6 +39,13 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     width = round(statistics.median(size[1] for size in sizes))
     about = f"{'gray ' if are_gray else ''}images of usually {height}×{width} pixels"
     side = max(height, width)
+    if facts.object_size is not None:
+        options = _for_objects(height, width, facts.object_size)
+        size = "×".join(f"{each:.3g}" for each in facts.object_size)
+        about = f"{about}, objects of usually {size}"
+        if are_gray:
+            options["in_channels"] = 1
+        return [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
     # Next to other inputs, 16 to 25 tokens: how inputs belong together is learned sooner from few
     # tokens.
     is_alone = facts.num_files == 1
@@ -64,3 +74,31 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         advice.append(Advice("backbone.depth", 2, about))
     # A small model stays near chance for the first epochs. A gate and Muon make this time shorter.
     return [*advice, Advice("backbone.block.mlp", "swiglu", about), Advice(*MUON, about)]
+
+
+def _for_objects(height: int, width: int, object_size: Sequence[float]) -> dict[str, Any]:
+    """Return options for finding objects, which need tokens that are smaller than they are.
+
+    Args:
+        height: Usual height of a picture.
+        width: Usual width of a picture.
+        object_size: See `Facts`.
+    """
+    size = list(object_size)
+    if max(size) <= 1:
+        size = [size[0] * height, size[1] * width]
+    side = max(height, width)
+    scale = min(MAX_SIDE / side, 1.0)
+    side = min(side, MAX_SIDE)
+    patch = MIN_PATCH
+    # The cost of a token grows with their number, which has the square of the side in it.
+    while 2 * patch <= scale * min(size) / PER_OBJECT or side > MAX_GRID * patch:
+        patch *= 2
+    return {
+        "stem": "conv",
+        "patch_size": patch,
+        # A multiple of the patch, so that no patch is padding.
+        "image_size": -(-side // patch) * patch,
+        "augment.flip": True,
+        "augment.zoom": 0.5,
+    }

@@ -20,7 +20,7 @@ from dxn.config.instantiate import build, completed
 from dxn.config.values import assign, lookup, overriding
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
-from dxn.data.rows import FIT_ROWS, Source, spaced
+from dxn.data.rows import FIT_ROWS, TARGET, Source, spaced
 from dxn.presets.advice import MUON, Advice, Facts
 from dxn.presets.audio import advise_audio
 from dxn.presets.image import advise_images
@@ -148,7 +148,19 @@ def _all_advice(
         if len(train) < MANY_WINDOWS:
             return
     num_files = sum(not readers[key].tabular for key in nodes.values())
-    facts = Facts(source.num_training_rows, len(nodes), num_files, is_forecast=is_forecast)
+    sample = train.take(spaced(len(train))) if len(train) > FIT_ROWS else train
+    object_size = None
+    if task.space is not None and task.space.kind is AnswerKind.OBJECTS:
+        object_size = task.object_size(sample.cells.get(TARGET, ()))
+        if object_size is None:  # events, for which there are no rules
+            return
+    facts = Facts(
+        source.num_training_rows,
+        len(nodes),
+        num_files,
+        object_size=object_size,
+        is_forecast=is_forecast,
+    )
     minutes = _minutes(facts)
     if is_chosen("trainer.max_minutes", chosen):
         minutes = config["trainer"].get("max_minutes")
@@ -161,7 +173,6 @@ def _all_advice(
 
     facts = replace(facts, epochs_within_limit=epochs_within_limit)
     yield from _training_advice(facts, is_validated=bool(source.splits.get("validation")))
-    sample = train.take(spaced(len(train))) if len(train) > FIT_ROWS else train
     for key in dict.fromkeys(nodes.values()):
         names = [name for name in nodes if nodes[name] == key and name in train.cells]
         cells = [cell for name in names for cell in sample.cells[name]]
@@ -178,6 +189,11 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
     about = f"{rows:,} training rows"
     if facts.is_forecast:
         yield from _forecast_advice(facts, about)
+        return
+    if facts.object_size is not None:
+        yield from _schedule(rows, VIEWS, about)
+        yield Advice("trainer.max_minutes", _minutes(facts), about)
+        yield Advice("trainer.ema_decay", 0.99, about)
         return
     if not facts.num_files:
         yield from _table_advice(facts, about)
@@ -210,7 +226,8 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
 
 
 def _minutes(facts: Facts) -> float:
-    return MANY_MINUTES if facts.rows >= MANY or facts.num_files > 1 else MINUTES
+    many = facts.rows >= MANY or facts.num_files > 1 or facts.object_size is not None
+    return MANY_MINUTES if many else MINUTES
 
 
 def seconds_per_token(

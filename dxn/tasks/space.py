@@ -55,12 +55,13 @@ class LossSum(NamedTuple):
 
 
 class AnswerKind(Enum):
-    """What a row gets: one class, any number of labels, a number, or quantiles of future values."""
+    """What a row gets: a class, labels, a number, quantiles of future values, or objects."""
 
     CLASS = auto()
     LABELS = auto()
     NUMBER = auto()
     QUANTILES = auto()
+    OBJECTS = auto()
 
 
 class Space(ABC, CheckedMembers):

@@ -212,6 +212,17 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         of `table`."""
         return {"prediction": self.answer(prediction, inputs)["prediction"]}
 
+    def object_size(self, cells: Sequence[Any]) -> tuple[float, ...] | None:
+        """Return the usual height and width of objects in pictures, as targets are written.
+
+        Args:
+            cells: Cells of the target.
+
+        Returns:
+            None, the default: the targets are no objects in pictures.
+        """
+        return None
+
     def marks(self, value: Any) -> dict[str, list[Mark]]:
         """Return what a drawing marks in each input, by input name. Default: nothing.
 

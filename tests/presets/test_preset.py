@@ -292,3 +292,32 @@ def test_a_block_that_the_preset_removes_cannot_have_bottleneck_tokens(tmp_path,
     command = ["train", str(tmp_path / "t.csv"), "target=y", f"run={tmp_path / 'run'}"]
     assert main([*command, "fusion=bottleneck", "fusion.start=2"]) == 2
     assert "(backbone.depth=1), got 2; lower it, or set backbone.depth=3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "patch", "image_size"),
+    [
+        ((240, 320), (70, 80), 16, 320),
+        ((96, 96), (24, 26), 8, 96),
+        ((96, 96), (0.25, 0.27), 8, 96),
+        ((1000, 2000), (40, 50), 16, 320),
+        ((48, 50), (4, 5), 4, 52),
+    ],
+)
+def test_tokens_are_smaller_than_the_objects(shape, size, patch, image_size):
+    pictures = [np.zeros((*shape, 3), np.uint8)] * 3
+    facts = Facts(300, 1, 1, "adapters.x", object_size=size)
+    found = {each.key: each.value for each in RULES["image"](pictures, facts)}
+    assert found["adapters.x.patch_size"] == patch
+    assert found["adapters.x.image_size"] == image_size
+    assert "adapters.x.augment.randaugment" not in found
+
+
+def test_a_training_for_objects_uses_the_rules(tmp_path):
+    options = ["data=objects", "data.num_train=30", "data.num_validation=5", "data.num_test=5"]
+    options += ["adapters=[text,image]", "data.ask=true", f"run={tmp_path}/run", *SHORT]
+    assert main(["train", *options]) == 0
+    config = saved(tmp_path / "run")
+    assert config["adapters"]["image"]["patch_size"] == 8
+    assert config["adapters"]["image"]["augment"]["flip"] is True
+    assert not config["trainer"]["mixup"]

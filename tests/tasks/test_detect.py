@@ -350,3 +350,20 @@ def test_queries_overfit_a_few_pictures():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.6 * losses[0]
+
+
+@pytest.mark.parametrize("option", ["trainer.mixup=1", "trainer.r_drop=1", "ensemble=2"])
+def test_what_needs_one_output_per_sample_is_refused(option, tmp_path, capsys):
+    options = ["data=objects", "head=detect", "adapters=[image]", f"run={tmp_path / 'run'}"]
+    message = refused(capsys, "train", *options, option)
+    assert option.partition("=")[0] in message and "head=detect" in message
+
+
+@pytest.mark.parametrize("fusion", ["early", "late", "bottleneck"])
+def test_a_text_can_say_which_object_to_find(fusion, tmp_path, capsys):
+    options = ["data=objects", "data.ask=true", "data.num_train=40", "data.size=48"]
+    options += ["data.num_validation=10", "data.num_test=10", *SMALL, "adapters=[text,image]"]
+    options += ["preset=plain", f"fusion={fusion}", "loader.input_dropout=0.3"]
+    printed(capsys, "train", *options, f"run={tmp_path / 'run'}")
+    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert 0 <= metrics["test/map"] <= 1

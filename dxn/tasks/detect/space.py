@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dxn.tasks.detect.boxes import centers, overlaps
 from dxn.tasks.detect.target import DetectedObjects
-from dxn.tasks.space import Batch, LossSum, Space
+from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 
 # Weights of the classification, of the distance of the boxes and of their overlap.
 CLASS_WEIGHT, DISTANCE_WEIGHT, OVERLAP_WEIGHT = 1.0, 5.0, 2.0
@@ -54,6 +54,7 @@ class Detections(Space):
     """
 
     mixes = False
+    kind = AnswerKind.OBJECTS
 
     def __init__(self, target: DetectedObjects):
         self.target = target

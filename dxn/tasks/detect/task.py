@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from dxn.core.marks import Mark
 from dxn.core.randomness import Probability
 from dxn.tasks.detect.head import DetectHead
 from dxn.tasks.detect.metric import AveragePrecision, Detected
-from dxn.tasks.detect.objects import Objects, Order
+from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
 from dxn.tasks.detect.query_head import QueryHead, missing_registers
 from dxn.tasks.detect.space import Detections
 from dxn.tasks.detect.target import DetectedObjects, to_places
@@ -167,6 +168,18 @@ class Detect(Task[DetectedObjects]):
             label = self.target.labels[index]
             objects.append({"label": label, "score": significant(score), **places})
         return {"prediction": objects, "objects_in": self.target.input}
+
+    def object_size(self, cells: Sequence[Any]) -> tuple[float, ...] | None:
+        """Return the median height and width of the boxes; None if there is no box."""
+        sizes: list[Box] = []
+        for cell in cells:
+            # A cell that cannot be read is reported later, and events have no box.
+            with suppress(UserError):
+                objects = read_objects(cell, "", axes=2, order=self.order)
+                sizes += [(box[2] - box[0], box[3] - box[1]) for box in objects.boxes]
+        if not sizes:
+            return None
+        return tuple(statistics.median(size[axis] for size in sizes) for axis in range(2))
 
     def marks(self, value: Detected | Objects) -> dict[str, list[Mark]]:
         """Return the boxes of predicted or true objects in a picture."""
