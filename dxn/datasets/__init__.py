@@ -7,6 +7,7 @@ from dxn.datasets.motion import motion
 from dxn.datasets.objects import objects
 from dxn.datasets.questions import questions
 from dxn.datasets.shapes import shapes
+from dxn.datasets.shops import shops
 from dxn.datasets.spoken import spoken
 from dxn.datasets.waves import waves
 
@@ -18,6 +19,7 @@ __all__ = [
     "objects",
     "questions",
     "shapes",
+    "shops",
     "spoken",
     "waves",
 ]

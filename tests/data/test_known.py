@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 from helpers.data import write_table
+from helpers.runs import metrics_of, refused, train
 
+from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.data.series.timeline import timeline
 from dxn.tasks import Forecast
@@ -14,6 +16,7 @@ from dxn.tokenize import SeriesAdapter
 from dxn.tokenize.cells.category import CategoryReader
 from dxn.tokenize.series.reader import SeriesReader
 
+DRAWS_PICTURES = True  # see conftest.py
 H, T = 3, 7  # steps of a forecast and of a history
 OPTIONS = {"target": "sales", "horizon": H, "context": T, "known": "promo"}
 
@@ -118,3 +121,62 @@ def test_a_list_must_leave_the_future_of_the_other_channels_empty():
     assert reader.read([[1, 2], [None, 3]]) is not None
     with pytest.raises(ValueError, match="the last 1 steps are those of the forecast"):
         reader.read([[1, 2], [2, 3]])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A small model of the generated shops, with known promotions and the kind of each shop."""
+    folder = tmp_path_factory.mktemp("known") / "run"
+    train(folder, *SHOPS)
+    return folder
+
+
+SHOPS = ["data=shops", "dim=32", "backbone.depth=1", "baseline=none", "optimizer.lr=3e-3"]
+SHOPS += ["trainer.epochs=5", "trainer.precision=float32"]
+
+
+def test_a_known_promotion_and_the_kind_of_a_shop_lower_the_error(run, tmp_path):
+    metrics = metrics_of(run)
+    train(tmp_path / "past", *SHOPS, "data.known=[]", "data.static=[]")
+    past = metrics_of(tmp_path / "past")
+    assert metrics["test/mae"] < 0.7 * past["test/mae"]
+    assert metrics["test/mae"] < 0.8 * metrics["test/mae[series]"]
+
+
+def later_rows():
+    """Two shops of different lengths, one of a new kind, with seven days to predict."""
+    rows = []
+    for shop, kind, days in (("a", "food", 30), ("b", "cars", 19)):
+        for day in range(days):
+            visits = "" if day >= days - 7 else 70 + 20 * math.sin(2 * math.pi * day / 7)
+            rows.append({"shop": shop, "kind": kind, "day": day, "visits": visits, "promotion": 0})
+    return rows
+
+
+def test_a_table_to_predict_ends_with_rows_whose_promotions_are_known(run, tmp_path):
+    rows = later_rows()
+    rows[28]["promotion"] = 1
+    rows.append(dict(rows[3]))  # a day of shop b twice
+    output = tmp_path / "forecast.csv"
+    path = write_table(tmp_path / "later.csv", rows)
+    assert main(["predict", f"run={run}", path, f"output={output}"]) == 0
+    lines = [line.split(",") for line in output.read_text().splitlines()]
+    column = {name: lines[0].index(name) for name in ("shop", "day", "prediction")}
+    days = [(line[column["shop"]], int(float(line[column["day"]]))) for line in lines[1:]]
+    expected = [("a", day) for day in range(23, 30)] + [("b", day) for day in range(12, 19)]
+    assert days == expected
+    values = [float(line[column["prediction"]]) for line in lines[1:8]]
+    assert max(values) == values[5] > 1.2 * values[4]
+
+
+def test_a_missing_row_or_cell_of_a_known_column_is_named(run, tmp_path, capsys):
+    rows = later_rows()
+    short = write_table(tmp_path / "short.csv", rows[:-2])
+    lines = refused(capsys, ["predict", f"run={run}", short])
+    assert "short.csv: no row of series 'b' at 17; a forecast needs promotion" in lines[-1]
+    rows[25]["promotion"] = ""
+    empty = write_table(tmp_path / "empty.csv", rows)
+    lines = refused(capsys, ["predict", f"run={run}", empty])
+    assert "empty.csv row 27: no value in column 'promotion', which must be known" in lines[-1]
+    lines = refused(capsys, ["predict", f"run={run}", "input.kind=food"])
+    assert "no value of the input series" in lines[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
@@ -87,17 +88,12 @@ def timeline(
         UserError: If the table cannot be read, a column does not exist or has no numbers or times,
             or the series are too short.
     """
-    modality = next((m for m, reader in readers.items() if reader.steps), None)
-    if modality is None:
-        raise UserError(
-            "data=timeline: needs an adapter that reads series; add it to adapters=[...], got "
-            f"{', '.join(readers)}"
-        )
     options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet)
-    table = concatenate([read_table(Path(file), options) for file in as_list(path)])
-    notes = list(table.notes)
-    windows, series = find_windows(
-        table,
+    return forecast_source(
+        concatenate([read_table(Path(file), options) for file in as_list(path)]),
+        readers=readers,
+        stride=stride,
+        fractions=fractions,
         target=target,
         time=time,
         series_id=series_id,
@@ -107,9 +103,34 @@ def timeline(
         horizon=horizon,
         context=context,
         season=season,
-        stride=stride,
-        fractions=fractions,
-        notes=notes,
+    )
+
+
+def forecast_source(
+    table: Table,
+    *,
+    readers: Readers,
+    stride: int = 1,
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    **options: Any,
+) -> Source:
+    """Cut a table whose rows are time steps into windows to forecast.
+
+    Args:
+        table: The table.
+        **options: The other options of `timeline` that `find_windows` has.
+
+    The other arguments, and the errors, are those of `timeline`.
+    """
+    modality = next((m for m, reader in readers.items() if reader.steps), None)
+    if modality is None:
+        raise UserError(
+            "data=timeline: needs an adapter that reads series; add it to adapters=[...], got "
+            f"{', '.join(readers)}"
+        )
+    notes = list(table.notes)
+    windows, series = find_windows(
+        table, stride=stride, fractions=fractions, notes=notes, **options
     )
     parts = _parts(table, windows, series, fractions, stride, notes)
     by_modality = {modality: [VALUES]}
