@@ -20,6 +20,7 @@ from dxn.tasks.detect.objects import Objects, read_objects
 from dxn.tasks.detect.query_head import log_odds
 from dxn.tasks.detect.space import candidates, match
 from dxn.tasks.detect.target import DetectedObjects, to_places, to_prepared
+from dxn.tasks.detect.task import without_duplicates
 from dxn.tokenize import ImageAdapter, ImageAugment
 
 BOX = (2.0, 1.0, 12.0, 6.0)  # top, left, bottom, right
@@ -367,3 +368,12 @@ def test_a_text_can_say_which_object_to_find(fusion, tmp_path, capsys):
     printed(capsys, "train", *options, f"run={tmp_path / 'run'}")
     metrics = json.loads((tmp_path / "run/metrics.json").read_text())
     assert 0 <= metrics["test/map"] <= 1
+
+
+def test_of_two_boxes_that_overlap_the_better_one_of_a_class_is_kept():
+    boxes = torch.tensor([[0.1, 0.1, 0.3, 0.3], [0.1, 0.1, 0.3, 0.31], [0.1, 0.1, 0.3, 0.3]])
+    kept = without_duplicates(boxes, torch.tensor([0.5, 0.7, 0.6]), torch.tensor([0, 0, 1]), 0.6)
+    assert kept.tolist() == [1, 2]
+    events = torch.tensor([[0.1, 0.3], [0.1, 0.31], [0.4, 0.5]])
+    kept = without_duplicates(events, torch.tensor([0.5, 0.7, 0.6]), torch.zeros(3).long(), 0.6)
+    assert kept.tolist() == [1, 2]

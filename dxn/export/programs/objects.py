@@ -33,15 +33,28 @@ def objects(
     fractions = outputs["boxes"][row].clip(0, 1).reshape(-1, 2, 2)
     corners = fractions * [down * sizes[0], across * sizes[1]] + [top, left]
     corners = corners.clip(0, [height, width])
-    order = np.argsort(-scores, axis=None, kind="stable")[: options["max_objects"]]
+    order = np.argsort(-scores, axis=None, kind="stable")
     found: list[dict[str, Any]] = []
+    kept: dict[int, list[np.ndarray]] = {}  # corners of the objects of each class
     for box, index in zip(*np.unravel_index(order, scores.shape), strict=True):
         score = float(scores[box, index])
-        if score >= options["threshold"]:
-            (y0, x0), (y1, x1) = corners[box].tolist()
-            places = {"left": x0, "top": y0, "right": x1, "bottom": y1}
-            found.append({"label": options["labels"][index], "score": score, **places})
+        if score < options["threshold"] or len(found) == options["max_objects"]:
+            break
+        others = kept.setdefault(int(index), [])
+        if any(_overlap(corners[box], other) > options["duplicate"] for other in others):
+            continue
+        others.append(corners[box])
+        (y0, x0), (y1, x1) = corners[box].tolist()
+        places = {"left": x0, "top": y0, "right": x1, "bottom": y1}
+        found.append({"label": options["labels"][index], "score": score, **places})
     return found
+
+
+def _overlap(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the intersection over union of two boxes (2, 2): the corners (y, x) of each."""
+    common = (np.minimum(a[1], b[1]) - np.maximum(a[0], b[0])).clip(0).prod()
+    union = (a[1] - a[0]).prod() + (b[1] - b[0]).prod() - common
+    return float(common / union) if union > 0 else 0.0
 
 
 def lines(outputs: Arrays, arrays: Arrays, options: Mapping[str, Any]) -> list[str]:

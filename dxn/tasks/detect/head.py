@@ -57,36 +57,31 @@ class DetectHead(nn.Module):
         self.dropout = Dropout(dropout)
         self.hidden = nn.Sequential(nn.Linear(dim, dim), nn.GELU())
         width = num_classes + 2 * self.axes
-        # The second set of outputs is only for the training.
-        layers = [nn.Linear(dim, width) for _ in range(2)]
-        for layer in layers:
-            nn.init.trunc_normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)
-            nn.init.constant_(layer.bias[:num_classes], math.log(PRIOR / (1 - PRIOR)))
-        self.outs = nn.ModuleList(layers)
+        self.out = nn.Linear(dim, width)
+        nn.init.trunc_normal_(self.out.weight, std=0.01)
+        nn.init.zeros_(self.out.bias)
+        nn.init.constant_(self.out.bias[:num_classes], math.log(PRIOR / (1 - PRIOR)))
         self.usual_size: Tensor
         self.register_buffer("usual_size", torch.tensor(usual_size, dtype=torch.float32))
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
-        """Return logits and boxes (B, M, S, K + 2A), see `Detections`."""
+        """Return logits and boxes (B, M, K + 2A), see `Detections`."""
         part = tokens.select(self.input)
         x = part.x
         if self.context is not None:
             x = x + self.context(pooled)[:, None]
-        x = self.hidden(self.dropout(x))
-        outs = self.outs if self.training else self.outs[:1]
-        raw = torch.stack([out(x) for out in outs], 2).float()  # (B, M, S, K + 2A)
+        raw = self.out(self.hidden(self.dropout(x))).float()
         logits, shift, size = raw.split([self.num_classes, self.axes, self.axes], -1)
         center, usual = self._places(part, batch)
-        center = center[:, :, None] + shift * usual
+        center = center + shift * usual
         half = usual * size.clamp(max=MAX_LOG).exp() / 2
         boxes = torch.cat([center - half, center + half], -1)
-        is_padding = ~part.mask[:, :, None, None]
+        is_padding = ~part.mask[:, :, None]
         logits = logits.masked_fill(is_padding, NOTHING)
         return torch.cat([logits, boxes.masked_fill(is_padding, OUTSIDE)], -1)
 
     def _places(self, part: Tokens, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the centers (B, M, A) of the tokens and the usual size (B, 1, 1, A) of an object.
+        """Return the centers (B, M, A) of the tokens and the usual size (B, 1, A) of an object.
 
         Both are fractions of the prepared value, 0 or 1 where a sample has none.
         """
@@ -101,4 +96,4 @@ class DetectHead(nn.Module):
         origin, scale = origin.tile(2)[:, None], scale.tile(2)[:, None]
         center = centers(ordered((coords - origin) / scale))
         usual = self.usual_size * unit / scale[:, 0, : self.axes].abs()
-        return center, usual[:, None, None]
+        return center, usual[:, None]

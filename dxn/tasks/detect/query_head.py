@@ -52,7 +52,7 @@ class QueryHead(nn.Module):
         nn.init.constant_(self.classes.get_parameter("4.bias")[-1:], nothing)
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
-        """Return logits and boxes (B, M, 1, K + 2A), see `Detections`.
+        """Return logits and boxes (B, M, K + 2A), see `Detections`.
 
         Raises:
             UserError: If the fusion has fewer registers than there are queries.
@@ -68,7 +68,7 @@ class QueryHead(nn.Module):
         logits = log_odds(self.classes(x).float())
         logits = logits.masked_fill(~part.mask[:, -self.queries :, None], NOTHING)
         center, size = self.boxes(x).float().sigmoid().chunk(2, -1)
-        return torch.cat([logits, center - size / 2, center + size / 2], -1)[:, :, None]
+        return torch.cat([logits, center - size / 2, center + size / 2], -1)
 
 
 def missing_registers(queries: int) -> str:

@@ -1,9 +1,9 @@
 """What the outputs of detection mean, how they are matched with the objects, and their loss.
 
-Each output is matched with at most one object, and each object with exactly one output, at the
-lowest total cost (arXiv:2005.12872). So an object is found once, and nothing has to remove
-duplicates. While training, a second set of outputs also learns with several outputs per object,
-which teaches the model faster (arXiv:2405.14458).
+Several tokens of a picture can find the same object. They learn with the tokens that fit an object
+best (arXiv:2108.07755), and at use the best of them is kept. Of learned queries, exactly one is
+matched with each object, at the lowest total cost (arXiv:2005.12872), so that each object is found
+once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLASS_WEIGHT, DISTANCE_WEIGHT, OVERLAP_WEIGHT = 1.0, 5.0, 2.0
 MATCH_CLASS_WEIGHT = 2.0  # in the cost of a match
 # Share and exponent of the loss of outputs without an object (arXiv:2008.13367, equation 2).
 NEGATIVE_SHARE, FOCUS = 0.75, 2.0
-NUM_CANDIDATES = 10  # outputs per object of the second set
+NUM_CANDIDATES = 10  # tokens per object
 # Exponents of the score and of the overlap in the choice of candidates (arXiv:2108.07755).
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0
 
@@ -44,20 +44,21 @@ class Matches(NamedTuple):
 
 
 class Detections(Space):
-    """Logits of K classes and a box of each of M outputs: (B, M, S, K + 2A).
+    """Logits of K classes and a box of each of M outputs: (B, M, K + 2A).
 
-    The boxes are fractions of the prepared picture. In training, S is 2: the second set of outputs
-    has several of them per object.
+    The boxes are fractions of the prepared picture.
 
     Args:
         target: The objects.
+        once: Whether exactly one output learns to find each object, instead of several.
     """
 
     mixes = False
     kind = AnswerKind.OBJECTS
 
-    def __init__(self, target: DetectedObjects):
+    def __init__(self, target: DetectedObjects, *, once: bool):
         self.target = target
+        self.once = once
 
     def loss(self, output: Tensor, batch: Batch) -> LossSum:
         """Return the loss per object: that of the classes and that of the boxes."""
@@ -65,17 +66,14 @@ class Detections(Space):
         num_classes = output.shape[-1] - boxes.shape[-1]
         # float32: boxes in bfloat16 would be accurate to a percent only.
         logits, found = output.float().split([num_classes, boxes.shape[-1]], -1)
-        total = _set_loss(logits[:, :, 0], found[:, :, 0], labels, boxes)
-        if output.shape[2] > 1:
-            total = total + _dense_loss(logits[:, :, 1], found[:, :, 1], labels, boxes)
-        count = (labels >= 0).sum().float()
-        return LossSum(total, count)
+        loss = _set_loss if self.once else _dense_loss
+        return LossSum(loss(logits, found, labels, boxes), (labels >= 0).sum().float())
 
     def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the scores (B, M, K) and the boxes (B, M, 2A) in the prepared picture."""
         num_classes = len(self.target.labels)
-        first = output.float()[:, :, 0]
-        return {"scores": first[..., :num_classes].sigmoid(), "boxes": first[..., num_classes:]}
+        output = output.float()
+        return {"scores": output[..., :num_classes].sigmoid(), "boxes": output[..., num_classes:]}
 
 
 def _set_loss(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) -> Tensor:

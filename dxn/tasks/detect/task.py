@@ -28,6 +28,7 @@ from dxn.tasks.space import Batch
 from dxn.tasks.task import Task
 from dxn.tokenize.base import BadMedia, Placement
 
+SURPLUS = 5  # candidates per object, before duplicates are left out
 PLACES = {1: ("start", "stop"), 2: ("left", "top", "right", "bottom")}
 
 
@@ -44,6 +45,8 @@ class Detect(Task[DetectedObjects]):
             from their key, such as bbox, which has a size.
         threshold: Minimum score of an object in answers. The metrics use all objects.
         max_objects: Maximum number of objects of a sample.
+        duplicate: Overlap (intersection over union) from which the object with the lower score of
+            two objects of a class is a duplicate, which is left out. Learned queries need none.
         dropout: Dropout probability of the encoded tokens.
         queries: Number of learned tokens that find the objects. They are the last registers of the
             fusion, so fusion.registers must be at least as large. Default: each token of the input
@@ -56,12 +59,13 @@ class Detect(Task[DetectedObjects]):
     order: Order | None = None
     threshold: Probability = 0.4
     max_objects: Annotated[int, Ge(1)] = 100
+    duplicate: Probability = 0.6
     dropout: Rate = 0.0
     queries: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self):
         self.target = DetectedObjects(input=self.input, order=self.order)
-        self.space = Detections(self.target)
+        self.space = Detections(self.target, once=self.queries > 0)
         self.metric = AveragePrecision(self.target, self.threshold)
 
     @property
@@ -123,7 +127,8 @@ class Detect(Task[DetectedObjects]):
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
     ) -> list[Detected]:
         """Return the objects of each sample with the highest scores, best first."""
-        decoded = Detections(self.target).decode(output, batch)
+        assert self.space is not None
+        decoded = self.space.decode(output, batch)
         scores, boxes = decoded["scores"].cpu(), decoded["boxes"].cpu()
         part = batch[self.target.input]
         tokenizer = self.target.tokenizers[self.target.input]
@@ -134,11 +139,17 @@ class Detect(Task[DetectedObjects]):
         )
         found = [nothing] * batch["#size"]
         for i, row in enumerate(part["rows"].tolist()):
-            best = scores[row].flatten().topk(min(self.max_objects, scores[row].numel()))
+            count = self.max_objects * (1 if self.queries else SURPLUS)
+            best = scores[row].flatten().topk(min(count, scores[row].numel()))
             chosen = boxes[row][best.indices // num_classes].clamp(0, 1)
+            classes = best.indices % num_classes
+            kept = torch.arange(len(classes))
+            if not self.queries:
+                kept = without_duplicates(chosen, best.values, classes, self.duplicate)
+                kept = kept[: self.max_objects]
             placement = Placement(*(each[i] for each in placements))
-            places = to_places(chosen, placement)
-            found[row] = Detected(best.indices % num_classes, best.values, places)
+            places = to_places(chosen[kept], placement)
+            found[row] = Detected(classes[kept], best.values[kept], places)
         return found
 
     def answer(
@@ -216,6 +227,7 @@ class Detect(Task[DetectedObjects]):
             "input": self.target.input,
             "threshold": self.threshold,
             "max_objects": self.max_objects,
+            "duplicate": 1.0 if self.queries else self.duplicate,
         }
 
     def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Detected]] | None:
@@ -223,3 +235,20 @@ class Detect(Task[DetectedObjects]):
         axes = len(self.target.usual_size)
         nothing = Detected(torch.zeros(0).long(), torch.zeros(0), torch.zeros(0, 2 * axes))
         return "no object", [nothing] * len(raws)
+
+
+def without_duplicates(boxes: Tensor, scores: Tensor, classes: Tensor, duplicate: float) -> Tensor:
+    """Return the indices of the boxes (n, 2A) that are no duplicates, best first.
+
+    Args:
+        boxes: Boxes as fractions.
+        scores: (n,).
+        classes: (n,). Boxes of different classes are no duplicates.
+        duplicate: See `Detect`.
+    """
+    from torchvision.ops import batched_nms  # it takes time to import
+
+    if boxes.shape[1] == 2:  # intervals are boxes of the same height
+        zeros = torch.zeros_like(boxes[:, :1])
+        boxes = torch.cat([boxes[:, :1], zeros, boxes[:, 1:], zeros + 1], 1)
+    return batched_nms(boxes, scores, classes, duplicate)
