@@ -25,6 +25,9 @@ MATCH_CLASS_WEIGHT = 2.0  # in the cost of a match
 # Share and exponent of the loss of outputs without an object (arXiv:2008.13367, equation 2).
 NEGATIVE_SHARE, FOCUS = 0.75, 2.0
 NUM_CANDIDATES = 10  # tokens per object
+MIN_WEIGHT = (
+    0.2  # of the loss of a box, so that a token that does not overlap its object gets nearer
+)
 # Exponents of the score and of the overlap in the choice of candidates (arXiv:2108.07755).
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0
 
@@ -113,8 +116,9 @@ def _dense_loss(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) ->
     of_classes = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
     # As many as the objects of the batch, whatever the number of their candidates is.
     share = (labels >= 0).sum() / quality.sum().clamp(min=1)
-    distance = ((matched - true).abs().sum(-1) * quality).sum()
-    overlap = ((1 - generalized) * quality).sum()
+    weights = quality.clamp(min=MIN_WEIGHT)
+    distance = ((matched - true).abs().sum(-1) * weights).sum()
+    overlap = ((1 - generalized) * weights).sum()
     return share * (
         CLASS_WEIGHT * of_classes + DISTANCE_WEIGHT * distance + OVERLAP_WEIGHT * overlap
     )
@@ -152,8 +156,9 @@ def candidates(
 ) -> tuple[Matches, Tensor]:
     """Choose the outputs that fit each object best, and how well each of them fits.
 
-    Only outputs whose center is inside of the object are chosen. An output that fits several
-    objects belongs to the one that it overlaps most. The arguments are those of `_set_loss`.
+    Their centers are inside of the object, except that of the nearest one, which can be outside of
+    a small object. An output that fits several objects belongs to the one that it overlaps most.
+    The arguments are those of `_set_loss`.
 
     Returns:
         The pairs, and the quality (P,) of each from 0 to 1: the best candidate of an object has the
@@ -165,11 +170,14 @@ def candidates(
     iou, _ = overlaps(found[:, :, None], boxes[:, None])
     center = centers(found)[:, :, None]
     start, stop = boxes[:, None].chunk(2, -1)
-    inside = ((center >= start) & (center <= stop)).all(-1) & real[:, None]
-    fit = scores.pow(SCORE_POWER) * iou.pow(OVERLAP_POWER) * inside
-    count = min(NUM_CANDIDATES, fit.shape[1])
-    best = fit.topk(count, 1)
+    inside = ((center >= start) & (center <= stop)).all(-1)
+    distance = (center - centers(boxes)[:, None]).square().sum(-1)
+    is_nearest = torch.zeros_like(inside).scatter(1, distance.argmin(1, keepdim=True), True)
+    is_near = (inside | is_nearest) & real[:, None]
+    fit = scores.pow(SCORE_POWER) * iou.pow(OVERLAP_POWER) * is_near
+    best = fit.topk(min(NUM_CANDIDATES, fit.shape[1]), 1)
     chosen = torch.zeros_like(inside).scatter(1, best.indices, best.values > 0)
+    chosen |= is_nearest & real[:, None]
     # An output belongs to one object only.
     owner = iou.masked_fill(~chosen, -1).argmax(2, keepdim=True)
     chosen &= torch.zeros_like(chosen).scatter(2, owner, True)
