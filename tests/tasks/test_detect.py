@@ -21,7 +21,7 @@ from dxn.tasks.detect.query_head import log_odds
 from dxn.tasks.detect.space import candidates, match
 from dxn.tasks.detect.target import DetectedObjects, to_places, to_prepared
 from dxn.tasks.detect.task import without_duplicates
-from dxn.tokenize import ImageAdapter, ImageAugment
+from dxn.tokenize import AudioAdapter, ImageAdapter, ImageAugment
 
 BOX = (2.0, 1.0, 12.0, 6.0)  # top, left, bottom, right
 
@@ -377,3 +377,15 @@ def test_of_two_boxes_that_overlap_the_better_one_of_a_class_is_kept():
     events = torch.tensor([[0.1, 0.3], [0.1, 0.31], [0.4, 0.5]])
     kept = without_duplicates(events, torch.tensor([0.5, 0.7, 0.6]), torch.zeros(3).long(), 0.6)
     assert kept.tolist() == [1, 2]
+
+
+def test_boxes_are_in_the_picture_and_events_in_the_sound():
+    adapters = {"sound": AudioAdapter(dim=8), "photo": ImageAdapter(dim=8)}
+    for cell, name in (
+        ([{"label": "cat", "box": [1, 2, 3, 4]}], "photo"),
+        ([{"label": "bell", "start": 1, "end": 2}], "sound"),
+    ):
+        target = DetectedObjects()
+        target.find_format([cell, []], ["row 1", "row 2"])
+        target.bind(adapters)
+        assert target.input == name

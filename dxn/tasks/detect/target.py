@@ -17,7 +17,7 @@ from dxn.tasks.detect.boxes import areas, ordered
 from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
 from dxn.tasks.names import Names, NamesState
 from dxn.tasks.target import IGNORED
-from dxn.tokenize.base import BadMedia, Placement, Tokenizer
+from dxn.tokenize.base import BadMedia, Placement
 
 # An object of which augmentation leaves less than this share in the picture is left out.
 MIN_VISIBLE = 0.25
@@ -53,6 +53,7 @@ class DetectedObjects(Names):
         self.order: Order | None = order
         self.usual_size: list[float] = []
         self.fractions = False
+        self.axes = 0  # number A of axes of the boxes in the table; 0: unknown
         # Objects without an area and those that are cut, by row.
         self.unused: dict[str, int] = {}
         self.clipped: dict[str, int] = {}
@@ -72,6 +73,7 @@ class DetectedObjects(Names):
                 continue
             count += len(objects)
             largest = max([largest, *(number for box in objects.boxes for number in box)])
+        self.axes = 2 if count else 1
         # A hundredth more, because of rounding.
         self.fractions = count > 0 and largest <= 1.01
         return []
@@ -87,7 +89,7 @@ class DetectedObjects(Names):
         Raises:
             UserError: If the cell is not a list of objects, or the picture cannot be read.
         """
-        name = self.input or _located(self.tokenizers)
+        name = self.input or self._located()
         tokenizer = self.tokenizers.get(name)
         if tokenizer is None:
             raise UserError(
@@ -125,7 +127,7 @@ class DetectedObjects(Names):
             UserError: If no input has coordinates.
         """
         self.tokenizers = {name: adapter.tokenizer for name, adapter in adapters.items()}
-        name = self.input or _located(self.tokenizers)
+        name = self.input or self._located()
         if name not in self.tokenizers or not self.tokenizers[name].reader.axes:
             known = ", ".join(f"{n} ({t.modality})" for n, t in self.tokenizers.items())
             raise UserError(
@@ -134,6 +136,16 @@ class DetectedObjects(Names):
             )
         self.input = name
         self.required = self.prepared_inputs = (name,)
+
+    def _located(self) -> str:
+        """Return the name of the first input with as many axes as the boxes, "" if there is none.
+
+        Without boxes, it is the first one with any axes.
+        """
+        axes = len(self.usual_size) or self.axes
+        found = {name: each.reader.axes for name, each in self.tokenizers.items()}
+        names = [name for name, number in found.items() if number]
+        return next((name for name in names if found[name] == axes), names[0] if names else "")
 
     def fit(self, values: Sequence[Objects]) -> None:
         """Collect the classes, and compute the usual size of an object.
@@ -201,11 +213,6 @@ def to_places(boxes: Tensor, placement: Placement) -> Tensor:
     """Convert boxes (n, 2A) from fractions of a prepared value to places: undo `to_prepared`."""
     origin, scale, unit = (each.tile(2) for each in placement)
     return ordered((boxes * scale + origin) / unit)
-
-
-def _located(tokenizers: Mapping[str, Tokenizer]) -> str:
-    """Return the name of the first input with coordinates, "" if there is none."""
-    return next((name for name, each in tokenizers.items() if each.reader.axes), "")
 
 
 def _clipped(box: Sequence[float], limits: Sequence[float] | None) -> Box:
