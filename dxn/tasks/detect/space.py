@@ -25,9 +25,7 @@ MATCH_CLASS_WEIGHT = 2.0  # in the cost of a match
 # Share and exponent of the loss of outputs without an object (arXiv:2008.13367, equation 2).
 NEGATIVE_SHARE, FOCUS = 0.75, 2.0
 NUM_CANDIDATES = 10  # tokens per object
-MIN_WEIGHT = (
-    0.2  # of the loss of a box, so that a token that does not overlap its object gets nearer
-)
+MIN_QUALITY = 0.2  # of the token that is nearest to an object, also if it does not overlap it yet
 # Exponents of the score and of the overlap in the choice of candidates (arXiv:2108.07755).
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0
 
@@ -116,9 +114,8 @@ def _dense_loss(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) ->
     of_classes = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
     # As many as the objects of the batch, whatever the number of their candidates is.
     share = (labels >= 0).sum() / quality.sum().clamp(min=1)
-    weights = quality.clamp(min=MIN_WEIGHT)
-    distance = ((matched - true).abs().sum(-1) * weights).sum()
-    overlap = ((1 - generalized) * weights).sum()
+    distance = ((matched - true).abs().sum(-1) * quality).sum()
+    overlap = ((1 - generalized) * quality).sum()
     return share * (
         CLASS_WEIGHT * of_classes + DISTANCE_WEIGHT * distance + OVERLAP_WEIGHT * overlap
     )
@@ -184,5 +181,6 @@ def candidates(
     fit = fit * chosen
     highest = fit.amax(1, keepdim=True).clamp(min=torch.finfo(fit.dtype).tiny)
     quality = fit / highest * (iou * chosen).amax(1, keepdim=True)
+    quality = torch.where(is_nearest, quality.clamp(min=MIN_QUALITY), quality)
     rows, outputs, objects = chosen.nonzero(as_tuple=True)
     return Matches(rows, outputs, objects), quality[rows, outputs, objects]
