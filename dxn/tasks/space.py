@@ -71,12 +71,15 @@ class Space(ABC, CheckedMembers):
 
     Attributes:
         mixes: Whether `mix` works for the targets, so that trainer.mixup can be set.
+        averages: Whether `mean` and `divergence` work, so that ensemble and trainer.r_drop can be
+            set.
         kind: What a row gets. The preset, the baseline and the charts of an evaluation depend on
             it. None: something else, which has none of them. A derived class does not inherit it,
             because its targets can be others.
     """
 
     mixes: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
     kind: ClassVar[AnswerKind | None] = None
 
     def __init_subclass__(cls) -> None:

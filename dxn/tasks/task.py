@@ -12,6 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor, nn
@@ -63,6 +64,8 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         separates_inputs: Whether the head compares inputs with each other: it receives each input
             encoded alone, as `dxn.models.InputVectors`. The head then has the same attribute.
         writes: Whether the predictions are texts, which `write` generates.
+        refused_augmentation: Options of the augmentation of pictures that targets cannot follow,
+            and what they do.
     """
 
     name: ClassVar[str]
@@ -71,6 +74,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
     metric: Metric
     separates_inputs: ClassVar[bool] = False
     writes: ClassVar[bool] = False
+    refused_augmentation: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @property
     def objects_in(self) -> str:
@@ -90,17 +94,26 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """
         options = config.get("trainer", {})
         mixes = self.space is not None and self.space.mixes
-        for option, is_supported in (("mixup", mixes), ("r_drop", self.space is not None)):
+        averages = self.space is not None and self.space.averages
+        for option, is_supported in (("mixup", mixes), ("r_drop", averages)):
             if options.get(option) and not is_supported:
                 raise UserError(
                     f"trainer.{option}: cannot be combined with head={self.name}; set "
                     f"trainer.{option}=0"
                 )
-        if config.get("ensemble", 1) > 1 and self.space is None:
+        if config.get("ensemble", 1) > 1 and not averages:
             raise UserError(
                 f"ensemble: cannot be combined with head={self.name}; set ensemble=1, got "
                 f"{config['ensemble']}"
             )
+        for key, adapter in config.get("adapters", {}).items():
+            augment = adapter.get("augment") or {} if isinstance(adapter, Mapping) else {}
+            for option, reason in self.refused_augmentation.items():
+                if augment.get(option):
+                    raise UserError(
+                        f"adapters.{key}.augment.{option}: {reason}, got {augment[option]}; set it "
+                        "to 0, and use crop, zoom or flip"
+                    )
 
     @abstractmethod
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:

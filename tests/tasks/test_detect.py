@@ -18,7 +18,7 @@ from dxn.tasks.detect.boxes import overlaps
 from dxn.tasks.detect.metric import AveragePrecision, Detected
 from dxn.tasks.detect.objects import Objects, read_objects
 from dxn.tasks.detect.query_head import log_odds
-from dxn.tasks.detect.space import candidates, match
+from dxn.tasks.detect.space import Detections, candidates, match
 from dxn.tasks.detect.target import DetectedObjects, to_places, to_prepared
 from dxn.tasks.detect.task import without_duplicates
 from dxn.tokenize import AudioAdapter, ImageAdapter, ImageAugment
@@ -389,3 +389,13 @@ def test_boxes_are_in_the_picture_and_events_in_the_sound():
         target.find_format([cell, []], ["row 1", "row 2"])
         target.bind(adapters)
         assert target.input == name
+
+
+def test_pictures_without_an_object_teach_that_there_is_none():
+    target = target_of(ImageAdapter(dim=8))
+    space = Detections(target, once=False)
+    output = torch.zeros(2, 3, 5, requires_grad=True)
+    none = {"labels": torch.zeros(2, 0, dtype=torch.long), "boxes": torch.zeros(2, 0, 4)}
+    loss = space.loss(output, {"target": none})
+    loss.mean.backward()
+    assert output.grad is not None and (output.grad[..., 0] > 0).all()

@@ -62,8 +62,8 @@ class QueryHead(nn.Module):
         before = names[: names.index(self.input)]
         leading = [i for i, name in enumerate(before) if name == CLASS]
         part = tokens.split()[leading[-1]] if leading else None
-        if part is None or part.x.shape[1] < self.queries:
-            raise UserError(missing_registers(self.queries))
+        check_registers(self.queries, 0 if part is None else part.x.shape[1])
+        assert part is not None
         x = self.dropout(part.x[:, -self.queries :])
         logits = log_odds(self.classes(x).float())
         logits = logits.masked_fill(~part.mask[:, -self.queries :, None], NOTHING)
@@ -71,9 +71,17 @@ class QueryHead(nn.Module):
         return torch.cat([logits, center - size / 2, center + size / 2], -1)
 
 
-def missing_registers(queries: int) -> str:
-    """Return the message for a fusion with too few registers."""
-    return f"head.queries: the registers are the queries; set fusion.registers={queries} or more"
+def check_registers(queries: int, registers: int) -> None:
+    """Check that a fusion has a register for each query.
+
+    Raises:
+        UserError: If it has fewer.
+    """
+    if registers < queries:
+        raise UserError(
+            f"head.queries: the last registers are the queries, but there are {registers} for "
+            f"{queries} queries; set fusion.registers={queries} or more"
+        )
 
 
 def log_odds(logits: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ class Detections(Space):
     """
 
     mixes = False
+    averages = False
     kind = AnswerKind.OBJECTS
 
     def __init__(self, target: DetectedObjects, *, once: bool):
@@ -112,8 +113,9 @@ def _dense_loss(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) ->
     classes = labels[pairs.rows, pairs.objects]
     targets[pairs.rows, pairs.outputs, classes] = quality
     of_classes = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
-    # As many as the objects of the batch, whatever the number of their candidates is.
-    share = (labels >= 0).sum() / quality.sum().clamp(min=1)
+    # As many as the objects of the batch, whatever the number of their candidates is. A batch
+    # without any object also teaches that there is none.
+    share = (labels >= 0).sum().clamp(min=1) / quality.sum().clamp(min=1)
     distance = ((matched - true).abs().sum(-1) * quality).sum()
     overlap = ((1 - generalized) * quality).sum()
     return share * (
@@ -175,9 +177,10 @@ def candidates(
     best = fit.topk(min(NUM_CANDIDATES, fit.shape[1]), 1)
     chosen = torch.zeros_like(inside).scatter(1, best.indices, best.values > 0)
     chosen |= is_nearest & real[:, None]
-    # An output belongs to one object only.
-    owner = iou.masked_fill(~chosen, -1).argmax(2, keepdim=True)
-    chosen &= torch.zeros_like(chosen).scatter(2, owner, True)
+    # An output belongs to one object only, unless there is none in the batch.
+    if labels.shape[1]:
+        owner = iou.masked_fill(~chosen, -1).argmax(2, keepdim=True)
+        chosen &= torch.zeros_like(chosen).scatter(2, owner, True)
     fit = fit * chosen
     highest = fit.amax(1, keepdim=True).clamp(min=torch.finfo(fit.dtype).tiny)
     quality = fit / highest * (iou * chosen).amax(1, keepdim=True)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -21,7 +22,7 @@ from dxn.core.randomness import Probability
 from dxn.tasks.detect.head import DetectHead
 from dxn.tasks.detect.metric import AveragePrecision, Detected
 from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
-from dxn.tasks.detect.query_head import QueryHead, missing_registers
+from dxn.tasks.detect.query_head import QueryHead, check_registers
 from dxn.tasks.detect.space import Detections
 from dxn.tasks.detect.target import DetectedObjects, to_places
 from dxn.tasks.space import Batch
@@ -54,6 +55,9 @@ class Detect(Task[DetectedObjects]):
     """
 
     name = "detect"
+    refused_augmentation = MappingProxyType(
+        {"randaugment": "rotates and shears pictures, which boxes cannot follow"}
+    )
 
     input: str = ""
     order: Order | None = None
@@ -74,33 +78,13 @@ class Detect(Task[DetectedObjects]):
         return self.target.input
 
     def check(self, config: Mapping[str, Any]) -> None:
-        """Refuse augmentation that moves parts of a picture in ways that boxes cannot follow.
+        """Check that there are enough registers for the queries.
 
         Raises:
-            UserError: If an adapter has such an option, or if there are too few registers.
+            UserError: If there are not, or if an option cannot be combined with this task.
         """
         super().check(config)
-        for option in ("r_drop",):
-            if config.get("trainer", {}).get(option):
-                raise UserError(
-                    f"trainer.{option}: cannot be combined with head={self.name}; set "
-                    f"trainer.{option}=0"
-                )
-        if config.get("ensemble", 1) > 1:
-            raise UserError(
-                f"ensemble: cannot be combined with head={self.name}; set ensemble=1, got "
-                f"{config['ensemble']}"
-            )
-        if self.queries > (config.get("fusion", {}).get("registers") or 0):
-            raise UserError(missing_registers(self.queries))
-        for key, adapter in config.get("adapters", {}).items():
-            augment = adapter.get("augment") or {} if isinstance(adapter, Mapping) else {}
-            if augment.get("randaugment"):
-                raise UserError(
-                    f"adapters.{key}.augment.randaugment: rotates and shears pictures, which boxes "
-                    f"cannot follow, got {augment['randaugment']}; set it to 0, and use crop, zoom "
-                    "or flip"
-                )
+        check_registers(self.queries, config.get("fusion", {}).get("registers") or 0)
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that maps each token of the input, or each query, to an object."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from dxn.core.display import significant
 from dxn.core.dropout import Rate
-from dxn.core.errors import UserError
 from dxn.tasks.names import MAX_CLASS_COLUMNS
 from dxn.tasks.segment.head import SegmentHead
 from dxn.tasks.segment.masks import data_url, png
@@ -24,12 +24,6 @@ from dxn.tasks.segment.target import PixelClasses
 from dxn.tasks.space import Batch
 from dxn.tasks.task import Task
 from dxn.tokenize.base import BadMedia, Placement
-
-# Augmentation that masks cannot follow, and what it does.
-REFUSED = {
-    "randaugment": "rotates and shears pictures, which masks cannot follow",
-    "token_dropout": "leaves out patches, but each pixel needs one",
-}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,6 +47,12 @@ class Segment(Task[PixelClasses]):
     """
 
     name = "segment"
+    refused_augmentation = MappingProxyType(
+        {
+            "randaugment": "rotates and shears pictures, which masks cannot follow",
+            "token_dropout": "leaves out patches, but each pixel needs one",
+        }
+    )
 
     input: str = ""
     names: Sequence[str] = ()
@@ -78,22 +78,6 @@ class Segment(Task[PixelClasses]):
     def masks_in(self) -> str:
         """Name of the input with the pictures."""
         return self.target.input
-
-    def check(self, config: Mapping[str, Any]) -> None:
-        """Refuse augmentation that moves parts of a picture in ways that masks cannot follow.
-
-        Raises:
-            UserError: If an adapter has such an option.
-        """
-        super().check(config)
-        for key, adapter in config.get("adapters", {}).items():
-            augment = adapter.get("augment") or {} if isinstance(adapter, Mapping) else {}
-            for option, reason in REFUSED.items():
-                if augment.get(option):
-                    raise UserError(
-                        f"adapters.{key}.augment.{option}: {reason}, got {augment[option]}; set it "
-                        "to 0, and use crop, zoom or flip"
-                    )
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that maps the tokens of the pictures to logits of each pixel."""
