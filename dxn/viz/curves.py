@@ -169,7 +169,8 @@ def _finish(axis: Axes, family: str, *, in_epochs: bool, best: tuple[int, str] |
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     if axis.lines:
-        axis.legend(frameon=False, fontsize=8)
+        # Named, because matplotlib otherwise warns if finding the place takes more than a second.
+        axis.legend(frameon=False, fontsize=8, loc="best")
 
 
 def _value(line: Any, metric: str, epoch: int) -> list[float]:
