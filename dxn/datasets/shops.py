@@ -55,6 +55,8 @@ def shops(
     """
     if num_series < len(EFFECTS):
         raise UserError(f"data.num_series: must be at least {len(EFFECTS)}, got {num_series}")
+    if steps < 1:
+        raise UserError(f"data.steps: must be at least 1, got {steps}")
     rng = np.random.default_rng(seed)
     kinds = list(EFFECTS)
     columns: dict[str, list[Any]] = {

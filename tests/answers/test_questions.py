@@ -2,12 +2,17 @@
 
 import csv
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.runs import PLAIN, SMALL, metrics_of, refused, train
 
 import dxn
 from dxn.cli import main
+from dxn.data.columns.answers import with_positions
+from dxn.data.rows import Origins, as_column
+from dxn.data.tables.read import Table
 from dxn.datasets import questions
 
 OPTIONS = [*PLAIN, *SMALL, "report=false", "trainer.epochs=1", "head=span"]
@@ -52,6 +57,19 @@ def files(tmp_path_factory):
     write_csv(folder / "start.csv", rows, with_start=True)
     write_csv(folder / "plain.csv", rows, with_start=False)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [(" 7 ", 7), (7.0, 7), ("-1", -1), ("--7", None), ("²", None), (None, None)],
+)
+def test_a_position_is_a_whole_number(start, expected):
+    columns = {"question": ["q"], "answer": ["x"], "answer_start": [start]}
+    table = Table(
+        {n: as_column(c) for n, c in columns.items()}, Origins([Path("a.csv")], np.array([2]))
+    )
+    cell = with_positions(table).columns["answer"][0]
+    assert cell == ("x" if expected is None else {"text": ["x"], "answer_start": [expected]})
 
 
 @pytest.mark.parametrize("name", ["nested.json", "flat.jsonl", "start.csv", "plain.csv"])

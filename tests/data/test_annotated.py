@@ -128,6 +128,26 @@ def test_a_folder_of_classes_is_no_folder_of_boxes(tmp_path):
     assert infer_source(tmp_path) == "folder"
 
 
+def test_a_folder_of_texts_called_labels_is_no_folder_of_boxes(tmp_path):
+    for name in ("labels", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("a text")
+    (tmp_path / "other.json").mkdir()
+    assert infer_source(tmp_path) == "folder"
+
+
+def test_pictures_of_several_splits_of_yolo_can_have_the_same_name(tmp_path):
+    write_yolo(tmp_path)
+    write_pictures(tmp_path / "images/val")
+    (tmp_path / "labels/val").mkdir()
+    (tmp_path / "labels/val/b.txt").write_text("1 0.5 0.5 0.2 0.2")
+    source = annotated(str(tmp_path), readers={"image": ImageReader()})
+    cells = {name: rows.cells["target"] for name, rows in source.splits.items()}
+    assert [len(cell) for cell in cells["validation"]] == [0, 1, 0]
+    train = [*cells["train"], *cells.get("test", ())]
+    assert sorted(map(len, train)) == sorted(map(len, OBJECTS.values()))
+
+
 def test_coco_without_annotations_has_pictures_without_targets(tmp_path):
     write_coco(tmp_path)
     test = json.loads(coco_of("ab"))
@@ -145,6 +165,13 @@ def test_coco_without_annotations_has_pictures_without_targets(tmp_path):
         (write_yolo, "labels/train/a.txt", "cat 0.1 0.2", "line 1 must be a class"),
         (write_yolo, "labels/train/a.txt", "0 0.1 0.2 0.3", "line 1 must be a class"),
         (write_yolo, "data.yaml", "names: [", "cannot be read"),
+        (write_yolo, "data.yaml", "names: {cat: 0}", "got {'cat': 0}"),
+        (
+            write_voc,
+            "Annotations/a.xml",
+            "<?xml version='1.0' encoding='no'?><annotation><object>",
+            "unknown encoding",
+        ),
         (
             write_coco,
             "annotations/instances_train2017.json",
@@ -158,6 +185,14 @@ def test_damaged_annotations_are_named(write, file, text, problem, tmp_path, cap
     (tmp_path / file).write_text(text)
     message = refused(capsys, "check", str(tmp_path))
     assert problem in message and file.rpartition("/")[2] in message
+
+
+def test_pictures_in_no_list_of_pascal_voc_are_not_used(tmp_path):
+    write_voc(tmp_path)
+    (tmp_path / "ImageSets/Main/train.txt").write_text("a\nb\n")
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    assert len(source.splits["train"]) == 2
+    assert "not used: 1 picture without a split" in source.notes
 
 
 def test_a_missing_picture_is_a_bad_row(tmp_path, capsys):

@@ -20,6 +20,10 @@ SMALL = [
     *("dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"),
     *("trainer.device=cpu", "batch_size=11"),
 ]
+SMALL_IMAGES = [
+    *("adapters=[image]", "adapters.image.image_size=48", "adapters.image.patch_size=8"),
+    *("dim=16", "backbone.depth=1", "trainer.epochs=1", "trainer.device=cpu"),
+]
 TINY_DIGITS = [
     *("data.num_train=47", "data.num_validation=13", "data.num_test=17", "batch_size=11"),
     *("dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"),

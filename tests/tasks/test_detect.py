@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.newcomer import printed, refused
+from helpers.runs import SMALL_IMAGES
 from PIL import Image
 
 import dxn
@@ -232,21 +233,10 @@ def write_pictures(folder, count):
     return folder / "boxes.jsonl"
 
 
-SMALL = [
-    "adapters=[image]",
-    "adapters.image.image_size=48",
-    "adapters.image.patch_size=8",
-    "dim=16",
-    "backbone.depth=1",
-    "trainer.epochs=1",
-    "trainer.device=cpu",
-]
-
-
 def test_a_table_with_boxes_trains_predicts_and_evaluates(tmp_path, capsys):
     table = write_pictures(tmp_path, 30)
     run = tmp_path / "run"
-    text = printed(capsys, "train", str(table), "data.target=objects", *SMALL, f"run={run}")
+    text = printed(capsys, "train", str(table), "data.target=objects", *SMALL_IMAGES, f"run={run}")
     assert "objects (detect)" in text and "map" in text and "no object" in text
     metrics = json.loads((run / "metrics.json").read_text())
     assert 0 <= metrics["test/map"] <= 1
@@ -263,7 +253,9 @@ def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys):
     table = write_pictures(tmp_path, 30)
     run, coco, drawn = tmp_path / "run", tmp_path / "answers.coco.json", tmp_path / "drawn"
     options = ["head=detect", "head.threshold=0.001", "head.max_objects=3", "report=false"]
-    printed(capsys, "train", str(table), "data.target=objects", *options, *SMALL, f"run={run}")
+    printed(
+        capsys, "train", str(table), "data.target=objects", *options, *SMALL_IMAGES, f"run={run}"
+    )
     text = printed(capsys, "predict", f"run={run}", f"input.photo={tmp_path / '0.png'}")
     lines = [line for line in text.splitlines() if ": left " in line]
     assert len(lines) == 3
@@ -295,7 +287,7 @@ def test_only_objects_are_written_as_coco_results(tmp_path, capsys):
 
 def test_augmentation_that_boxes_cannot_follow_is_refused(tmp_path, capsys):
     table = write_pictures(tmp_path, 12)
-    options = ["data.target=objects", "adapters.image.augment.randaugment=5", *SMALL]
+    options = ["data.target=objects", "adapters.image.augment.randaugment=5", *SMALL_IMAGES]
     message = refused(capsys, "train", str(table), *options, f"run={tmp_path / 'run'}")
     assert "adapters.image.augment.randaugment" in message and "boxes cannot follow" in message
 
@@ -313,7 +305,7 @@ def test_log_odds_are_those_of_a_softmax_also_if_it_is_certain():
 
 def test_queries_find_objects_and_need_as_many_registers(tmp_path, capsys):
     table = write_pictures(tmp_path, 30)
-    options = ["data.target=objects", "head=detect", "head.queries=7", *SMALL]
+    options = ["data.target=objects", "head=detect", "head.queries=7", *SMALL_IMAGES]
     message = refused(capsys, "train", str(table), *options, f"run={tmp_path / 'bad'}")
     assert "set fusion.registers=7" in message
     run = tmp_path / "run"
@@ -363,7 +355,12 @@ def test_what_needs_one_output_per_sample_is_refused(option, tmp_path, capsys):
 @pytest.mark.parametrize("fusion", ["early", "late", "bottleneck"])
 def test_a_text_can_say_which_object_to_find(fusion, tmp_path, capsys):
     options = ["data=objects", "data.ask=true", "data.num_train=40", "data.size=48"]
-    options += ["data.num_validation=10", "data.num_test=10", *SMALL, "adapters=[text,image]"]
+    options += [
+        "data.num_validation=10",
+        "data.num_test=10",
+        *SMALL_IMAGES,
+        "adapters=[text,image]",
+    ]
     options += ["preset=plain", f"fusion={fusion}", "loader.input_dropout=0.3"]
     printed(capsys, "train", *options, f"run={tmp_path / 'run'}")
     metrics = json.loads((tmp_path / "run/metrics.json").read_text())

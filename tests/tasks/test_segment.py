@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.newcomer import printed, refused
+from helpers.runs import SMALL_IMAGES
 from PIL import Image
 
 import dxn
@@ -19,7 +20,7 @@ from dxn.data import annotated
 from dxn.data.sources.detect import infer_source
 from dxn.datasets import objects
 from dxn.tasks.segment.head import starts
-from dxn.tasks.segment.masks import data_url, decode, palette, png, read_mask
+from dxn.tasks.segment.masks import data_url, decode, names_of, palette, png, read_mask
 from dxn.tasks.segment.metric import Overlap, Segmented
 from dxn.tasks.segment.space import PerPixel
 from dxn.tasks.segment.target import PixelClasses
@@ -58,6 +59,12 @@ def palettized():
 )
 def test_a_mask_can_be_written_in_several_ways(cell):
     np.testing.assert_array_equal(read_mask(cell, "row 1").values(), VALUES)
+
+
+@pytest.mark.parametrize("names", [["sky"], {"sky": 0}, 7])
+def test_names_of_classes_without_values_are_refused(names):
+    with pytest.raises(UserError, match="must be an object with the value of the pixels"):
+        names_of({"mask": VALUES, "names": names})
 
 
 def test_each_color_of_a_mask_is_a_class():
@@ -108,6 +115,18 @@ def test_the_values_of_masks_become_classes():
 def test_classes_without_a_name_and_photos_are_refused():
     with pytest.raises(UserError, match=r"head.names: must have one name per class, got 2 names"):
         target_of(names=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ([str(i) for i in range(257)], "names for 257 classes, at most 256"),
+        (["a", "b", "c", "a"], "several classes of the masks have the name 'a'"),
+    ],
+)
+def test_too_many_or_repeated_names_of_classes_are_refused(names, problem):
+    with pytest.raises(UserError, match=problem):
+        target_of(names=names)
     photo = np.arange(300, dtype=np.uint16).reshape(10, 30)
     with pytest.raises(UserError, match="299 different values, at most 256"):
         target_of(masks=[photo])
@@ -203,21 +222,10 @@ def write_table(folder, count, size=48):
     return folder / "table.csv"
 
 
-SMALL = [
-    "adapters=[image]",
-    "adapters.image.image_size=48",
-    "adapters.image.patch_size=8",
-    "dim=16",
-    "backbone.depth=1",
-    "trainer.epochs=1",
-    "trainer.device=cpu",
-]
-
-
 def test_a_table_with_masks_trains_predicts_and_evaluates(tmp_path, capsys):
     table = write_table(tmp_path, 30)
     run = tmp_path / "run"
-    text = printed(capsys, "train", str(table), "data.target=area", *SMALL, f"run={run}")
+    text = printed(capsys, "train", str(table), "data.target=area", *SMALL_IMAGES, f"run={run}")
     assert "area (segment)" in text and "miou" in text and "always 0" in text
     metrics = json.loads((run / "metrics.json").read_text())
     assert 0 <= metrics["test/miou"] <= 1
@@ -241,7 +249,7 @@ def test_a_table_with_masks_trains_predicts_and_evaluates(tmp_path, capsys):
 def test_a_mask_that_is_missing_is_reported(tmp_path, capsys):
     table = write_table(tmp_path, 12)
     (tmp_path / "3_mask.png").unlink()
-    options = ["data.target=area", "head=segment", *SMALL, f"run={tmp_path / 'run'}"]
+    options = ["data.target=area", "head=segment", *SMALL_IMAGES, f"run={tmp_path / 'run'}"]
     message = refused(capsys, "train", str(table), *options)
     assert "table.csv row 5" in message and "3_mask.png" in message and "not found" in message
 
@@ -249,7 +257,12 @@ def test_a_mask_that_is_missing_is_reported(tmp_path, capsys):
 @pytest.mark.parametrize("option", ["randaugment=5", "token_dropout=0.5"])
 def test_augmentation_that_masks_cannot_follow_is_refused(tmp_path, capsys, option):
     table = write_table(tmp_path, 12)
-    options = ["data.target=area", "head=segment", f"adapters.image.augment.{option}", *SMALL]
+    options = [
+        "data.target=area",
+        "head=segment",
+        f"adapters.image.augment.{option}",
+        *SMALL_IMAGES,
+    ]
     message = refused(capsys, "train", str(table), *options, f"run={tmp_path / 'run'}")
     assert f"adapters.image.augment.{option.partition('=')[0]}" in message
 
@@ -257,7 +270,7 @@ def test_augmentation_that_masks_cannot_follow_is_refused(tmp_path, capsys, opti
 def test_large_pictures_are_divided_into_tiles(tmp_path, capsys):
     table = write_table(tmp_path, 20, size=64)
     run = tmp_path / "run"
-    options = ["data.target=area", "head=segment", "head.tile=32", *SMALL]
+    options = ["data.target=area", "head=segment", "head.tile=32", *SMALL_IMAGES]
     options = [each.replace("image_size=48", "image_size=null") for each in options]
     printed(capsys, "train", str(table), *options, f"run={run}")
     model = dxn.load(str(run)).network.models[0]
@@ -330,9 +343,9 @@ def test_a_folder_with_masks_trains(tmp_path, capsys):
     write_folder(tmp_path, "images/{i}.png", "masks/{i}.png", count=20)
     (tmp_path / "masks/3.png").unlink()
     run = tmp_path / "run"
-    message = refused(capsys, "train", str(tmp_path), *SMALL, f"run={run}")
+    message = refused(capsys, "train", str(tmp_path), *SMALL_IMAGES, f"run={run}")
     assert "3.png: no target" in message
-    text = printed(capsys, "train", str(tmp_path), *SMALL, "data.on_bad=skip", f"run={run}")
+    text = printed(capsys, "train", str(tmp_path), *SMALL_IMAGES, "data.on_bad=skip", f"run={run}")
     assert "mask (segment)" in text and "miou" in text
 
 
@@ -341,6 +354,6 @@ def test_a_mask_outside_of_the_folder_is_not_read(tmp_path, capsys):
     outside = tmp_path.parent / f"{tmp_path.name}.png"
     (tmp_path / "3_mask.png").rename(outside)
     (tmp_path / "3_mask.png").symlink_to(outside)
-    options = ["data.target=area", "head=segment", *SMALL, f"run={tmp_path / 'run'}"]
+    options = ["data.target=area", "head=segment", *SMALL_IMAGES, f"run={tmp_path / 'run'}"]
     message = refused(capsys, "train", str(table), *options)
     assert "table.csv row 5" in message and "leads out of the data folder" in message

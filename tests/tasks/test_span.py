@@ -80,6 +80,7 @@ def test_a_cell_has_answers_and_the_position_of_one_of_them(cell, expected):
         ("London", "the answer 'London' does not occur in context"),
         ({"answer_start": [3]}, "must be an answer, a list of answers, or an object"),
         ({"text": ["Bob"], "answer_start": ["x"]}, "must be an answer"),
+        ({"text": ["Bob"], "answer_start": [math.inf]}, "must be an answer"),
         (object(), "must be an answer"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
@@ -15,6 +16,8 @@ QUESTION = "question"
 CONTEXTS = ("context", "passage", "paragraph", "document", "article", "text")
 STARTS = ("answer_start", "start")
 ENDS = ("answer_end", "end")  # follows from the start and the answer
+# A position as a whole number, or as a number without a fraction in a column with gaps.
+POSITION = re.compile(r"\s*(-?[0-9]+)(?:\.0*)?\s*")
 NUM_TRIED = 200  # answers that are looked for in their texts
 MIN_FOUND = 0.9  # share of them that must be there
 
@@ -31,8 +34,8 @@ def with_positions(table: Table) -> Table:
         return table
     cells: list[Any] = []
     for text, at in zip(table.columns[answer], table.columns[start], strict=True):
-        is_known = isinstance(text, str) and str(at).strip().lstrip("-").isdigit()
-        cells.append({"text": [text], "answer_start": [int(at)]} if is_known else text)
+        match = POSITION.fullmatch(str(at)) if isinstance(text, str) else None
+        cells.append({"text": [text], "answer_start": [int(match[1])]} if match else text)
     used = {start, *(names[name] for name in ENDS if name in names)}
     columns = {name: column for name, column in table.columns.items() if name not in used}
     return replace(table, columns={**columns, answer: as_column(cells, is_json=True)})

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
-from dxn.core.untrusted import load_json
+from dxn.core.untrusted import load_json, shortened
 from dxn.data.columns.infer import Readers
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source, Validate
 from dxn.data.sources.confine import confined
@@ -105,11 +107,12 @@ def annotated(
             ],
         }
         rows[split] = Rows(cells, [picture.origin for picture in own])
-    if UNDIVIDED in rows and len(rows) > 1:
-        # Such as pictures that are in none of the lists of Pascal VOC.
-        del rows[UNDIVIDED]
     has_masks = found.format == "masks"
     notes = [] if has_masks else [f"boxes in the format of {found.format}"]
+    if UNDIVIDED in rows and len(rows) > 1:
+        # Such as pictures that are in none of the lists of Pascal VOC.
+        unused = rows.pop(UNDIVIDED)
+        notes.append(f"not used: {count(len(unused), 'picture')} without a split")
     splits = complete_splits(rows, fractions, seed=seed, notes=notes, files=["image"])
     return Source(
         splits,
@@ -183,25 +186,32 @@ def _voc(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[
                     raise ElementTree.ParseError("an object has no bndbox")
                 numbers = {key: box.findtext(key) for key in ("xmin", "ymin", "xmax", "ymax")}
                 objects.append({"label": item.findtext("name"), **numbers})
-        except ElementTree.ParseError as error:
+        # Others than ParseError: the file names an encoding that is unknown or not supported.
+        except (ElementTree.ParseError, LookupError, ValueError) as error:
             raise UserError(
                 f"{file}: is not in the format of Pascal VOC ({error}); correct or delete it"
             ) from error
         name = tree.findtext("filename") or file.stem
         near = (file.parent, *(file.parent.parent / each for each in PICTURES))
         path = index.get(file.stem) or _picture(name, near, index)
-        split = splits.get(file.stem) or _split_of_parts(file.relative_to(root).parts[:-1])
-        yield Picture(split or UNDIVIDED, path, str(file.relative_to(root)), objects)
+        split = splits.get(file.stem) or _split_in(file, root)
+        yield Picture(split, path, str(file.relative_to(root)), objects)
 
 
 def _yolo(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
-    """Yield the pictures of YOLO. A picture without a text file has no objects."""
+    """Yield the pictures of YOLO. A picture without a text file has no objects.
+
+    Files of different splits can have the same name.
+    """
     names = _class_names(root, found)
-    labels = {file.stem: file for file in found.files}
-    for stem, path in sorted(index.items()):
-        parts = path.relative_to(root).parts[:-1]
+    pictures = [path for path in sorted(_files(root)) if path.suffix.lower() in SUFFIXES["image"]]
+    num_pictures = Counter(path.stem for path in pictures)
+    by_stem = {file.stem: file for file in found.files}
+    by_split = {(_split_in(file, root), file.stem): file for file in found.files}
+    for path in pictures:
+        split, stem = _split_in(path, root), path.stem
         objects: list[dict[str, Any]] = []
-        file = labels.get(stem)
+        file = by_stem.get(stem) if num_pictures[stem] == 1 else by_split.get((split, stem))
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file else []
         for number, line in enumerate(lines, 1):
             if not line.split():
@@ -216,22 +226,19 @@ def _yolo(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
                     f"or a class and the corners of a polygon, got {line[:80]!r}"
                 ) from None
         origin = str((file or path).relative_to(root))
-        yield Picture(_split_of_parts(parts) or UNDIVIDED, path, origin, objects)
+        yield Picture(split, path, origin, objects)
 
 
 def _masks(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
     """Yield the pictures with masks. Files of different splits can have the same name."""
     names = _class_names(root, found)
-    masks: dict[tuple[str, str], Path] = {}
-    for file in found.files:
-        split = _split_of_parts(file.relative_to(root).parts[:-1]) or UNDIVIDED
-        masks[split, mask_stem(file)] = file
+    masks = {(_split_in(file, root), mask_stem(file)): file for file in found.files}
     known = {*found.files}
     for path in sorted(_files(root)):
         is_picture = path.suffix.lower() in SUFFIXES["image"] and path not in known
         if not is_picture or not in_folder(path, root, PICTURE_FOLDERS):
             continue
-        split = _split_of_parts(path.relative_to(root).parts[:-1]) or UNDIVIDED
+        split = _split_in(path, root)
         mask = masks.get((split, path.stem))
         cell = None if mask is None else {"mask": str(mask), "names": names}
         yield Picture(split, path, str(path.relative_to(root)), cell)
@@ -259,17 +266,24 @@ def _class_names(root: Path, found: Annotations) -> dict[int, str]:
 
         try:
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        # ValueError: the file is not UTF-8, or a date in it does not exist.
+        except (yaml.YAMLError, ValueError) as error:
             raise UserError(f"{file}: cannot be read ({error}); correct it") from error
         names = content.get("names") if isinstance(content, Mapping) else None
         if isinstance(names, Mapping):
-            return {int(key): str(name) for key, name in names.items()}
+            try:
+                return {int(key): str(name) for key, name in names.items()}
+            except (TypeError, ValueError):
+                raise UserError(
+                    f"{file}: names must have the number of each class as a key, such as 0: cat, "
+                    f"got {shortened(names)}"
+                ) from None
         if isinstance(names, list):
             return dict(enumerate(map(str, names)))
     for folder in (root, *{file.parent for file in found.files}):
         file = folder / "classes.txt"
         if file.exists():
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
             return dict(enumerate(line.strip() for line in lines if line.strip()))
     return {}
 
@@ -289,8 +303,10 @@ def _split_of(name: str) -> str | None:
     return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
 
 
-def _split_of_parts(parts: Sequence[str]) -> str | None:
-    return next((split for part in parts if (split := _split_of(part)) is not None), None)
+def _split_in(file: Path, root: Path) -> str:
+    """Return the split that a folder of a file, below the root, names."""
+    splits = map(_split_of, file.relative_to(root).parts[:-1])
+    return next((split for split in splits if split is not None), UNDIVIDED)
 
 
 READERS = {"COCO": _coco, "Pascal VOC": _voc, "YOLO": _yolo, "masks": _masks}

@@ -174,7 +174,7 @@ def annotations_of(folder: Path) -> Annotations | None:
         if file.suffix == TEXT and YOLO in file.relative_to(folder).parts[:-1]
     ]
     # A folder per class can have any name, also this one.
-    has_names = any(folder.glob(name) for name in ("*.yaml", "*.yml", "classes.txt"))
+    has_names = any(any(folder.glob(name)) for name in ("*.yaml", "*.yml", "classes.txt"))
     has_pictures = any("images" in file.relative_to(folder).parts for file in files)
     yolo = [file for file in labels if file.name != "classes.txt"]
     if yolo and (has_names or has_pictures):
@@ -213,7 +213,7 @@ def mask_stem(file: Path) -> str:
 
 def _contains(file: Path, words: Sequence[bytes]) -> bool:
     """Whether a file contains all of these words."""
-    if file.stat().st_size > MAX_ANNOTATIONS:
+    if not file.is_file() or file.stat().st_size > MAX_ANNOTATIONS:
         return False
     content = file.read_bytes()
     return all(word in content for word in words)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dxn.core.errors import UserError
+from dxn.core.untrusted import shortened
 
 PARAGRAPHS, QUESTIONS = "paragraphs", "qas"
 
@@ -28,7 +29,7 @@ def rows_of_articles(path: Path, articles: list[dict[str, Any]]) -> list[dict[st
         articles: The articles.
 
     Raises:
-        UserError: If a paragraph has no text, or no questions.
+        UserError: If a paragraph has no list of questions.
     """
     rows: list[dict[str, Any]] = []
     for number, article in enumerate(articles, 1):
@@ -37,7 +38,7 @@ def rows_of_articles(path: Path, articles: list[dict[str, Any]]) -> list[dict[st
             if not _is_paragraph(paragraph):
                 raise UserError(
                     f"{path}: article {number}: must have a list of paragraphs, which are objects "
-                    f"with the keys context and {QUESTIONS}"
+                    f"with the keys context and {QUESTIONS}, got {shortened(paragraph)}"
                 )
             rows += [_row(paragraph, question) for question in paragraph[QUESTIONS]]
     return rows

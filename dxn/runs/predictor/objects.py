@@ -14,9 +14,8 @@ from dxn.core.display import count, is_main_process, significant
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.runs.predictor.output import SUFFIXES, list_suffixes
-from dxn.runs.predictor.table import locate
+from dxn.runs.predictor.table import locate, predicted_batches
 from dxn.tokenize.media import embedded_file
-from dxn.training.predict import predict_batches
 
 if TYPE_CHECKING:
     from dxn.runs.predictor.predictor import Predictor
@@ -117,17 +116,7 @@ def _answers(
 ) -> Iterator[tuple[Sequence[int], list[tuple[Mapping[str, Any], Mapping[str, Any]]]]]:
     """Yield the rows of each batch, and the answer and the marks of each row."""
     task, opened = predictor.task, samples.opened
-    parts = predict_batches(
-        predictor.network,
-        task,
-        samples,
-        batch_size=batch_size,
-        device=predictor.device,
-        finite=True,
-        start=start,
-        divided=True,
-    )
-    for rows, predicted, _ in parts:
+    for rows, predicted in predicted_batches(predictor, samples, batch_size, start):
         found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
         for row, each in zip(rows, predicted, strict=True):
             inputs = {name: cells[row] for name, cells in opened.cells.items()}

@@ -35,9 +35,18 @@ def predicted_rows(
     """Yield the predictions of each batch as rows, see `dxn.runs.predictor.resumable.Answers`."""
     opened, task = samples.opened, predictor.task
     shown = shown_inputs(opened)
+    for rows, predicted in predicted_batches(predictor, samples, batch_size, start):
+        predictions = Predictions(rows, predicted, math.nan)
+        yield rows, prediction_records(predictions, opened, task, shown), ()
+
+
+def predicted_batches(
+    predictor: Predictor, samples: Samples, batch_size: int, start: int = 0
+) -> Iterator[tuple[list[int], list[Any]]]:
+    """Yield the rows and the predictions of each batch. Processes share the batches."""
     parts = predict_batches(
         predictor.network,
-        task,
+        predictor.task,
         samples,
         batch_size=batch_size,
         device=predictor.device,
@@ -46,8 +55,7 @@ def predicted_rows(
         divided=True,
     )
     for rows, predicted, _ in parts:
-        predictions = Predictions(rows, predicted, math.nan)
-        yield rows, prediction_records(predictions, opened, task, shown), ()
+        yield rows, predicted
 
 
 def embedded_rows(

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from dxn.core.errors import UserError
+from dxn.core.untrusted import shortened
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.media import bytes_or_path
 
@@ -73,9 +74,19 @@ def _is_mask(cell: Any) -> bool:
 
 
 def names_of(cell: Any) -> dict[int, str]:
-    """Return the names of the classes that a cell has, by the value of their pixels."""
+    """Return the names of the classes that a cell has, by the value of their pixels.
+
+    Raises:
+        UserError: If the cell has other names.
+    """
     names = cell.get(NAMES) if isinstance(cell, Mapping) else None
-    return {int(value): str(name) for value, name in (names or {}).items()}
+    try:
+        return {int(value): str(name) for value, name in dict(names or {}).items()}
+    except (TypeError, ValueError):
+        raise UserError(
+            "data.target: the names of the classes of a mask must be an object with the value of "
+            f'the pixels of each class as a key, such as {{"0": "sky"}}, got {shortened(names)}'
+        ) from None
 
 
 def read_mask(cell: Any, origin: str) -> Mask:

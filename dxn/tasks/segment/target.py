@@ -128,7 +128,8 @@ class PixelClasses(Names):
         """Find the classes, and their shares of the pixels.
 
         Raises:
-            UserError: If the masks have no class, or more values than a mask can have.
+            UserError: If the masks have no class, more classes than a mask can have, or two classes
+                with the same name.
         """
         chosen = list(evenly_spaced(values, MAX_COUNTED))
         counts = self._counts(chosen)
@@ -147,6 +148,18 @@ class PixelClasses(Names):
                 "which a lossy format such as JPEG changes"
             )
         self.values, self.labels = self._named(found)
+        # The classes of a prediction are bytes.
+        if len(self.labels) > MAX_VALUES:
+            raise UserError(
+                f"data.target: the masks have names for {len(self.labels):,} classes, at most "
+                f"{MAX_VALUES} are possible; leave out names of classes that no mask contains"
+            )
+        repeated = [name for name, times in Counter(self.labels).items() if times > 1]
+        if repeated:
+            raise UserError(
+                f"data.target: several classes of the masks have the name {repeated[0]!r}; give "
+                "each class another name"
+            )
         total = sum(counts[value] for value in found)
         self.frequencies = [counts[value] / total for value in self.values]
         self.class_weights = None

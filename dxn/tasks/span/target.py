@@ -87,7 +87,7 @@ class SpanTarget(Target):
         """
         try:
             found = list(read_answers(cell))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UserError(
                 f"{origin}: the target must be an answer, a list of answers, or an object with the "
                 f"keys text and answer_start, got {shortened(cell)}"
