@@ -50,7 +50,7 @@ def test_a_piece_of_the_other_file_is_written(tmp_path):
         (lambda data: data[:-1], "source.spm: not a model of SentencePiece; download it again"),
         (lambda data: b"\xff" * 30, "source.spm: not a model of SentencePiece"),
         (lambda data: data + field(2, field(3, 2)), "source.spm: must be a unigram model"),
-        (lambda data: b"", "source.spm: must be a unigram model with pieces; add tokenizer.json"),
+        (lambda data: b"", "with pieces, got the type 1 and 0 pieces; add tokenizer.json"),
     ],
 )
 def test_a_damaged_file_is_refused(change, message, tmp_path):

@@ -120,7 +120,9 @@ class KVCache:
         """Add the rows of another cache after these. Neither of them has a memory."""
         assert self.memory is None and other.memory is None
         assert self._tokens is not None and other._tokens is not None
-        key, value = (_stacked(*parts) for parts in zip(self._tokens, other._tokens, strict=True))
+        key, value = (
+            stacked(*parts, dim=2) for parts in zip(self._tokens, other._tokens, strict=True)
+        )
         self._tokens = key, value
 
     def clear(self) -> None:
@@ -358,10 +360,11 @@ class Decoder(StepDecoder):
         return [KVCache() for _ in self.backbone.blocks]
 
 
-def _stacked(first: Tensor, second: Tensor) -> Tensor:
-    """Return the rows of two tensors (R, H, C, d), whose numbers of columns C can differ."""
-    columns = max(first.shape[2], second.shape[2])
-    return torch.cat([F.pad(x, (0, 0, 0, columns - x.shape[2])) for x in (first, second)])
+def stacked(first: Tensor, second: Tensor, *, dim: int) -> Tensor:
+    """Return the rows of two tensors (R, ...) as one, with zeros after the one shorter in `dim`."""
+    size = max(first.shape[dim], second.shape[dim])
+    others = [0] * (2 * (first.ndim - dim) - 1)  # the last dimension comes first
+    return torch.cat([F.pad(x, (*others, size - x.shape[dim])) for x in (first, second)])
 
 
 def at_last(x: Tensor, mask: Tensor) -> Tensor:

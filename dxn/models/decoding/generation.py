@@ -103,7 +103,6 @@ def generate(
         max_new=limit,
         device=prompt.device,
     )
-    _check_compiled(decoder, prompt, limit, compile_step)
     return Generation(
         decoder, memory, search, prompt, mask, rules=rules, compile_step=compile_step
     ).run(on_tokens)
@@ -162,7 +161,6 @@ def beam_search(
         rules=rules,
         device=prompt.device,
     )
-    _check_compiled(decoder, prompt, limit, compile_step)
     return Generation(
         decoder, memory, search, prompt, mask, rules=rules, compile_step=compile_step
     ).run()
@@ -185,6 +183,10 @@ class Generation:
         mask: (B, P) bool. See `generate`.
         rules: Rules about the tokens.
         compile_step: See `generate`.
+
+    Raises:
+        ValueError: If rules.forbidden is out of range, if a prompt has no token, or if a step is
+            compiled, but not all tokens fit in the max_len of the decoder.
     """
 
     def __init__(
@@ -212,6 +214,11 @@ class Generation:
         # input.
         self.longest = prompt.shape[1]
         self.most = self.longest + search.max_new - 1
+        if compile_step is not None and self.most > decoder.max_len:
+            raise ValueError(
+                f"compile_step: the prompt and all new tokens but the last one must have at most "
+                f"max_len={decoder.max_len} tokens, got {self.most}: reduce max_new"
+            )
         self.can_capture = True  # no capture has failed
         self._start(prompt, mask, rules)
         self._restart()
@@ -409,20 +416,6 @@ class Generation:
         """Pass on the tokens since the last report."""
         if new := self.new_tokens():
             on_tokens(new)
-
-
-def _check_compiled(
-    decoder: StepDecoder,
-    prompt: Tensor,
-    max_new: int,
-    compile_step: Callable[[Step], Step] | None,
-) -> None:
-    most = prompt.shape[1] + max_new - 1  # the last token is no input
-    if compile_step is not None and most > decoder.max_len:
-        raise ValueError(
-            f"compile_step: the prompt and all new tokens but the last one must have at most "
-            f"max_len={decoder.max_len} tokens, got {most}: reduce max_new"
-        )
 
 
 def _ids(end: int | Sequence[int] | None) -> tuple[int, ...]:

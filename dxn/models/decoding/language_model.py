@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens, can_read, join
-from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last
+from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last, stacked
 from dxn.models.decoding.output_layer import output_layer_of
 from dxn.models.fusion import EarlyFusion, Places, place
 from dxn.models.model import Batch, MultimodalModel
@@ -107,7 +107,7 @@ class TokenCache:
         self.num_others = joined(self.num_others, other.num_others)
         if self.others is not None or other.others is not None:
             self.others = _joined(self.others, other.others, counts)
-        self.ids = _stacked(self.ids, other.ids)
+        self.ids = stacked(self.ids, other.ids, dim=1)
         self.longest = None
 
 
@@ -132,19 +132,10 @@ def _joined(first: Memory | None, second: Memory | None, counts: tuple[int, int]
         num_inputs = max(map(len, parts))
         for own in parts:
             own += [own[0][:, :0]] * (num_inputs - len(own))
-    xs = [_stacked(*pair) for pair in zip(*columns, strict=True)]
-    masks = [_stacked(*pair) for pair in zip(*real, strict=True)]
+    xs = [stacked(*pair, dim=1) for pair in zip(*columns, strict=True)]
+    masks = [stacked(*pair, dim=1) for pair in zip(*real, strict=True)]
     sizes = tuple(x.shape[1] for x in xs)
     return Memory(torch.cat(xs, 1), None, torch.cat(masks, 1), sizes=sizes)
-
-
-def _stacked(first: Tensor, second: Tensor) -> Tensor:
-    """Return the rows of two tensors (R, N, ...) as one, of which the longer ones determine N."""
-    columns = max(first.shape[1], second.shape[1])
-    x = first.new_zeros(len(first) + len(second), columns, *first.shape[2:])
-    x[: len(first), : first.shape[1]] = first
-    x[len(first) :, : second.shape[1]] = second
-    return x
 
 
 class LanguageModel(StepDecoder):

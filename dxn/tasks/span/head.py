@@ -52,7 +52,9 @@ class SpanHead(nn.Module):
         windows = self.cuts.cut(batch)
         for window in windows:
             part = window[self.cuts.context]
-            if isinstance(self.pre, PairPreHead) and "segments" in part:
+            # The only window of a batch that is one has them already.
+            has_segments = "segments" in part and "added" not in part
+            if isinstance(self.pre, PairPreHead) and has_segments:
                 part["added"] = self.pre.segments(part["segments"])
         return windows
 

@@ -114,9 +114,8 @@ class SeriesTokenizer(Tokenizer):
         self.normalize: SeriesNormalization = normalize or "train"
         self.has_default = normalize is None
         self.window = 0
-        self.ahead = (
-            0  # steps after the end of the history, in which only known channels have values
-        )
+        # Steps after the end of the history, in which only known channels have values.
+        self.ahead = 0
         self.num_known = 0
         self.is_fixed = False  # whether every sample has `window` steps
         self.fill_start = patch.fill_start

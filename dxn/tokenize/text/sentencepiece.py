@@ -105,8 +105,8 @@ def tokenizer_json(path: Path, vocab: Path) -> str:
 def _read(path: Path) -> tuple[dict[str, float], bytes]:
     """Return the score of each piece, and the rules that replace characters."""
     check_file(path, allow_links=True)
-    if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{path}: must have at most {MAX_BYTES:,} bytes")
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise UserError(f"{path}: must have at most {MAX_BYTES:,} bytes, got {size:,}")
     scores: dict[str, float] = {}
     chars, model_type = b"", UNIGRAM
     try:
@@ -122,7 +122,10 @@ def _read(path: Path) -> tuple[dict[str, float], bytes]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
         raise UserError(f"{path}: not a model of SentencePiece; download it again") from error
     if model_type != UNIGRAM or not scores:
-        raise UserError(f"{path}: must be a unigram model with pieces; add tokenizer.json")
+        raise UserError(
+            f"{path}: must be a unigram model (type {UNIGRAM}) with pieces, got the type "
+            f"{model_type} and {len(scores)} pieces; add tokenizer.json"
+        )
     return scores, chars
 
 

@@ -89,7 +89,7 @@ def check(checkpoint: Checkpoint) -> Options:
             f"the Chronos model {names[0]}, only Chronos-Bolt ({CLASS}); the first Chronos predicts"
             " one quantized value after another, and Chronos-2 attends to groups of series",
         )
-    if config.get("feed_forward_proj", "relu") != "relu":
+    if config["feed_forward_proj"] != "relu":
         hf.unsupported(checkpoint, f"the activation function {config['feed_forward_proj']!r}")
     series = config[CONFIG]
     size, stride = series["input_patch_size"], series["input_patch_stride"]

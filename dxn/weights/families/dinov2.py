@@ -48,8 +48,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         image_size=config["image_size"],
         mean=hf.IMAGENET_MEAN,
         std=hf.IMAGENET_STD,
-        antialias=hf.model_type(checkpoint)
-        == WITH_REGISTERS,  # transformers uses it only for this model
+        # transformers uses it only for this model.
+        antialias=hf.model_type(checkpoint) == WITH_REGISTERS,
         interpolation="bicubic",
         crop=True,
     )
