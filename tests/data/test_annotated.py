@@ -1,6 +1,7 @@
 """Folders of pictures with boxes in the formats of COCO, Pascal VOC and YOLO."""
 
 import json
+from pathlib import Path
 
 import pytest
 from helpers.newcomer import refused
@@ -148,6 +149,30 @@ def test_pictures_of_several_splits_of_yolo_can_have_the_same_name(tmp_path):
     assert sorted(map(len, train)) == sorted(map(len, OBJECTS.values()))
 
 
+def test_pictures_of_several_splits_of_coco_can_have_the_same_name(tmp_path):
+    (tmp_path / "annotations").mkdir()
+    for split in ("train2017", "val2017"):
+        write_pictures(tmp_path / split)
+        (tmp_path / f"annotations/instances_{split}.json").write_text(coco_of("abc"))
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    for name, folder in (("train", "train2017"), ("validation", "val2017")):
+        paths = source.splits[name].cells["image"]
+        assert [Path(path).parent.name for path in paths] == [folder] * 3
+
+
+def test_pictures_of_several_splits_of_voc_can_have_the_same_name(tmp_path):
+    for split in ("train", "val"):
+        write_pictures(tmp_path / split)
+        for name in "ab":
+            text = f"<annotation><filename>{name}.png</filename><object><name>cat</name><bndbox>"
+            text += "<xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object>"
+            (tmp_path / split / f"{name}.xml").write_text(f"{text}</annotation>")
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    for name, folder in (("train", "train"), ("validation", "val")):
+        paths = source.splits[name].cells["image"]
+        assert [Path(path).parent.name for path in paths] == [folder] * 2
+
+
 def test_coco_without_annotations_has_pictures_without_targets(tmp_path):
     write_coco(tmp_path)
     test = json.loads(coco_of("ab"))
@@ -185,6 +210,14 @@ def test_damaged_annotations_are_named(write, file, text, problem, tmp_path, cap
     (tmp_path / file).write_text(text)
     message = refused(capsys, "check", str(tmp_path))
     assert problem in message and file.rpartition("/")[2] in message
+
+
+def test_masks_of_pascal_voc_are_not_its_pictures(tmp_path):
+    write_voc(tmp_path)
+    write_pictures(tmp_path / "SegmentationClass")
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    paths = source.splits["train"].cells["image"]
+    assert {Path(path).parent.name for path in paths} == {"JPEGImages"}
 
 
 def test_pictures_in_no_list_of_pascal_voc_are_not_used(tmp_path):

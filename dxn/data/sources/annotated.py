@@ -93,7 +93,7 @@ def annotated(
             f"{root}: has no boxes in the format of COCO, Pascal VOC or YOLO, and no folders "
             "called images and masks; check the path"
         )
-    index = {file.stem: file for file in sorted(_files(root)) if reader.score([file.name])}
+    index = {path.stem: path for path in _pictures(root)}
     pictures = list(READERS[found.format](root, found, index))
     if not pictures:
         raise UserError(f"{root}: there are annotations, but none of their pictures was found")
@@ -127,9 +127,14 @@ def annotated(
     )
 
 
-def _files(root: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(root):
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
+def _pictures(root: Path) -> list[Path]:
+    """Return the files of pictures in a folder and in those below it."""
+    return sorted(
+        Path(folder, name)
+        for folder, _, names in os.walk(root)
+        for name in names
+        if not name.startswith(".") and name.lower().endswith(SUFFIXES["image"])
+    )
 
 
 def _coco(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
@@ -146,6 +151,7 @@ def _coco(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
                 f"{root}: {other.name} and {file.name} are both annotations of the {split} split; "
                 "keep one of them"
             )
+    pictures = _pictures(root)
     for split, file in by_split.items():
         content = load_json(file)
         try:
@@ -156,8 +162,11 @@ def _coco(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
                 if not item.get("iscrowd"):
                     box = {"label": names[item["category_id"]], "bbox": item["bbox"]}
                     objects.setdefault(item["image_id"], []).append(box)
+            # Pictures of different splits can have the same name.
+            own = {p.stem: p for p in pictures if _split_in(p, root) == split}
+            own = {**index, **own}
             for image in content["images"]:
-                path = _picture(image["file_name"], (file.parent, root), index)
+                path = _picture(image["file_name"], (file.parent, root), own)
                 known = objects.get(image["id"], []) if "annotations" in content else None
                 yield Picture(split, path, f"{file.name} image {image['id']}", known)
         except (KeyError, TypeError, AttributeError) as error:
@@ -176,6 +185,7 @@ def _voc(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[
         if split is not None:
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
             splits.update({Path(line.split()[0]).stem: split for line in lines if line.split()})
+    by_split = {(_split_in(path, root), path.stem): path for path in _pictures(root)}
     for file in found.files:
         try:
             tree = ElementTree.parse(file)
@@ -193,8 +203,12 @@ def _voc(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[
             ) from error
         name = tree.findtext("filename") or file.stem
         near = (file.parent, *(file.parent.parent / each for each in PICTURES))
-        path = index.get(file.stem) or _picture(name, near, index)
-        split = splits.get(file.stem) or _split_in(file, root)
+        split = _split_in(file, root)
+        path = by_split.get((split, file.stem)) or index.get(file.stem)
+        # Masks in a folder SegmentationClass have the names of the pictures.
+        if path is None or Path(name).stem == file.stem:
+            path = _picture(name, near, index if path is None else {file.stem: path})
+        split = splits.get(file.stem) or split
         yield Picture(split, path, str(file.relative_to(root)), objects)
 
 
@@ -204,7 +218,7 @@ def _yolo(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
     Files of different splits can have the same name.
     """
     names = _class_names(root, found)
-    pictures = [path for path in sorted(_files(root)) if path.suffix.lower() in SUFFIXES["image"]]
+    pictures = _pictures(root)
     num_pictures = Counter(path.stem for path in pictures)
     by_stem = {file.stem: file for file in found.files}
     by_split = {(_split_in(file, root), file.stem): file for file in found.files}
@@ -234,9 +248,8 @@ def _masks(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterato
     names = _class_names(root, found)
     masks = {(_split_in(file, root), mask_stem(file)): file for file in found.files}
     known = {*found.files}
-    for path in sorted(_files(root)):
-        is_picture = path.suffix.lower() in SUFFIXES["image"] and path not in known
-        if not is_picture or not in_folder(path, root, PICTURE_FOLDERS):
+    for path in _pictures(root):
+        if path in known or not in_folder(path, root, PICTURE_FOLDERS):
             continue
         split = _split_in(path, root)
         mask = masks.get((split, path.stem))
