@@ -70,8 +70,16 @@ def test_names_of_classes_without_values_are_refused(names):
 def test_each_color_of_a_mask_is_a_class():
     colors = np.zeros((2, 3, 3), np.uint8)
     colors[0, 1] = (255, 0, 1)
+    colors[1] = 128
     values = decode(encoded(Image.fromarray(colors)))
-    assert values.tolist() == [[0, 255 * 65536 + 1, 0], [0, 0, 0]]
+    assert values.tolist() == [[0, 256 + 255 * 65536 + 1, 0], [128, 128, 128]]
+    # A color is the same class in a mask that has no other colors.
+    assert decode(encoded(Image.fromarray(colors[1:]))).tolist() == [[128, 128, 128]]
+
+
+def test_an_array_of_truth_values_has_the_classes_0_and_1():
+    mask = read_mask(np.array([[True, False]]), "row 1")
+    assert mask.values().tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize(

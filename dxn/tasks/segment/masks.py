@@ -113,6 +113,8 @@ def read_mask(cell: Any, origin: str) -> Mask:
                     f"an array must have whole numbers (height, width), got {source.dtype} "
                     f"{source.shape}"
                 )
+            if source.dtype == bool:
+                source = source.astype(np.uint8)
             return Mask(_digest(source.tobytes()), source, (source.shape[0], source.shape[1]))
         with _opened(source) as image:
             size = image.height, image.width
@@ -129,7 +131,8 @@ def _digest(content: bytes) -> str:
 def decode(source: Any) -> np.ndarray:
     """Return the values (H, W) of the pixels of a mask.
 
-    They are the indices of a palette, the levels of gray, or 65536 red + 256 green + blue.
+    They are the indices of a palette, the levels of gray, or 256 + 65536 red + 256 green + blue of
+    other colors. So a color has the same value in all files, whatever other colors they have.
 
     Raises:
         BadMedia: If it cannot be read.
@@ -147,9 +150,10 @@ def decode(source: Any) -> np.ndarray:
         # Pillow raises, among others, OSError, SyntaxError and struct.error.
         except Exception as error:
             raise BadMedia(f"damaged or truncated ({error})") from error
-    if (red == green).all() and (green == blue).all():
+    is_gray = (red == green) & (green == blue)
+    if is_gray.all():
         return red.astype(np.uint8)
-    return red << 16 | green << 8 | blue
+    return np.where(is_gray, red, 256 + (red << 16 | green << 8 | blue))
 
 
 def _opened(source: Any) -> Image.Image:
