@@ -92,6 +92,12 @@ def format_number(value: float, largest: float | None = None) -> str:
     return f"{value:.{min(max(5 - digits, 1), 4)}f}"
 
 
+def format_shares(shares: Mapping[str, float]) -> str:
+    """Return the share of each class that occurs, largest first."""
+    ranked = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {share:.4f}" for name, share in ranked if share)
+
+
 def named(names: Sequence[str], maximum: int = MAX_NAMED) -> str:
     """Return the first names of a list, and "..." if there are more."""
     more = ", ..." if len(names) > maximum else ""

@@ -135,6 +135,13 @@ def test_an_answer_is_printed_with_its_five_most_probable_classes():
     assert answer_lines({"prediction": 3.25}) == ["prediction: 3.2500"]
     assert answer_lines({"prediction": "ein Ei"}) == ["prediction: ein Ei"]
     assert answer_lines({"prediction": []}) == ["prediction: none"]
+    shares = {"sky": 0.75, "tree": 0.25}
+    assert answer_lines({"prediction": shares}) == ["prediction: sky 0.7500, tree 0.2500"]
+    nothing = {"prediction": "", "start": None, "end": None, "score": 0.5}
+    assert answer_lines(nothing) == ["no answer (0.5000)"]
+    assert record_line({"file": "a.json", "row": 2, **nothing}) == "a.json row 2: no answer"
+    columns = {"share(sky)": 0.25, "share(tree)": 0.75, "share(sea)": 0.0}
+    assert record_line({"file": "a.png", **columns}) == "a.png: tree 0.7500, sky 0.2500"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dxn.core.display import format_number, significant
+from dxn.core.display import format_number, format_shares, significant
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
 from dxn.tasks import Task
@@ -210,6 +210,8 @@ def answer_lines(answer: Mapping[str, Any]) -> list[str]:
         return _step_lines(answer["quantiles"])
     if "objects_in" in answer:
         return [object_line(each) for each in answer["prediction"]] or ["no objects"]
+    if "start" in answer and answer["start"] is None:
+        return [f"no answer ({answer['score']:.4f})"]
     lines = [f"prediction: {format_answer(answer['prediction'])}"]
     if "excerpt" in answer:
         before, found, after = answer["excerpt"]
@@ -236,15 +238,22 @@ def record_line(record: Mapping[str, Any]) -> str:
         ids = [str(record[name]) for name in names[:first] if name not in ("file", "row")]
         values = [f"{name} {format_answer(record[name])}" for name in names[first + 1 :]]
         return f"{where}, {', '.join(ids) or record['step']}: {', '.join(values)}"
+    if "prediction" not in record:  # the columns of a segmentation
+        shares = {n[6:-1]: v for n, v in record.items() if n.startswith("share(")}
+        return f"{where}: {format_shares(shares)}"
+    if record["prediction"] == "" and record.get("start", 0) is None:
+        return f"{where}: no answer"
     return f"{where}: {format_answer(record['prediction'])}{confidence}"
 
 
 def format_answer(prediction: Any) -> str:
-    """Return a class, labels, a number or a text as one line."""
+    """Return a class, labels, a number, a text or the shares of classes as one line."""
     if isinstance(prediction, float):
         return format_number(prediction)
     if isinstance(prediction, list) and all(isinstance(item, str) for item in prediction):
         return ", ".join(prediction) or "none"
+    if isinstance(prediction, Mapping):
+        return format_shares(prediction)
     return str(prediction)
 
 
