@@ -137,8 +137,8 @@ def _attention(
         script = f'<script type="application/json">{json_script(data)}</script>'
         found.append(
             {
-                "prediction": target_text(answer["prediction"]),
-                "truth": target_text(last.truths[i]),
+                "prediction": _line(answer, answer["prediction"]),
+                "truth": _line(answer, last.truths[i]),
                 "where": last.origins[i],
                 "html": budget.spend(f"<dxn-attention>{script}</dxn-attention>"),
             }
