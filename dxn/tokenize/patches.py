@@ -187,7 +187,7 @@ class ConvStem(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(w) for w in widths[1:])
         counts = [blocks if i >= num_convs - 2 else 0 for i in range(num_convs)]
         self.blocks = nn.ModuleList(
-            nn.ModuleList(_Residual(w, kernel, pad) for _ in range(count))
+            nn.ModuleList(ResidualConv(w, kernel, pad) for _ in range(count))
             for w, count in zip(widths[1:], counts, strict=True)
         )
         self.merged = merged
@@ -212,13 +212,13 @@ class ConvStem(nn.Module):
             sizes = torch.cat([sizes[:, : self.axes].add(1) // 2, sizes[:, self.axes :]], 1)
             # The bias of a norm makes padding nonzero, so each layer sets it to 0 again.
             inside = rearrange(grid_mask(sizes, x.shape[2], x.shape[3]), "b h w -> b 1 h w")
-            x = _activated(x, norm, inside)
+            x = activated(x, norm, inside)
             for block in cast("nn.ModuleList", blocks):
                 x = block(x, inside)
         return self.proj(rearrange(x, "b c h (w m) -> b h w (m c)", m=self.merged))
 
 
-class _Residual(nn.Module):
+class ResidualConv(nn.Module):
     """A convolution of stride 1 whose output is added to its input."""
 
     def __init__(self, width: int, kernel: tuple[int, int], pad: tuple[int, int]):
@@ -228,10 +228,10 @@ class _Residual(nn.Module):
 
     def forward(self, x: Tensor, inside: Tensor) -> Tensor:
         """Apply it to x (B, C, H, W), with inside (B, 1, H, W) True in the grid of a sample."""
-        return x + _activated(self.conv(x), self.norm, inside)
+        return x + activated(self.conv(x), self.norm, inside)
 
 
-def _activated(x: Tensor, norm: nn.Module, inside: Tensor) -> Tensor:
+def activated(x: Tensor, norm: nn.Module, inside: Tensor) -> Tensor:
     """Normalize x (B, C, H, W) over C, apply GELU, and set the cells outside the grid to 0."""
     x = F.gelu(norm(rearrange(x, "b c h w -> b h w c")))
     return rearrange(x, "b h w c -> b c h w") * inside

@@ -19,14 +19,14 @@ from dxn.core.errors import UserError
 from dxn.data import annotated
 from dxn.data.sources.detect import infer_source
 from dxn.datasets import objects
-from dxn.tasks.segment.head import starts
+from dxn.tasks.segment.head import SegmentHead, starts
 from dxn.tasks.segment.masks import data_url, decode, names_of, palette, png, read_mask
 from dxn.tasks.segment.metric import Overlap, Segmented
 from dxn.tasks.segment.space import PerPixel
 from dxn.tasks.segment.target import PixelClasses
 from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
-from dxn.tokenize.base import Placement
+from dxn.tokenize.base import Placement, pad
 from dxn.tokenize.image.reader import ImageReader
 
 VALUES = np.array([[0, 1, 1], [2, 2, 255]], np.uint8)
@@ -150,7 +150,7 @@ def test_a_mask_must_have_the_size_of_its_picture():
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("mode", ["within", "stretch", "crop"])
 def test_masks_move_with_an_augmented_picture(seed, mode):
-    augment = ImageAugment(flip=True, crop=6, zoom=0.4)
+    augment = ImageAugment(flip=True, turn=seed % 2 == 1, jitter=0.02, crop=6, zoom=0.4)
     adapter = ImageAdapter(
         dim=8, image_size=(48, 64), augment=augment, resize=ResizeOptions(mode=mode)
     )
@@ -165,6 +165,25 @@ def test_masks_move_with_an_augmented_picture(seed, mode):
     clear = ((shown < 10) | (shown > 245)) & (found != IGNORED)
     assert clear.float().mean() > 0.6
     assert (found[clear] == (shown[clear] > 127).long()).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("patch_size", [3, 4, 6])
+def test_other_pictures_of_a_batch_have_no_effect(patch_size):
+    adapter = ImageAdapter(dim=8, image_size=None, patch_size=patch_size, stride=patch_size)
+    head = SegmentHead(8, num_classes=3, input="image", adapter=adapter, channels=4).eval()
+    small, large = (
+        adapter.tokenizer(torch.randint(256, (3, *size), dtype=torch.uint8))
+        for size in ((13, 17), (19, 23))
+    )
+    alone, both = (
+        {**pad(samples, {}), "rows": torch.arange(len(samples))}
+        for samples in ([small], [small, large])
+    )
+    outputs = []
+    for part in (alone, both):
+        tokens = adapter(part).renamed("image")
+        outputs.append(head(tokens, tokens.x.mean(1), {"image": part, "#size": len(part["rows"])}))
+    torch.testing.assert_close(outputs[1][:1, :, :13, :17], outputs[0], rtol=1e-4, atol=1e-5)
 
 
 def test_masks_of_several_sizes_are_padded():

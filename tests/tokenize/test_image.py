@@ -347,7 +347,14 @@ def test_fit_on_black_images_or_none_keeps_a_positive_deviation():
 
 # Augmentation
 
-AUGMENTS = [{"crop": 3}, {"zoom": 0.3}, {"flip": True}, {"randaugment": 15}, {"erase": 1.0}]
+AUGMENTS = [
+    {"crop": 3},
+    {"zoom": 0.3},
+    {"flip": True},
+    {"jitter": 0.4},
+    {"randaugment": 15},
+    {"erase": 1.0},
+]
 
 
 @pytest.mark.parametrize("options", AUGMENTS)
@@ -375,6 +382,29 @@ def test_augmentation_changes_neither_the_global_generator_nor_the_raw_image():
 def test_augmentation_without_options_changes_nothing():
     pixels, frame = ImageAugmenter(ImageAugment())(picture(), random.Random(3))
     assert torch.equal(pixels, picture()) and tuple(frame) == (0, 0, 1, 1)
+
+
+def test_images_are_turned_by_each_multiple_of_90_degrees():
+    prepare = adapter_of(image_size=None, augment=ImageAugment(turn=True)).tokenizer
+    raw = picture()
+    assert "turns" not in prepare(raw)
+    counts = [0] * 4
+    for seed in range(101):
+        sample = prepare(raw, random.Random(seed))
+        turns = int(sample["turns"])
+        counts[turns] += 1
+        assert torch.equal(sample["pixels"], raw.rot90(turns, (1, 2)))
+        assert sample["frame"][4:].tolist() == [*sample["pixels"].shape[1:]]
+    assert min(counts) > 10
+
+
+def test_jitter_changes_brightness_and_contrast():
+    raw = picture()
+    drawn = [augmented(raw, seed, jitter=0.3).float() for seed in range(101)]
+    means = torch.stack([each.mean() for each in drawn]) / raw.float().mean()
+    spreads = torch.stack([each.std() for each in drawn]) / raw.float().std()
+    for ratios in (means, spreads):
+        assert 0.6 < ratios.min() < 0.9 and 1.05 < ratios.max() < 1.4
 
 
 def test_flip_mirrors_half_of_the_images():

@@ -56,7 +56,10 @@ class Detect(Task[DetectedObjects]):
 
     name = "detect"
     refused_augmentation = MappingProxyType(
-        {"randaugment": "rotates and shears pictures, which boxes cannot follow"}
+        {
+            "randaugment": "rotates and shears pictures, which boxes cannot follow",
+            "turn": "turns pictures, which boxes do not follow",
+        }
     )
 
     input: str = ""

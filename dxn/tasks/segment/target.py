@@ -19,6 +19,7 @@ from dxn.tasks.names import SHOWN, Names, NamesState
 from dxn.tasks.segment.masks import MAX_VALUES, Mask, count_values, indexed, names_of, read_mask
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import BadMedia, Placement, Tokenizer
+from dxn.tokenize.image.tokenizer import TURNS
 
 MAX_COUNTED = 2000  # masks in which the pixels of each class are counted
 WHITE = 255  # usual value of pixels without a class
@@ -212,7 +213,8 @@ class PixelClasses(Names):
             part = sample[self.input] = cut(part, self.tile, rand)
         height, width = part["sizes"].tolist()
         placement = self.tokenizers[self.input].placement(part)
-        values = mask_at(value.values(), placement, (height, width))
+        turned = np.rot90(value.values(), int(part.get(TURNS, 0)))
+        values = mask_at(turned, placement, (height, width))
         known = torch.from_numpy(indexed(values[0], self.values, IGNORED))
         return known.masked_fill(~torch.from_numpy(values[1]), IGNORED)
 

@@ -58,7 +58,7 @@ class Segment(Task[PixelClasses]):
     names: Sequence[str] = ()
     ignore: int | None = None
     tile: Annotated[int, Ge(0)] = 0
-    channels: Annotated[int, Ge(1)] = 32
+    channels: Annotated[int, Ge(1)] = 16
     balance: bool = False
     dice: Annotated[float, Ge(0)] = 0.0
     dropout: Rate = 0.0

@@ -26,6 +26,9 @@ class ImageAugment:
             size. 1 disables it. Smaller fractions need more memory, because images are kept at a
             higher resolution.
         flip: Flip images horizontally with probability 1/2.
+        turn: Turn images by a random multiple of 90 degrees, for pictures without a top, such as
+            those of microscopes and satellites.
+        jitter: Maximum relative change of contrast and brightness, which are drawn per image.
         randaugment: Magnitude from 0 to 30 of two random RandAugment operations
             (arXiv:1909.13719). 0 disables them.
         erase: Probability of erasing a random rectangle (arXiv:1708.04896).
@@ -35,6 +38,8 @@ class ImageAugment:
     crop: Annotated[int, Ge(0)] = 0
     zoom: Annotated[float, Interval(gt=0, le=1)] = 1.0
     flip: bool = False
+    turn: bool = False
+    jitter: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     randaugment: Annotated[int, Interval(ge=0, le=30)] = 0
     erase: Probability = 0.0
     token_dropout: Annotated[float, Interval(ge=0, lt=1)] = 0.0
@@ -89,7 +94,8 @@ class ImageAugmenter:
         """Augment pixels uint8 (C, H, W) and return them with their frame in the original image.
 
         The frame includes flip, crop and zoom. It does not include the shears, rotations and
-        translations of RandAugment, because a frame cannot represent them all.
+        translations of RandAugment, because a frame cannot represent them all. The tokenizer turns
+        images, because each of them has the frame of the turned image.
         """
         height, width = pixels.shape[1:]
         frame = Frame()
@@ -111,6 +117,8 @@ class ImageAugmenter:
             part = pixels[:, top : top + h, left : left + w]
             pixels = resize(part, (height, width), self.interpolation)
             frame = frame.of_part(Frame(top, left, h / height, w / width))
+        if self.options.jitter:
+            pixels = _jittered(pixels, self.options.jitter, rand)
         if self.transforms:
             # torchvision draws from the global generator of torch.
             with torch_seeded(rand):
@@ -130,6 +138,14 @@ def _transforms(randaugment: int, erase: float) -> list[Callable[[Tensor], Tenso
     if erase:
         transforms.append(v2.RandomErasing(p=erase, value=GRAY))
     return transforms
+
+
+def _jittered(pixels: Tensor, limit: float, rand: random.Random) -> Tensor:
+    """Change the contrast around the mean of uint8 pixels (C, H, W), and then the brightness."""
+    contrast, brightness = (1 + rand.uniform(-limit, limit) for _ in range(2))
+    x = pixels.float()
+    mean = x.mean()
+    return ((x - mean) * contrast + mean * brightness).round_().clamp_(0, 255).byte()
 
 
 def _shift(pixels: Tensor, down: int, right: int) -> Tensor:

@@ -78,6 +78,7 @@ class ImageNormalization:
 # Pixels per token in `length`: a patch of 16×16. The exact value is not needed, because `length`
 # serves only to compare images with each other.
 USUAL_PATCH = 256
+TURNS = "turns"  # key of a sample
 
 
 class ImageTokenizer(Tokenizer):
@@ -134,14 +135,19 @@ class ImageTokenizer(Tokenizer):
         Returns:
             pixels uint8 (C, h, w), which need a quarter of the memory of float32; sizes (2,), h and
             w; and frame (6,): the position of the pixels in the raw image, which the reader has
-            reduced, see `Frame`, and its height and width.
+            reduced, see `Frame`, and its height and width. With augment.turn, also turns: how often
+            the raw image has been turned by 90 degrees, counterclockwise, before all this.
         """
         frame = Frame()
+        turns: dict[str, Tensor] = {}
+        if rand is not None and self.augmenter.options.turn:
+            turns[TURNS] = torch.tensor(rand.randrange(4))
+            raw = raw.rot90(int(turns[TURNS]), (1, 2))
         raw_size = raw.shape[1:]
         if rand is not None:
             raw, frame = self.augmenter(raw, rand)
         pixels, part = self._resized(raw)
-        return {
+        return turns | {
             "pixels": pixels,
             "sizes": torch.tensor(pixels.shape[1:]),
             "frame": torch.tensor([*frame.of_part(part), *raw_size]),
