@@ -244,6 +244,16 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """
         return {}
 
+    def calibrate(self, predictions: Sequence[Any], targets: Sequence[Any]) -> None:
+        """Choose what answers need and metrics do not train, such as a threshold.
+
+        It is called before the metrics of the validation split are computed. Default: nothing.
+
+        Args:
+            predictions: Results of `predict` for the validation split.
+            targets: Targets of the same rows.
+        """
+
     def score(
         self, predictions: Sequence[Any], targets: Sequence[Any], loss: float
     ) -> dict[str, float]:

@@ -398,11 +398,22 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield from _tensors(getattr(output, entry.name))
 
 
-def score(predictions: Predictions, samples: Samples, task: Task) -> dict[str, float]:
-    """Return the loss and the metrics of the task for these predictions."""
+def score(
+    predictions: Predictions, samples: Samples, task: Task, *, calibrate: bool = False
+) -> dict[str, float]:
+    """Return the loss and the metrics of the task for these predictions.
+
+    Args:
+        predictions: Predictions of rows of the samples.
+        samples: The samples.
+        task: The task.
+        calibrate: Whether the task chooses what answers need, see `Task.calibrate`.
+    """
     # A task such as masked prediction derives its targets from the inputs.
     targets = samples.opened.targets if task.is_supervised else None
     truths = [] if targets is None else [targets[row] for row in predictions.rows]
+    if calibrate:
+        task.calibrate(predictions.predicted, truths)
     return task.score(predictions.predicted, truths, predictions.loss)
 
 

@@ -711,7 +711,7 @@ class Trainer:
                 divided=True,
             )
             # Only the first process has the predictions, and all must agree on the best epoch.
-            metrics = from_first(lambda: score(predictions, samples, self.task))
+            metrics = from_first(lambda: score(predictions, samples, self.task, calibrate=True))
             if state.record(metrics, self.task):
                 self.keep(metrics)
             return metrics

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from dxn.datasets import objects
 from dxn.models import Backbone, EarlyFusion
 from dxn.tasks import Detect
 from dxn.tasks.detect.boxes import overlaps
-from dxn.tasks.detect.metric import AveragePrecision, Detected
+from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
 from dxn.tasks.detect.objects import Objects, read_objects
 from dxn.tasks.detect.query_head import log_odds
 from dxn.tasks.detect.space import Detections, candidates, match
@@ -102,8 +103,6 @@ def test_numbers_up_to_1_are_fractions():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_boxes_move_with_an_augmented_picture(seed):
-    import random
-
     augment = ImageAugment(flip=True, crop=6, zoom=0.4)
     adapter = ImageAdapter(dim=8, image_size=(48, 64), augment=augment)
     target = target_of(adapter)
@@ -126,8 +125,6 @@ def test_boxes_move_with_an_augmented_picture(seed):
 
 def test_places_are_undone_exactly():
     adapter = ImageAdapter(dim=8, image_size=(48, 64), augment=ImageAugment(flip=True, zoom=0.5))
-    import random
-
     raw = adapter.tokenizer.reader.read(picture(60, 80))
     placement = adapter.tokenizer.placement(adapter.tokenizer(raw, random.Random(3)))
     boxes = torch.rand(5, 4)
@@ -166,17 +163,24 @@ def test_each_object_is_matched_with_one_output_at_the_lowest_cost():
     assert best[0] == best[2] == 1 and 0 < best[1] < 1
 
 
+def as_predictions(found, true):
+    """Return predictions of the classes a and b, and targets."""
+    predictions = []
+    for row in found:
+        row = sorted(row, key=lambda item: -item[1])
+        classes = torch.tensor(["ab".index(c) for c, _, _ in row], dtype=torch.long)
+        boxes = torch.tensor([box for _, _, box in row]).reshape(-1, 4)
+        predictions.append(Detected(classes, torch.tensor([s for _, s, _ in row]), boxes))
+    return predictions, [
+        Objects(tuple(c for c, _ in row), tuple(b for _, b in row)) for row in true
+    ]
+
+
 def precision(found, true, counts=None):
     """Return the metrics of lists of (class, score, box) and of (class, box), one per row."""
     target = DetectedObjects()
     target.labels = ("a", "b")
-    predictions = []
-    for row in found:
-        row = sorted(row, key=lambda item: -item[1])
-        classes = torch.tensor([target.index[c] for c, _, _ in row], dtype=torch.long)
-        boxes = torch.tensor([box for _, _, box in row]).reshape(-1, 4)
-        predictions.append(Detected(classes, torch.tensor([s for _, s, _ in row]), boxes))
-    targets = [Objects(tuple(c for c, _ in row), tuple(b for _, b in row)) for row in true]
+    predictions, targets = as_predictions(found, true)
     once = torch.ones(1, len(true), dtype=torch.float64) if counts is None else counts
     return AveragePrecision(target).weighted(predictions, targets, once)
 
@@ -218,6 +222,70 @@ def test_rows_count_as_often_as_they_are_drawn():
     counts = torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
     results = precision(found, true, counts)["map"]
     torch.testing.assert_close(results, torch.tensor([1.0, 0.0, 51 / 101]).double())
+
+
+def test_the_threshold_is_chosen_once_and_saved(tmp_path):
+    rows = random_rows(random.Random(0), 13)
+    predictions, targets = as_predictions(*zip(*rows, strict=True))
+    for option, expected in ((None, best_threshold(predictions, targets, ("a", "b"))), (0.3, 0.3)):
+        task = Detect(threshold=option)
+        task.target.labels = ("a", "b")
+        task.target.usual_size = [0.2, 0.2]
+        task.calibrate(predictions, targets)
+        task.save(tmp_path)
+        assert task.target.threshold == expected
+        assert Detect().load(tmp_path).target.threshold == expected
+        assert Detect(threshold=0.7).load(tmp_path).target.threshold == 0.7
+
+
+def random_rows(rand, count, outputs=7):
+    """Outputs and objects of rows, with overlaps of all sizes and an unknown class."""
+    rows = []
+    for _ in range(count):
+        true = []
+        for _ in range(rand.randrange(4)):
+            top, left = rand.random(), rand.random()
+            true.append((rand.choice("abc"), (top, left, top + 0.2, left + 0.2)))
+        found = []
+        for _ in range(outputs):
+            label, box = rand.choice(true) if true else ("a", A)
+            label = label if label != "c" and rand.random() < 0.8 else rand.choice("ab")
+            found.append((label, rand.random(), [x + rand.gauss(0, 0.01) for x in box]))
+        rows.append((found, true))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_resample_has_the_metrics_of_its_rows(seed):
+    rand = random.Random(seed)
+    rows = random_rows(rand, 13)
+    draws = [[rand.randrange(len(rows)) for _ in rows] for _ in range(7)]
+    counts = torch.tensor([[each.count(i) for i in range(len(rows))] for each in draws])
+    found, true = zip(*rows, strict=True)
+    results = precision(found, true, counts.double())
+    for i, each in enumerate(draws):
+        alone = precision([found[row] for row in each], [true[row] for row in each])
+        for name, values in alone.items():
+            torch.testing.assert_close(results[name][i], values[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_threshold_has_the_highest_f1(seed):
+    rows = random_rows(random.Random(seed), 13)
+    predictions, targets = as_predictions(*zip(*rows, strict=True))
+    target = DetectedObjects()
+    target.labels = ("a", "b")
+
+    def f1(threshold):
+        target.threshold = threshold
+        metric = AveragePrecision(target)
+        return float(metric.value(metric.rows(predictions, targets).sum(0))["f1"])
+
+    best = best_threshold(predictions, targets, target.labels)
+    scores = [score for each in predictions for score in each.scores.tolist()]
+    assert f1(best) == pytest.approx(max(map(f1, scores)))
+    assert best_threshold(predictions, [Objects()] * 13, target.labels) is None
+    assert best_threshold([], [], target.labels) is None
 
 
 def write_pictures(folder, count):

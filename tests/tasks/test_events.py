@@ -9,7 +9,7 @@ import torch
 from helpers.newcomer import printed
 
 from dxn.tasks.detect.objects import Objects
-from dxn.tasks.detect.target import DetectedObjects, to_places, to_prepared
+from dxn.tasks.detect.target import DEFAULT_THRESHOLD, DetectedObjects, to_places, to_prepared
 from dxn.tokenize import AudioAdapter, AudioAugment
 from dxn.tokenize.audio.spectrogram import SpectrogramOptions
 
@@ -116,3 +116,5 @@ def test_a_small_model_finds_the_tones_of_a_dialled_number(tmp_path, capsys):
     run = tmp_path / "run"
     printed(capsys, "train", *TONES, f"run={run}")
     assert json.loads((run / "metrics.json").read_text())["test/map50"] > 0.5
+    # The validation split has chosen from which score on an answer contains a tone.
+    assert json.loads((run / "model/labels.json").read_text())["threshold"] != DEFAULT_THRESHOLD

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from dxn.tasks.names import MAX_CLASS_COLUMNS
 THRESHOLDS = torch.arange(0.5, 1.0, 0.05, dtype=torch.float64)
 RECALLS = torch.linspace(0, 1, 101, dtype=torch.float64)
 EPSILON = 1e-6  # an overlap at a threshold counts, in spite of the rounding of float32
+CHUNK = 2_000_000  # weights of outputs at a time, which limits the memory of resamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +42,26 @@ class AveragePrecision(Metric):
 
     Args:
         target: The objects.
-        threshold: Minimum score of an object in the score of a single row.
     """
 
     monitored = "map"
     row = ("f1", "F1 of the objects")
 
-    def __init__(self, target: DetectedObjects, threshold: float = 0.4):
+    def __init__(self, target: DetectedObjects):
         self.target = target
-        self.threshold = threshold
 
     def rows(self, predictions: Sequence[Detected], targets: Sequence[Objects]) -> Tensor:
         """Return the numbers of right, found and true objects of each row (n, 3).
 
-        An object is right if it overlaps a true one of its class by at least 0.5.
+        An object is right if it overlaps a true one of its class by at least 0.5. Found are those
+        whose score is at least `DetectedObjects.threshold`.
         """
+        matched = _match(predictions, targets, self.target.labels)
+        kept = matched.scores >= self.target.threshold
         counts = torch.zeros(len(predictions), 3, dtype=torch.float64)
-        for row, (found, true) in enumerate(zip(predictions, targets, strict=True)):
-            kept = found.scores >= self.threshold
-            own = Detected(found.classes[kept], found.scores[kept], found.boxes[kept])
-            right = 0
-            for index in own.classes.unique().tolist():
-                _, hits, _ = _hits([own], [true], index, self.target.labels[index])
-                right += int(hits[:, 0].sum())
-            counts[row] = torch.tensor([right, len(own.scores), len(true)])
+        counts[:, 0] = matched.rows[kept & matched.hits[:, 0]].bincount(minlength=len(counts))
+        counts[:, 1] = matched.rows[kept].bincount(minlength=len(counts))
+        counts[:, 2] = torch.tensor([len(true) for true in targets])
         return counts
 
     def value(self, sums: Tensor) -> dict[str, Tensor]:
@@ -81,13 +79,19 @@ class AveragePrecision(Metric):
         """
         labels = [*self.target.labels]
         labels += sorted({n for true in targets for n in true.labels} - set(labels))
-        of_class: list[Tensor] = []
-        for index, name in enumerate(labels):
-            found, hits, rows = _hits(predictions, targets, index, name)
-            true = torch.tensor([t.labels.count(name) for t in targets], dtype=counts.dtype)
-            order = found.argsort(descending=True, stable=True)
-            of_class.append(_average_precision(hits[order], rows[order], true, counts))
-        by_class = torch.stack(of_class, 1)  # (R, K, T)
+        index = {name: i for i, name in enumerate(labels)}
+        true = torch.zeros(len(labels), len(targets), dtype=counts.dtype)
+        for row, objects in enumerate(targets):
+            for name in objects.labels:
+                true[index[name], row] += 1
+        matched = _match(predictions, targets, labels)
+        by_class = torch.stack(
+            [
+                _average_precision(*matched.of_class(i), counts @ true[i], counts)
+                for i in range(len(labels))
+            ],
+            1,
+        )  # (R, K, T)
         results = {
             "map": by_class.mean(2).nanmean(1),
             "map50": by_class[:, :, 0].nanmean(1),
@@ -104,68 +108,148 @@ class AveragePrecision(Metric):
         return {"map75", *(f"map({name})" for name in self.target.labels)}
 
 
-def _hits(
-    predictions: Sequence[Detected], targets: Sequence[Objects], index: int, name: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scores (n,) of one class, whether each is right (n, T), and their rows (n,)."""
-    scores = [torch.zeros(0)]
-    hits = [torch.zeros(0, len(THRESHOLDS), dtype=torch.bool)]
-    rows = [torch.zeros(0, dtype=torch.long)]
-    for row, (found, true) in enumerate(zip(predictions, targets, strict=True)):
-        chosen = found.classes == index
-        boxes = found.boxes[chosen].double()
-        own = [box for label, box in zip(true.labels, true.boxes, strict=True) if label == name]
-        expected = torch.tensor(own, dtype=torch.float64).reshape(len(own), boxes.shape[1])
-        scores.append(found.scores[chosen])
-        hits.append(_right(boxes, expected))
-        rows.append(torch.full((len(boxes),), row))
-    return torch.cat(scores), torch.cat(hits), torch.cat(rows)
+def best_threshold(
+    predictions: Sequence[Detected], targets: Sequence[Objects], labels: Sequence[str]
+) -> float | None:
+    """Return the minimum score with which the F1 of the objects of all rows is highest.
+
+    None: no object is right at any score.
+    """
+    matched = _match(predictions, targets, labels)
+    right = matched.hits[:, 0].cumsum(0)
+    if not len(right) or not right[-1]:
+        return None
+    found = torch.arange(1, len(right) + 1)
+    f1 = f1_scores(right, found, torch.tensor(sum(map(len, targets))))
+    # All outputs of the same score are found, or none of them.
+    following = torch.cat([matched.scores[1:], torch.zeros(1)])
+    is_last = following < matched.scores
+    is_last[-1] = True
+    best = int(f1.where(is_last, -1.0).argmax())
+    # In the middle of two scores, so that rounding does not matter.
+    return float(matched.scores[best] + following[best]) / 2
 
 
-def _right(boxes: Tensor, expected: Tensor) -> Tensor:
-    """Return whether boxes (n, 2A), best first, find an object that no better box has found.
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The outputs of all rows, those with the highest scores first.
 
     Args:
-        boxes: Boxes of one class in one sample.
-        expected: (m, 2A). The objects of this class.
+        scores: (n,). Score of each output.
+        classes: (n,). Index of its class.
+        rows: (n,). Its row.
+        hits: (n, T) bool. Whether it is right, at each threshold of the overlap.
+    """
+
+    scores: Tensor
+    classes: Tensor
+    rows: Tensor
+    hits: Tensor
+
+    def of_class(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return the hits and the rows of the outputs of one class."""
+        own = self.classes == index
+        return self.hits[own], self.rows[own]
+
+
+def _match(
+    predictions: Sequence[Detected], targets: Sequence[Objects], labels: Sequence[str]
+) -> Matched:
+    """Say which outputs find an object that no better output of the same row has found.
+
+    Args:
+        predictions: Outputs of each row, best first.
+        targets: Objects of the same rows.
+        labels: Names of the classes. An object of another class is never found.
+    """
+    index = {name: i for i, name in enumerate(labels)}
+    scores, classes = [torch.zeros(0)], [torch.zeros(0, dtype=torch.long)]
+    hits = [np.zeros((0, len(THRESHOLDS)), bool)]
+    for found, true in zip(predictions, targets, strict=True):
+        scores.append(found.scores)
+        classes.append(found.classes)
+        expected = torch.tensor([index.get(name, -1) for name in true.labels], dtype=torch.long)
+        hits.append(_right(found, expected, true))
+    sizes = torch.tensor([len(found.scores) for found in predictions], dtype=torch.long)
+    rows = torch.arange(len(sizes)).repeat_interleave(sizes)
+    joined = torch.cat(scores)
+    order = joined.argsort(descending=True, stable=True)
+    is_right = torch.from_numpy(np.concatenate(hits))
+    return Matched(joined[order], torch.cat(classes)[order], rows[order], is_right[order])
+
+
+def _right(found: Detected, expected: Tensor, true: Objects) -> np.ndarray:
+    """Return whether each output of a sample finds an object that no better one has found.
+
+    Args:
+        found: The outputs, best first.
+        expected: (m,). Class of each object.
+        true: The objects.
 
     Returns:
         (n, T) bool. For each threshold of the overlap.
     """
-    right = torch.zeros(len(boxes), len(THRESHOLDS), dtype=torch.bool)
-    if not len(boxes) or not len(expected):
+    right = np.zeros((len(found.scores), len(THRESHOLDS)), bool)
+    if not len(right) or not len(expected):
         return right
-    iou, _ = overlaps(boxes[:, None], expected)
-    free = torch.ones(len(THRESHOLDS), len(expected), dtype=torch.bool)
-    for i, own in enumerate(iou):
-        open_iou = torch.where(free, own, -1.0)  # (T, m)
-        best = open_iou.max(1)
-        right[i] = best.values >= THRESHOLDS - EPSILON
-        free[right[i], best.indices[right[i]]] = False
+    boxes = torch.tensor(true.boxes, dtype=torch.float64)
+    overlap, _ = overlaps(found.boxes.double()[:, None], boxes)
+    iou = overlap.where(found.classes[:, None] == expected, 0.0).numpy()
+    limits = THRESHOLDS.numpy() - EPSILON
+    free = np.ones((len(THRESHOLDS), len(expected)), bool)
+    for i in np.flatnonzero((iou >= limits[0]).any(1)):
+        own = np.where(free, iou[i], -1.0)  # (T, m)
+        best = own.argmax(1)
+        right[i] = own.max(1) >= limits
+        free[right[i], best[right[i]]] = False
     return right
 
 
-def _average_precision(hits: Tensor, rows: Tensor, true: Tensor, counts: Tensor) -> Tensor:
+def _average_precision(hits: Tensor, rows: Tensor, total: Tensor, counts: Tensor) -> Tensor:
     """Return the average precision (R, T), NaN without any object.
 
     Args:
         hits: (n, T) bool. Whether each output is right, best first.
         rows: (n,). Row of each output.
-        true: (rows,). Number of objects of each row.
+        total: (R,). Number of objects.
         counts: (R, rows). How often each row counts.
     """
-    total = counts @ true
-    results = torch.full((len(counts), hits.shape[1]), torch.nan, dtype=counts.dtype)
-    for i in range(len(counts)):
-        if not total[i] > 0:
-            continue
-        weights = counts[i, rows]
-        right = (hits * weights[:, None]).cumsum(0)
-        precision = right / weights.cumsum(0).clamp(min=EPSILON)[:, None]
+    results = torch.zeros(len(counts), hits.shape[1], dtype=counts.dtype)
+    # The precision is highest at an output that is right, so only these are compared.
+    used = hits.any(1).nonzero().flatten()
+    if len(used):
+        last = int(used[-1]) + 1
+        for part in _parts(len(counts), last):
+            weights = counts[part].index_select(1, rows[:last])
+            found = weights.cumsum(1)[:, used]
+            results[part] = _at_recalls(weights[:, used], found, hits[used], total[part])
+    return results.masked_fill(total[:, None] <= 0, torch.nan)
+
+
+def _parts(count: int, width: int) -> Iterator[slice]:
+    """Yield parts of `count` rows of this width that fit into memory."""
+    step = max(CHUNK // width, 1)
+    for start in range(0, count, step):
+        yield slice(start, start + step)
+
+
+def _at_recalls(weights: Tensor, found: Tensor, hits: Tensor, total: Tensor) -> Tensor:
+    """Return the mean precision (R, T) at the recalls.
+
+    Args:
+        weights: (R, u). How often each output counts, best first.
+        found: (R, u). How many outputs there are up to it.
+        hits: (u, T) bool. Whether each output is right.
+        total: (R,). Number of objects.
+    """
+    means: list[Tensor] = []
+    for own in hits.T:
+        right = weights[:, own].cumsum(1)
+        precision = right / found[:, own].clamp(min=EPSILON)
         # The highest precision at this or any higher recall.
-        precision = precision.flip(0).cummax(0).values.flip(0) if len(hits) else precision
-        recall = (right / total[i]).T.contiguous()
+        precision = precision.flip(1).cummax(1).values.flip(1) if precision.numel() else precision
+        recall = right / total.clamp(min=EPSILON)[:, None]
         at = torch.searchsorted(recall, RECALLS.expand(len(recall), -1).contiguous() - EPSILON)
-        padded = torch.cat([precision, precision.new_zeros(1, precision.shape[1])])
-        results[i] = padded.gather(0, at.T).mean(0)
-    return results
+        padded = torch.cat([precision, precision.new_zeros(len(precision), 1)], 1)
+        means.append(padded.gather(1, at).mean(1))
+    return torch.stack(means, 1)

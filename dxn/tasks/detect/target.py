@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dxn.core.errors import UserError
+from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.tasks.detect.boxes import areas, ordered
 from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
@@ -22,6 +23,7 @@ from dxn.tokenize.base import BadMedia, Placement
 # An object of which augmentation leaves less than this share in the picture is left out.
 MIN_VISIBLE = 0.25
 MAX_SHOWN = 3  # rows in a note
+DEFAULT_THRESHOLD = 0.4  # without validation rows with an object that the model finds
 
 
 class ObjectsState(NamesState):
@@ -29,6 +31,7 @@ class ObjectsState(NamesState):
 
     usual_size: list[Annotated[float, Field(gt=0)]]
     fractions: bool = False
+    threshold: Probability = DEFAULT_THRESHOLD
 
 
 class DetectedObjects(Names):
@@ -37,22 +40,31 @@ class DetectedObjects(Names):
     Args:
         input: Name of the input in which the objects are. "": the first one with coordinates.
         order: What the numbers of a box are. None: that follows from the keys of the objects.
-        balance: Whether `fit` computes class weights.
+        fixed_threshold: Value of `threshold`. None: `Detect.calibrate` chooses it.
 
     Attributes:
         usual_size: (A,). Median size of the objects along each axis, in the units of places.
         fractions: Whether the boxes are fractions of the picture, from 0 to 1, instead of pixels.
+        threshold: Minimum score of an object in answers.
     """
 
     State: ClassVar[type[Strict]] = ObjectsState
     needs_cells = True
 
-    def __init__(self, *, input: str = "", order: Order | None = None):
+    def __init__(
+        self,
+        *,
+        input: str = "",
+        order: Order | None = None,
+        fixed_threshold: float | None = None,
+    ):
         super().__init__()
         self.input = input
         self.order: Order | None = order
         self.usual_size: list[float] = []
         self.fractions = False
+        self.fixed_threshold = fixed_threshold
+        self.threshold = DEFAULT_THRESHOLD if fixed_threshold is None else fixed_threshold
         self.axes = 0  # number A of axes of the boxes in the table; 0: unknown
         # Objects without an area and those that are cut, by row.
         self.unused: dict[str, int] = {}
@@ -161,6 +173,12 @@ class DetectedObjects(Names):
         self.usual_size = [
             statistics.median(b[axes + i] - b[i] for b in boxes) for i in range(axes)
         ]
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state`, except a threshold that the user has set."""
+        super().load(state)
+        if self.fixed_threshold is not None:
+            self.threshold = self.fixed_threshold
 
     def encode(
         self, value: Objects, sample: dict[str, Any], rand: Random | None = None

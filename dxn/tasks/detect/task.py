@@ -20,11 +20,11 @@ from dxn.core.errors import UserError
 from dxn.core.marks import Mark
 from dxn.core.randomness import Probability
 from dxn.tasks.detect.head import DetectHead
-from dxn.tasks.detect.metric import AveragePrecision, Detected
+from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
 from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
 from dxn.tasks.detect.query_head import QueryHead, check_registers
 from dxn.tasks.detect.space import Detections
-from dxn.tasks.detect.target import DetectedObjects, to_places
+from dxn.tasks.detect.target import DEFAULT_THRESHOLD, DetectedObjects, to_places
 from dxn.tasks.space import Batch
 from dxn.tasks.task import Task
 from dxn.tokenize.base import BadMedia, Placement
@@ -44,7 +44,8 @@ class Detect(Task[DetectedObjects]):
         order: What the four numbers of a box are: corners (left, top, right, bottom), size (left,
             top, width, height) or center (center x, center y, width, height). Default: that follows
             from their key, such as bbox, which has a size.
-        threshold: Minimum score of an object in answers. The metrics use all objects.
+        threshold: Minimum score of an object in answers. Default: the one with the highest F1 of
+            the objects on the validation split. The mean average precision uses all objects.
         max_objects: Maximum number of objects of a sample.
         duplicate: Overlap (intersection over union) from which the object with the lower score of
             two objects of a class is a duplicate, which is left out. Learned queries need none.
@@ -64,16 +65,18 @@ class Detect(Task[DetectedObjects]):
 
     input: str = ""
     order: Order | None = None
-    threshold: Probability = 0.4
+    threshold: Probability | None = None
     max_objects: Annotated[int, Ge(1)] = 100
     duplicate: Probability = 0.6
     dropout: Rate = 0.0
     queries: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self):
-        self.target = DetectedObjects(input=self.input, order=self.order)
+        self.target = DetectedObjects(
+            input=self.input, order=self.order, fixed_threshold=self.threshold
+        )
         self.space = Detections(self.target, once=self.queries > 0)
-        self.metric = AveragePrecision(self.target, self.threshold)
+        self.metric = AveragePrecision(self.target)
 
     @property
     def objects_in(self) -> str:
@@ -139,10 +142,16 @@ class Detect(Task[DetectedObjects]):
             found[row] = Detected(classes[kept], best.values[kept], places)
         return found
 
+    def calibrate(self, predictions: Sequence[Detected], targets: Sequence[Objects]) -> None:
+        """Choose the threshold with the highest F1 of the objects, if the user has set none."""
+        if self.threshold is None:
+            best = best_threshold(predictions, targets, self.target.labels)
+            self.target.threshold = DEFAULT_THRESHOLD if best is None else best
+
     def answer(
         self, prediction: Detected, inputs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the objects whose score is at least `threshold`, best first.
+        """Return the objects whose score is at least the threshold, best first.
 
         A box has the keys left, top, right and bottom, in pixels if the picture is known, and
         otherwise as fractions of it; an event has start and stop. "objects_in" is the name of the
@@ -155,7 +164,7 @@ class Detect(Task[DetectedObjects]):
             # A picture that is gone leaves fractions.
             with suppress(BadMedia):
                 extent = self.target.tokenizers[self.target.input].reader.extent(source)
-        kept = prediction.scores >= self.threshold
+        kept = prediction.scores >= self.target.threshold
         boxes = prediction.boxes[kept].double() * torch.tensor([*extent, *extent])
         objects: list[dict[str, Any]] = []
         for index, score, box in zip(
@@ -190,7 +199,7 @@ class Detect(Task[DetectedObjects]):
                 index = labels.index(label) if label in labels else len(labels)
                 found.append(Mark(label, index, box))
             return {self.target.input: found}
-        kept = value.scores >= self.threshold
+        kept = value.scores >= self.target.threshold
         classes, boxes = value.classes[kept].tolist(), value.boxes[kept].tolist()
         for index, box, score in zip(classes, boxes, value.scores[kept].tolist(), strict=True):
             found.append(Mark(labels[index], index, tuple(box), score))
@@ -212,7 +221,7 @@ class Detect(Task[DetectedObjects]):
             **labels,
             "decode": "objects",
             "input": self.target.input,
-            "threshold": self.threshold,
+            "threshold": self.target.threshold,
             "max_objects": self.max_objects,
             "duplicate": 1.0 if self.queries else self.duplicate,
         }
