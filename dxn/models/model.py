@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,12 +44,10 @@ class MultimodalModel(Network):
         head: Module that computes the output of the task from the encoded Tokens, the vectors and
             the batch. It can have a module `pre`, which computes the embedding of a sample from its
             vector. With `separates_inputs = True`, each input is encoded alone, and the head
-            receives `InputVectors` in place of the vectors. With `extends = True`, its method
-            `extend(output, batch, model)` completes the output outside of a training. With
-            `tiles = True`, its method `over_tiles(batch, encode)` computes the output outside of a
-            training, from those that `encode` returns for parts of the batch.
-            With a method `windows`, which returns the batches of the windows of a batch, the output
-            is `join` of the outputs for them.
+            receives `InputVectors` in place of the vectors. With a method `over_parts(batch,
+            output_of)`, the output is that of this method, which calls `output_of` for parts of the
+            batch, such as windows of a long text. With a method `first_part(batch)`, the embedding
+            of a batch is that of its first part.
 
     Raises:
         ValueError: If an input has no adapter, an adapter has no input, or a name is reserved.
@@ -93,12 +92,10 @@ class MultimodalModel(Network):
         self.head = head
         # Whether each input is encoded alone, because the head compares inputs with each other.
         self.separates_inputs: bool = getattr(head, "separates_inputs", False)
-        # Whether the head completes its output by further passes through the model.
-        self.extends: bool = getattr(head, "extends", False)
-        # Whether the head divides large inputs outside of a training.
-        self.tiles: bool = getattr(head, "tiles", False)
-        # Whether the head cuts an input into windows.
-        self.has_windows = hasattr(head, "windows")
+        # Whether the head computes its output from several passes through the model.
+        self.has_parts = hasattr(head, "over_parts")
+        # Whether the model never receives a whole batch.
+        self.has_first_part = hasattr(head, "first_part")
 
     @property
     def models(self) -> list[MultimodalModel]:
@@ -114,14 +111,14 @@ class MultimodalModel(Network):
         """Return the adapter of the input `name`."""
         return self.adapters[self._keys[name]]
 
-    def first_window(self, batch: Batch) -> Batch:
-        """Return the first window of a batch, if the head cuts an input into windows."""
-        return self.head.windows(batch)[0] if self.has_windows else batch
+    def first_part(self, batch: Batch) -> Batch:
+        """Return the first part of a batch, if the model never receives a whole one."""
+        return self.head.first_part(batch) if self.has_first_part else batch
 
     def embed(self, batch: Batch) -> list[Tokens]:
         """Embed each input of a batch. Inputs that no sample has are omitted.
 
-        If the head cuts an input into windows, only the first one is embedded.
+        Of a batch with windows, only the first one is embedded.
 
         Args:
             batch: Batch whose item `batch[name]` is the collated batch of the input `name`, with
@@ -130,7 +127,7 @@ class MultimodalModel(Network):
         Returns:
             The Tokens of each input, in the order of the inputs.
         """
-        batch = self.first_window(batch)
+        batch = self.first_part(batch)
         parts: list[Tokens] = []
         for number, name in enumerate(self.inputs):
             if name in batch:
@@ -168,23 +165,14 @@ class MultimodalModel(Network):
             batch: See `embed`.
             mixing: Arguments `order` and `share` of `mix`. Default: no mixup.
         """
-        if self.has_windows:
-            outputs: list[Any] = []
-            for window in self.head.windows(batch):
-                outputs.append(self.head(*self.encode(self.embed(window)), window))
-            return self.head.join(outputs)
-        if self.tiles and not self.training:
-            return self.head.over_tiles(batch, self._output)
-        return self._output(batch, mixing)
+        output_of = partial(self._output, mixing=mixing)
+        return self.head.over_parts(batch, output_of) if self.has_parts else output_of(batch)
 
-    def _output(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:
+    def _output(self, batch: Batch, mixing: tuple[Tensor, float] | None) -> Any:
         parts = self.embed(batch)
         if mixing is not None:
             parts = [mix(part, *mixing) for part in parts]
-        output = self.head(*self.encode(parts), batch)
-        if self.extends and not self.training:
-            return self.head.extend(output, batch, self)
-        return output
+        return self.head(*self.encode(parts), batch)
 
     def vectors(self, batch: Batch) -> Tensor:
         """Compute the embedding (B, E) of each sample of a batch."""

@@ -29,6 +29,8 @@ QUOTES = "'\""
 LISTS = ("[", "(", "{")  # first characters of a text that can be a list or an object
 
 ANSWER = {"text", "answer_start"}  # keys of an answer
+# Usual names of a text that contains answers, the most likely one first.
+CONTEXTS = ("context", "passage", "paragraph", "document", "article", "text")
 
 # Thresholds of heuristics; head=NAME overrides their result.
 # A column of whole numbers with at most this many distinct values contains class labels (such as 1

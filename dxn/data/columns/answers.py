@@ -10,10 +10,10 @@ from typing import Any
 
 from dxn.data.rows import Column, as_column
 from dxn.data.tables.read import Table
+from dxn.tasks.infer import CONTEXTS
 
 ANSWERS = ("answers", "answer", "answer_text")
 QUESTION = "question"
-CONTEXTS = ("context", "passage", "paragraph", "document", "article", "text")
 STARTS = ("answer_start", "start")
 ENDS = ("answer_end", "end")  # follows from the start and the answer
 # A position as a whole number, or as a number without a fraction in a column with gaps.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from einops import rearrange, repeat
@@ -14,9 +14,6 @@ from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
 from dxn.tasks.heads import PreHead
 from dxn.tasks.space import Batch
-
-if TYPE_CHECKING:
-    from dxn.models.model import MultimodalModel
 
 
 class DecoderForecastHead(nn.Module):
@@ -53,7 +50,6 @@ class DecoderForecastHead(nn.Module):
         self.mlp = mlp
         self.steps, self.num_channels = shape
         self.horizon = horizon
-        self.extends = horizon > self.steps
         self.quantiles = list(quantiles)
         self.input = input
         self.output_shape = (horizon, self.num_channels, len(self.quantiles))
@@ -80,8 +76,17 @@ class DecoderForecastHead(nn.Module):
         raw = self.out(self.mlp(x)) + self.skip(x)
         return rearrange(raw, "b k (h q) -> b h k q", h=self.steps)[:, : self.horizon]
 
+    def over_parts(self, batch: Batch, output_of: Callable[[Batch], Tensor]) -> Tensor:
+        """Return the normalized quantiles of all steps; in a training those of one pass."""
+        output = output_of(batch)
+        if self.training or self.horizon <= self.steps:
+            return output
+        return self._extended(output, batch, output_of)
+
     @torch.no_grad()
-    def extend(self, output: Tensor, batch: Batch, model: MultimodalModel) -> Tensor:
+    def _extended(
+        self, output: Tensor, batch: Batch, output_of: Callable[[Batch], Tensor]
+    ) -> Tensor:
         """Return the normalized quantiles (B, H, K, Q) of all steps.
 
         Each quantile of the last pass continues the series in one way. The quantiles of the next
@@ -90,7 +95,7 @@ class DecoderForecastHead(nn.Module):
         Args:
             output: Normalized quantiles (B, S, K, Q) of the first pass.
             batch: Its batch.
-            model: The model.
+            output_of: Function that returns the quantiles of one pass.
         """
         first = batch[self.input]
         size, _, count, num_levels = output.shape
@@ -107,7 +112,7 @@ class DecoderForecastHead(nn.Module):
             future = nn.functional.pad(future, (0, unknown), value=torch.nan)
             series = self.adapter.tokenizer.continued(series, future)
             longer = {self.input: series, "#size": len(future)}
-            raw = self(*model.encode(model.embed(longer)), longer).double()
+            raw = output_of(longer).double()
             raw = raw * series["scale"][:, None, :count, None]
             raw = raw + series["loc"][:, None, :count, None]
             every = rearrange(raw, "(b p) h k q -> b (p q) h k", b=size)

@@ -68,7 +68,6 @@ class SegmentHead(nn.Module):
         super().__init__()
         self.input = input
         self.tile = tile
-        self.tiles = tile > 0
         self.grid = adapter.grid
         # Copies, because those of the adapter change in a model that is only used.
         self.register_buffer("mean", adapter.mean.detach().clone())
@@ -128,18 +127,20 @@ class SegmentHead(nn.Module):
         x = self.out(x)
         return x.new_zeros(batch["#size"], *x.shape[1:]).index_copy(0, rows, x)
 
-    def over_tiles(self, batch: Batch, encode: Callable[[Batch], Tensor]) -> Tensor:
-        """Return logits (B, K, H, W) as means over tiles that overlap.
+    def over_parts(self, batch: Batch, output_of: Callable[[Batch], Tensor]) -> Tensor:
+        """Return logits (B, K, H, W), outside of a training as means over tiles that overlap.
 
         Args:
             batch: Whole pictures.
-            encode: Function that returns the logits of a batch.
+            output_of: Function that returns the logits of a batch.
         """
+        if self.training or not self.tile:
+            return output_of(batch)
         part = batch[self.input]
         height, width = part["pixels"].shape[-2:]
         # A graph is for pictures of any size.
         if max(height, width) <= self.tile or torch.compiler.is_exporting():
-            return encode(batch)
+            return output_of(batch)
         places = [
             (i, top, left)
             for i, (h, w) in enumerate(part["sizes"].tolist())
@@ -155,7 +156,7 @@ class SegmentHead(nn.Module):
             ]
             tiles = pad(samples, {})
             tiles["rows"] = torch.arange(len(samples), device=part["rows"].device)
-            logits = encode({"#size": len(samples), self.input: tiles})
+            logits = output_of({"#size": len(samples), self.input: tiles})
             if total is None or weights is None:
                 total = logits.new_zeros(batch["#size"], logits.shape[1], height, width)
                 weights = logits.new_full((batch["#size"], 1, height, width), EPSILON)

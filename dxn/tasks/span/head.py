@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -47,8 +47,19 @@ class SpanHead(nn.Module):
         self.cuts = windows
         self.out = nn.Linear(pre.width, 2)
 
+    def over_parts(self, batch: Batch, output_of: Callable[[Batch], Tensor]) -> Tensor:
+        """Return the logits (B, K, 1 + n, 2) of K windows."""
+        outputs = [output_of(window) for window in self.windows(batch)]
+        size = max(output.shape[2] for output in outputs)
+        padded = [F.pad(x, (0, 0, 0, size - x.shape[2]), value=PADDING) for x in outputs]
+        return torch.cat(padded, 1)
+
+    def first_part(self, batch: Batch) -> Batch:
+        """Return the first window, which an embedding and an attention show."""
+        return self.windows(batch)[0]
+
     def windows(self, batch: Batch) -> list[Batch]:
-        """Return the batch of each window of the text. The model computes an output for each."""
+        """Return the batch of each window of the text."""
         windows = self.cuts.cut(batch)
         for window in windows:
             part = window[self.cuts.context]
@@ -59,7 +70,7 @@ class SpanHead(nn.Module):
         return windows
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
-        """Return the logits (B, 1 + n, 2) of the first and the last token of the answer.
+        """Return the logits (B, 1, 1 + n, 2) of the first and the last token of the answer.
 
         Those of "no answer" come first, then those of the n tokens of the window, and PADDING
         after them.
@@ -79,10 +90,4 @@ class SpanHead(nn.Module):
             text = text.gather(1, columns[..., None].expand(-1, -1, text.shape[2]))
         logits = self.out(self.pre(torch.cat([none[:, None], text[:, :size]], 1)))
         known = torch.arange(size + 1, device=text.device)[None] <= place.count[:, None]
-        return logits.float().masked_fill(~known[..., None], PADDING)
-
-    def join(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Return the outputs of K windows as one output (B, K, 1 + n, 2)."""
-        size = max(output.shape[1] for output in outputs)
-        padded = [F.pad(x, (0, 0, 0, size - x.shape[1]), value=PADDING) for x in outputs]
-        return torch.stack(padded, 1)
+        return logits.float().masked_fill(~known[..., None], PADDING)[:, None]

@@ -17,12 +17,11 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.core.untrusted import shortened
+from dxn.tasks.infer import CONTEXTS
 from dxn.tasks.span.windows import Windows, crop, special_tokens
 from dxn.tasks.target import Target
 from dxn.tokenize.text.tokenizer import plain_text
 
-# Usual names of the text that contains the answers, the most likely one first.
-USUAL = ("context", "passage", "paragraph", "document", "article", "text")
 TEXTS = ("text", "texts", "answer")
 STARTS = ("answer_start", "start", "starts")
 WITH_ANSWER = 0.5  # probability that a window of a long training text contains the answer
@@ -111,7 +110,7 @@ class SpanTarget(Target):
         if self.context:
             return self.context
         lower = {name.lower(): name for name in names}
-        usual = next((lower[name] for name in USUAL if name in lower), None)
+        usual = next((lower[name] for name in CONTEXTS if name in lower), None)
         return usual or max(names, key=lambda name: self.lengths[name], default="")
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
