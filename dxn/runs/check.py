@@ -37,7 +37,7 @@ def check_data(
     # A data set without a target can be checked too, for example to train head=language on it.
     if source.target is not None:
         try:
-            decided, _, source = decide_task(task, config, source)
+            decided, _, source = decide_task(task, config, source, readers)
         except UserError as error:
             # The rest of the data is checked nevertheless, so that all problems are listed.
             errors = [str(error)]

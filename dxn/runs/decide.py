@@ -94,7 +94,9 @@ def open_source(
     return without_unlabeled(source, node) if task.is_supervised else source
 
 
-def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task, Config, Source]:
+def decide_task(
+    task: Task | Auto, config: Config, source: Source, readers: LazyReaders
+) -> tuple[Task, Config, Source]:
     """Return the task, its configuration node, and the source with notes about the targets.
 
     `Auto` is resolved by the target values. A run saves the node of the resolved task, so that
@@ -119,7 +121,9 @@ def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task
     node: Config = config["head"]
     notes: list[str] = []
     if isinstance(task, Auto):
-        task, node, reason = task.resolve(targets, words, source.task)
+        used = by_modality(readers)
+        has_text = any(used[spec.modality].words for spec in source.inputs.values())
+        task, node, reason = task.resolve(targets, words, source.task, has_text=has_text)
         if reason:
             notes.append(f"target {source.target}: {reason}")
     if task.is_supervised:

@@ -379,7 +379,7 @@ def _decide(
 
         print_paths(config["data"])
     source = open_source(config, readers, first, trust)
-    task, config["head"], source = decide_task(first, config, source)
+    task, config["head"], source = decide_task(first, config, source, readers)
     if not task.is_supervised:
         source = without_target(source)
     inputs, nodes = assign_inputs(config, source.inputs, readers, source.column)
@@ -409,7 +409,9 @@ def _decide(
         trainer = build(config["trainer"], key="trainer", trust=trust)
     if config["head"] != before["head"]:
         # The notes about the targets are the same.
-        task, _, _ = decide_task(build(config["head"], key="head", trust=trust), config, source)
+        task, _, _ = decide_task(
+            build(config["head"], key="head", trust=trust), config, source, readers
+        )
     if is_new and may_choose:
         modalities = [each.modality for each in inputs.values()]
         advice = recommended_weights(modalities, source.num_training_rows)

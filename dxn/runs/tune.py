@@ -242,7 +242,7 @@ def _read_target(settings: Settings) -> tuple[str, Metric]:
     head = build(config["head"], key="head", trust=trust)
     readers = readers_of(config, trust)
     source = open_source(config, readers, head, trust)
-    task, _, source = decide_task(head, config, source)
+    task, _, source = decide_task(head, config, source, readers)
     if not source.splits.get("validation"):
         raise UserError(
             "tune: the data has no validation split, which ranks the trials; set data.fractions or "

@@ -38,7 +38,12 @@ class Auto(HeadOptions):
     decoder: Callable[..., nn.Module] | None = None
 
     def resolve(
-        self, values: Sequence[Any], words: Sequence[Any] | None = None, hint: str | None = None
+        self,
+        values: Sequence[Any],
+        words: Sequence[Any] | None = None,
+        hint: str | None = None,
+        *,
+        has_text: bool = True,
     ) -> tuple[Task, dict[str, Any], str]:
         """Return the best-fitting task, the configuration node that rebuilds it, and the reason.
 
@@ -47,12 +52,13 @@ class Auto(HeadOptions):
             words: Cells of an input that contains lists of words, one per row of `values`. None if
                 there is no such input.
             hint: Name of the task, if the data source specifies one. It has priority.
+            has_text: Whether an input is a text.
 
         Raises:
             UserError: If there is no target, or if head=auto lacks a required option of the chosen
                 task.
         """
-        name, reason = (hint, "") if hint else infer(values, words)
+        name, reason = (hint, "") if hint else infer(values, words, has_text=has_text)
         cls = task_class(name)
         parameters = inspect.signature(cls).parameters
         # An option that is None is not passed on, so that the task's own default applies.

@@ -60,7 +60,9 @@ MIN_ID_SHARE = 0.8
 MIN_CLOSE_REPEATS = 3
 
 
-def infer(values: Sequence[Any], words: Sequence[Any] | None = None) -> tuple[str, str]:
+def infer(
+    values: Sequence[Any], words: Sequence[Any] | None = None, *, has_text: bool = True
+) -> tuple[str, str]:
     """Return the name of the task that fits target values, and why.
 
     The reason is "" if no other task fits nearly as well. Otherwise it names the option that
@@ -70,6 +72,7 @@ def infer(values: Sequence[Any], words: Sequence[Any] | None = None) -> tuple[st
         values: Cells of the target column; None where missing.
         words: Cells of an input that contains lists of words, one per row of `values`. None if
             there is no such input.
+        has_text: Whether an input is a text, in which positions are those of characters.
 
     Raises:
         UserError: If there are no values, or no task accepts them.
@@ -93,7 +96,7 @@ def infer(values: Sequence[Any], words: Sequence[Any] | None = None) -> tuple[st
 
         if are_answers(cells):
             return "span", ""
-        if are_spans(cells):
+        if are_spans(cells) and (has_text or not are_objects(cells)):
             return "tag", ""
         if are_objects(cells):
             return "detect", ""

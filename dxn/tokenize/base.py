@@ -107,6 +107,7 @@ class Reader(CheckedMembers):
         steps: Whether raw values are series: float tensors (T, C), NaN where a value is missing.
         axes: Number A of axes along which parts of a raw value have places: 2 for pictures, 1 for
             what has only a time. 0: there are none.
+        relative: Whether places are fractions of the `extent`.
         tabular: Whether it reads cells of a table, such as numbers. Each of these inputs has an
             adapter of its own, because columns have different units. They are also printed and
             evaluated together.
@@ -119,6 +120,7 @@ class Reader(CheckedMembers):
     template: ChatTemplate | None = None
     steps: ClassVar[bool] = False
     axes: ClassVar[int] = 0
+    relative: ClassVar[bool] = False
     tabular: ClassVar[bool] = False
 
     def read(self, cell: Any) -> Any:

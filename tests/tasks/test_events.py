@@ -1,4 +1,4 @@
-"""Detection of events: classes with a start and a stop in sound."""
+"""Detection of events: classes with a start and a stop in sound, series and video."""
 
 import json
 import random
@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 from helpers.newcomer import printed
+from helpers.videos import write_video
 
 from dxn.tasks.detect.objects import Objects
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD, DetectedObjects, to_places, to_prepared
-from dxn.tokenize import AudioAdapter, AudioAugment
+from dxn.tokenize import AudioAdapter, AudioAugment, SeriesAdapter, VideoAdapter
 from dxn.tokenize.audio.spectrogram import SpectrogramOptions
+from dxn.tokenize.series.tokenizer import SeriesAugment
+from dxn.tokenize.video.reader import VideoSampling
 
 RATE = 8000
 
@@ -23,10 +26,10 @@ def clip(start=0.9, stop=1.7, seconds=3.0):
     return tone.astype(np.float32), RATE
 
 
-def target_of(adapter):
+def target_of(adapter, name="sound"):
     target = DetectedObjects()
     target.labels = ("tone",)
-    target.bind({"sound": adapter})
+    target.bind({name: adapter})
     return target
 
 
@@ -87,6 +90,96 @@ def test_events_without_a_duration_are_not_used():
     assert found.boxes == ((0.5, 1.5), (0.0, 0.25))
     line = target.describe([found])
     assert "1 objects of all splits without a size inside of the input" in line
+
+
+@pytest.mark.parametrize("options", [{}, {"crop": 0.5}, {"warp": 0.4}, {"crop": 0.4, "warp": 0.3}])
+@pytest.mark.parametrize("seed", range(5))
+def test_events_move_with_an_augmented_series(options, seed):
+    adapter = SeriesAdapter(dim=8, patch_size=7, augment=SeriesAugment(**options))
+    values = torch.zeros(211, 3)
+    values[97:151] = 1
+    adapter.fit([values, values + 0.1])
+    target = target_of(adapter, "signal")
+    sample = {"signal": adapter.tokenizer(values, random.Random(seed))}
+    encoded = target.encode(Objects(("tone",), ((97.0, 151.0),)), sample)
+    level = sample["signal"]["values"][:, 0]
+    high = (level > level.mean()).nonzero().flatten()
+    expected = torch.stack([high[0], high[-1] + 1]) / len(level)
+    torch.testing.assert_close(encoded["boxes"][0], expected, atol=0.01, rtol=0)
+    # The coordinates of the tokens are the steps of the series before augmentation.
+    batch = adapter.tokenizer.collate([sample["signal"]])
+    coords = adapter(batch).spans[0].coords[0]
+    places = to_places(torch.tensor([[0.0, 1.0]]), adapter.tokenizer.placement(sample["signal"]))
+    torch.testing.assert_close(torch.stack([coords[0, 0], coords[-1, 1]]), places[0])
+
+
+@pytest.mark.parametrize("sampling", [{}, {"mode": "random"}, {"mode": "first"}])
+@pytest.mark.parametrize("rand", [None, random.Random(1)])
+def test_events_of_a_clip_are_in_seconds(sampling, rand):
+    frames = np.zeros((20, 16, 16, 3), np.uint8)
+    frames[3:7] = 255
+    options = VideoSampling(num_frames=10, fps=4, **sampling)
+    adapter = VideoAdapter(dim=8, image_size=16, patch_size=8, tubelet_frames=2, sampling=options)
+    target = target_of(adapter, "clip")
+    reader = adapter.tokenizer.reader
+    seconds = 2.5 if sampling == {"mode": "first"} else 5.0
+    assert reader.extent(frames) == (seconds,)
+    cell = [{"label": "tone", "start": 0.75, "end": 1.75}, {"label": "tone", "start": 6, "end": 7}]
+    found = target.read(cell, "row 1", {"clip": frames})
+    assert found.boxes == ((0.75 / seconds, 1.75 / seconds),)
+    assert "1 objects of all splits without a size" in target.describe([found])
+    sample = {"clip": adapter.tokenizer(reader.read(frames), rand)}
+    encoded = target.encode(found, sample)["boxes"]
+    bright = (sample["clip"]["pixels"].float().mean((1, 2, 3)) > 127).nonzero().flatten()
+    if sampling == {"mode": "random"} and not len(bright):
+        assert not len(encoded)
+        return
+    expected = torch.stack([bright[0], bright[-1] + 1]) / 10
+    torch.testing.assert_close(encoded[0], expected, atol=0.051, rtol=0)
+    batch = adapter.tokenizer.collate([sample["clip"]])
+    coords = adapter(batch).spans[0].coords[0]
+    placement = adapter.tokenizer.placement(sample["clip"])
+    ends = placement.origin, placement.origin + placement.scale
+    torch.testing.assert_close(torch.stack([coords[0, 0], coords[-1, 1]]), torch.cat(ends))
+
+
+def test_the_times_of_a_file_are_seconds(tmp_path):
+    write_video(tmp_path / "clip.mp4", np.zeros((30, 32, 32, 3), np.uint8), fps=12)
+    reader = VideoAdapter(dim=8).tokenizer.reader
+    assert reader.extent(str(tmp_path / "clip.mp4")) == pytest.approx((2.5,))
+
+
+def write_signals(path, count):
+    """Write a table with series of 80 steps that are high in some of them."""
+    rand = random.Random(0)
+    lines = []
+    for _ in range(count):
+        values = [round(rand.gauss(0, 0.1), 3) for _ in range(80)]
+        events = []
+        if rand.random() < 0.7:
+            start, length = rand.randrange(60), rand.randrange(12, 20)
+            values[start : start + length] = [value + 2 for value in values[start : start + length]]
+            events.append({"label": "high", "start": start, "stop": start + length})
+        lines.append(json.dumps({"signal": values, "events": events}))
+    path.write_text("\n".join(lines))
+
+
+def test_a_small_model_finds_the_events_of_series(tmp_path, capsys):
+    table, run = tmp_path / "signals.jsonl", tmp_path / "run"
+    write_signals(table, 150)
+    options = ["dim=32", "backbone.depth=1", "trainer.epochs=15", "trainer.device=cpu"]
+    options += ["optimizer.lr=0.005", "batch_size=8", "adapters.series.augment.crop=0.2"]
+    text = printed(capsys, "train", str(table), "target=events", *options, f"run={run}")
+    assert "events (detect)" in text  # and not positions in a text
+    assert json.loads((run / "metrics.json").read_text())["test/map50"] > 0.5
+    answers = tmp_path / "answers.jsonl"
+    printed(capsys, "predict", f"run={run}", str(table), f"output={answers}")
+    objects = [
+        json.loads(json.loads(line)["prediction"]) for line in answers.read_text().splitlines()
+    ]
+    assert {key for each in objects for item in each for key in item} == {
+        *("label", "score", "start", "stop")
+    }
 
 
 TONES = [

@@ -117,7 +117,7 @@ class DetectedObjects(Names):
                 extent = tokenizer.reader.extent(source)
             except BadMedia:
                 return objects  # the row is reported because of its picture
-        limits = (1.0,) * axes if axes > 1 else None
+        limits = (1.0,) * axes if tokenizer.reader.relative else None
         labels: list[str] = []
         boxes: list[Box] = []
         for label, box in zip(objects.labels, objects.boxes, strict=True):

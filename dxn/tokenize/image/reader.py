@@ -69,6 +69,7 @@ class ImageReader(Reader):
     files = True
     media = "image/*"
     axes = 2
+    relative = True
 
     def __init__(
         self,

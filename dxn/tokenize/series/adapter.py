@@ -241,7 +241,7 @@ class SeriesAdapter(Adapter):
             x, mask = x.transpose(1, 2), mask.transpose(1, 2)
         x, mask = x.flatten(1, 2), mask.flatten(1)
         num_real = mask.numel() if batch.get(FULL, False) else None
-        locate = partial(self._coords, lengths, steps, groups, mask)
+        locate = partial(self._coords, batch, steps, groups, mask)
         x = self.dropout(x)
         if MASKED in batch:
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
@@ -291,14 +291,19 @@ class SeriesAdapter(Adapter):
             return x
         return rearrange(x, "(b c) t 1 d -> b t c d", c=channels)
 
-    def _coords(self, lengths: Tensor, steps: int, groups: int, mask: Tensor) -> Tensor:
+    def _coords(self, batch: Mapping[str, Tensor], steps: int, groups: int, mask: Tensor) -> Tensor:
         """Return start and stop of each token in time steps (B, N, 2), NaN at padding.
 
-        Without channels=joint, the index of the channel is the third number.
+        The time steps are those of the series before augmentation. Without channels=joint, the
+        index of the channel is the third number.
         """
+        lengths = batch["lengths"]
         start = torch.arange(steps, device=lengths.device) * self.grid.stride[0]
         stop = torch.minimum(start + self.grid.size[0], lengths[:, None])
         coords = torch.stack([start.expand_as(stop), stop], -1).float()
+        if "frame" in batch:
+            first, rate = batch["frame"][:, None].split(1, -1)
+            coords = first + rate * coords
         if self.end_token is not None:
             coords = F.pad(coords, (0, 0, 0, 1), value=torch.nan)
         coords = repeat(coords, "b t k -> b t c k", c=groups)

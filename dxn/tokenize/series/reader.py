@@ -46,6 +46,7 @@ class SeriesReader(Reader):
     modality = "series"
     files = True
     steps = True
+    axes = 1
 
     def __init__(self) -> None:
         self.num_channels = 0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dxn.core.randomness import torch_generator
 from dxn.core.schema import options
-from dxn.tokenize.base import FULL, Batch, Sample, Tokenizer
+from dxn.tokenize.base import FULL, Batch, Placement, Sample, Tokenizer
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.statistics import Moments
 
@@ -132,11 +132,26 @@ class SeriesTokenizer(Tokenizer):
 
         Returns:
             values (T, C), 0 where a value is missing; observed (T, C) bool; lengths (), T; and loc
-            and scale (C,), with which values * scale + loc are the original ones.
+            and scale (C,), with which values * scale + loc are the original ones. After
+            augmentation that moves steps, also frame (2,): the first step in the original series,
+            and original steps per step.
         """
-        if rand is not None:
-            raw = augment_series(raw, self.augment, rand)
-        return self.prepare(self._last_steps(raw))
+        if rand is None:
+            return self.prepare(self._last_steps(raw))
+        raw, frame = augment_series(raw, self.augment, rand)
+        sample = self.prepare(self._last_steps(raw))
+        if self.augment.crop or self.augment.warp:
+            sample["frame"] = torch.tensor(frame)
+        return sample
+
+    def placement(self, sample: Mapping[str, Tensor]) -> Placement:
+        """Return where the values lie. Places are time steps."""
+        lengths = sample["lengths"][..., None].float()
+        one = torch.ones_like(lengths)
+        first, rate = torch.zeros_like(lengths), one
+        if "frame" in sample:
+            first, rate = sample["frame"].split(1, -1)
+        return Placement(first, rate * lengths, one)
 
     def prepare(self, raw: Tensor) -> Sample:
         """Do the same for all time steps, without augmentation."""
@@ -289,33 +304,41 @@ def _filled_in_front(sample: Mapping[str, Any], steps: int) -> dict[str, Any]:
     return {**filled, "lengths": torch.tensor(steps)}
 
 
-def augment_series(x: Tensor, options: SeriesAugment, rand: random.Random) -> Tensor:
+def augment_series(
+    x: Tensor, options: SeriesAugment, rand: random.Random
+) -> tuple[Tensor, tuple[float, float]]:
     """Augment a series (T, C), NaN where a value is missing. Its length can change.
 
     If nothing but missing values would remain, the series is returned as it is.
+
+    Returns:
+        The series; and the step of x at which it starts, and the number of steps of x per step.
     """
     original = x
+    start, rate = 0, 1.0
     if options.crop:
         kept = max(round(len(x) * (1 - rand.uniform(0, options.crop))), 1)
         start = rand.randint(0, len(x) - kept)
         x = x[start : start + kept]
     if options.warp:
+        length = len(x)
         x = _stretch(x, 1 + rand.uniform(-options.warp, options.warp))
+        rate = length / len(x)
     generator = torch_generator(rand)
     steps, channels = x.shape
     if options.scale or options.shift or options.noise:
         x = _disturb(x, options, rand, generator)
     if options.time_mask:
         width = int(rand.uniform(0, options.time_mask) * steps)
-        start = rand.randint(0, steps - width)
+        hidden_from = rand.randint(0, steps - width)
         hidden = torch.zeros(steps, 1, dtype=torch.bool)
-        hidden[start : start + width] = True
+        hidden[hidden_from : hidden_from + width] = True
         x = x.masked_fill(hidden, torch.nan)
     if options.channel_mask and channels > 1:
         hidden = torch.rand(channels, generator=generator) < options.channel_mask
         hidden[rand.randrange(channels)] = False
         x = x.masked_fill(hidden, torch.nan)
-    return original if bool(x.isnan().all()) else x
+    return (original, (0.0, 1.0)) if bool(x.isnan().all()) else (x, (float(start), rate))
 
 
 def _disturb(

@@ -85,6 +85,8 @@ class VideoReader(Reader):
     modality = "video"
     files = True
     media = "video/*"
+    axes = 1
+    relative = True
 
     def __init__(
         self,
@@ -135,6 +137,27 @@ class VideoReader(Reader):
         wanted = sample_times(times, end, self.sampling, self.num_kept, fps=self.sampling.fps)
         height, width = target_size(height, width, self.reduced_size) or (height, width)
         return len(wanted), height, width
+
+    def extent(self, cell: Any) -> tuple[float]:
+        """Return the seconds of what `read` returns, which is a part of the clip with mode=first.
+
+        An array without sampling.fps has one frame per second.
+        """
+        sampling = self.sampling
+        if isinstance(cell, np.ndarray | Tensor):
+            fps = sampling.fps or 1.0
+            count = len(_frames_of_array(cell))
+            times, end = [i / fps for i in range(count)], count / fps
+        else:
+            with open_container(cell, UNSUPPORTED, max_pixels=self.max_pixels) as container:
+                stream = _video_stream(container, self.max_pixels)
+                _, times, end = _frame_times(container, stream, sampling)
+                fps = sampling.fps
+        if sampling.mode == "first":
+            # One more frame: it is shown when the last one that is read ends.
+            read = sample_times(times, end, sampling, self.num_kept + 1, fps=fps)
+            end = read[-1] if len(read) > self.num_kept else end
+        return (end,)
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the numbers of frames that are read, and the sizes and rates of the files."""

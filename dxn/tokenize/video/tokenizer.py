@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dxn.core.randomness import Probability
 from dxn.core.schema import options
-from dxn.tokenize.base import Sample, Tokenizer
+from dxn.tokenize.base import Placement, Sample, Tokenizer
 from dxn.tokenize.image.augment import ImageAugment
 from dxn.tokenize.image.tokenizer import USUAL_PATCH, ImageTokenizer, ResizeOptions
 from dxn.tokenize.video.reader import VideoReader, VideoSampling
@@ -105,8 +105,8 @@ class VideoTokenizer(Tokenizer):
 
         Returns:
             pixels uint8 (t, 3, h, w); lengths (), t; sizes (2,), h and w; times (t,), the index of
-            each frame in raw; and frame (4,), the position of the pixels in the frames of raw, see
-            `dxn.tokenize.image.augment.Frame`.
+            each frame in raw; num_read (), T; and frame (4,), the position of the pixels in the
+            frames of raw, see `dxn.tokenize.image.augment.Frame`.
         """
         times = self._chosen(len(raw), rand)
         clip = raw[times]
@@ -115,7 +115,21 @@ class VideoTokenizer(Tokenizer):
         sample = self.image(rearrange(clip, "t c h w -> (t c) h w"), rand)
         pixels = rearrange(sample["pixels"], "(t c) h w -> t c h w", c=CHANNELS)
         lengths = torch.tensor(len(pixels))
-        return {**sample, "pixels": pixels, "lengths": lengths, "times": times}
+        num_read = torch.tensor(len(raw))
+        return {
+            **sample,
+            "pixels": pixels,
+            "lengths": lengths,
+            "times": times,
+            "num_read": num_read,
+        }
+
+    def placement(self, sample: Mapping[str, Tensor]) -> Placement:
+        """Return where the frames lie in time. Places are fractions of the clip."""
+        times, last = sample["times"].float(), sample["lengths"][..., None] - 1
+        start = times[..., :1]
+        stop = times.gather(-1, last) + 1
+        return Placement(start, stop - start, sample["num_read"][..., None].float())
 
     def length(self, raw: Tensor) -> float:
         """Return the approximate number of tokens of a clip raw (T, 3, H, W)."""
