@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import numpy as np
+
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.untrusted import load_json, shortened
@@ -60,12 +62,12 @@ def annotated(
 ) -> Source:
     """Read a folder of pictures with the boxes of the objects in them, or with masks.
 
-    The formats of boxes are COCO (a JSON file per split), Pascal VOC (an XML file per picture) and
-    YOLO (a text file per picture in folders called labels, and the names of the classes in
-    data.yaml or classes.txt). Masks are in folders called masks, labels or annotations, and have
-    the names of the pictures, which are in folders called images; the name can also have an ending
-    such as _mask. The splits are those of the folders, of the names of the files, or of lists such
-    as train.txt.
+    The formats of boxes are COCO (a JSON file per split, whose polygons and run lengths are masks
+    with head=segment), Pascal VOC (an XML file per picture) and YOLO (a text file per picture in
+    folders called labels, and the names of the classes in data.yaml or classes.txt). Masks are in
+    folders called masks, labels or annotations, and have the names of the pictures, which are in
+    folders called images; the name can also have an ending such as _mask. The splits are those of
+    the folders, of the names of the files, or of lists such as train.txt.
 
     Args:
         path: The folder.
@@ -141,7 +143,7 @@ def _coco(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
     """Yield the pictures of the JSON files of COCO."""
     by_split: dict[str, Path] = {}
     for file in found.files:
-        split = _split_of(file.stem) or _split_of(file.parent.name) or UNDIVIDED
+        split = _split_of(file.stem) or _split_in(file, root)
         other = by_split.setdefault(split, file)
         # COCO also has files of keypoints and captions for the same pictures.
         if other != file and "instances" in file.name:
@@ -158,10 +160,11 @@ def _coco(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
             names = {item["id"]: item["name"] for item in content["categories"]}
             objects: dict[Any, list[dict[str, Any]]] = {}
             for item in content.get("annotations", ()):
-                # A crowd is a region with many objects instead of one.
-                if not item.get("iscrowd"):
-                    box = {"label": names[item["category_id"]], "bbox": item["bbox"]}
-                    objects.setdefault(item["image_id"], []).append(box)
+                known = {"label": names[item["category_id"]], "bbox": item["bbox"]}
+                known |= {"iscrowd": 1} if item.get("iscrowd") else {}
+                if item.get("segmentation"):
+                    known["segmentation"] = _compact(item["segmentation"])
+                objects.setdefault(item["image_id"], []).append(known)
             # Pictures of different splits can have the same name.
             own = {p.stem: p for p in pictures if _split_in(p, root) == split}
             own = {**index, **own}
@@ -174,6 +177,14 @@ def _coco(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
                 f"{file}: is not in the format of COCO ({type(error).__name__}: {error}); an image "
                 "must have id and file_name, an annotation image_id, category_id and bbox"
             ) from error
+
+
+def _compact(area: Any) -> Any:
+    """Return polygons as arrays, because millions of numbers in lists need much memory."""
+    try:
+        return [np.asarray(each, np.float32) for each in area] if isinstance(area, list) else area
+    except (TypeError, ValueError):
+        return area  # the row is reported when it is read
 
 
 def _voc(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:

@@ -128,6 +128,9 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
     labels: list[str] = []
     boxes: list[Box] = []
     for item in items:
+        # A region with many objects instead of one.
+        if isinstance(item, Mapping) and item.get("iscrowd"):
+            continue
         numbers, own = _box_of(item, origin, example)
         label = next((item[key] for key in LABELS if key in item), None)
         if label is None or len(numbers) != 2 * axes:

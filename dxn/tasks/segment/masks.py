@@ -15,6 +15,7 @@ from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
+from dxn.tasks.segment.drawn import Drawn
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.media import bytes_or_path
 
@@ -34,7 +35,7 @@ class Mask:
 
     Args:
         key: The path, or a hash of the content. Equal masks have the same one.
-        source: Path, bytes or array (H, W) of the mask.
+        source: Path, bytes or array (H, W) of the mask, or the objects that it is drawn from.
         size: Height and width.
     """
 
@@ -139,6 +140,8 @@ def decode(source: Any) -> np.ndarray:
     """
     if isinstance(source, np.ndarray):
         return source
+    if isinstance(source, Drawn):
+        return source.values()
     with _opened(source) as image:
         try:
             if image.mode in ("LA", "La", "PA"):

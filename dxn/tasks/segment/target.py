@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.schema import Strict
 from dxn.tasks.names import SHOWN, Names, NamesState
+from dxn.tasks.segment.drawn import BACKGROUND, labels_of, read_drawn
 from dxn.tasks.segment.masks import MAX_VALUES, Mask, count_values, indexed, names_of, read_mask
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import BadMedia, Placement, Tokenizer
@@ -70,16 +72,28 @@ class PixelClasses(Names):
         self.counted: dict[str, dict[int, int]] = {}  # pixels of each value, by the key of a mask
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
-        """Take over the names of the classes, if the cells have them."""
+        """Take over the names of the classes, if the cells have them.
+
+        Raises:
+            UserError: If there are other names in the options than those of objects.
+        """
         for cell in cells:
             self.names_by_value |= names_of(cell)
+        labels = labels_of(cells)
+        if labels and self.given_names:
+            raise UserError(
+                f"head.names: the objects already have classes ({', '.join(labels[:SHOWN])}); "
+                "remove head.names"
+            )
+        if labels:
+            self.names_by_value = dict(enumerate((BACKGROUND, *labels)))
         return []
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Mask:
         """Return the mask of a row. Only its header is read.
 
         Args:
-            cell: See `read_mask`.
+            cell: See `read_mask` and `read_drawn`.
             origin: File and row.
             raws: Cells of the inputs.
 
@@ -87,20 +101,27 @@ class PixelClasses(Names):
             UserError: If it is not a mask, or has another size than the picture.
         """
         name = self.input or pictured(self.tokenizers)
-        mask = read_mask(cell, origin)
+        size = (1, 1)  # if there is no picture, which is reported for the row
         source = raws.get(name)
-        if source is None:
-            return mask
-        try:
-            height, width = self.tokenizers[name].reader.extent(source)
-        except BadMedia:
-            return mask  # the row is reported because of its picture
-        if (height, width) != mask.size:
+        if source is not None:
+            with suppress(BadMedia):
+                height, width = self.tokenizers[name].reader.extent(source)
+                size = int(height), int(width)
+        drawn = read_drawn(cell, origin, self._values_by_name(), size)
+        if drawn is not None:
+            return Mask(origin, drawn, size)
+        mask = read_mask(cell, origin)
+        if size not in (mask.size, (1, 1)):
             raise UserError(
                 f"{origin}: the mask has {mask.size[1]}×{mask.size[0]} pixels, but the picture "
-                f"{width:.0f}×{height:.0f}; both must have the same size"
+                f"{size[1]}×{size[0]}; both must have the same size"
             )
         return mask
+
+    def _values_by_name(self) -> dict[str, int]:
+        if self.labels:
+            return dict(zip(self.labels, self.values, strict=True))
+        return {name: value for value, name in self.names_by_value.items()}
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
         """Choose the input with the pictures.
@@ -134,7 +155,7 @@ class PixelClasses(Names):
         """
         chosen = list(evenly_spaced(values, MAX_COUNTED))
         counts = self._counts(chosen)
-        if self.ignore is None and counts.keys() - {0, WHITE}:
+        if self.ignore is None and counts.keys() - {0, WHITE} and WHITE not in self.names_by_value:
             self.ignored = WHITE
         found = sorted(counts.keys() - {self.ignored})
         if not found:

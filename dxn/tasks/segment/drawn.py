@@ -1,0 +1,206 @@
+"""Masks that are drawn from objects with polygons or run lengths, as in COCO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dxn.core.errors import UserError
+from dxn.core.untrusted import shortened
+from dxn.tasks.detect.objects import LABELS, list_of_objects
+from dxn.tasks.names import class_name
+from dxn.tokenize.base import BadMedia
+
+SEGMENTATION = "segmentation"  # key of the polygons or run lengths of an object
+BACKGROUND = "background"  # name of the pixels without an object, whose value is 0
+UNKNOWN = 65535  # value of a class that the training split does not have
+FIRST = ord("0")  # character of the number 0 in compressed run lengths
+BITS = 5  # of a number in a character
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Objects that become a mask when it is needed.
+
+    Args:
+        objects: Value of each object, and its polygons or run lengths.
+        size: Height and width of the mask.
+    """
+
+    objects: tuple[tuple[int, Any], ...]
+    size: tuple[int, int]
+
+    def values(self) -> np.ndarray:
+        """Return the values (H, W) of the pixels: 0, and that of the last object at each pixel.
+
+        Raises:
+            BadMedia: If an object has neither polygons nor run lengths that fit the picture.
+        """
+        kind = np.uint8 if all(value < 256 for value, _ in self.objects) else np.int32
+        values = np.zeros(self.size, kind)
+        for value, area in self.objects:
+            if isinstance(area, Mapping):
+                values[run_lengths(area, self.size)] = value
+                continue
+            for corners in polygons(area):
+                top, inside = filled(corners, self.size)
+                values[top : top + len(inside)][inside] = value
+        return values
+
+
+def labels_of(cells: Sequence[Any]) -> list[str]:
+    """Return the sorted classes of the objects in cells, of which other cells have none."""
+    items = (item for cell in cells for item in list_of_objects(cell) or ())
+    found = {_label(item) for item in items if isinstance(item, Mapping)}
+    return sorted(label for label in found if label is not None and label != BACKGROUND)
+
+
+def read_drawn(
+    cell: Any, origin: str, values: Mapping[str, int], size: tuple[int, int]
+) -> Drawn | None:
+    """Return the mask of a cell with a list of objects; None if it is anything else.
+
+    A region with many objects (iscrowd) lies behind single ones.
+
+    Args:
+        cell: Objects, such as {"label": "cat", "segmentation": [[x, y, x, y, x, y]]}, or their text
+            in JSON. The polygons can also be run lengths {"size": [H, W], "counts": ...}.
+        origin: File and row.
+        values: Value of each class.
+        size: Height and width of the picture.
+
+    Raises:
+        UserError: If an object has no class, or neither polygons nor run lengths.
+    """
+    if isinstance(cell, Mapping) and SEGMENTATION not in cell and "objects" not in cell:
+        return None
+    items = list_of_objects(cell)
+    if items is None:
+        return None
+    objects: list[tuple[bool, int, Any]] = []
+    for item in items:
+        label = _label(item) if isinstance(item, Mapping) else None
+        if label is None or SEGMENTATION not in item:
+            raise UserError(
+                f"{origin}: an object of a mask must have a label and a segmentation (polygons or "
+                f"run lengths), got {shortened(item)}; objects with boxes alone need head=detect"
+            )
+        value = 0 if label == BACKGROUND else values.get(label, UNKNOWN)
+        objects.append((not item.get("iscrowd"), value, item[SEGMENTATION]))
+    objects.sort(key=lambda each: each[0])  # keeps the order of equal keys
+    drawn = Drawn(tuple((value, area) for _, value, area in objects), size)
+    try:
+        for _, area in drawn.objects:
+            _ = run_lengths(area, size) if isinstance(area, Mapping) else polygons(area)
+    except BadMedia as error:
+        raise UserError(f"{origin}: {error}") from error
+    return drawn
+
+
+def polygons(area: Any) -> list[np.ndarray]:
+    """Return the corners (n, 2) of polygons, each of which is written as x, y, x, y, ...
+
+    Raises:
+        BadMedia: If they are anything else.
+    """
+    try:
+        found = [np.asarray(each, np.float64).reshape(-1, 2) for each in area]
+        # Only a damaged file has corners that far outside of a picture.
+        if all(np.abs(each).max(initial=0) < 1e6 for each in found):
+            return [each for each in found if len(each) > 2]
+    except (TypeError, ValueError):
+        pass
+    raise BadMedia(
+        "a segmentation must be a list of polygons [x, y, x, y, x, y], or run lengths with the "
+        f"keys size and counts, got {shortened(area)}"
+    )
+
+
+def filled(corners: np.ndarray, size: tuple[int, int]) -> tuple[int, np.ndarray]:
+    """Return the first row of a polygon, and the pixels (h, W) whose center is inside.
+
+    Args:
+        corners: (n, 2). x and y of the corners, in pixels from the upper left edge.
+        size: Height and width of the picture.
+    """
+    height, width = size
+    (x, y), (next_x, next_y) = corners.T, np.roll(corners, -1, 0).T
+    # Each row has the edges that its centers lie between.
+    first = np.ceil(np.minimum(y, next_y) - 0.5).clip(0, height).astype(np.int64)
+    last = np.ceil(np.maximum(y, next_y) - 0.5).clip(0, height).astype(np.int64)
+    counts = last - first
+    if not counts.any():
+        return 0, np.zeros((0, width), bool)
+    edge = np.repeat(np.arange(len(x)), counts)
+    row = np.arange(len(edge)) - np.repeat(counts.cumsum() - counts, counts) + first[edge]
+    slope = (next_x[edge] - x[edge]) / (next_y[edge] - y[edge])
+    crossing = x[edge] + (row + 0.5 - y[edge]) * slope
+    column = np.ceil(crossing - 0.5).clip(0, width).astype(np.int64)
+    top, bottom = int(row.min()), int(row.max()) + 1
+    # Each edge on the left changes whether a pixel is inside.
+    changes = np.bincount(
+        (row - top) * (width + 1) + column, minlength=(bottom - top) * (width + 1)
+    )
+    return top, changes.reshape(-1, width + 1).cumsum(1)[:, :width] % 2 == 1
+
+
+def run_lengths(area: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
+    """Return the mask (H, W) bool of run lengths.
+
+    They alternate between pixels outside and inside, column by column. The text of compressed ones
+    has 5 bits per character, the lowest first, and from the fourth one on, each run is the
+    difference to the one two before.
+
+    Args:
+        area: "size", height and width, and "counts", a list or a compressed text.
+        size: Height and width of the picture.
+
+    Raises:
+        BadMedia: If they do not fit the picture.
+    """
+    try:
+        own = tuple(map(int, area["size"]))
+        counts = area["counts"]
+        if isinstance(counts, bytes):
+            counts = counts.decode("ascii")
+        if isinstance(counts, str):
+            counts = _uncompressed(counts)
+        runs = np.asarray(counts, np.int64).reshape(-1)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise BadMedia(
+            f"run lengths must have the keys size and counts, got {shortened(area)}"
+        ) from error
+    if own != size:
+        raise BadMedia(f"run lengths of {own[::-1]} pixels do not fit the picture of {size[::-1]}")
+    if (runs < 0).any() or runs.sum() != size[0] * size[1]:
+        raise BadMedia(
+            f"run lengths must have a sum of {size[0] * size[1]:,} pixels, got {runs.sum():,}"
+        )
+    inside = np.arange(len(runs)) % 2 == 1
+    return np.repeat(inside, runs).reshape(size[::-1]).T.copy()
+
+
+def _uncompressed(text: str) -> list[int]:
+    runs: list[int] = []
+    number = shift = 0
+    for char in text:
+        bits = ord(char) - FIRST
+        number |= (bits & 31) << shift
+        shift += BITS
+        if bits & 32:  # more characters of this number follow
+            continue
+        if bits & 16:  # the sign
+            number -= 1 << shift
+        runs.append(number + (runs[-2] if len(runs) > 2 else 0))
+        number = shift = 0
+    if shift:
+        raise ValueError("the last number is incomplete")
+    return runs
+
+
+def _label(item: Mapping[str, Any]) -> str | None:
+    label = next((item[key] for key in LABELS if key in item), None)
+    return None if label is None else class_name(label)
