@@ -314,7 +314,7 @@ class FeatureBaseline(Baseline):
                 if name not in features:
                     continue
                 blocks = features[name].counted
-                _check_count(name, len(blocks), len(counts))
+                check_count(name, len(blocks), len(counts))
                 for block, module in zip(blocks, modules, strict=True):
                     output = output + module(block, size)
             if self.dense is not None:
@@ -330,7 +330,7 @@ class FeatureBaseline(Baseline):
         for name, count in self.num_dense.items():
             if name in features:
                 x = features[name].dense.float()
-                _check_count(name, x.shape[1], count)
+                check_count(name, x.shape[1], count)
             else:
                 x = self.bias.new_full((size, count), torch.nan)
             is_present = ~x.isnan().all(1, keepdim=True)
@@ -338,7 +338,8 @@ class FeatureBaseline(Baseline):
         return torch.cat(parts, 1)
 
 
-def _check_count(name: str, number: int, expected: int) -> None:
+def check_count(name: str, number: int, expected: int) -> None:
+    """Raise UserError if an input has another number of features than in the training."""
     if number != expected:
         raise UserError(
             f"baseline.{name}: the adapter computes {number} features, but the baseline was "

@@ -1,4 +1,4 @@
-"""The baseline of forecasts: a linear function of the past values, trained by ridge regression."""
+"""The baseline of forecasts: a ridge regression on past values, known and static columns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dxn.stacking.beside import Beside, choose_beside
 from dxn.stacking.features import Features
-from dxn.stacking.modules import Baseline
+from dxn.stacking.modules import Baseline, check_count
 from dxn.tasks import Quantiles
 from dxn.tasks.forecast.futures import Future, fitted, seasonal_naive
 
@@ -32,33 +33,49 @@ class PastRegression(Baseline):
     """Predicts quantiles of the next values of each channel from its past values by a matrix.
 
     The last value is subtracted from the past values and added to the forecast, as in NLinear
-    (arXiv:2205.13504, section 3.2), so a shift of the values shifts the forecast.
+    (arXiv:2205.13504, section 3.2), so a shift of the values shifts the forecast. Known and static
+    columns are further features.
 
     Args:
         about: Name of the model.
         input: Name of the input with the past values.
         shape: Numbers of past steps T, future steps H, channels K and quantiles Q.
+        beside: Arguments of `Beside`. Default: no other features are read.
     """
 
     weight: Tensor
     offsets: Tensor
 
-    def __init__(self, about: str, *, input: str, shape: Sequence[int]):
+    def __init__(
+        self,
+        about: str,
+        *,
+        input: str,
+        shape: Sequence[int],
+        beside: Mapping[str, Any] | None = None,
+    ):
         super().__init__()
         self.about = about
         self.input = input
         self.shape = list(shape)
-        self.inputs = [input]
+        self.beside = Beside(**(beside or {}))
+        self.inputs = [input, *self.beside.static]
         self.counted = {}
         self.output_shape = tuple(shape[1:])
         steps, horizon, channels, quantiles = shape
-        # The last row is that of the constant feature.
-        self.register_buffer("weight", torch.zeros(steps + 1, horizon))
+        # The row after the past values is that of the constant feature.
+        count = steps + 1 + channels * self.beside.count(horizon)
+        self.register_buffer("weight", torch.zeros(count, horizon))
         self.register_buffer("offsets", torch.zeros(horizon, channels, quantiles))
 
     def sizes(self) -> dict[str, Any]:
         """Return the arguments of the constructor as plain data."""
-        return {"about": self.about, "input": self.input, "shape": list(self.shape)}
+        return {
+            "about": self.about,
+            "input": self.input,
+            "shape": list(self.shape),
+            "beside": self.beside._asdict(),
+        }
 
     def reads_numbers(self, name: str) -> bool:
         """See `Baseline.reads_numbers`."""
@@ -66,19 +83,40 @@ class PastRegression(Baseline):
 
     def problem(self, adapters: Mapping[str, Any]) -> str:
         """See `Baseline.problem`."""
-        window = adapters[self.input].tokenizer.window
-        if self.shape[0] <= window:
+        tokenizer = adapters[self.input].tokenizer
+        if self.shape[0] > tokenizer.window:
+            return (
+                f"must read at most {tokenizer.window} past values of {self.input}, got "
+                f"{self.shape[0]}"
+            )
+        if self.beside.num_known in (0, tokenizer.num_known):
             return ""
-        return f"must read at most {window} past values of {self.input}, got {self.shape[0]}"
+        return f"must read {tokenizer.num_known} known channels, got {self.beside.num_known}"
 
     def forward(self, features: Mapping[str, Features], size: int) -> Tensor:
         """Return the quantiles (B, H, K, Q) in the unit of the past values."""
-        steps = features[self.input].steps
-        assert steps is not None
+        series = features[self.input]
+        assert series.steps is not None and series.level is not None
+        count, horizon, channels, _ = self.shape
         with torch.autocast(self.weight.device.type, enabled=False):
-            x, last = past_features(steps.float()[..., : self.shape[2]], self.shape[0])
+            x, last = past_features(series.steps.float()[..., :channels], count)
+            if self.beside.count(horizon):
+                static = [self._static(features, name, size) for name in self.beside.static]
+                static = torch.cat([x.new_zeros(size, 0), *static], 1)
+                known = x.new_zeros(size, horizon, 0) if series.known is None else series.known
+                level = series.level[:, :channels]
+                more = self.beside.features(known.float(), static, level.float(), horizon)
+                x = torch.cat([x, more], -1)
             values = (x @ self.weight + last).transpose(1, 2)  # (B, H, K)
         return values[..., None] + self.offsets
+
+    def _static(self, features: Mapping[str, Features], name: str, size: int) -> Tensor:
+        """Return the features of an input (B, F), NaN where a sample lacks it."""
+        count = self.beside.static[name]
+        if name not in features:
+            return self.weight.new_full((size, count), torch.nan)
+        check_count(name, features[name].dense.shape[1], count)
+        return features[name].dense.float()
 
 
 def past_features(steps: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -127,7 +165,7 @@ class Products(NamedTuple):
 
 
 def fit_past_regression(
-    space: Quantiles, futures: Sequence[Future], prepare: Any
+    space: Quantiles, futures: Sequence[Future], prepare: Any, static: Mapping[str, Tensor]
 ) -> PastRegression | None:
     """Train a ridge regression of the future values of a channel on its past values.
 
@@ -137,20 +175,26 @@ def fit_past_regression(
 
     Args:
         space: The output space of the task.
-        futures: Targets of the training split, in the order of time, with their histories.
+        futures: Targets of the training split, with their histories.
         prepare: Tokenizer of the series.
+        static: Features of static columns (n, F), NaN where unknown, by input name.
 
     Returns:
         None if there are not enough windows.
     """
     target = space.target
-    x, y, known = _read(futures, prepare, target.horizon)
+    channels = futures[0].values.shape[1]
+    steps = min(MAX_STEPS, prepare.window)
+    sizes = {name: x.shape[1] for name, x in static.items()}
+    beside = choose_beside(
+        target.num_known, sizes, shape=(steps, target.horizon, channels), season=target.season
+    )
+    x, y, known = _read(futures, prepare, target.horizon, beside, static)
     parts = torch.arange(len(x)).tensor_split(NUM_PARTS)
     if min(map(len, parts)) < 2:
         return None
     products = [_products(x[rows], y[rows], known[rows]) for rows in parts]
-    steps = x.shape[-1] - 1
-    simple = _simple_forecasts(steps, target.horizon, target.season)
+    simple = _simple_forecasts((x.shape[-1], target.horizon), steps, target.season)
     errors = torch.zeros(len(simple), len(PENALTIES), dtype=torch.float64)
     for stop in range(1, NUM_PARTS):
         for i, candidates in enumerate(_candidates(_sum(products[:stop]), simple)):
@@ -167,42 +211,62 @@ def fit_past_regression(
     (candidates,) = _candidates(_sum(products), chosen)
     levels = torch.tensor(space.quantiles)
     offsets = torch.cat(residuals).nanquantile(levels, 0)  # (Q, K, H)
+    further = {"known columns": beside.num_known, "static columns": beside.static}
+    about = [f"the last {steps} values", *(name for name, used in further.items() if used)]
+    listed = about[0] if len(about) == 1 else f"{', '.join(about[:-1])} and {about[-1]}"
     baseline = PastRegression(
-        f"ridge regression on the last {steps} values",
+        f"ridge regression on {listed}",
         input=target.input,
         shape=(steps, target.horizon, y.shape[1], len(space.quantiles)),
+        beside=beside._asdict(),
     )
     baseline.weight.copy_(candidates[penalty])
     baseline.offsets.copy_(offsets.permute(2, 1, 0).nan_to_num(0.0))
     return baseline
 
 
-def _read(futures: Sequence[Future], prepare: Any, horizon: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize windows like the inputs of the model.
+def _read(
+    futures: Sequence[Future],
+    prepare: Any,
+    horizon: int,
+    beside: Beside,
+    static: Mapping[str, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize windows like the inputs of the model, in the order of time.
 
     Returns:
-        For n windows: (n, K, T + 1), see `past_features`; the future values (n, K, H) minus the
-        last value, without gaps; and whether each of them is known (n, K, H).
+        For n windows: (n, K, F), see `past_features` and `Beside`; the future values (n, K, H)
+        minus the last value, without gaps; and whether each of them is known (n, K, H).
     """
     steps, channels = prepare.window, futures[0].values.shape[1]
-    values = len(futures) * (steps + horizon) * channels
-    chosen = futures[:: -(-values // MAX_VALUES)]
+    width = steps + horizon + channels * beside.count(horizon)
+    # The windows of several series follow each other. Those of the same time belong together.
+    order = sorted(range(len(futures)), key=lambda row: futures[row].time)
+    order = order[:: -(-len(futures) * width * channels // MAX_VALUES)]
     xs: list[Tensor] = []
     ys: list[Tensor] = []
-    known: list[Tensor] = []
-    for future in chosen:
+    is_known: list[Tensor] = []
+    for row in order:
+        future = futures[row]
         assert future.history is not None
         sample = prepare(future.history)
-        past = sample["values"].masked_fill(~sample["observed"], torch.nan)[:steps, :channels]
+        values = sample["values"].masked_fill(~sample["observed"], torch.nan)
+        past = values[:steps, :channels]
         loc, scale = sample["loc"][:channels].double(), sample["scale"][:channels].double()
         # In float64: a large value minus the location needs more digits than float32 has.
         after = ((fitted(future.values, horizon).double() - loc) / scale).float()
         x, last = past_features(past[None], MAX_STEPS)
+        if beside.count(horizon):
+            fixed = torch.cat([torch.zeros(0), *(static[name][row] for name in beside.static)])
+            known = values[:, values.shape[1] - beside.num_known :]
+            level = (loc / scale).float()
+            more = beside.features(known[None], fixed[None], level[None], horizon)
+            x = torch.cat([x, more], -1)
         xs.append(x[0])
         y = filled(torch.cat([last[0], after.T], -1))[:, 1:]
         ys.append(y - last[0])
-        known.append(~after.T.isnan())
-    return torch.stack(xs), torch.stack(ys), torch.stack(known)
+        is_known.append(~after.T.isnan())
+    return torch.stack(xs), torch.stack(ys), torch.stack(is_known)
 
 
 def _products(x: Tensor, y: Tensor, known: Tensor) -> Products:
@@ -222,14 +286,14 @@ def _sum(products: Sequence[Products]) -> Products:
     )
 
 
-def _simple_forecasts(steps: int, horizon: int, season: int) -> list[Tensor]:
-    """Return the matrices (F, H) of the last value and of the last season."""
-    last = torch.zeros(steps + 1, horizon, dtype=torch.float64)
+def _simple_forecasts(shape: tuple[int, int], steps: int, season: int) -> list[Tensor]:
+    """Return the matrices (F, H) of the last value and of the last season of `steps` values."""
+    last = torch.zeros(shape, dtype=torch.float64)
     if not 1 < season <= steps:
         return [last]
     # The forecast of step h reads the step with this index.
-    index = seasonal_naive(torch.arange(steps)[:, None].double(), horizon, season)[:, 0].long()
-    seasonal = last.index_put((index, torch.arange(horizon)), last.new_ones(()))
+    index = seasonal_naive(torch.arange(steps)[:, None].double(), shape[1], season)[:, 0].long()
+    seasonal = last.index_put((index, torch.arange(shape[1])), last.new_ones(()))
     return [last, seasonal]
 
 

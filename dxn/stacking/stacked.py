@@ -146,12 +146,23 @@ class FeatureSizes(Strict):
     num_nodes: CountOrNone
 
 
+class BesideSizes(Strict):
+    """The arguments of `Beside`."""
+
+    num_known: CountOrNone
+    steps: CountOrNone
+    static: dict[Name, Count]
+    has_products: bool
+    is_relative: bool
+
+
 class PastSizes(Strict):
     """The arguments of `PastRegression`."""
 
     about: Annotated[str, Field(max_length=1_000)]
     input: Name
     shape: Annotated[list[Count], Field(min_length=4, max_length=4)]
+    beside: BesideSizes
 
 
 class Entry(Strict):

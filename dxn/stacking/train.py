@@ -12,7 +12,7 @@ from torch import Tensor
 from dxn.core.display import duration
 from dxn.data.dataset import Samples
 from dxn.models.model import Batch, MultimodalModel
-from dxn.stacking.features import Features, model_features
+from dxn.stacking.features import COLUMNS, Features, features_of, model_features
 from dxn.stacking.fit import fit_baseline, fit_mix
 from dxn.stacking.metrics import outputs_of_parts
 from dxn.stacking.modules import Baseline
@@ -61,8 +61,10 @@ def train_stack(
     started = time.perf_counter()
     with torch.no_grad():
         if isinstance(task.space, Quantiles):
-            tokenizer = model.adapter(task.space.target.input).tokenizer
-            baseline = fit_past_regression(task.space, targets, tokenizer)
+            series = task.space.target.input
+            static = _column_features(model, train, [n for n in model.inputs if n != series])
+            tokenizer = model.adapter(series).tokenizer
+            baseline = fit_past_regression(task.space, targets, tokenizer, static)
         else:
             baseline = _learn_scores(model, task, train, batch_size=batch_size, say=say)
     if baseline is None:
@@ -113,6 +115,24 @@ def _learn_scores(
         return task.loss(output, {"target": target[chosen]}).mean
 
     return fit_baseline(features, learned, loss_of_rows)
+
+
+def _column_features(
+    model: MultimodalModel, samples: Samples, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return the features (n, F) of the inputs that are columns of a table, NaN where missing."""
+    result: dict[str, Tensor] = {}
+    for name in names:
+        adapter = model.adapter(name)
+        raws = samples.opened.raws[name]
+        rows = [row for row, is_present in enumerate(samples.opened.present[name]) if is_present]
+        if not adapter.reader.tabular or not rows:
+            continue
+        features = features_of(adapter, adapter.tokenizer.batch([raws[row] for row in rows]))
+        if features is not None and features.about == COLUMNS:
+            x = features.spread(torch.tensor(rows), len(raws)).dense
+            result[name] = x.float()
+    return result
 
 
 def _limit_counted(

@@ -1,5 +1,6 @@
 """Forecasts with columns whose future is known, and with static columns of each series."""
 
+import csv
 import math
 
 import pytest
@@ -17,6 +18,7 @@ from dxn.tokenize.cells.category import CategoryReader
 from dxn.tokenize.series.reader import SeriesReader
 
 DRAWS_PICTURES = True  # see conftest.py
+NAIVE = "seasonal naive (7)"
 H, T = 3, 7  # steps of a forecast and of a history
 OPTIONS = {"target": "sales", "horizon": H, "context": T, "known": "promo"}
 
@@ -180,3 +182,43 @@ def test_a_missing_row_or_cell_of_a_known_column_is_named(run, tmp_path, capsys)
     assert "empty.csv row 27: no value in column 'promotion', which must be known" in lines[-1]
     lines = refused(capsys, ["predict", f"run={run}", "input.kind=food"])
     assert "no value of the input series" in lines[-1]
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A model that learned nothing, beside the baseline."""
+    folder = tmp_path_factory.mktemp("mixed") / "run"
+    options = [*SHOPS[:3], "optimizer.lr=1e-6", "trainer.epochs=1", "report=false"]
+    train(folder, *options, "data.num_series=12")
+    return folder
+
+
+def test_the_baseline_reads_known_and_static_columns(mixed, tmp_path):
+    metrics = metrics_of(mixed)
+    assert metrics["baseline"].endswith("14 values, known columns and static columns")
+    alone, naive = (metrics[f"test/mase[{name}]"] for name in ("baseline alone", NAIVE))
+    assert alone < 0.6 * naive
+    assert metrics["answers"] == "mixture"
+    # The saved baseline is the trained one.
+    output = tmp_path / "forecast.csv"
+    rows = later_rows()
+    plain = write_table(tmp_path / "plain.csv", rows)
+    assert main(["predict", f"run={mixed}", plain, f"output={output}"]) == 0
+    before = predictions_of(output)
+    rows[28]["promotion"] = 1
+    later = write_table(tmp_path / "later.csv", rows)
+    assert main(["predict", f"run={mixed}", later, f"output={output}"]) == 0
+    jumps = [b - a for a, b in zip(before, predictions_of(output), strict=True)]
+    # A food shop has twice the visits. Only the sixth day has a promotion.
+    assert 30 < jumps[5] < 120
+    assert max(abs(jump) for step, jump in enumerate(jumps) if step != 5) < 0.3 * jumps[5]
+
+
+def test_a_forecast_with_known_and_static_columns_is_exported_with_its_baseline(mixed, tmp_path):
+    # The export compares its graph with the model, and fails if they differ.
+    assert main(["export", f"run={mixed}", f"output={tmp_path / 'export'}"]) == 0
+
+
+def predictions_of(path):
+    with path.open() as file:
+        return [float(row["prediction"]) for row in csv.DictReader(file)]

@@ -233,6 +233,7 @@ class Windows:
                         scale=scales[start],
                         names=self.target,
                         start=label,
+                        time=start if series.times is None else series.times[start],
                         num_known=len(self.known),
                     )
                     columns[self.target_name].append(future)

@@ -24,12 +24,16 @@ class Features:
             and how often it occurs.
         steps: (B, T, C) float. Values at each time step, for a task that continues them; NaN where
             unknown.
+        known: (B, T + H, J) float. Values of the channels whose next H steps are known, too.
+        level: (B, C) float. Mean of the values of each channel, in their standard deviations.
     """
 
     about: str
     dense: Tensor
     counted: tuple[Tensor, ...] = ()
     steps: Tensor | None = None
+    known: Tensor | None = None
+    level: Tensor | None = None
 
     def spread(self, rows: Tensor, batch_size: int) -> Features:
         """Return the features of a larger batch.
@@ -42,12 +46,12 @@ class Features:
         if len(rows) == batch_size:  # all samples have this input
             return self
         counted = [torch.stack([rows[samples], codes]) for samples, codes in self.counted]
-        dense, steps = self.dense, self.steps
-        dense = dense.new_full((batch_size, dense.shape[1]), torch.nan).index_copy(0, rows, dense)
-        if steps is not None:
-            missing = steps.new_full((batch_size, *steps.shape[1:]), torch.nan)
-            steps = missing.index_copy(0, rows, steps)
-        return Features(self.about, dense, tuple(counted), steps)
+
+        def spread(x: Tensor) -> Tensor:
+            return x.new_full((batch_size, *x.shape[1:]), torch.nan).index_copy(0, rows, x)
+
+        steps = [None if x is None else spread(x) for x in (self.steps, self.known, self.level)]
+        return Features(self.about, spread(self.dense), tuple(counted), *steps)
 
 
 def time_statistics(x: Tensor, mask: Tensor) -> Tensor:

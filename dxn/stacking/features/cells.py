@@ -50,5 +50,11 @@ def series_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
     high = x.masked_fill(~observed, -torch.inf).amax(1)
     dense = torch.cat([time_statistics(x, observed), low, high], 1)
     dense = dense.masked_fill(dense.isinf(), torch.nan)
-    steps = adapter.tokenizer.history(batch) if adapter.tokenizer.window else None
-    return Features("statistics", dense, steps=steps)
+    tokenizer = adapter.tokenizer
+    if not tokenizer.window:
+        return Features("statistics", dense)
+    known = None
+    if tokenizer.num_known:
+        known = x.masked_fill(~observed, torch.nan)[..., -tokenizer.num_known :]
+    level = batch["loc"] / batch["scale"]
+    return Features("statistics", dense, (), tokenizer.history(batch), known, level)

@@ -26,6 +26,7 @@ class Future:
             known yet.
         names: Names of the K channels.
         start: Time of the first future value, for titles.
+        time: The same time as a number, which orders the windows of several series.
         num_known: Number of the last channels of `history` whose future values are known.
     """
 
@@ -35,6 +36,7 @@ class Future:
     history: Tensor | None = None
     names: Sequence[str] = ()
     start: str = ""
+    time: float = 0.0
     num_known: int = 0
 
     @property
