@@ -32,8 +32,8 @@ COMBINATIONS: tuple[tuple[str, tuple[Any, ...] | None, tuple[str, ...]], ...] = 
     ("hidden", ("none",), ("hidden_dim",)),
     ("norm", (False,), ("norm_eps",)),
     ("ngrams.lengths", ([], ()), ("ngrams.columns",)),
-    ("resize.mode", ("within",), ("resize.crop_ratio",)),
-    ("resize.mode", ("stretch", "crop"), ("resize.pos_grid",)),
+    ("resize.mode", ("within", "cover", "pad"), ("resize.crop_ratio",)),
+    ("resize.mode", ("stretch", "crop", "pad"), ("resize.pos_grid",)),
     (
         "lora_rank",
         (0,),

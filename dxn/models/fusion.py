@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Protocol
 
 import torch
 from annotated_types import Ge
@@ -14,6 +14,29 @@ from torch import Tensor, nn
 from dxn.core.arguments import Recorded
 from dxn.core.tokens import Tokens, join
 from dxn.models.pooling import MapOptions, Pool, Pooling
+
+
+class Encoder(Protocol):
+    """The interface of a backbone, such as Backbone or Recurrent, that a fusion requires."""
+
+    blocks: nn.ModuleList
+    norm: nn.Module
+
+    def __call__(self, tokens: Tokens, /) -> Tokens:
+        """Apply all blocks and the final norm to Tokens."""
+        ...
+
+    def run(
+        self,
+        x: Tensor,
+        mask: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        num_real: int | None = None,
+    ) -> Tensor:
+        """Apply the blocks start:stop to x (B, N, D), see `Backbone.run`."""
+        ...
 
 
 class EarlyFusion(Recorded, nn.Module):
@@ -33,6 +56,10 @@ class EarlyFusion(Recorded, nn.Module):
             and the registers) or leading_cat (class token and registers, concatenated).
         registers: Number of learned tokens before the others, excluded from mean and max
             (arXiv:2309.16588).
+        late_registers: Number of registers, the last ones, that only the last `late_blocks` blocks
+            have (arXiv:2503.19108). Until then, no token attends to them.
+        late_blocks: Number of blocks with late registers. A backbone with fewer blocks has them in
+            all blocks.
         map: Options of pool=map.
     """
 
@@ -47,17 +74,24 @@ class EarlyFusion(Recorded, nn.Module):
         input_embedding: bool = True,
         pool: Pool = "mean",
         registers: Annotated[int, Ge(0)] = 0,
+        late_registers: Annotated[int, Ge(0)] = 0,
+        late_blocks: Annotated[int, Ge(0)] = 4,
         map: MapOptions = MapOptions(),
     ):
         super().__init__()
+        if late_registers > registers:
+            raise ValueError(
+                f"late_registers are some of the registers: there can be at most {registers}, got "
+                f"{late_registers}"
+            )
+        self.late_registers = late_registers
+        self.late_blocks = late_blocks
         has_vectors = input_embedding and len(inputs) > 1
         self.input_embedding = InputEmbedding(dim, inputs) if has_vectors else None
         self.pool = Pooling(pool, dim, registers=registers, map=map)
         self.width = self.pool.width
 
-    def forward(
-        self, parts: Sequence[Tokens], backbone: Callable[[Tokens], Tokens]
-    ) -> tuple[Tokens, Tensor]:
+    def forward(self, parts: Sequence[Tokens], backbone: Encoder) -> tuple[Tokens, Tensor]:
         """Return the encoded Tokens of all parts, and one vector per sample (B, width)."""
         if self.input_embedding is not None:
             parts = self.input_embedding(parts)
@@ -68,7 +102,7 @@ class EarlyFusion(Recorded, nn.Module):
             x = tokens.x.take_along_dim(places.order[..., None], 1)
             tokens = replace(tokens, x=x, mask=places.mask, num_real=None)
         # A sample has at least one real column, see `Samples.collate`.
-        encoded = backbone(self.pool.lead(tokens, all_real=True))
+        encoded = self._encode(self.pool.lead(tokens, all_real=True), backbone)
         if places is not None:
             lead = self.pool.leading
             moved = [
@@ -79,6 +113,22 @@ class EarlyFusion(Recorded, nn.Module):
             mask = torch.cat([first_mask, *(part.mask for part in parts)], 1)
             encoded = replace(encoded, x=x, mask=mask, num_real=None)
         return encoded, self.pool(encoded.x, encoded.mask)
+
+    def _encode(self, tokens: Tokens, backbone: Encoder) -> Tokens:
+        """Apply a backbone, in whose first blocks the late registers are as padding."""
+        if not self.late_registers:
+            return backbone(tokens)
+        start, stop = self.pool.leading - self.late_registers, self.pool.leading
+        mask = tokens.mask.clone()
+        mask[:, start:stop] = False
+        num_real = tokens.num_real
+        if num_real is not None:
+            num_real -= len(mask) * self.late_registers
+        first = max(len(backbone.blocks) - self.late_blocks, 0)
+        x = backbone.run(tokens.x, mask, 0, first, num_real=num_real)
+        x = torch.cat([x[:, :start], tokens.x[:, start:stop], x[:, stop:]], 1)
+        x = backbone.run(x, tokens.mask, first, num_real=tokens.num_real)
+        return tokens.with_x(backbone.norm(x))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -14,34 +14,11 @@ from torch import Tensor, nn
 from dxn.core.arguments import Recorded
 from dxn.core.dropout import selected
 from dxn.core.tokens import Tokens, join
-from dxn.models.fusion import InputEmbedding
+from dxn.models.fusion import Encoder, InputEmbedding
 from dxn.models.pooling import CLASS, MapOptions, Pool, Pooling, masked_mean
 
 # Distinguishes the dropout of inputs from the selections of the model, which count from 0.
 INPUT_SALT = 2**15
-
-
-class Encoder(Protocol):
-    """The interface of a backbone, such as Backbone or Recurrent, that a fusion requires."""
-
-    blocks: nn.ModuleList
-    norm: nn.Module
-
-    def __call__(self, tokens: Tokens, /) -> Tokens:
-        """Apply all blocks and the final norm to Tokens."""
-        ...
-
-    def run(
-        self,
-        x: Tensor,
-        mask: Tensor,
-        start: int = 0,
-        stop: int | None = None,
-        *,
-        num_real: int | None = None,
-    ) -> Tensor:
-        """Apply the blocks start:stop to x (B, N, D), see `Backbone.run`."""
-        ...
 
 
 class LateFusion(Recorded, nn.Module):

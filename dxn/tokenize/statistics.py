@@ -77,7 +77,7 @@ def make_positions(
     """
     height, width = image_size or USUAL_SIZE
     size = (grid.count(height, 0), grid.count(width, 1))
-    is_fixed = image_size is not None and resize.mode != "within"
+    is_fixed = image_size is not None and resize.is_fixed
     if resize.pos_grid is not None and not is_fixed:
         size = (resize.pos_grid[0], resize.pos_grid[1])
     return PosEmbed2d(kind, dim=dim, grid=size, antialias=resize.pos_antialias)

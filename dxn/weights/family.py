@@ -68,6 +68,7 @@ class Architecture:
       of the adapter and has no other name.
 
     - "detect": learned queries find objects in a picture, see `dxn.tasks.detect.query_head`.
+    - "segment": learned queries find masks in a picture, see `dxn.tasks.segment.mask_head`.
     - "forecast": quantiles of the next values of a series, by a decoder with one token, see
       `dxn.tasks.forecast.decoder_head`.
 

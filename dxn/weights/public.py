@@ -39,6 +39,7 @@ TASKS = {
     "forecast": "dxn.tasks.Forecast",
     "span": "dxn.tasks.Span",
     "detect": "dxn.tasks.Detect",
+    "segment": "dxn.tasks.Segment",
 }
 WITH_ENDS = ("language",)  # tasks whose targets keep the end tokens of the checkpoint
 DECODER = "dxn.models.Decoder"

@@ -335,7 +335,7 @@ def test_sizes_that_differ_become_names_and_others_stay_numbers():
     assert shapes["size.value"] == ("batch", 1)
 
 
-@pytest.mark.parametrize("mode", ["within", "stretch", "crop"])
+@pytest.mark.parametrize("mode", ["within", "stretch", "crop", "cover", "pad"])
 def test_objects_are_found_at_the_same_places_without_dxn(mode, tmp_path):
     options = ["data=objects", "data.num_train=20", "data.num_validation=4", "data.num_test=4"]
     options += [

@@ -110,7 +110,7 @@ def test_the_counted_features_of_texts_are_the_same():
             assert sorted(code for code in block[row].tolist() if code >= 0) == expected
 
 
-@pytest.mark.parametrize("mode", ["within", "stretch", "crop"])
+@pytest.mark.parametrize("mode", ["within", "stretch", "crop", "cover", "pad"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pictures_have_the_same_size_and_nearly_the_same_pixels(mode, channels, tmp_path):
     rand = np.random.default_rng(0)

@@ -19,11 +19,12 @@ from dxn.core.errors import UserError
 from dxn.data import annotated
 from dxn.data.sources.detect import infer_source
 from dxn.datasets import objects
-from dxn.tasks.segment.head import SegmentHead, starts
+from dxn.tasks.segment.head import SegmentHead
 from dxn.tasks.segment.masks import data_url, decode, names_of, palette, png, read_mask
 from dxn.tasks.segment.metric import Overlap, Segmented
 from dxn.tasks.segment.space import PerPixel
 from dxn.tasks.segment.target import PixelClasses
+from dxn.tasks.segment.tiles import starts
 from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
 from dxn.tokenize.base import Placement, pad
@@ -148,7 +149,7 @@ def test_a_mask_must_have_the_size_of_its_picture():
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("mode", ["within", "stretch", "crop"])
+@pytest.mark.parametrize("mode", ["within", "stretch", "crop", "cover", "pad"])
 def test_masks_move_with_an_augmented_picture(seed, mode):
     augment = ImageAugment(flip=True, turn=seed % 2 == 1, jitter=0.02, crop=6, zoom=0.4)
     adapter = ImageAdapter(

@@ -221,7 +221,7 @@ def test_coords_refer_to_the_raw_image_after_resizing(resize, shape, grid, first
 @given(
     height=st.integers(1, 67),
     width=st.integers(1, 67),
-    resize=st.sampled_from(["within", "stretch", "crop"]),
+    resize=st.sampled_from(["within", "stretch", "crop", "cover", "pad"]),
 )
 def test_resized_images_have_the_configured_size_and_coords_inside_the_raw_image(
     height, width, resize
@@ -231,6 +231,8 @@ def test_resized_images_have_the_configured_size_and_coords_inside_the_raw_image
     h, w = sample["pixels"].shape[1:]
     if resize == "within":
         assert h <= 13 and w <= 17 and h <= height and w <= width
+    elif resize == "cover":
+        assert h >= 13 and w >= 17 and (h == 13 or w == 17)
     else:
         assert (h, w) == (13, 17)
     coords = adapter(adapter.tokenizer.collate([sample])).spans[0].coords[0]
@@ -239,7 +241,8 @@ def test_resized_images_have_the_configured_size_and_coords_inside_the_raw_image
         and coords[:, 2].max() <= height + 1e-4
         and coords[:, 3].max() <= width + 1e-4
     )
-    assert bool((coords[:, 2:] > coords[:, :2]).all())
+    # A patch of black pixels has no area in the raw image.
+    assert resize == "pad" or bool((coords[:, 2:] > coords[:, :2]).all())
     if resize != "crop":  # patches cover every raw pixel
         torch.testing.assert_close(
             coords[-1, 2:], torch.tensor([height, width]).float(), rtol=1e-5, atol=0
@@ -260,7 +263,7 @@ def test_resizing_equals_that_of_torchvision(resize, size):
     assert int((got.int() - expected.int()).abs().max()) <= 1  # rounding
 
 
-@pytest.mark.parametrize("resize", ["within", "stretch", "crop"])
+@pytest.mark.parametrize("resize", ["within", "stretch", "crop", "cover", "pad"])
 def test_coords_contain_the_raw_pixels_that_a_patch_shows(resize):
     """A white square on black: the patches that show white have boxes that touch the square."""
     raw = torch.zeros(3, 64, 96, dtype=torch.uint8)

@@ -14,7 +14,7 @@ from dxn.tokenize.base import BadMedia
 from dxn.tokenize.image.reader import DRAFT_MARGIN, image_size, read_image, resize
 
 LARGE = (1500, 1100)  # width and height; above MIN_DRAFT_PIXELS
-MODES = ("within", "stretch", "crop")
+MODES = ("within", "stretch", "crop", "cover", "pad")
 
 
 def smooth(width, height, channels=3, seed=0):

@@ -355,7 +355,7 @@ def test_descriptions_name_the_numbers_of_tokens():
         (lambda: VideoSampling(max_seconds=0), "max_seconds must be greater than 0, got 0"),
         (lambda: VideoSampling(max_frames=0), "max_frames must be at least 1, got 0"),
         (lambda: VideoAugment(color=2), "color must be a probability|color"),
-        (lambda: VideoAdapter(D, pos_embed="sequence"), "set resize.mode to stretch or crop"),
+        (lambda: VideoAdapter(D, pos_embed="sequence"), "set resize.mode to stretch, crop or pad"),
         (lambda: VideoAdapter(D, augment=VideoAugment(zoom=0)), "zoom must be greater than 0"),
         (lambda: VideoAdapter(D, normalize=ImageNormalization([0.5], [0.5])), "3 numbers"),
     ],

@@ -73,7 +73,9 @@ def resized(picture: Image.Image, options: Mapping[str, Any]) -> Resized:
         if (height, width) != (image.height, image.width):
             image = image.resize((width, height), filter)
             down, across = raw_height / height, raw_width / width
-        if options["mode"] != "within":
+        if options["mode"] == "pad":  # with black pixels
+            image = image.crop((0, 0, size[1], size[0]))
+        if options["mode"] in ("stretch", "crop"):
             top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
             image = image.crop((left, top, left + size[1], top + size[0]))
     pixels = np.asarray(image)
@@ -113,10 +115,13 @@ def _size(
     height: int, width: int, target: Sequence[int], options: Mapping[str, Any]
 ) -> tuple[int, int]:
     """Return the height and width before cropping."""
-    if options["mode"] == "within":
-        shrink = min(target[0] / height, target[1] / width, 1.0)
+    if options["mode"] in ("within", "pad"):
+        shrink = min(target[0] / height, target[1] / width)
+        if options["mode"] == "within":
+            shrink = min(shrink, 1.0)
         return max(round(height * shrink), 1), max(round(width * shrink), 1)
-    min_h, min_w = (math.floor(side / options["crop_ratio"]) for side in target)
+    crop_ratio = 1.0 if options["mode"] == "cover" else options["crop_ratio"]
+    min_h, min_w = (math.floor(side / crop_ratio) for side in target)
     if options["mode"] == "stretch":
         return min_h, min_w
     if min_h * width >= min_w * height:

@@ -57,18 +57,28 @@ class QueryHead(nn.Module):
         Raises:
             UserError: If the fusion has fewer registers than there are queries.
         """
-        names = [span.name for span in tokens.spans]
-        # Fusions that encode each input alone have registers before each of them.
-        before = names[: names.index(self.input)]
-        leading = [i for i, name in enumerate(before) if name == CLASS]
-        part = tokens.split()[leading[-1]] if leading else None
-        check_registers(self.queries, 0 if part is None else part.x.shape[1])
-        assert part is not None
-        x = self.dropout(part.x[:, -self.queries :])
+        x, mask = registers_of(tokens, self.input, self.queries)
+        x = self.dropout(x)
         logits = log_odds(self.classes(x).float())
-        logits = logits.masked_fill(~part.mask[:, -self.queries :, None], NOTHING)
+        logits = logits.masked_fill(~mask[..., None], NOTHING)
         center, size = self.boxes(x).float().sigmoid().chunk(2, -1)
         return torch.cat([logits, center - size / 2, center + size / 2], -1)
+
+
+def registers_of(tokens: Tokens, input: str, queries: int) -> tuple[Tensor, Tensor]:
+    """Return the last registers (B, M, D) before an input, and their mask (B, M).
+
+    Raises:
+        UserError: If the fusion has fewer registers than there are queries.
+    """
+    names = [span.name for span in tokens.spans]
+    # Fusions that encode each input alone have registers before each of them.
+    before = names[: names.index(input)]
+    leading = [i for i, name in enumerate(before) if name == CLASS]
+    part = tokens.split()[leading[-1]] if leading else None
+    check_registers(queries, 0 if part is None else part.x.shape[1])
+    assert part is not None
+    return part.x[:, -queries:], part.mask[:, -queries:]
 
 
 def check_registers(queries: int, registers: int) -> None:

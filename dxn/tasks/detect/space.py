@@ -8,15 +8,13 @@ once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dxn.tasks.detect.boxes import centers, overlaps
 from dxn.tasks.detect.target import DetectedObjects
+from dxn.tasks.matching import Matches, assign
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 
 # Weights of the classification, of the distance of the boxes and of their overlap.
@@ -28,20 +26,6 @@ NUM_CANDIDATES = 10  # tokens per object
 MIN_QUALITY = 0.2  # of the token that is nearest to an object, also if it does not overlap it yet
 # Exponents of the score and of the overlap in the choice of candidates (arXiv:2108.07755).
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0
-
-
-class Matches(NamedTuple):
-    """Which outputs belong to which objects.
-
-    Args:
-        rows: (P,). Sample of each pair.
-        outputs: (P,). Index of the output in the sample.
-        objects: (P,). Index of the object in the sample.
-    """
-
-    rows: Tensor
-    outputs: Tensor
-    objects: Tensor
 
 
 class Detections(Space):
@@ -130,23 +114,12 @@ def match(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) -> Match
     The arguments are those of `_set_loss`. An object whose class is not in the training split has
     a negative label and is not matched.
     """
-    from scipy.optimize import linear_sum_assignment  # it takes time to import
-
     index = labels.clamp(min=0)[:, None].expand(-1, logits.shape[1], -1)
     scores = logits.sigmoid().gather(2, index)
     distance = torch.cdist(found, boxes, p=1)
     _, generalized = overlaps(found[:, :, None], boxes[:, None])
     cost = DISTANCE_WEIGHT * distance - OVERLAP_WEIGHT * generalized - MATCH_CLASS_WEIGHT * scores
-    # One copy for all samples. A diverged model has NaN, which the solver refuses.
-    cost = cost.nan_to_num(1e6, 1e6, -1e6).cpu().numpy()
-    real = (labels >= 0).cpu().numpy()
-    parts: list[np.ndarray] = []
-    for row in np.flatnonzero(real.any(1)).tolist():
-        objects = np.flatnonzero(real[row])
-        outputs, chosen = linear_sum_assignment(cost[row][:, objects])
-        parts.append(np.stack([np.full_like(outputs, row), outputs, objects[chosen]]))
-    pairs = np.concatenate(parts, 1) if parts else np.zeros((3, 0), np.int64)
-    return Matches(*torch.from_numpy(pairs).to(logits.device))
+    return assign(cost, labels >= 0)
 
 
 @torch.no_grad()

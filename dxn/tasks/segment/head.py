@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, cast
 
@@ -14,21 +12,16 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
 from dxn.core.tokens import Tokens
-from dxn.tasks.segment.target import tile_of
+from dxn.tasks.segment.tiles import TiledHead
 from dxn.tasks.space import Batch
-from dxn.tokenize.base import pad
 from dxn.tokenize.patches import PatchGrid, ResidualConv, activated, grid_mask
 from dxn.tokenize.statistics import normalize_pixels
 
 MAX_LEVELS = 2  # halvings of the resolution of the features of pixels
 BLOCKS = 2  # residual convolutions at each lower resolution
-KEYS = ("pixels", "sizes", "frame")  # of a prepared picture
-MAX_TILES = 16  # that are encoded at once
-MIN_OVERLAP = 0.25  # of neighbouring tiles, as a fraction of their length
-EPSILON = 1e-6  # of the weights, where a picture is padding
 
 
-class SegmentHead(nn.Module):
+class SegmentHead(TiledHead):
     """Maps the tokens of pictures to logits of classes at each pixel.
 
     Convolutions of the pixels have features at 1, 1/2 and 1/4 of the resolution. Each token is
@@ -43,8 +36,7 @@ class SegmentHead(nn.Module):
         input: Name of the input.
         adapter: Adapter of the input.
         channels: Number of features of a pixel. It doubles with each halving of the resolution.
-        tile: Height and width of the parts of a picture that are encoded alone. 0: pictures are not
-            divided.
+        tile: See `TiledHead`.
         pooled_dim: Width of the vector of a sample, which is added to each token, so that other
             inputs also have an effect if each input is encoded alone. 0: it is not added.
         dropout: Dropout probability of the tokens.
@@ -65,9 +57,7 @@ class SegmentHead(nn.Module):
         pooled_dim: int = 0,
         dropout: float = 0.0,
     ):
-        super().__init__()
-        self.input = input
-        self.tile = tile
+        super().__init__(input, tile)
         self.grid = adapter.grid
         # Copies, because those of the adapter change in a model that is only used.
         self.register_buffer("mean", adapter.mean.detach().clone())
@@ -127,48 +117,6 @@ class SegmentHead(nn.Module):
         x = self.out(x)
         return x.new_zeros(batch["#size"], *x.shape[1:]).index_copy(0, rows, x)
 
-    def over_parts(self, batch: Batch, output_of: Callable[[Batch], Tensor]) -> Tensor:
-        """Return logits (B, K, H, W), outside of a training as means over tiles that overlap.
-
-        Args:
-            batch: Whole pictures.
-            output_of: Function that returns the logits of a batch.
-        """
-        if self.training or not self.tile:
-            return output_of(batch)
-        part = batch[self.input]
-        height, width = part["pixels"].shape[-2:]
-        # A graph is for pictures of any size.
-        if max(height, width) <= self.tile or torch.compiler.is_exporting():
-            return output_of(batch)
-        places = [
-            (i, top, left)
-            for i, (h, w) in enumerate(part["sizes"].tolist())
-            for top in starts(h, self.tile)
-            for left in starts(w, self.tile)
-        ]
-        total = weights = None
-        for first in range(0, len(places), MAX_TILES):
-            chosen = places[first : first + MAX_TILES]
-            samples = [
-                tile_of({key: part[key][i] for key in KEYS}, top, left, self.tile)
-                for i, top, left in chosen
-            ]
-            tiles = pad(samples, {})
-            tiles["rows"] = torch.arange(len(samples), device=part["rows"].device)
-            logits = output_of({"#size": len(samples), self.input: tiles})
-            if total is None or weights is None:
-                total = logits.new_zeros(batch["#size"], logits.shape[1], height, width)
-                weights = logits.new_full((batch["#size"], 1, height, width), EPSILON)
-            for (i, top, left), sample, own in zip(chosen, samples, logits, strict=True):
-                h, w = sample["pixels"].shape[-2:]
-                row = part["rows"][i]
-                weight = (ramp(h, own)[:, None] * ramp(w, own))[None]
-                total[row, :, top : top + h, left : left + w] += weight * own[:, :h, :w]
-                weights[row, :, top : top + h, left : left + w] += weight
-        assert total is not None and weights is not None
-        return total / weights
-
     def _fitted(self, x: Tensor, height: int, width: int) -> Tensor:
         """Return the features (B, C, height, width) of the cells at the lowest resolution.
 
@@ -186,17 +134,3 @@ class SegmentHead(nn.Module):
 def levels_of(grid: PatchGrid) -> int:
     """Return how often the resolution is halved: the stride of patches must be a multiple of it."""
     return next(n for n in range(MAX_LEVELS, -1, -1) if not any(s % 2**n for s in grid.stride))
-
-
-def starts(length: int, tile: int) -> list[int]:
-    """Return where tiles start that cover a length and overlap by at least MIN_OVERLAP."""
-    if length <= tile:
-        return [0]
-    count = math.ceil((length - tile) / (tile * (1 - MIN_OVERLAP))) + 1
-    return [round(i * (length - tile) / (count - 1)) for i in range(count)]
-
-
-def ramp(length: int, like: Tensor) -> Tensor:
-    """Return the weight (length,) of the pixels of a tile: those in the middle know more."""
-    index = torch.arange(length, device=like.device)
-    return torch.minimum(index + 1, length - index).to(like.dtype) / length

@@ -22,6 +22,7 @@ from dxn.tasks.segment.masks import MAX_VALUES, Mask, count_values, indexed, nam
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import BadMedia, Placement, Tokenizer
 from dxn.tokenize.image.tokenizer import TURNS
+from dxn.tokenize.patches import PatchGrid
 
 MAX_COUNTED = 2000  # masks in which the pixels of each class are counted
 WHITE = 255  # usual value of pixels without a class
@@ -47,6 +48,7 @@ class PixelClasses(Names):
     Attributes:
         values: Value of the pixels of each class, sorted.
         ignored: Value of pixels without a class. None: there is none.
+        grid: Patches of the pictures, after `bind`.
     """
 
     State: ClassVar[type[Strict]] = MaskState
@@ -143,6 +145,7 @@ class PixelClasses(Names):
                 f"head.tile: needs pictures as the only input, got {', '.join(adapters)}; set "
                 "head.tile=0"
             )
+        self.grid: PatchGrid = grid
         self.input = name
         self.required = self.prepared_inputs = (name,)
 

@@ -10,13 +10,17 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from dxn.core.display import significant
 from dxn.core.dropout import Rate
+from dxn.core.errors import UserError
+from dxn.tasks.detect.query_head import check_registers
 from dxn.tasks.names import MAX_CLASS_COLUMNS
 from dxn.tasks.segment.head import SegmentHead
+from dxn.tasks.segment.mask_head import MaskHead
+from dxn.tasks.segment.mask_space import MaskClasses
 from dxn.tasks.segment.masks import data_url, png
 from dxn.tasks.segment.metric import Overlap, Segmented
 from dxn.tasks.segment.space import PerPixel
@@ -44,6 +48,10 @@ class Segment(Task[PixelClasses]):
         balance: Whether to weight each class in the loss by its inverse frequency.
         dice: Weight of the Dice loss (arXiv:1606.04797), which counts rare classes like others.
         dropout: Dropout probability of the encoded tokens.
+        queries: Number of learned tokens that each find a segment: its class and its mask. They are
+            the last registers of the fusion, so fusion.registers must be at least as large.
+            Default: each token finds the classes of its own pixels.
+        upscale: How often the resolution of the tokens is doubled for the masks of queries.
     """
 
     name = "segment"
@@ -62,6 +70,8 @@ class Segment(Task[PixelClasses]):
     balance: bool = False
     dice: Annotated[float, Ge(0)] = 0.0
     dropout: Rate = 0.0
+    queries: Annotated[int, Ge(0)] = 0
+    upscale: Annotated[int, Ge(0), Le(4)] = 2
 
     def __post_init__(self):
         self.target = PixelClasses(
@@ -72,6 +82,8 @@ class Segment(Task[PixelClasses]):
             tile=self.tile,
         )
         self.space = PerPixel(self.target, dice=self.dice)
+        if self.queries:
+            self.space = MaskClasses(self.target, self.upscale)
         self.metric = Overlap(self.target)
 
     @property
@@ -79,8 +91,44 @@ class Segment(Task[PixelClasses]):
         """Name of the input with the pictures."""
         return self.target.input
 
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Check the options of the queries.
+
+        Raises:
+            UserError: If there are not enough registers, or if an option cannot be combined with
+                this task.
+        """
+        super().check(config)
+        check_registers(self.queries, config.get("fusion", {}).get("registers") or 0)
+        for option in ("balance", "dice"):
+            if self.queries and getattr(self, option):
+                raise UserError(
+                    f"head.{option}: has no effect on queries, whose loss always counts each "
+                    f"segment alike; leave it out, got {getattr(self, option)}"
+                )
+
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
-        """Build a head that maps the tokens of the pictures to logits of each pixel."""
+        """Build a head that maps the tokens of the pictures to logits of each pixel.
+
+        Raises:
+            UserError: If queries find the segments, and the patches overlap.
+        """
+        if self.queries:
+            if self.target.grid.size != self.target.grid.stride:
+                raise UserError(
+                    "head.queries: needs patches that do not overlap; set adapters."
+                    f"{self.target.input}.stride=null"
+                )
+            return MaskHead(
+                dim,
+                num_classes=len(self.target.labels),
+                input=self.target.input,
+                grid=self.target.grid,
+                queries=self.queries,
+                upscale=self.upscale,
+                tile=self.tile,
+                dropout=self.dropout,
+            )
         return SegmentHead(
             dim,
             num_classes=len(self.target.labels),

@@ -184,6 +184,8 @@ class ImageAdapter(Adapter):
         mask = patch_mask(grids, x)
         num_real = mask.numel() if is_full else batch.get(NUM_REAL)
         locate: Callable[[], Tensor] = partial(patch_boxes, self.grid, batch["frame"], sizes, mask)
+        if self.tokenizer.resize.mode == "pad":
+            locate = partial(_clipped, locate, batch["frame"])
         x = rearrange(x, "b h w d -> b (h w) d")
         mask = rearrange(mask, "b h w -> b (h w)")
         # Masked pretraining needs all patches, because it predicts the hidden ones.
@@ -224,6 +226,11 @@ def _drop_tokens(
     columns = (~is_kept).int().argsort(dim=1, stable=True)[:, :width]
     x = x.gather(1, columns[..., None].expand(-1, -1, x.shape[2]))
     return x, is_kept.gather(1, columns), columns
+
+
+def _clipped(locate: Callable[[], Tensor], frame: Tensor) -> Tensor:
+    """Return boxes (B, N, 4) that end where the raw images do. They have no area in the padding."""
+    return torch.minimum(locate().clamp(min=0), frame[:, None, 4:].tile(2))
 
 
 def _boxes_of(locate: Callable[[], Tensor], columns: Tensor, mask: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge, Interval, Len
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from dxn.tokenize.image.reader import (
 )
 from dxn.tokenize.patches import as_pair
 
-ResizeMode = Literal["within", "stretch", "crop"]
+ResizeMode = Literal["within", "stretch", "crop", "cover", "pad"]
 
 
 @options
@@ -32,15 +33,16 @@ class ResizeOptions:
 
     Args:
         mode: Method of resizing: within (shrink larger images, keep the aspect ratio and mask the
-            padding), stretch (ignore the aspect ratio) or crop (keep the aspect ratio and crop the
-            center).
+            padding), stretch (ignore the aspect ratio), crop (keep the aspect ratio and crop the
+            center), cover (as crop, but keep the whole image) or pad (keep the aspect ratio, and
+            add black pixels on the right or at the bottom).
         crop_ratio: Fraction of the shorter side that the center crop keeps. It has no effect with
-            mode=within.
+            the modes within, cover and pad.
         interpolation: Interpolation of the pixels: bilinear or bicubic.
         max_pixels: Maximum number of pixels. Larger images are rejected.
         pos_grid: Height and width of the grid of learned positions in patches, for images without a
-            fixed size, which have image_size=null or mode=within. It is interpolated to the grid of
-            each image. Default: the grid of image_size, or of 224.
+            fixed size, which have image_size=null, mode=within or mode=cover. It is interpolated to
+            the grid of each image. Default: the grid of image_size, or of 224.
         pos_antialias: Use antialiasing when learned positions are interpolated to a smaller grid.
     """
 
@@ -50,6 +52,11 @@ class ResizeOptions:
     max_pixels: Annotated[int, Ge(1)] = 50_000_000
     pos_grid: Annotated[Sequence[Annotated[int, Ge(1)]], Len(2, 2)] | None = None
     pos_antialias: bool = True
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all images have the height and width `image_size`."""
+        return self.mode not in ("within", "cover")
 
 
 @options
@@ -173,7 +180,8 @@ class ImageTokenizer(Tokenizer):
         """Resize and crop raw (C, H, W); return the pixels and their frame in raw."""
         height, width = raw.shape[1:]
         # An image of the right size is returned as it is, unless crop_ratio removes its border.
-        keeps_all = self.resize.mode == "within" or self.resize.crop_ratio == 1
+        crops = self.resize.mode in ("stretch", "crop")
+        keeps_all = not crops or self.resize.crop_ratio == 1
         if self.image_size is None or (keeps_all and (height, width) == self.image_size):
             return raw, Frame()
         size = self._size(height, width)
@@ -183,8 +191,10 @@ class ImageTokenizer(Tokenizer):
         down = height / size[0]
         across = width / size[1]
         top = left = 0
-        if self.resize.mode != "within":
-            target_h, target_w = self.image_size
+        target_h, target_w = self.image_size
+        if self.resize.mode == "pad":
+            pixels = F.pad(pixels, (0, target_w - size[1], 0, target_h - size[0]))
+        if crops:
             top = round((size[0] - target_h) / 2)
             left = round((size[1] - target_w) / 2)
             pixels = pixels[:, top : top + target_h, left : left + target_w]
@@ -207,11 +217,14 @@ class ImageTokenizer(Tokenizer):
         """
         assert self.image_size is not None
         target_h, target_w = (side * scale for side in self.image_size)
-        if self.resize.mode == "within":
-            shrink = min(target_h / height, target_w / width, 1.0)  # 1.0: never enlarged
+        if self.resize.mode in ("within", "pad"):
+            shrink = min(target_h / height, target_w / width)
+            if self.resize.mode == "within":
+                shrink = min(shrink, 1.0)  # never enlarged
             return max(round(height * shrink), 1), max(round(width * shrink), 1)
-        min_h = math.floor(target_h / self.resize.crop_ratio)
-        min_w = math.floor(target_w / self.resize.crop_ratio)
+        crop_ratio = 1.0 if self.resize.mode == "cover" else self.resize.crop_ratio
+        min_h = math.floor(target_h / crop_ratio)
+        min_w = math.floor(target_w / crop_ratio)
         if self.resize.mode == "stretch":
             return min_h, min_w
         # The side that is shorter relative to the target gets its exact length and the other one is

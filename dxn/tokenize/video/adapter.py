@@ -114,10 +114,10 @@ class VideoAdapter(Adapter):
         self.time_embed = PosEmbed1d(kind, dim=dim, max_len=steps)
         positions = None
         if pos_embed == "sequence":
-            if size is None or resize.mode == "within":
+            if size is None or not resize.is_fixed:
                 raise ValueError(
-                    "pos_embed=sequence needs frames of one size: set resize.mode to stretch or "
-                    f"crop, got {resize.mode}"
+                    "pos_embed=sequence needs frames of one size: set resize.mode to stretch, "
+                    f"crop or pad, got {resize.mode}"
                 )
             shape = steps, self.grid.count(size[0], 0), self.grid.count(size[1], 1)
             positions = sequence_positions(math.prod(shape), dim).unflatten(0, shape)

@@ -13,6 +13,7 @@ from dxn.weights.families.chronos_bolt import CHRONOS_BOLT
 from dxn.weights.families.clip import CLIP_IMAGE, CLIP_TEXT
 from dxn.weights.families.dinov2 import DINOV2, DINOV2_REGISTERS
 from dxn.weights.families.distilbert import DISTILBERT
+from dxn.weights.families.eomt import EOMT
 from dxn.weights.families.gpt2 import GPT2
 from dxn.weights.families.hf_vit import HF_VIT
 from dxn.weights.families.llama import LLAMA
@@ -55,6 +56,7 @@ FAMILIES: list[Family] = [
     SIGLIP_TEXT,
     VIDEOMAE,
     YOLOS,
+    EOMT,
 ]
 
 
