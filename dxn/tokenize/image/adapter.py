@@ -96,6 +96,7 @@ class ImageAdapter(Adapter):
         self.tokenizer = ImageTokenizer(
             image_size=image_size, resize=resize, in_channels=in_channels, augment=augment
         )
+        self.is_padded = resize.mode == "pad"
         self.tokenizer.count_columns = partial(_count_columns, self.grid)
         self.mean: Tensor
         self.std: Tensor
@@ -184,7 +185,7 @@ class ImageAdapter(Adapter):
         mask = patch_mask(grids, x)
         num_real = mask.numel() if is_full else batch.get(NUM_REAL)
         locate: Callable[[], Tensor] = partial(patch_boxes, self.grid, batch["frame"], sizes, mask)
-        if self.tokenizer.resize.mode == "pad":
+        if self.is_padded:
             locate = partial(_clipped, locate, batch["frame"])
         x = rearrange(x, "b h w d -> b (h w) d")
         mask = rearrange(mask, "b h w -> b (h w)")
