@@ -27,6 +27,7 @@ from dxn.tokenize.text.tokenizer import TextTokenizer
 from dxn.tokenize.video.tokenizer import VideoTokenizer
 
 MAX_WORDS = 40
+SHORT_TEXT = 12  # tokens of a text that is read in windows: it must fit into one
 MAX_SECONDS = 1.5
 MAX_SIDE = 1.6  # longest side of an example picture, relative to the size of the model
 MAX_TOKENS = 20  # of a series
@@ -199,11 +200,16 @@ def examples(name: str, tokenizer: Tokenizer, count: int, rand: random.Random) -
 def random_texts(tokenizer: TextTokenizer, count: int, rand: random.Random) -> list[str]:
     """Return texts of different lengths from the tokens of the vocabulary."""
     size = tokenizer.vocabulary.get_vocab_size()
+    short = min(SHORT_TEXT, tokenizer.max_len // 4)
+    longest = MAX_WORDS if tokenizer.is_cut else short
     texts: list[str] = []
     for _ in range(count):
-        ids = [rand.randrange(size) for _ in range(rand.randint(1, MAX_WORDS))]
+        ids = [rand.randrange(size) for _ in range(rand.randint(1, longest))]
         # Special tokens have no text.
-        texts.append(tokenizer.vocabulary.decode(ids).strip() or "a")
+        text = tokenizer.vocabulary.decode(ids).strip() or "a"
+        while not tokenizer.is_cut and len(text) > 1 and tokenizer.length(text) > short:
+            text = text[: len(text) // 2].strip() or "a"
+        texts.append(text)
     return texts
 
 

@@ -57,11 +57,6 @@ def write_export(
     _check_folder(folder)
     if baseline not in ("auto", "none"):
         raise UserError(f"baseline: must be auto or none, got {baseline}")
-    if any(model.has_first_part for model in predictor.network.models):
-        raise UserError(
-            f"export: head={predictor.task.name} reads long texts in windows, which an exported "
-            "graph does not have; use the model with dxn predict, dxn serve or in Python"
-        )
     restore(predictor.network)
     if baseline == "none":
         without_baseline(predictor.network)

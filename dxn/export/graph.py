@@ -80,8 +80,9 @@ class Graph(nn.Module):
         embeddings: list[Tensor] = []
         for member in self.members:
             model = member.models[0]
-            encoded, pooled = encode(model, batch)
-            output = model.head(encoded, pooled, batch)
+            part = model.first_part(batch)
+            encoded, pooled = encode(model, part)
+            output = model.head(encoded, pooled, part)
             if isinstance(member, Stacked):
                 output = member.mixed(output, features_in_graph(member, batch))
             outputs.append(output)

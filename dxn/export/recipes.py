@@ -34,7 +34,7 @@ def text_recipe(tokenizer: TextTokenizer) -> Recipe:
     return {
         "prepare": "text",
         "special_tokens": tokenizer.special_tokens,
-        "max_len": tokenizer.max_len,
+        "max_len": tokenizer.max_len if tokenizer.is_cut else None,
         "max_chars": tokenizer.reader.max_chars,
         **chars,
         "tokenizer": json.loads(tokenizer.vocabulary.to_str()),

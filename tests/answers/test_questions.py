@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.exports import assert_answers_are_equal, example
 from helpers.runs import PLAIN, SMALL, metrics_of, refused, train
 
 import dxn
@@ -115,6 +116,9 @@ def test_a_run_answers_with_parts_of_long_texts(files, tmp_path, capsys):
     before, found, after = answer["excerpt"]
     assert text[answer["start"] : answer["end"]] == answer["prediction"] == found != ""
     assert f"{before.removeprefix('...')}{found}{after.removesuffix('...')}" in text
-    capsys.readouterr()
-    assert main(["export", f"run={run}", f"output={tmp_path / 'out'}"]) == 2
-    assert "head=span reads long texts in windows" in capsys.readouterr().err
+    exported = tmp_path / "exported"
+    assert main(["export", f"run={run}", f"output={exported}", "format=torch"]) == 0
+    # The program without dxn reads the windows of a long text, and texts with combining marks.
+    for context in (text, rows[0]["context"], "Zoe\u0301  \U0001f600 lives in Cafe\u0301 Town"):
+        assert_answers_are_equal(model, exported, "Where does Ada live?", context)
+    assert "context: missing" in example(exported, "question=Where?").stderr

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers.exports import imports
+from helpers.exports import example, imports
 from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, table_of, train
 from helpers.tasks import build_model
 from PIL import Image
@@ -74,17 +72,6 @@ def exported(fruit, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported") / "onnx"
     assert main(["export", f"run={fruit}", f"output={folder}"]) == 0
     return folder
-
-
-def example(folder, *arguments):
-    """What example.py of an exported folder prints, in a process that cannot import dxn."""
-    code = (
-        "import runpy, sys; sys.modules['dxn'] = None; sys.argv = sys.argv[1:]; "
-        "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
-        "runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    command = [sys.executable, "-c", code, str(folder / "example.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def probabilities(output):

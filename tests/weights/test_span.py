@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 import transformers
+from helpers.exports import assert_answers_are_equal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import dxn
+from dxn.cli import main
 from dxn.models.model import as_float
 from dxn.runs.saved.model_folder import from_public
 
@@ -186,3 +188,8 @@ def test_fine_tuning_starts_from_the_weights(peer, tmp_path):
     start = from_public(str(folder))
     start.task.target.is_optional = True
     assert run is not None and got == start.predict(question=QUESTIONS[0], context=TEXT)
+    exported = tmp_path / "exported"
+    assert main(["export", f"run={tmp_path / 'run'}", "format=torch", f"output={exported}"]) == 0
+    model = dxn.load(tmp_path / "run")
+    for question in (QUESTIONS[0], f"{QUESTIONS[0]} {TEXT}"):  # the second one is cut
+        assert_answers_are_equal(model, exported, question, LONG)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,11 +57,23 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> float:
     return float(common / union) if union > 0 else 0.0
 
 
-def lines(outputs: Arrays, arrays: Arrays, options: Mapping[str, Any]) -> list[str]:
-    """Return one line per object of the first picture, see `objects`."""
+def lines(
+    run: Callable[[Arrays], Arrays],
+    arrays: Arrays,
+    about: Mapping[str, Any],
+    sample: Mapping[str, Any],
+) -> list[str]:
+    """Return one line per object of the first picture, see `objects`.
+
+    Args:
+        run: Function from the inputs of the graph to its outputs.
+        arrays: Prepared inputs of the samples.
+        about: Content of preprocess.json.
+        sample: Raw values of the first sample, which are not needed.
+    """
     found = [
         f"{each['score']:.4f}  {each['label']}: left {each['left']:.1f}, top {each['top']:.1f}, "
         f"right {each['right']:.1f}, bottom {each['bottom']:.1f}"
-        for each in objects(outputs, arrays, options)
+        for each in objects(run(arrays), arrays, about["outputs"])
     ]
     return found or ["no objects"]

@@ -65,7 +65,7 @@ def prepare(raws: Sequence[Raw], options: Mapping[str, Any]) -> dict[str, np.nda
         while special and tail < len(ids) and encoding.special_tokens_mask[-1 - tail]:
             tail += 1
         kept = list(range(len(ids)))
-        if len(ids) > max_len:
+        if max_len is not None and len(ids) > max_len:
             kept = kept[: max_len - tail] + kept[len(ids) - tail :]
         rows.append([ids[i] for i in kept])
         words = [-1 if word is None else word for word in encoding.word_ids]
@@ -79,6 +79,27 @@ def prepare(raws: Sequence[Raw], options: Mapping[str, Any]) -> dict[str, np.nda
     if "chars" in options:
         result["chars"] = ngrams(texts, places, options["chars"])
     return result
+
+
+def offsets(text: str, options: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the start and the stop of each token in a text, without special tokens.
+
+    The combining marks that follow a letter belong to its token.
+    """
+    tokenizer = Tokenizer.from_str(json.dumps(options["tokenizer"]))
+    encoding = tokenizer.encode(text, add_special_tokens=options["special_tokens"])
+    starts = {start for start, _ in encoding.offsets}
+    found: list[tuple[int, int]] = []
+    for (start, stop), is_special in zip(
+        encoding.offsets, encoding.special_tokens_mask, strict=True
+    ):
+        if is_special and options["special_tokens"]:
+            continue
+        end = stop
+        while start < end < len(text) and end not in starts and not text[end].isspace():
+            end += 1
+        found.append((start, end))
+    return found
 
 
 def _first(raw: Raw, count: int) -> Raw:

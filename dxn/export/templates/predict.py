@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> None:
     """Print the outputs of the model for one sample."""
     about = json.loads((HERE / "preprocess.json").read_text(encoding="utf-8"))
     part = about["parts"][0]
+    sample: dict[str, str] = {}
     if arguments:
         prepare = import_module("prepare_inputs")
         sample = prepare.parse_sample(arguments)
@@ -26,11 +27,12 @@ def main(arguments: list[str]) -> None:
     else:
         with np.load(HERE / "example.npz") as file:
             arrays = {port["name"]: file[port["name"]] for port in part["inputs"]}
-    outputs = import_module("run_graph").load(HERE / part["file"])(arrays)
+    run = import_module("run_graph").load(HERE / part["file"])
     if "decode" in about["outputs"]:
         decode = import_module(f"decode_{about['outputs']['decode']}")
-        print("\n".join(decode.lines(outputs, arrays, about["outputs"])))
+        print("\n".join(decode.lines(run, arrays, about, sample)))
         return
+    outputs = run(arrays)
     labels = about["outputs"].get("labels")
     for name, array in outputs.items():
         print(f"{name}: {array.dtype} {array.shape}")

@@ -97,7 +97,7 @@ class Span(Task[SpanTarget]):
     context: str = ""
     max_answer: Annotated[int, Ge(1)] = 30
     overlap: Annotated[int, Ge(0)] = 128
-    max_question: Annotated[int, Ge(1)] = 64
+    max_question: Annotated[int, Ge(12)] = 64
     dropout: Rate = 0.1
 
     def __post_init__(self):
@@ -176,6 +176,25 @@ class Span(Task[SpanTarget]):
     ) -> dict[str, Any]:
         """Return the answer, its position and its score."""
         return self.answer(prediction)
+
+    def recipe(self, head: nn.Module) -> dict[str, Any]:
+        """Return the options of `dxn/export/programs/answers.py`."""
+        windows = self.target.windows
+        return {
+            "decode": "answers",
+            "input": windows.context,
+            "question": windows.question,
+            "max_len": windows.max_len,
+            "overlap": windows.overlap,
+            "max_question": windows.max_question,
+            "max_answer": self.max_answer,
+            "can_be_none": self.target.is_optional,
+            # Numbers of special tokens, the last one at the end of a single text.
+            "lead": len(windows.lead),
+            "middle": len(windows.middle),
+            "tail": len(windows.tail),
+            "end": windows.num_tail,
+        }
 
     def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Found]] | None:
         """Return no answer, if there are questions without an answer."""

@@ -87,16 +87,17 @@ class Windows:
 
     def places(self, batch: Batch) -> list[Place]:
         """Return the place of each window in a batch, which has at least one."""
-        mask = batch[self.context]["mask"]
+        part = batch[self.context]
+        mask = part["mask"]
         count = mask.sum(1) - len(self.lead) - self.num_tail
         zero = torch.zeros_like(count)
         used, longest = zero, 0
         if self._is_joined(batch):
             used = self.question_tokens(batch[self.question]["mask"].sum(1))
-            longest = min(batch[self.question]["mask"].shape[1], self.max_question)
+            longest = self._size(batch[self.question], self.max_question)
         column = zero + len(self.lead) + used + (len(self.middle) if longest else 0)
         # A graph has one window. So has a batch without a long text, whose lengths are not read.
-        if torch.compiler.is_exporting() or mask.shape[1] <= self.room(longest):
+        if torch.compiler.is_exporting() or self._size(part) <= self.room(longest):
             return [Place(zero, count, column, zero == 0)]
         room = self.room(used) + zero
         step = self.step(room)
@@ -109,6 +110,11 @@ class Windows:
             places.append(Place(start, size, column, last >= number))
         return places
 
+    def _size(self, part: Batch, limit: int | None = None) -> int:
+        """Return the number of columns of texts without special tokens, at most `limit`."""
+        size = part["mask"].shape[1] - len(self.lead) - self.num_tail
+        return size if limit is None or torch.compiler.is_exporting() else min(size, limit)
+
     def _is_joined(self, batch: Batch) -> bool:
         # An evaluation of the text alone has no question.
         return bool(self.question) and self.question in batch
@@ -117,14 +123,17 @@ class Windows:
         """Return a batch with a window instead of the text, and without a question in it."""
         part = batch[self.context]
         mask = part["mask"]
-        if not self.lead and not self.tail and mask.shape[1] <= self.max_len:
+        # A graph is for any sizes. The program that uses it cuts the text.
+        is_graph = torch.compiler.is_exporting()
+        is_short = is_graph or mask.shape[1] <= self.max_len
+        if not self.lead and not self.tail and is_short:
             return {**batch, self.context: {**part, WINDOW: place}}
         is_joined = self._is_joined(batch)
-        room = self.max_len - len(self.lead) - len(self.tail)
-        width = len(self.lead) + min(mask.shape[1], room) + len(self.tail)
+        width = len(self.lead) + self._size(part) + len(self.tail)
         if is_joined:
-            longest = min(batch[self.question]["mask"].shape[1], self.max_question)
-            width = min(width + longest + len(self.middle), self.max_len)
+            width += self._size(batch[self.question], self.max_question) + len(self.middle)
+        if not is_graph:
+            width = min(width, self.max_len)
         columns = torch.arange(width, device=mask.device)[None]
         at = columns - place.column[:, None]
         index = (at + place.start[:, None] + len(self.lead)).clamp(0, mask.shape[1] - 1)
