@@ -29,6 +29,7 @@ from dxn.core.tokens import Tokens
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Vocabulary
 
+    from dxn.tokenize.contents import PatchContents
     from dxn.tokenize.masking import Masking
     from dxn.tokenize.text.chat import ChatTemplate
 
@@ -371,6 +372,13 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
 
         Args:
             ratio: Fraction of the columns to mask. Default: the adapter's own ratio.
+        """
+        return None
+
+    def contents(self) -> PatchContents | None:
+        """Return the values of the patches that are the columns. None: columns are no patches.
+
+        Call it after `fit`, because the result contains copies of what was learned.
         """
         return None
 

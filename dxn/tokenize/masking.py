@@ -7,15 +7,15 @@ data worker. Its result depends only on the sample and the random generator, not
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from dxn.core.randomness import torch_generator
 from dxn.tokenize.base import MASKED, Sample
+from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.patches import PatchGrid
 
 # Default number of consecutive patches of a series or sound that are hidden together.
@@ -143,10 +143,6 @@ class CellMasking(Masking):
         }
 
 
-# Values (G, C, H, W) of a sample, normalized, and which of them are known. None: all of them.
-Contents = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor | None]]
-
-
 @dataclass(frozen=True)
 class PatchMasking(Masking):
     """Hides patches, and predicts their values.
@@ -158,10 +154,8 @@ class PatchMasking(Masking):
 
     Args:
         ratio: Fraction of the patches of a sample that is hidden.
-        grid: Patches of the adapter.
-        num_outputs: Number K of values of a patch.
-        contents: Function that returns the values of a sample, such as the pixels of a picture.
-            Patches at the same place are hidden in all G groups, such as the frames of a clip.
+        contents: Values of the patches, such as the pixels of a picture. Patches at the same place
+            are hidden in all G groups, such as the frames of a clip.
         span: Length in patches of the runs along the first axis that are hidden together, over the
             whole second axis. Runs are shorter in a sample where ratio allows fewer hidden patches.
             None: single patches are hidden.
@@ -172,9 +166,7 @@ class PatchMasking(Masking):
     """
 
     ratio: float
-    grid: PatchGrid
-    num_outputs: int
-    contents: Contents
+    contents: PatchContents
     span: int | None = None
     is_standardized: bool = False
     stem_pads_end: bool = False
@@ -183,34 +175,37 @@ class PatchMasking(Masking):
         if self.span is not None and self.span < 1:
             raise ValueError(f"span must be at least 1, got {self.span}")
 
+    @property
+    def num_outputs(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Number K of values of a patch."""
+        return self.contents.num_outputs
+
     def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> Sample:
         """Return the sample with hidden, masked (G, h, w), masked_target and masked_valid (m, K).
 
         hidden is True at hidden values: (H, W), or (H,) with `span`.
         """
-        x, known = self.contents(sample)
+        grid = self.contents.grid
+        x, known = self.contents.read(sample)
         height, width = x.shape[2:]
         # Tiles do not overlap and cover a whole patch, even if patches overlap each other.
-        tile = tile_size(self.grid)
-        stride = self.grid.stride
+        tile = tile_size(grid)
+        stride = grid.stride
         if self.span is not None:
             steps = -(-height // stride[0])  # rounded up
             run = max(min(round(self.ratio * steps), self.span), tile[0])
             stride, tile = (stride[0], width), (run, 1)
         generator = torch_generator(rand)
         hidden = hide_tiles((height, width), stride, tile, self.ratio, generator)
-        masked = fully_hidden(hidden, self.grid, stem_pads_end=self.stem_pads_end)
+        masked = fully_hidden(hidden, grid, stem_pads_end=self.stem_pads_end)
         masked = masked.expand(len(x), -1, -1)
-        if known is None:
-            known = torch.ones_like(x, dtype=torch.bool)
-        else:
+        values, valid = self.contents.patches(sample)
+        if known is not None:
             # A patch without values is not a token, so that nothing can be predicted from it.
-            masked = masked & self.grid.windows(known).movedim(1, 3).flatten(3).any(-1)
-        index = masked.nonzero(as_tuple=True)
-        target, valid = (
-            rearrange(self.grid.windows(each), "g c h w p q -> g h w c p q")[index].flatten(1)
-            for each in (x, known)
-        )
+            masked = masked & valid.any(1).view(masked.shape)
+        # Columns that result from the padding of the stem are never masked, and have no values.
+        inner = masked[:, : grid.count(height, 0), : grid.count(width, 1)].flatten()
+        target, valid = values[inner], valid[inner]
         return {
             **sample,
             "hidden": hidden if self.span is None else hidden[:, 0],

@@ -153,10 +153,10 @@ def normalized_pixels(module: Any, pixels: Tensor) -> Tensor:
     return normalize_pixels(pixels, module.mean, module.std)
 
 
-def masked_pixels(
+def pixel_contents(
     sample: Mapping[str, Tensor], mean: Tensor, std: Tensor, num_frames: int = 1
 ) -> tuple[Tensor, Tensor | None]:
-    """Return what a `PatchMasking` of pictures or clips predicts.
+    """Return the values of the patches of a picture or clip, see `PatchContents`.
 
     Args:
         sample: Sample with uint8 pixels, (C, H, W) or (T, C, H, W).
@@ -177,3 +177,14 @@ def masked_pixels(
         x = F.pad(x, (0, 0, 0, 0, 0, 0, 0, missing))
         known = rearrange(is_frame.expand_as(x), "(t f) c h w -> t (f c) h w", f=num_frames)
     return rearrange(x, "(t f) c h w -> t (f c) h w", f=num_frames), known
+
+
+def to_pixels(x: Tensor, num_frames: int) -> Tensor:
+    """Return the uint8 picture (C, H, W) or clip (T, C, H, W) of pixels from 0 to 1.
+
+    Args:
+        x: (t, F C, H, W).
+        num_frames: Number of frames F of a tubelet. 1: x is one picture.
+    """
+    x = (x.clamp(0, 1) * 255).round().to(torch.uint8)
+    return x[0] if num_frames == 1 else rearrange(x, "t (f c) h w -> (t f) c h w", f=num_frames)

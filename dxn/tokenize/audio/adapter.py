@@ -25,6 +25,7 @@ from dxn.tokenize.audio.tokenizer import (
 )
 from dxn.tokenize.audio.waveform_stem import WaveformStem
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
+from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.grid_positions import PosEmbed2d
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
@@ -159,15 +160,20 @@ class AudioAdapter(Adapter):
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         if not ratio:
             return None
-        # Copies on the CPU, because a masking is pickled and sent to the data workers.
+        pads_end = isinstance(self.stem, ConvStem | WhisperStem)
+        return PatchMasking(ratio, self.contents(), span=SPAN, stem_pads_end=pads_end)
+
+    def contents(self) -> PatchContents:
+        """Return the features of the columns: mel bins, or samples of the waveform."""
         mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
-        return PatchMasking(
-            ratio=ratio,
+        return PatchContents(
             grid=self.grid,
-            num_outputs=self.grid.size[0] * self.grid.size[1],
-            contents=partial(_masked_features, mean=mean, std=std),
-            span=SPAN,
-            stem_pads_end=isinstance(self.stem, ConvStem | WhisperStem),
+            read=partial(_feature_contents, mean=mean, std=std),
+            channels=1,
+            shift=mean,
+            scale=std,
+            size=partial(_clip_size, self.grid, len(mean)),
+            restore=self.tokenizer.waveform,
         )
 
     def describe(self, raw: Tensor) -> str:
@@ -255,11 +261,16 @@ class AudioAdapter(Adapter):
         return coords.masked_fill(~mask[..., None], torch.nan)
 
 
-def _masked_features(
+def _feature_contents(
     sample: Mapping[str, Tensor], mean: Tensor, std: Tensor
 ) -> tuple[Tensor, None]:
-    """Return the normalized features (1, 1, T, F) that masked pretraining predicts."""
+    """Return the normalized features (1, 1, T, F)."""
     return ((sample["features"] - mean) / std)[None, None], None
+
+
+def _clip_size(grid: PatchGrid, num_features: int, num_columns: int) -> tuple[int, int, int]:
+    steps = num_columns // grid.count(num_features, 1)
+    return 1, (steps - 1) * grid.stride[0] + grid.size[0], num_features
 
 
 def _count_columns(grid: PatchGrid, bands: int, batch: Mapping[str, Any]) -> Tensor:

@@ -12,6 +12,7 @@ from annotated_types import Gt
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.core.errors import UserError
 from dxn.core.schema import options
 
 Frontend = Literal["mel", "kaldi", "whisper"]
@@ -166,6 +167,38 @@ class Spectrogram:
         if self.options.frontend == "mel":
             return self._mel(raw, gains)
         return self._kaldi(raw) if self.options.frontend == "kaldi" else self._whisper(raw)
+
+    def waveform(self, mel: Tensor) -> Tensor:
+        """Return a waveform (T,) with this log-mel spectrogram (frames, F).
+
+        The power of all frequencies is the nonnegative one with the nearest mel power, and the
+        phases are those of Griffin and Lim (1984). Clips sound robotic, because a mel spectrogram
+        has no phases and few frequencies.
+
+        Raises:
+            UserError: If the spectrogram is not one of frontend=mel and scale=log.
+        """
+        options = self.options
+        if (options.frontend, options.scale) != ("mel", "log"):
+            raise UserError(
+                "adapters.audio.spectrogram: a sound can be computed from frontend=mel and "
+                f"scale=log only, got frontend={options.frontend} and scale={options.scale}"
+            )
+        import torchaudio
+
+        power = (mel.T.exp() - FLOOR).clamp(min=0)
+        inverse = torchaudio.transforms.InverseMelScale(
+            self.n_fft // 2 + 1,
+            options.n_mels,
+            self.sample_rate,
+            f_min=options.f_min,
+            f_max=options.f_max,
+            driver="gelsd",  # some of many bins contain no frequency
+        )
+        phases = torchaudio.transforms.GriffinLim(
+            self.n_fft, hop_length=self.hop_length, rand_init=False
+        )
+        return phases(inverse(power).clamp(min=0))
 
     def num_frames(self, length: int) -> int:
         """Return the number of frames of a waveform of so many samples."""

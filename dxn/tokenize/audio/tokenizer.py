@@ -215,6 +215,16 @@ class AudioTokenizer(Tokenizer):
             return rearrange(raw, "t -> t 1")
         return self.spectrogram(raw, gains)
 
+    def waveform(self, features: Tensor) -> Tensor:
+        """Return a clip (T,) with the features (1, 1, frames, F), before normalization.
+
+        Raises:
+            UserError: If the spectrogram cannot be undone.
+        """
+        if self.spectrogram is None:
+            return features.flatten()
+        return self.spectrogram.waveform(features[0, 0])
+
     def count(self, raw: Tensor) -> int:
         """Return the number of columns of a clip raw (T,), without computing its features."""
         assert self.count_columns is not None

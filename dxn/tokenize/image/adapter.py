@@ -14,6 +14,7 @@ from dxn.core.dropout import Dropout, Keys, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
+from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.image.augment import ImageAugment
 from dxn.tokenize.image.reader import ImageReader
 from dxn.tokenize.image.tokenizer import ImageNormalization, ImageTokenizer, ResizeOptions
@@ -23,10 +24,11 @@ from dxn.tokenize.positions import PosEmbedKind
 from dxn.tokenize.statistics import (
     fold_statistics,
     make_positions,
-    masked_pixels,
     normalized_pixels,
+    pixel_contents,
     register_statistics,
     set_statistics,
+    to_pixels,
 )
 from dxn.tokenize.text.options import EmbeddingNormOptions
 
@@ -63,6 +65,7 @@ class ImageAdapter(Adapter):
     """
 
     reader = ImageReader
+    tokenizer: ImageTokenizer
 
     def __init__(
         self,
@@ -142,14 +145,23 @@ class ImageAdapter(Adapter):
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         if not ratio:
             return None
-        # Copies on the CPU, because a masking is pickled and sent to the data workers.
+        return PatchMasking(ratio, self.contents(), is_standardized=True)
+
+    def contents(self) -> PatchContents:
+        """Return the pixels of the patches."""
         mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
-        return PatchMasking(
-            ratio=ratio,
+        size = None
+        if self.tokenizer.image_size is not None:
+            size = partial(_one_size, self.tokenizer.image_size)
+        return PatchContents(
             grid=self.grid,
-            num_outputs=len(mean) * self.patch_size**2,
-            contents=partial(masked_pixels, mean=mean, std=std),
-            is_standardized=True,
+            read=partial(pixel_contents, mean=mean, std=std),
+            channels=len(mean),
+            shift=mean[:, None, None],
+            scale=std[:, None, None],
+            size=size,
+            restore=partial(to_pixels, num_frames=1),
+            peak=1.0,
         )
 
     def fold(self) -> None:
@@ -202,6 +214,10 @@ class ImageAdapter(Adapter):
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
         span = Span(self.modality, self.modality, 0, x.shape[1], locate)
         return Tokens(x, mask, (span,), num_real)
+
+
+def _one_size(image_size: tuple[int, int], num_columns: int) -> tuple[int, int, int]:
+    return 1, *image_size
 
 
 def _count_columns(grid: PatchGrid, batch: Mapping[str, Any]) -> Tensor:

@@ -17,6 +17,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
+from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, ResidualStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
@@ -168,8 +169,22 @@ class SeriesAdapter(Adapter):
                 "adapters.series.channels: masked pretraining needs joint or independent, got "
                 "separate"
             )
-        num_outputs = self.grid.size[0] * self.grid.size[1]
-        return PatchMasking(ratio, self.grid, num_outputs, _masked_values, span=SPAN)
+        return PatchMasking(ratio, self.contents(), span=SPAN)
+
+    def contents(self) -> PatchContents:
+        """Return the values of the patches, in the unit of the series with normalize=train."""
+        mean, std = self.tokenizer.mean, self.tokenizer.std
+        if self.tokenizer.normalize != "train":
+            mean, std = torch.zeros_like(mean), torch.ones_like(std)
+        return PatchContents(
+            grid=self.grid,
+            read=_value_contents,
+            channels=1,
+            shift=mean,
+            scale=std,
+            size=partial(_series_size, self.grid, len(mean)),
+            restore=_whole_series,
+        )
 
     def state(self) -> dict[str, Any]:
         """Return what `fit` learned."""
@@ -324,6 +339,16 @@ class SeriesAdapter(Adapter):
             )
 
 
-def _masked_values(sample: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the values (1, 1, T, C) that masked pretraining predicts, and which are known."""
+def _series_size(grid: PatchGrid, num_channels: int, num_columns: int) -> tuple[int, int, int]:
+    steps = num_columns // grid.count(num_channels, 1)
+    return 1, (steps - 1) * grid.stride[0] + grid.size[0], num_channels
+
+
+def _whole_series(x: Tensor) -> Tensor:
+    """Return the series (T, C) of values (1, 1, T, C)."""
+    return x[0, 0]
+
+
+def _value_contents(sample: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the values (1, 1, T, C), and which are known."""
     return sample["values"][None, None], sample["observed"][None, None]

@@ -16,6 +16,7 @@ from dxn.core.dropout import Dropout, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
+from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.image.tokenizer import ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes, patch_mask
@@ -23,10 +24,11 @@ from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.statistics import (
     fold_statistics,
     make_positions,
-    masked_pixels,
     normalized_pixels,
+    pixel_contents,
     register_statistics,
     set_statistics,
+    to_pixels,
 )
 from dxn.tokenize.video.reader import VideoReader, VideoSampling
 from dxn.tokenize.video.tokenizer import CHANNELS, VideoAugment, VideoTokenizer, VideoTokens
@@ -154,15 +156,29 @@ class VideoAdapter(Adapter):
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         if not ratio or self.pool is not None:
             return None
-        # Copies on the CPU, because a masking is pickled and sent to the data workers.
+        contents = self.contents()
+        assert contents is not None
+        return PatchMasking(ratio, contents, is_standardized=True)
+
+    def contents(self) -> PatchContents | None:
+        """Return the pixels of the tubelets. None with tokens=frame."""
+        if self.pool is not None:
+            return None
         mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
         frames = self.tubelet_frames
-        return PatchMasking(
-            ratio=ratio,
+        size = None
+        image = self.tokenizer.image
+        if image.image_size is not None:
+            size = partial(_clip_size, self.grid, image.image_size)
+        return PatchContents(
             grid=self.grid,
-            num_outputs=frames * CHANNELS * self.patch_size**2,
-            contents=partial(masked_pixels, mean=mean, std=std, num_frames=frames),
-            is_standardized=True,
+            read=partial(pixel_contents, mean=mean, std=std, num_frames=frames),
+            channels=frames * CHANNELS,
+            shift=mean.repeat(frames)[:, None, None],
+            scale=std.repeat(frames)[:, None, None],
+            size=size,
+            restore=partial(to_pixels, num_frames=frames),
+            peak=1.0,
         )
 
     def fold(self) -> None:
@@ -276,6 +292,13 @@ def sequence_positions(count: int, dim: int) -> Tensor:
     frequency = torch.arange(0, dim, 2, dtype=torch.float64) / dim
     angle = torch.arange(count, dtype=torch.float64)[:, None] / 10000**frequency
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).float()
+
+
+def _clip_size(
+    grid: PatchGrid, image_size: tuple[int, int], num_columns: int
+) -> tuple[int, int, int]:
+    height, width = image_size
+    return num_columns // (grid.count(height, 0) * grid.count(width, 1)), height, width
 
 
 def _count_columns(grid: PatchGrid | None, frames: int, batch: Mapping[str, Any]) -> Tensor:

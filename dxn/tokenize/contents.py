@@ -1,0 +1,88 @@
+"""The values of the patches of a modality, and the way back from them to a raw value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from dxn.tokenize.patches import PatchGrid
+
+# Values (G, C, H, W) of a sample, normalized, and which of them are known. None: all of them.
+Contents = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True)
+class PatchContents:
+    """The values of the patches of samples, in the order of the columns. It can be pickled.
+
+    Args:
+        grid: Patches of the adapter.
+        read: Function that returns the values of a sample, such as the pixels of a picture: G
+            groups, such as the frames of a clip, of C channels with H × W cells.
+        channels: Number C of channels.
+        shift: What is added to values times `scale`, of a shape that can be expanded to (C, H, W).
+        scale: See `shift`. The result has the unit of the raw value, with pixels from 0 to 1.
+        size: Function from a number of columns to the usual G, H and W. None: there are no usual
+            ones, such as for pictures of any size.
+        restore: Function that returns the raw value of values (G, C, H, W) in their unit.
+        peak: Largest difference of two values in their unit. None: there is no such limit.
+    """
+
+    grid: PatchGrid
+    read: Contents
+    channels: int
+    shift: Tensor
+    scale: Tensor
+    size: Callable[[int], tuple[int, int, int]] | None
+    restore: Callable[[Tensor], Any]
+    peak: float | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Number K of values of a patch."""
+        return self.channels * math.prod(self.grid.size)
+
+    def patches(self, sample: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the normalized values (N, K) of the columns of a sample, and which are known."""
+        x, known = self.read(sample)
+        if known is None:
+            known = torch.ones_like(x, dtype=torch.bool)
+        values, valid = (
+            rearrange(self.grid.windows(each), "g c h w p q -> (g h w) (c p q)")
+            for each in (x, known)
+        )
+        return values, valid
+
+    def joined(self, values: Tensor, size: tuple[int, int, int]) -> Tensor:
+        """Return normalized values (B, G, C, H, W) of patches (B, N, K) that do not overlap.
+
+        Args:
+            values: (B, N, K).
+            size: G, H and W.
+        """
+        groups, height, width = size
+        down, across = self.grid.count(height, 0), self.grid.count(width, 1)
+        x = rearrange(
+            values,
+            "b (g h w) (c p q) -> b g c (h p) (w q)",
+            g=groups,
+            h=down,
+            w=across,
+            p=self.grid.size[0],
+            q=self.grid.size[1],
+        )
+        return x[..., :height, :width]
+
+    def natural(self, x: Tensor) -> Tensor:
+        """Return normalized values (..., C, H, W) in the unit of the raw value."""
+        return x * self.scale.to(x.device) + self.shift.to(x.device)
+
+    def raw(self, values: Tensor, size: tuple[int, int, int]) -> Any:
+        """Return the raw value of the normalized values (N, K) of its columns."""
+        return self.restore(self.natural(self.joined(values[None].float().cpu(), size)[0]))
