@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from dxn.core.errors import UserError
 from dxn.core.schema import options
 from dxn.core.tokens import Span, Tokens, join
 from dxn.models.blocks import Mlp, MlpKind
@@ -184,3 +185,38 @@ def _weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
 def _pick(x: Tensor, index: Tensor) -> Tensor:
     """Return the column index[i] of each sample i: (B, D) of x (B, N, D)."""
     return x[torch.arange(x.shape[0], device=x.device), index]
+
+
+def registers_of(tokens: Tokens, name: str, count: int, *, option: str) -> Tokens:
+    """Return the last registers before the tokens of an input.
+
+    Args:
+        tokens: Encoded tokens.
+        name: Name of the input.
+        count: Number of registers.
+        option: Option that needs them, for the error message.
+
+    Raises:
+        UserError: If the fusion has fewer registers.
+    """
+    names = [span.name for span in tokens.spans]
+    # Fusions that encode each input alone have registers before each of them.
+    leading = [i for i, each in enumerate(names[: names.index(name)]) if each == CLASS]
+    part = tokens.split()[leading[-1]] if leading else None
+    check_registers(count, 0 if part is None else part.x.shape[1], option=option)
+    assert part is not None
+    x, mask = part.x[:, -count:], part.mask[:, -count:]
+    return Tokens(x, mask, num_real=mask.numel() if part.has_no_padding else None)
+
+
+def check_registers(needed: int, registers: int, *, option: str) -> None:
+    """Check that a fusion has enough registers.
+
+    Raises:
+        UserError: If it has fewer.
+    """
+    if registers < needed:
+        raise UserError(
+            f"{option}: the last registers are used for it, but there are {registers} for {needed};"
+            f" set fusion.registers={needed} or more"
+        )

@@ -15,6 +15,7 @@ from dxn.tasks.task import TASKS, Task
 if TYPE_CHECKING:
     from dxn.tasks.auto import Auto
     from dxn.tasks.classify import Classify
+    from dxn.tasks.codec.task import Codec
     from dxn.tasks.contrastive import Contrastive
     from dxn.tasks.detect.task import Detect
     from dxn.tasks.embed import Embed
@@ -36,6 +37,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Classify",
+    "Codec",
     "Contrastive",
     "Ctc",
     "Detect",
@@ -68,6 +70,7 @@ MODULES = {
     "Auto": "auto",
     "Bernoulli": "multilabel",
     "Classify": "classify",
+    "Codec": "codec.task",
     "Contrastive": "contrastive",
     "Ctc": "generate.ctc",
     "Detect": "detect.task",

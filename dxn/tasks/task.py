@@ -46,6 +46,7 @@ TASKS: dict[str, str] = {
     "forecast": "dxn.tasks.Forecast",
     "detect": "dxn.tasks.Detect",
     "segment": "dxn.tasks.Segment",
+    "codec": "dxn.tasks.Codec",
 }
 
 

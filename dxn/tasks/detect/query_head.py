@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
-from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
-from dxn.models.pooling import CLASS
+from dxn.models.pooling import registers_of
 from dxn.tasks.detect.head import NOTHING, PRIOR
 from dxn.tasks.space import Batch
 
@@ -57,41 +56,12 @@ class QueryHead(nn.Module):
         Raises:
             UserError: If the fusion has fewer registers than there are queries.
         """
-        x, mask = registers_of(tokens, self.input, self.queries)
-        x = self.dropout(x)
+        part = registers_of(tokens, self.input, self.queries, option="head.queries")
+        x = self.dropout(part.x)
         logits = log_odds(self.classes(x).float())
-        logits = logits.masked_fill(~mask[..., None], NOTHING)
+        logits = logits.masked_fill(~part.mask[..., None], NOTHING)
         center, size = self.boxes(x).float().sigmoid().chunk(2, -1)
         return torch.cat([logits, center - size / 2, center + size / 2], -1)
-
-
-def registers_of(tokens: Tokens, input: str, queries: int) -> tuple[Tensor, Tensor]:
-    """Return the last registers (B, M, D) before an input, and their mask (B, M).
-
-    Raises:
-        UserError: If the fusion has fewer registers than there are queries.
-    """
-    names = [span.name for span in tokens.spans]
-    # Fusions that encode each input alone have registers before each of them.
-    before = names[: names.index(input)]
-    leading = [i for i, name in enumerate(before) if name == CLASS]
-    part = tokens.split()[leading[-1]] if leading else None
-    check_registers(queries, 0 if part is None else part.x.shape[1])
-    assert part is not None
-    return part.x[:, -queries:], part.mask[:, -queries:]
-
-
-def check_registers(queries: int, registers: int) -> None:
-    """Check that a fusion has a register for each query.
-
-    Raises:
-        UserError: If it has fewer.
-    """
-    if registers < queries:
-        raise UserError(
-            f"head.queries: the last registers are the queries, but there are {registers} for "
-            f"{queries} queries; set fusion.registers={queries} or more"
-        )
 
 
 def log_odds(logits: Tensor) -> Tensor:

@@ -19,10 +19,11 @@ from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
 from dxn.core.marks import Mark
 from dxn.core.randomness import Probability
+from dxn.models.pooling import check_registers
 from dxn.tasks.detect.head import DetectHead
 from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
 from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
-from dxn.tasks.detect.query_head import QueryHead, check_registers
+from dxn.tasks.detect.query_head import QueryHead
 from dxn.tasks.detect.space import Detections
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD, DetectedObjects, to_places
 from dxn.tasks.space import Batch
@@ -90,7 +91,8 @@ class Detect(Task[DetectedObjects]):
             UserError: If there are not, or if an option cannot be combined with this task.
         """
         super().check(config)
-        check_registers(self.queries, config.get("fusion", {}).get("registers") or 0)
+        registers = config.get("fusion", {}).get("registers") or 0
+        check_registers(self.queries, registers, option="head.queries")
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that maps each token of the input, or each query, to an object."""

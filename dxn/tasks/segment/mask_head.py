@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
 from dxn.core.tokens import Tokens
-from dxn.tasks.detect.query_head import registers_of
+from dxn.models.pooling import registers_of
 from dxn.tasks.segment.tiles import TiledHead
 from dxn.tasks.space import Batch
 from dxn.tokenize.patches import PatchGrid
@@ -88,7 +88,7 @@ class MaskHead(TiledHead):
         """Return the classes and the masks of the queries."""
         part = batch[self.input]
         height, width = part["pixels"].shape[-2:]
-        queries, _ = registers_of(tokens, self.input, self.queries)
+        queries = registers_of(tokens, self.input, self.queries, option="head.queries").x
         queries = self.dropout(queries)
         own = tokens.select(self.input)
         # The patches are the last columns; there can be class tokens before them.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dxn.core.display import significant
 from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
-from dxn.tasks.detect.query_head import check_registers
+from dxn.models.pooling import check_registers
 from dxn.tasks.names import MAX_CLASS_COLUMNS
 from dxn.tasks.segment.head import SegmentHead
 from dxn.tasks.segment.mask_head import MaskHead
@@ -99,7 +99,8 @@ class Segment(Task[PixelClasses]):
                 this task.
         """
         super().check(config)
-        check_registers(self.queries, config.get("fusion", {}).get("registers") or 0)
+        registers = config.get("fusion", {}).get("registers") or 0
+        check_registers(self.queries, registers, option="head.queries")
         for option in ("balance", "dice"):
             if self.queries and getattr(self, option):
                 raise UserError(

@@ -1,0 +1,1 @@
+"""Learned discrete tokens of pictures, sounds, series and clips, and the way back."""

@@ -1,0 +1,110 @@
+"""The head of a codec: encoded tokens become codes, and codes become the values of the patches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dxn.core.tokens import Tokens
+from dxn.models.pooling import registers_of
+from dxn.tasks.codec.quantize import FiniteScalars
+from dxn.tasks.space import Batch
+from dxn.tokenize.positions import PosEmbed1d
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """Output of the head.
+
+    Args:
+        values: (B, N, K). Normalized values of the patches.
+        codes: (B, M, R). Codes, of which those of padding have no meaning.
+        mask: (B, M) bool. True at real codes.
+    """
+
+    values: Tensor
+    codes: Tensor
+    mask: Tensor
+
+
+class CodecHead(nn.Module):
+    """Rounds encoded tokens to codes, and decodes these by a second transformer.
+
+    Args:
+        dim: Width D of a token.
+        input: Name of the input.
+        num_outputs: Number K of values of a patch.
+        levels: See `FiniteScalars`.
+        stages: Number R of codes of a token, see `FiniteScalars`.
+        latents: Number M of registers that become the codes, instead of the tokens of the input
+            (TiTok, arXiv:2406.07550). 0: each token of the input has its own codes.
+        decoder: Constructor of the transformer of the decoder.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        input: str,
+        num_outputs: int,
+        levels: Sequence[int],
+        decoder: Callable[[], nn.Module],
+        stages: int = 1,
+        latents: int = 0,
+    ):
+        super().__init__()
+        self.input = input
+        self.latents = latents
+        self.scalars = FiniteScalars(levels, stages=stages)
+        self.down = nn.Linear(dim, self.scalars.width)
+        self.up = nn.Linear(self.scalars.width, dim)
+        # Sinusoids reach any number of columns, and a linear layer of them is as free as a table.
+        self.codes_embed = PosEmbed1d("sinusoidal", dim=dim, max_len=0)
+        self.places = nn.Linear(dim, dim)
+        self.latent_places = nn.Linear(dim, dim) if latents else None
+        self.decoder = decoder()
+        self.out = nn.Linear(dim, num_outputs)
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Coded:
+        """Return the decoded values and the codes."""
+        columns = tokens.select(self.input)
+        coded = self._coded(tokens)
+        vectors, codes = self.scalars(self.down(coded.x).float())
+        return Coded(self._decoded(vectors, coded, columns.mask), codes, coded.mask)
+
+    def codes(self, tokens: Tokens) -> Tensor:
+        """Return the codes (B, M, R) of encoded tokens."""
+        return self.scalars(self.down(self._coded(tokens).x).float())[1]
+
+    def values(self, codes: Tensor, mask: Tensor) -> Tensor:
+        """Return the normalized values (B, N, K) of the patches.
+
+        Args:
+            codes: (B, M, R). With fewer than R codes of a token, the result is coarser.
+            mask: (B, N) bool. True at the real patches.
+        """
+        vectors = self.scalars.vectors(codes)
+        real = mask if not self.latents else mask.new_ones(codes.shape[:2])
+        return self._decoded(vectors, Tokens(vectors, real), mask)
+
+    def _coded(self, tokens: Tokens) -> Tokens:
+        """Return the columns that become the codes."""
+        if not self.latents:
+            return tokens.select(self.input)
+        return registers_of(tokens, self.input, self.latents, option="head.latents")
+
+    def _decoded(self, vectors: Tensor, coded: Tokens, mask: Tensor) -> Tensor:
+        x = self.up(vectors.to(self.up.weight.dtype))
+        num_columns = mask.shape[1]
+        places = self.places(self.codes_embed(num_columns, x.device).to(x.dtype))
+        if self.latent_places is None:
+            x = x + places
+            return self.out(self.decoder(Tokens(x, mask, (), coded.num_real)).x).float()
+        table = self.codes_embed(x.shape[1], x.device).to(x.dtype)
+        x = x + self.latent_places(table)
+        x = torch.cat([x, places.expand(len(x), -1, -1)], 1)
+        both = torch.cat([coded.mask, mask], 1)
+        return self.out(self.decoder(Tokens(x, both)).x[:, -num_columns:]).float()
