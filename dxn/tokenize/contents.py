@@ -28,8 +28,6 @@ class PatchContents:
         channels: Number C of channels.
         shift: What is added to values times `scale`, of a shape that can be expanded to (C, H, W).
         scale: See `shift`. The result has the unit of the raw value, with pixels from 0 to 1.
-        size: Function from a number of columns to the usual G, H and W. None: there are no usual
-            ones, such as for pictures of any size.
         restore: Function that returns the raw value of values (G, C, H, W) in their unit.
         peak: Largest difference of two values in their unit. None: there is no such limit.
     """
@@ -39,7 +37,6 @@ class PatchContents:
     channels: int
     shift: Tensor
     scale: Tensor
-    size: Callable[[int], tuple[int, int, int]] | None
     restore: Callable[[Tensor], Any]
     peak: float | None = None
 
@@ -58,6 +55,26 @@ class PatchContents:
             for each in (x, known)
         )
         return values, valid
+
+    def count(self, size: tuple[int, int, int]) -> int:
+        """Return the number of columns of a sample with G, H and W."""
+        return size[0] * self.grid.count(size[1], 0) * self.grid.count(size[2], 1)
+
+    def size(self, num_columns: int, usual: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Return G, H and W of a sample with a number of columns.
+
+        Args:
+            num_columns: Number of columns N.
+            usual: G, H and W of another sample. A shorter or longer one has fewer or more groups if
+                there are several, and otherwise another height.
+        """
+        groups, height, width = usual
+        down, across = self.grid.count(height, 0), self.grid.count(width, 1)
+        if num_columns == self.count(usual):
+            return usual
+        if groups > 1:
+            return num_columns // (down * across), height, width
+        return groups, num_columns // across * self.grid.size[0], width
 
     def joined(self, values: Tensor, size: tuple[int, int, int]) -> Tensor:
         """Return normalized values (B, G, C, H, W) of patches (B, N, K) that do not overlap.

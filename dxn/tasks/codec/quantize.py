@@ -32,13 +32,7 @@ class FiniteScalars(nn.Module):
 
     def __init__(self, levels: Sequence[int], *, stages: int = 1):
         super().__init__()
-        if not levels or min(levels) < 2 or math.prod(levels) > MAX_CODES:
-            raise ValueError(
-                f"levels must be numbers of at least 2 with a product of at most {MAX_CODES:,}, "
-                f"got {list(levels)}"
-            )
-        if stages < 1:
-            raise ValueError(f"stages must be at least 1, got {stages}")
+        check_levels(levels)
         self.stages = stages
         self.num_codes = math.prod(levels)
         steps = torch.tensor(list(levels))
@@ -78,3 +72,16 @@ class FiniteScalars(nn.Module):
         stage = torch.arange(codes.shape[-1], device=codes.device)[:, None]
         scale = highest.float() ** -stage
         return ((2 * index / highest - 1) * scale).sum(-2)
+
+
+def check_levels(levels: Sequence[int]) -> None:
+    """Check the numbers of levels.
+
+    Raises:
+        ValueError: If a number is below 2, or there are too many codes.
+    """
+    if not levels or min(levels) < 2 or math.prod(levels) > MAX_CODES:
+        raise ValueError(
+            f"levels must be numbers of at least 2 with a product of at most {MAX_CODES:,}, got "
+            f"{list(levels)}"
+        )

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
+from dxn.core.schema import Strict
 from dxn.tasks.target import Target
 from dxn.tokenize.contents import PatchContents
+
+MAX_SHOWN = 3  # sizes in an error message
+
+
+class CodecState(Strict):
+    """The content of labels.json."""
+
+    # JSON has no tuples.
+    size: Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], Field(strict=False)]
 
 
 class CodecTarget(Target):
@@ -18,12 +30,15 @@ class CodecTarget(Target):
 
     Attributes:
         input: Name of the input. `bind` sets it and the values.
+        size: G, H and W of the largest sample, see `PatchContents`. `prepare` sets it.
     """
 
+    State: ClassVar[type[Strict]] = CodecState
     source = "inputs"
 
     def __init__(self):
         self.input = ""
+        self.size = (1, 1, 1)
         self.contents: PatchContents | None = None
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
@@ -46,13 +61,9 @@ class CodecTarget(Target):
             )
         if contents.grid.size != contents.grid.stride:
             raise UserError(
-                f"head=codec: patches must not overlap, got patches of {contents.grid.size} with a "
-                f"stride of {contents.grid.stride}; leave out the stride"
-            )
-        if contents.size is None:
-            raise UserError(
-                f"adapters.{adapter.modality}.image_size: head=codec needs pictures of one size, "
-                "got null; set it, such as 64 or [60,80]"
+                f"adapters.{adapter.modality}.stride: head=codec needs patches that do not overlap,"
+                f" got patches of {contents.grid.size} with a stride of {contents.grid.stride}; set"
+                " it to null"
             )
         self.contents = contents
         self.prepared_inputs = (self.input,)
@@ -73,10 +84,32 @@ class CodecTarget(Target):
         assert self.contents is not None
         if self.input not in sample:
             return None
+        groups, _, height, width = self.contents.read(sample[self.input])[0].shape
         values, valid = self.contents.patches(sample[self.input])
-        return {"values": values, "valid": valid}
+        size = torch.tensor([groups, height, width])
+        return {"values": values, "valid": valid, "size": size}
 
     def collate(self, targets: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Pad the patches of the samples to (B, N, K)."""
+        """Pad the patches of the samples to (B, N, K), and stack the sizes (B, 3)."""
         pad = nn.utils.rnn.pad_sequence
-        return {key: pad([each[key] for each in targets], True) for key in ("values", "valid")}
+        padded = {key: pad([each[key] for each in targets], True) for key in ("values", "valid")}
+        return {**padded, "size": torch.stack([each["size"] for each in targets])}
+
+    def prepare(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Find the size of the samples.
+
+        Raises:
+            UserError: If pictures have different sizes.
+        """
+        assert self.contents is not None
+        sizes: set[tuple[int, int, int]] = set()
+        for sample in samples:
+            groups, height, width = sample["target"]["size"].tolist()
+            sizes.add((groups, height, width))
+        self.size = max(sizes, default=self.size)
+        if self.contents.peak is not None and len({size[1:] for size in sizes}) > 1:
+            shown = ", ".join(f"{h}×{w}" for _, h, w in sorted(sizes)[:MAX_SHOWN])
+            raise UserError(
+                f"head=codec: pictures of {self.input} must have one size (height×width), got "
+                f"{shown} and others; set image_size and resize.mode=stretch of their adapter"
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dxn.models.pooling import check_registers
 from dxn.tasks.codec.head import CodecHead, Coded
 from dxn.tasks.codec.metric import Fidelity, Reconstruction, similarity
+from dxn.tasks.codec.quantize import check_levels
 from dxn.tasks.codec.target import CodecTarget
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.task import Task
@@ -53,6 +54,7 @@ class Codec(Task[CodecTarget]):
     edges: Annotated[float, Ge(0)] = 0.0
 
     def __post_init__(self):
+        check_levels(self.levels)
         self.target = CodecTarget()
         self.metric = Fidelity(self.target, num_codes=math.prod(self.levels))
 
@@ -76,6 +78,10 @@ class Codec(Task[CodecTarget]):
             decoder=self.decoder,
         )
 
+    def prepare_loss(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Find the size of the samples."""
+        self.target.prepare(samples)
+
     def loss(self, output: Coded, batch: Batch) -> LossSum:
         """Return the mean error of the known values, which counts once per value."""
         target, valid = batch["target"]["values"], batch["target"]["valid"]
@@ -92,16 +98,17 @@ class Codec(Task[CodecTarget]):
     ) -> list[Reconstruction]:
         """Return the codes and the decoded values of each sample, and their errors."""
         contents = self.target.contents
-        assert contents is not None and contents.size is not None
+        assert contents is not None
         rows = batch[self.target.input]["rows"].tolist()
         values, codes, mask = (x.detach().cpu() for x in (output.values, output.codes, output.mask))
         targets = {key: each.cpu() for key, each in batch["target"].items()}
         found: list[Reconstruction] = []
         for i in rows:
             true, valid = targets["values"][i], targets["valid"][i]
-            count = int(valid.any(1).sum()) if not self.latents else len(true)
+            groups, height, width = targets["size"][i].tolist()
+            size = groups, height, width
+            count = contents.count(size)
             true, valid, own = true[:count], valid[:count], values[i, :count]
-            size = contents.size(count)
             first, second, known = (contents.joined(x[None], size)[0] for x in (own, true, valid))
             scale = contents.scale.expand(first.shape[1:])
             error = ((first - second) * scale)[known].square().sum()
@@ -120,8 +127,9 @@ class Codec(Task[CodecTarget]):
     def _edges(self, difference: Tensor) -> Tensor:
         """Return the mean absolute difference of neighboring errors at several scales."""
         contents = self.target.contents
-        assert contents is not None and contents.size is not None
-        x = contents.joined(difference, contents.size(difference.shape[1]))
+        assert contents is not None
+        size = contents.size(difference.shape[1], self.target.size)
+        x = contents.joined(difference, size)
         x = rearrange(x, "b g c h w -> (b g) c h w")
         total = x.new_zeros(())
         for _ in range(EDGE_SCALES):

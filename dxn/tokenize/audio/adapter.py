@@ -172,7 +172,6 @@ class AudioAdapter(Adapter):
             channels=1,
             shift=mean,
             scale=std,
-            size=partial(_clip_size, self.grid, len(mean)),
             restore=self.tokenizer.waveform,
         )
 
@@ -266,11 +265,6 @@ def _feature_contents(
 ) -> tuple[Tensor, None]:
     """Return the normalized features (1, 1, T, F)."""
     return ((sample["features"] - mean) / std)[None, None], None
-
-
-def _clip_size(grid: PatchGrid, num_features: int, num_columns: int) -> tuple[int, int, int]:
-    steps = num_columns // grid.count(num_features, 1)
-    return 1, (steps - 1) * grid.stride[0] + grid.size[0], num_features
 
 
 def _count_columns(grid: PatchGrid, bands: int, batch: Mapping[str, Any]) -> Tensor:

@@ -150,16 +150,12 @@ class ImageAdapter(Adapter):
     def contents(self) -> PatchContents:
         """Return the pixels of the patches."""
         mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
-        size = None
-        if self.tokenizer.image_size is not None:
-            size = partial(_one_size, self.tokenizer.image_size)
         return PatchContents(
             grid=self.grid,
             read=partial(pixel_contents, mean=mean, std=std),
             channels=len(mean),
             shift=mean[:, None, None],
             scale=std[:, None, None],
-            size=size,
             restore=partial(to_pixels, num_frames=1),
             peak=1.0,
         )
@@ -214,10 +210,6 @@ class ImageAdapter(Adapter):
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
         span = Span(self.modality, self.modality, 0, x.shape[1], locate)
         return Tokens(x, mask, (span,), num_real)
-
-
-def _one_size(image_size: tuple[int, int], num_columns: int) -> tuple[int, int, int]:
-    return 1, *image_size
 
 
 def _count_columns(grid: PatchGrid, batch: Mapping[str, Any]) -> Tensor:

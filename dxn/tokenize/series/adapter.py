@@ -182,7 +182,6 @@ class SeriesAdapter(Adapter):
             channels=1,
             shift=mean,
             scale=std,
-            size=partial(_series_size, self.grid, len(mean)),
             restore=_whole_series,
         )
 
@@ -337,11 +336,6 @@ class SeriesAdapter(Adapter):
                 "stem=conv needs a patch_size of 2, 4, 8, 16 or 32 and no stride, "
                 f"got patch_size={patch_size} and stride={self.stride}"
             )
-
-
-def _series_size(grid: PatchGrid, num_channels: int, num_columns: int) -> tuple[int, int, int]:
-    steps = num_columns // grid.count(num_channels, 1)
-    return 1, (steps - 1) * grid.stride[0] + grid.size[0], num_channels
 
 
 def _whole_series(x: Tensor) -> Tensor:

@@ -166,17 +166,12 @@ class VideoAdapter(Adapter):
             return None
         mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
         frames = self.tubelet_frames
-        size = None
-        image = self.tokenizer.image
-        if image.image_size is not None:
-            size = partial(_clip_size, self.grid, image.image_size)
         return PatchContents(
             grid=self.grid,
             read=partial(pixel_contents, mean=mean, std=std, num_frames=frames),
             channels=frames * CHANNELS,
             shift=mean.repeat(frames)[:, None, None],
             scale=std.repeat(frames)[:, None, None],
-            size=size,
             restore=partial(to_pixels, num_frames=frames),
             peak=1.0,
         )
@@ -292,13 +287,6 @@ def sequence_positions(count: int, dim: int) -> Tensor:
     frequency = torch.arange(0, dim, 2, dtype=torch.float64) / dim
     angle = torch.arange(count, dtype=torch.float64)[:, None] / 10000**frequency
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).float()
-
-
-def _clip_size(
-    grid: PatchGrid, image_size: tuple[int, int], num_columns: int
-) -> tuple[int, int, int]:
-    height, width = image_size
-    return num_columns // (grid.count(height, 0) * grid.count(width, 1)), height, width
 
 
 def _count_columns(grid: PatchGrid | None, frames: int, batch: Mapping[str, Any]) -> Tensor:

@@ -1,0 +1,210 @@
+"""Codecs: rounding, the way back from patches to raw values, and trained models."""
+
+import json
+import pickle
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers.newcomer import printed, refused
+from helpers.runs import SMALL_IMAGES
+from helpers.tasks import build_model, make_batch
+
+import dxn
+from dxn.models import Backbone
+from dxn.tasks import Codec
+from dxn.tasks.codec.metric import similarity
+from dxn.tasks.codec.quantize import FiniteScalars
+from dxn.tokenize import (
+    AudioAdapter,
+    ImageAdapter,
+    ResizeOptions,
+    SeriesAdapter,
+    SpectrogramOptions,
+    VideoAdapter,
+)
+
+D = 16
+STRETCH = ResizeOptions(mode="stretch")
+
+
+def noise(*shape):
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+
+
+def fitted(adapter, raw):
+    adapter.fit([raw])
+    return adapter, raw
+
+
+def picture(**options):
+    adapter = ImageAdapter(D, image_size=[20, 28], patch_size=8, resize=STRETCH, **options)
+    return fitted(adapter, noise(3, 20, 28))
+
+
+def clip():
+    adapter = VideoAdapter(D, image_size=16, patch_size=8, resize=STRETCH)
+    return fitted(adapter, noise(6, 3, 16, 16))
+
+
+def series(channels="joint"):
+    adapter = SeriesAdapter(D, patch_size=5, channels=channels)
+    return fitted(adapter, torch.randn(50, 3, generator=torch.Generator().manual_seed(0)))
+
+
+def sound():
+    adapter = AudioAdapter(D, sample_rate=8000, spectrogram=SpectrogramOptions(n_mels=40))
+    time = torch.arange(6000) / 8000
+    return fitted(adapter, 0.3 * (2 * torch.pi * 440 * time).sin())
+
+
+@pytest.mark.parametrize("levels", [[8, 5, 5, 5], [2, 3], [7]])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_codes_are_the_rounded_vectors(levels, stages):
+    scalars = FiniteScalars(levels, stages=stages)
+    z = 2 * torch.randn(200, len(levels), generator=torch.Generator().manual_seed(0))
+    vectors, codes = scalars(z)
+    torch.testing.assert_close(scalars.vectors(codes), vectors, rtol=0, atol=1e-6)
+    assert codes.shape == (200, stages)
+    assert codes.min() >= 0 and codes.max() < scalars.num_codes
+    # Half of the distance of two levels of the last stage.
+    limit = 1 / (torch.tensor(levels) - 1.0) ** stages
+    assert ((vectors - z.tanh()).abs() <= limit + 1e-6).all()
+
+
+def test_all_codes_differ_and_stay_the_same_when_they_are_rounded_again():
+    scalars = FiniteScalars([4, 3, 2])
+    vectors = scalars.vectors(torch.arange(24)[:, None])
+    assert len(vectors.unique(dim=0)) == 24
+    again = scalars((vectors * 0.999).atanh())[1][:, 0]
+    assert torch.equal(again, torch.arange(24))
+
+
+def test_gradients_pass_the_rounding():
+    z = torch.zeros(3, 2, requires_grad=True)
+    FiniteScalars([5, 5])(z)[0].sum().backward()
+    assert torch.equal(z.grad, torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("make", [picture, clip, series, partial(series, "independent")], ids=str)
+def test_patches_are_put_together_to_the_prepared_value(make):
+    adapter, raw = make()
+    contents = pickle.loads(pickle.dumps(adapter.contents()))
+    values, valid = contents.patches(adapter.tokenizer(raw))
+    tokens = adapter(adapter.tokenizer.batch([raw]))
+    assert values.shape == (tokens.x.shape[1], contents.num_outputs)
+    groups, _, height, width = contents.read(adapter.tokenizer(raw))[0].shape
+    restored = contents.raw(values, contents.size(len(values), (groups, height, width)))
+    assert valid.any(1).all()
+    if raw.dtype == torch.uint8:
+        assert torch.equal(restored, raw)
+    else:
+        torch.testing.assert_close(restored, raw)
+
+
+def test_a_sound_is_restored_from_its_spectrogram():
+    adapter, raw = sound()
+    contents = adapter.contents()
+    values, _ = contents.patches(adapter.tokenizer(raw))
+    restored = contents.raw(values, contents.size(len(values), (1, 4, 40)))
+    frequency = torch.fft.rfft(restored).abs().argmax() * 8000 / len(restored)
+    assert abs(frequency - 440) < 10
+    assert float(restored.square().mean()) == pytest.approx(float(raw.square().mean()), rel=0.3)
+
+
+def test_a_spectrogram_that_loses_the_level_cannot_be_a_sound_again():
+    adapter = AudioAdapter(D, spectrogram=SpectrogramOptions(scale="pcen"))
+    with pytest.raises(dxn.UserError, match=r"frontend=mel and scale=log only, got .*pcen"):
+        adapter.tokenizer.waveform(torch.zeros(1, 1, 4, 64))
+
+
+def test_equal_pictures_have_a_similarity_of_1():
+    first = torch.rand(3, 20, 20, generator=torch.Generator().manual_seed(0))
+    assert similarity(first, first) == pytest.approx(1)
+    assert similarity(first, 1 - first) < 0
+    assert np.isnan(similarity(first[:, :8], first[:, :8]))
+
+
+def setting(make=picture, **options):
+    torch.manual_seed(0)
+    adapter, raw = make()
+    task = Codec(decoder=partial(Backbone, D, depth=1, num_heads=2), levels=[5, 5], **options)
+    task.target.bind({"x": adapter})
+    model = build_model(task, {"x": adapter}, dim=D).eval()
+    return task, model, make_batch(task, {"x": adapter}, {"x": [raw, raw]})
+
+
+@pytest.mark.parametrize("make", [picture, clip, series, sound])
+@torch.no_grad()
+def test_codes_decode_to_the_values_of_the_model(make):
+    task, model, batch = setting(make, stages=2)
+    output = model(batch)
+    tokens, _ = model.encode(model.embed(batch))
+    torch.testing.assert_close(model.head.codes(tokens), output.codes)
+    values = model.head.values(output.codes, tokens.mask)
+    torch.testing.assert_close(values, output.values, rtol=1e-4, atol=1e-5)
+    loss = task.loss(output, batch)
+    assert loss.weight == batch["target"]["valid"].sum()
+    first, second = task.predict(model.head, output, batch)
+    assert torch.equal(first.codes, second.codes)
+    # The sum of the squared errors in the unit of the raw values.
+    scale = task.target.contents.scale
+    if make is series:
+        x, true = (
+            task.target.contents.joined(v[:1], first.size)[0, 0, 0]
+            for v in (output.values, batch["target"]["values"])
+        )
+        assert first.error == pytest.approx(float(((x - true) * scale).square().sum()), rel=1e-4)
+
+
+@torch.no_grad()
+def test_the_terms_of_the_loss_add_up():
+    task, model, batch = setting()
+    output = model(batch)
+    plain = task.loss(output, batch)
+    task.absolute, task.edges = 0.5, 0.25
+    more = task.loss(output, batch)
+    assert more.weight == plain.weight
+    assert more.total > plain.total
+    task.absolute = 0.0
+    # Errors that are the same everywhere have no edges.
+    target = batch["target"]
+    shifted = type(output)(target["values"] + target["valid"], output.codes, output.mask)
+    inside = batch["target"]["valid"].all()
+    if inside:
+        assert task.loss(shifted, batch).total == pytest.approx(float(plain.weight))
+
+
+DIGITS = [
+    *("data=digits", "data.num_train=60", "data.num_validation=10", "data.num_test=10"),
+    *(
+        *SMALL_IMAGES,
+        "adapters.image.stride=null",
+        "adapters.image.resize.mode=stretch",
+        "head=codec",
+        "head.levels=[5,5,5]",
+    ),
+]
+
+
+@pytest.mark.parametrize("options", [[], ["head.latents=6", "fusion.registers=6"]])
+def test_a_trained_codec_has_metrics(options, tmp_path, capsys):
+    printed(capsys, "train", *DIGITS, *options, f"run={tmp_path}")
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    text = json.dumps(metrics)
+    for name in ("psnr", "ssim", "bits", "codes_used"):
+        assert name in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["head.latents=6"], "set fusion.registers=6 or more"),
+        (["head.levels=[1,5]"], "levels must be numbers of at least 2"),
+        (["adapters.image.stride=2"], "needs patches that do not overlap"),
+    ],
+)
+def test_wrong_options_are_refused(options, message, tmp_path, capsys):
+    assert message in refused(capsys, "train", *DIGITS, *options, f"run={tmp_path / 'run'}")
+    assert not (tmp_path / "run" / "model").exists()
