@@ -27,7 +27,7 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         input: Table, file, folder, pattern ('photos/*.jpg') or one sample (input.text=...).
         output: .csv, .jsonl, .json or .parquet file for the predictions (default: print them); with
             engine=ray a folder. For objects in pictures also a .coco.json file, or a folder for the
-            pictures with boxes.
+            pictures with boxes. For forecasts of frames also a .npy file.
         keep: Further columns of the table to copy to the output.
         data: Columns of a table with one row per time step, for the weights of a public forecasting
             model: data.target, and optionally data.time and data.series_id.
@@ -39,6 +39,7 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         "dxn predict run=RUN shards/ output=answers engine=ray",
         "dxn predict run=RUN photo.jpg",
         "dxn predict run=RUN photos/ output=photos_with_boxes",
+        "dxn predict run=RUN rain.npy output=next.npy",
         'dxn predict run=RUN input.text="a fine film"',
         "dxn predict run=RUN input.image=a.jpg input.audio=a.wav",
         'dxn predict run=RUN input.image=a.jpg labels=[cat,dog] template="a photo of a {}"',
@@ -54,6 +55,7 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
         from dxn.core.display import count, is_main_process, next_step, print_line
         from dxn.data.dataset import Samples
+        from dxn.data.sources.detect import ARRAYS
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.table import predicted_rows, record_line
 
@@ -70,16 +72,22 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
             )
         output = None
         if self.output is not None:  # its writers take time to import
-            from dxn.runs.predictor.output import check_suffix
+            from dxn.runs.predictor.output import SUFFIXES, check_suffix
 
             # Before the model is loaded, so that a mistake is reported at once. A name without a
             # suffix is a folder of pictures.
             output = Path(self.output)
-            output = check_suffix(self.output) if output.suffix else output
+            suffixes = (*SUFFIXES, ARRAYS[0])
+            output = check_suffix(self.output, suffixes) if output.suffix else output
         predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
         if self.data:
             predictor = self._forecaster(predictor)
         predictor.require_answers()  # before a large table is read
+        if output is not None and output.suffix.lower() == ARRAYS[0]:
+            from dxn.runs.predictor.frames import write_frames
+
+            print_line(f"written: {output} ({write_frames(output, predictor, self.input)})")
+            return 0
         rows = predicted_rows
         draws = output is not None and not output.suffix
         if output is not None and (draws or output.name.endswith(".coco.json")):

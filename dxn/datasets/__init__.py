@@ -3,6 +3,7 @@
 from dxn.datasets.chats import chats
 from dxn.datasets.dialled import dialled
 from dxn.datasets.digits import digits
+from dxn.datasets.fields import fields
 from dxn.datasets.motion import motion
 from dxn.datasets.objects import objects
 from dxn.datasets.questions import questions
@@ -15,6 +16,7 @@ __all__ = [
     "chats",
     "dialled",
     "digits",
+    "fields",
     "motion",
     "objects",
     "questions",

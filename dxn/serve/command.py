@@ -232,8 +232,8 @@ def _file_of(name: str, cell: Any, prepare: Tokenizer) -> bytes | None:
             return path.read_bytes()
         # An array of built-in data. Its drawer may know how to write it as a file.
         raw = prepare.reader.read(cell) if prepare.reader.files else None
-        shown = Shown(prepare.modality, raw, prepare, name=name)
-        return None if raw is None else get_drawer(prepare.modality).file(shown)
+        shown = Shown(prepare.drawing, raw, prepare, name=name)
+        return None if raw is None else get_drawer(prepare.drawing).file(shown)
     except (OSError, BadMedia, UserError):
         return None
 

@@ -212,6 +212,11 @@ class Tokenizer(CheckedMembers):
         """Name of the modality."""
         return self.reader.modality
 
+    @property
+    def drawing(self) -> str:
+        """Name of the drawer of its raw values. Default: the modality."""
+        return self.modality
+
     def __call__(self, raw: Any, rand: random.Random | None = None) -> Sample:
         """Convert a raw value to one sample.
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dxn.core.display import number
@@ -17,10 +18,12 @@ from dxn.tasks.space import AnswerKind
 from dxn.viz.chart import Chart, finish, write_png
 from dxn.viz.confusion import about_counts, confusion_charts, confusion_counts
 from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, plain_numbers, shortened
+from dxn.viz.frames import GAP, draw_frame, value_range
 
 SET_LENGTH = 40  # characters of the name of a set of inputs, which is longer than a class name
 MAX_DOTS = 1500  # of a scatter plot; with more points, their density is drawn
 MAX_FORECASTS = 3
+MAX_FRAMES = 6  # of a forecast
 # A longer history is cut: the forecast would be too narrow to see.
 HISTORY_HORIZONS = 4
 BAND_ALPHAS = (0.16, 0.3)  # of the widest band, and of each one inside
@@ -203,6 +206,57 @@ def forecast_charts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Ch
     return charts
 
 
+def frame_charts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
+    """Return a few forecasts of frames: the end of the history, the true frames, the forecast.
+
+    Args:
+        answers: Results of `Forecast.answer`.
+        truths: The `Future` of each forecast, with its history.
+    """
+    chosen = np.unique(np.linspace(0, len(truths) - 1, MAX_FORECASTS).round().astype(int))
+    charts = []
+    for i in chosen:
+        forecast = np.array(answers[i]["quantiles"]["0.5"], dtype=float)[:MAX_FRAMES]
+        true = truths[i].values.unflatten(1, truths[i].frame).numpy()[: len(forecast)]
+        history = truths[i].past[-len(forecast) :].unflatten(1, truths[i].frame).numpy()
+        rows = {"history": history, "true": true, "forecast": forecast}
+        height = 0.6 + 3 * 5.4 / max(len(forecast), 4) * true.shape[1] / true.shape[2]
+        alt = f"forecast {i + 1}: the last frames of the history, the true ones and the forecast"
+        charts.append(Chart(f"forecast {i + 1}", alt, _frames(rows), (6.4, height)))
+    return charts
+
+
+def _frames(rows: Mapping[str, np.ndarray]) -> Callable[[Axes], None]:
+    """Return the function that draws rows of frames (S, H, W), all in the same colors."""
+
+    def draw(axis: Axes) -> None:
+        limits = value_range(*rows.values())
+        height, width = rows["true"].shape[1:]
+        gap = max(round(GAP * width), 1)
+        count = len(rows["forecast"])
+        for i, frames in enumerate(rows.values()):
+            for j, frame in enumerate(frames, start=count - len(frames) if i == 0 else 0):
+                left, top = j * (width + gap), i * (height + gap)
+                extent = (left, left + width, top + height, top)
+                axis.imshow(draw_frame(frame, limits), extent=extent, interpolation="nearest")
+        columns = max(count, 4)
+        axis.set(
+            xlim=(0, columns * (width + gap) - gap), ylim=(3 * (height + gap) - gap, 0), aspect=1
+        )
+        middles = [j * (width + gap) + width / 2 for j in range(count)]
+        axis.set_xticks(middles, [str(j + 1) for j in range(count)])
+        axis.set_yticks([i * (height + gap) + height / 2 for i in range(3)], list(rows))
+        axis.tick_params(length=0, labelsize=8)
+        axis.set_xlabel("future time step (true, forecast)", fontsize=8)
+        axis.spines[:].set_visible(False)
+        colors = ScalarMappable(Normalize(*limits), "viridis")
+        bar = axis.figure.colorbar(colors, ax=axis, fraction=0.03, pad=0.02)
+        bar.ax.tick_params(labelsize=7)
+        bar.formatter = plain_numbers(max(abs(limit) for limit in limits))
+
+    return draw
+
+
 def _forecast(quantiles: Mapping[str, Any], truth: Any) -> Callable[[Axes], None]:
     by_level = {float(level): _first_channel(values) for level, values in quantiles.items()}
 
@@ -255,6 +309,8 @@ def _scatter(labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[
 def _forecasts(
     labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[Any]
 ) -> TaskCharts:
+    if truths[0].frame is not None:
+        return TaskCharts("forecasts.png", "Forecasts of frames", frame_charts(answers, truths))
     channel = truths[0].names[0] if truths[0].names else ""
     title = f"Forecasts of {channel}" if channel else "Forecasts"
     return TaskCharts("forecasts.png", title, forecast_charts(answers, truths))

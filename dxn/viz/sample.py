@@ -140,7 +140,7 @@ def shown_inputs(
         if raw is not None and name in adapters:
             prepare = adapters[name].tokenizer
             source = (sources or {}).get(name)
-            shown[name] = Shown(prepare.modality, raw, prepare, adapters[name], source, name)
+            shown[name] = Shown(prepare.drawing, raw, prepare, adapters[name], source, name)
     return shown
 
 

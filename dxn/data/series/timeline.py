@@ -349,10 +349,10 @@ def _parts(
     starts: dict[str, list[tuple[Series, Sequence[int]]]] = {}
     short = 0
     for one in series:
-        bounds = _bounds(len(one), windows, fractions)
+        bounds = split_bounds(len(one), windows, fractions)
         short += bounds is None
         for name, (begin, end) in (bounds or {}).items():
-            chosen = windows.starts(one, begin, end)
+            chosen = windows.starts(begin, end)
             chosen = chosen[::-stride][::-1] if name in (SPLITS[0], UNDIVIDED) else chosen
             starts.setdefault(name, []).append((one, chosen))
     if not starts:
@@ -377,7 +377,7 @@ def _parts(
     return parts
 
 
-def _bounds(
+def split_bounds(
     length: int, windows: Windows, fractions: Sequence[float] | None
 ) -> dict[str, tuple[int, int]] | None:
     """Return the range of the future steps of each split; None if the series is too short.

@@ -151,7 +151,7 @@ class Windows:
                 f"{table.name}: has {max(map(len, series))} time steps, but an evaluation needs a "
                 f"history and {self.horizon} later values; add rows, or use dxn predict"
             )
-        windows = [(one, self.starts(one, 0, len(one))) for one in long]
+        windows = [(one, self.starts(0, len(one))) for one in long]
         return self.cut(table, windows)
 
     def read(
@@ -176,7 +176,7 @@ class Windows:
         present = (~series.values[:, : len(self.target)].isnan()).any(1).nonzero()
         return int(present[-1]) + 1 if len(present) else 0
 
-    def starts(self, series: Series, begin: int, end: int) -> range:
+    def starts(self, begin: int, end: int) -> range:
         """Return the first future steps of all windows whose future is in begin:end.
 
         A window has a complete history, except at the start of a short series.

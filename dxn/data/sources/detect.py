@@ -16,6 +16,7 @@ TABLES = (*TEXT_TABLES, ".xlsx", ".parquet")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 SHARD = ".tar"  # rows whose files have the same name, if the rows are predicted (WebDataset)
 TEXT = ".txt"
+ARRAYS = (".npy", ".npz")  # files of frames of cells
 METADATA = "metadata.csv"  # usual name of a table of the files of a folder
 SPLITS: tuple[str, ...] = ("train", "validation", "test")
 # Common names of splits in file names, folder names and columns, and dxn's name for each.
@@ -73,11 +74,14 @@ def infer_source(path: str | Path | Sequence[str]) -> str:
         return "table"
     if name.endswith(TEXT):
         return "text"
+    if name.endswith(ARRAYS):
+        return "grid"
     if name.endswith(ARCHIVES):
         return "folder"
     raise UserError(
-        f"{first}: unknown format; use a table ({', '.join(TABLES)}), a text file ({TEXT}), or a "
-        f"folder or archive ({', '.join(ARCHIVES)}) with one folder per class"
+        f"{first}: unknown format; use a table ({', '.join(TABLES)}), a text file ({TEXT}), frames "
+        f"of cells ({', '.join(ARRAYS)}), or a folder or archive ({', '.join(ARCHIVES)}) with one "
+        "folder per class"
     )
 
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dxn.core.display import format_number, format_shares, significant
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
@@ -264,8 +266,14 @@ def object_line(found: Mapping[str, Any]) -> str:
 
 
 def _step_lines(quantiles: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return a line per future step, with all quantiles."""
+    """Return a line per future step, with all quantiles. That of a frame has the mean median."""
     lines: list[str] = []
+    if len(shape := np.shape(quantiles["0.5"])) == 3:
+        means = np.array(quantiles["0.5"], dtype=float).reshape(shape[0], -1).mean(1).tolist()
+        return [
+            f"step {step}: {shape[1]}×{shape[2]} cells, mean {format_answer(mean)}"
+            for step, mean in enumerate(means, start=1)
+        ]
     for step, values in enumerate(zip(*quantiles.values(), strict=True), start=1):
         named = zip(quantiles, values, strict=True)
         lines.append(f"step {step}: {', '.join(f'q{q} {format_answer(v)}' for q, v in named)}")

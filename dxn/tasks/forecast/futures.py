@@ -28,6 +28,8 @@ class Future:
         start: Time of the first future value, for titles.
         time: The same time as a number, which orders the windows of several series.
         num_known: Number of the last channels of `history` whose future values are known.
+        frame: Height and width of a frame whose cells are the channels, row by row. None: the
+            channels are no cells.
     """
 
     values: Tensor
@@ -38,6 +40,7 @@ class Future:
     start: str = ""
     time: float = 0.0
     num_known: int = 0
+    frame: tuple[int, int] | None = None
 
     @property
     def past(self) -> Tensor:
@@ -136,10 +139,12 @@ def pinball(predicted: Tensor, true: Tensor, quantiles: Tensor) -> Tensor:
 
 
 class ForecastMetric(Metric):
-    """MASE, MAE, CRPS and the coverage of the widest interval. Missing values are left out.
+    """Errors of the median and of the quantiles. Missing values are left out.
 
     `mase`: mean absolute error of the median, divided by the scale of the channel, as the mean over
-    forecasts and channels. `mae`: mean absolute error of the median. `crps`: mean pinball loss over
+    forecasts and channels. `mae` and `mse`: mean absolute and mean squared error of the median.
+    `skill`: 1 minus `mse` divided by that of the seasonal naive forecast; 0 for this forecast, and
+    1 for a perfect one; left out if the histories are not known. `crps`: mean pinball loss over
     the quantiles, times two. `coverage`: fraction of the true values between the lowest and the
     highest quantile; left out for forecasts without quantiles.
 
@@ -148,7 +153,7 @@ class ForecastMetric(Metric):
     """
 
     monitored = "mase"
-    lower_is_better = ("mase", "mae", "crps")
+    lower_is_better = ("mase", "mae", "mse", "crps")
     row: ClassVar = ("mase", "scaled absolute error")
 
     def __init__(self, quantiles: Sequence[float]):
@@ -178,7 +183,9 @@ class ForecastMetric(Metric):
         error, pinballs, inside = (
             each.masked_fill(missing, torch.nan) for each in (error, pinballs, inside)
         )
-        values = (error.nanmean(1) / _scales(targets), error, pinballs, inside)
+        naive = (_naive(targets, true) - true).square().masked_fill(missing, torch.nan)
+        scaled = error.nanmean(1) / _scales(targets)
+        values = (scaled, error, error.square(), naive, pinballs, inside)
         columns = [each.flatten(1) for each in values]
         sums = [column.nansum(1) for column in columns]
         numbers = [(~column.isnan()).sum(1).double() for column in columns]
@@ -189,10 +196,15 @@ class ForecastMetric(Metric):
         totals, numbers = sums.chunk(2, -1)
         means = (totals / numbers).unbind(-1)
         results: dict[str, Tensor] = {}
-        for name, mean in zip(("mase", "mae", "crps", "coverage"), means, strict=True):
+        names = ("mase", "mae", "mse", "skill", "crps", "coverage")
+        for name, mean in zip(names, means, strict=True):
             results[name] = mean
-        if results["coverage"].isnan().all():
-            del results["coverage"]
+        # A naive forecast without an error has no skill to compare with.
+        naive = results["skill"]
+        results["skill"] = torch.where(naive > 0, 1 - results["mse"] / naive, torch.nan)
+        for name in ("skill", "coverage"):
+            if results[name].isnan().all():
+                del results[name]
         return results
 
 
@@ -241,6 +253,17 @@ def _last_valid(values: Tensor, dim: int) -> Tensor:
 def _mean_difference(history: Tensor, lag: int) -> Tensor:
     difference = history[lag:] - history[:-lag]
     return difference.double().abs().nanmean(0)
+
+
+def _naive(futures: Sequence[Future], true: Tensor) -> Tensor:
+    """Return the seasonal naive forecasts (n, H, K), NaN where a target has no history."""
+    count, horizon, channels = true.shape
+    naive = true.new_full((count, horizon, channels), torch.nan)
+    for forecast, future in zip(naive, futures, strict=True):
+        if future.history is not None:
+            history = future.past[:, :channels].double()
+            forecast[:] = seasonal_naive(history, horizon, future.season or 1)
+    return naive
 
 
 def _scales(futures: Sequence[Future]) -> Tensor:

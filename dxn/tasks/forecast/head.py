@@ -29,15 +29,21 @@ class ForecastHead(nn.Module):
         input: Name of the series.
         num_tokens: Number of tokens of the series that are read, counted from the last one. 0: the
             pooled vector is read.
-        num_channels: Number of channels C that have tokens of their own, those of the same time
-            next to each other. The output layer is then shared by the channels, and reads the
-            tokens of one of them (arXiv:2211.14730, section 3.1). 1: each token has all channels.
+        num_channels: Number of channels C, or of patches of cells, that have tokens of their own,
+            those of the same time next to each other. The output layer is then shared by them, and
+            reads the tokens of one of them (arXiv:2211.14730, section 3.1). 1: each token has all
+            channels.
         num_known: Number of the last channels whose future is known. If they have tokens of their
             own, the output layer of each channel reads these, too.
         reads_pooled: Whether the pooled vector is read beside the tokens.
         season: Season length of the seasonal naive forecast that is added. 0: none.
         history: Function that returns the normalized values (B, T, C) of a batch of the series.
+        places: Place of each channel among the outputs of all patches of cells (K,), see
+            `CellPatches.places`. None: the outputs are the channels.
+        cells: Number of cells of a patch.
     """
+
+    places: Tensor | None
 
     def __init__(
         self,
@@ -52,6 +58,8 @@ class ForecastHead(nn.Module):
         reads_pooled: bool,
         season: int,
         history: Callable[[Mapping[str, Tensor]], Tensor],
+        places: Tensor | None = None,
+        cells: int = 1,
     ):
         super().__init__()
         # Not called `pre`: that module computes the embedding of a sample from its pooled vector.
@@ -66,7 +74,8 @@ class ForecastHead(nn.Module):
         self.season = season
         self.history = history
         horizon, channels, quantiles = shape
-        outputs = (horizon, 1 if num_channels > 1 else channels, quantiles)
+        outputs = (horizon, cells if num_channels > 1 or cells > 1 else channels, quantiles)
+        self.register_buffer("places", places, persistent=False)
         self.out = nn.Linear(pre.width, math.prod(outputs))
         # With zeros, the training starts from the seasonal naive forecast with narrow intervals.
         nn.init.zeros_(self.out.weight)
@@ -91,6 +100,8 @@ class ForecastHead(nn.Module):
             h=self.output_shape[0],
             q=self.output_shape[2],
         )
+        if self.places is not None:
+            raw = raw[:, :, self.places]
         quantiles = increasing(raw, self.middle)
         if not self.season:
             return quantiles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
@@ -41,7 +42,9 @@ Read = Literal["tokens", "pooled"]
 Size = Annotated[int, Field(ge=1, le=100_000)]
 MAX_VALUES = 10_000_000  # of a history, as in the series adapter
 NAIVE = "seasonal naive"
+PERSISTENCE = "persistence (the last frame)"
 MANY_WINDOWS = 2_000  # of a training split
+MANY_VALUES = 1_000  # of one quantile, which would take long one by one
 
 
 class FutureState(Strict):
@@ -54,6 +57,7 @@ class FutureState(Strict):
     num_channels: Size
     channels: list[str]  # empty: all, whose number is not known
     num_known: Annotated[int, Field(ge=0, le=100_000)] = 0
+    frame: Annotated[list[Size], Field(min_length=2, max_length=2)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> FutureState:
@@ -63,6 +67,8 @@ class FutureState(Strict):
                 "context and horizon times num_channels must be at most "
                 f"{MAX_VALUES:,}, got {[self.context, self.horizon, self.num_channels]}"
             )
+        if self.frame is not None and self.frame[0] * self.frame[1] != self.num_channels:
+            raise ValueError(f"frame must have {self.num_channels} cells, got {self.frame}")
         if len(self.channels) + self.num_known > self.num_channels:
             raise ValueError(
                 f"channels must be at most {self.num_channels - self.num_known} names, got "
@@ -86,6 +92,7 @@ class FutureValues(Target):
         num_channels: Number of its channels C.
         channels: Names of the K channels. Empty: all, whose number is not known.
         num_known: Number of the last channels whose values of the H future steps are known.
+        frame: Height and width of a frame whose cells are the channels. None: there are no frames.
         input: Name of the series. `bind` sets it.
     """
 
@@ -107,6 +114,7 @@ class FutureValues(Target):
         self.context = self.num_channels = 0
         self.channels: list[str] = []
         self.num_known = 0
+        self.frame: list[int] | None = None
         self.input = ""
 
     @property
@@ -180,6 +188,7 @@ class FutureValues(Target):
             raise UserError("data.target: all targets must have the same number of channels")
         self.channels = list(first.names) or [str(i + 1) for i in range(channels)]
         self.season = first.season or 1
+        self.frame = None if first.frame is None else list(first.frame)
         if self.residual is None:
             self.residual = "none" if len(values) >= MANY_WINDOWS else "season"
         self.num_known = first.num_known
@@ -350,15 +359,21 @@ class Forecast(Task[FutureValues]):
         if self.decoder is not None:
             return self._decoder_head(self.decoder, adapter)
         ahead = target.ahead
-        adapter.tokenizer.continue_from(target.context, ahead=ahead, num_known=target.num_known)
+        adapter.tokenizer.continue_from(
+            target.context, ahead=ahead, num_known=target.num_known, horizon=target.horizon
+        )
         shape = (target.context + ahead, target.num_channels)
         num_tokens = 0 if self.read == "pooled" else count_tokens(adapter, shape)
         num_channels = target.num_channels if num_tokens and not adapter.is_joint else 1
+        if num_tokens and adapter.cells is not None:
+            num_channels = len(adapter.cells)
+            num_tokens = adapter.num_ahead * num_channels  # those of the future are the last ones
         num_read = 1 + (target.num_known if num_channels > 1 else 0)
         width = num_read * num_tokens // num_channels * dim if num_tokens else pooled_dim
         # The tokens of the series alone say nothing about other inputs if these are fused late.
         reads_pooled = bool(num_tokens) and len(adapters) > 1
         width += pooled_dim if reads_pooled else 0
+        cells = adapter.cells
         return ForecastHead(
             PreHead(width, **self.pre_options),
             shape=(target.horizon, len(target.channels), len(self.quantiles)),
@@ -370,6 +385,8 @@ class Forecast(Task[FutureValues]):
             reads_pooled=reads_pooled,
             season={"season": target.season, "last": 1, "none": 0}[target.residual or "season"],
             history=adapter.tokenizer.history,
+            places=None if cells is None or not num_tokens else cells.places(),
+            cells=1 if cells is None or not num_tokens else cells.size**2,
         )
 
     def _decoder_head(self, make: Callable[..., nn.Module], adapter: Any) -> nn.Module:
@@ -397,14 +414,18 @@ class Forecast(Task[FutureValues]):
         histories = [raw[target.input][:, :count] for raw in raws]
         histories = [history[: len(history) - target.ahead] for history in histories]
         naive = [seasonal_naive(h, target.horizon, target.season)[..., None] for h in histories]
-        return f"{NAIVE} ({target.season})", naive
+        about = f"{NAIVE} ({target.season})" if target.frame is None else PERSISTENCE
+        return about, naive
 
     def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the medians, and all quantiles by their probability.
 
         The values are lists of H numbers, or H lists of K numbers if there are several channels.
+        The values of frames are H lists of rows.
         """
         values = prediction.squeeze(1) if prediction.shape[1] == 1 else prediction
+        if self.target.frame is not None:
+            values = prediction.unflatten(1, self.target.frame)
         by_quantile = {
             f"{q:g}": _rounded(values[..., i]) for i, q in enumerate(self._levels(prediction))
         }
@@ -413,8 +434,13 @@ class Forecast(Task[FutureValues]):
     def table(
         self, prediction: Tensor, target: Any = None, inputs: Mapping[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        """Return one row per future step, with the columns of each channel."""
+        """Return one row per future step, with the columns of each channel.
+
+        Frames have too many cells: the columns are means over them, and the mean absolute error.
+        """
         true = None if target is None else fitted(target.values, len(prediction))
+        if self.target.frame is not None:
+            return self._means(prediction, true)
         names = self.target.channels or [str(k + 1) for k in range(prediction.shape[1])]
         rows: list[dict[str, Any]] = []
         for step in range(len(prediction)):
@@ -432,11 +458,26 @@ class Forecast(Task[FutureValues]):
             rows.append(row)
         return rows
 
+    def _means(self, prediction: Tensor, true: Tensor | None) -> list[dict[str, Any]]:
+        median = prediction[..., self._levels(prediction).index(0.5)]
+        columns = {"prediction": median.nanmean(1)}
+        if true is not None:
+            error = (median - true).abs().nanmean(1)
+            columns = {"target": true.nanmean(1), **columns, "mae": error}
+        return [
+            {"step": step + 1} | {name: _number(means[step]) for name, means in columns.items()}
+            for step in range(len(prediction))
+        ]
+
     def _levels(self, prediction: Tensor) -> Sequence[float]:
         return self.quantiles if prediction.shape[-1] > 1 else (0.5,)
 
 
 def _rounded(values: Tensor) -> list[Any]:
+    if values.numel() >= MANY_VALUES and not bool(values.isnan().any()):
+        # All at once, with the digits that the largest number has as a float32.
+        size = max(float(values.abs().max()), 1e-30)
+        return values.double().numpy(force=True).round(6 - math.ceil(math.log10(size))).tolist()
     if values.ndim == 1:
         return [_number(value) for value in values]
     return [_rounded(row) for row in values]

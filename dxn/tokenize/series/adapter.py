@@ -21,8 +21,11 @@ from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.patches import ConvStem, PatchGrid, ResidualStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
+from dxn.tokenize.series.cells import CellPatches, divided
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.series.tokenizer import (
+    USUAL_FRAMES,
+    USUAL_TOKENS,
     SeriesAugment,
     SeriesChannels,
     SeriesNormalization,
@@ -44,15 +47,20 @@ MAX_PATCH_VALUES = 10_000_000
 class SeriesAdapter(Adapter):
     """Convert series to Tokens (patches of time steps as in PatchTST, arXiv:2211.14730).
 
+    The channels of a series can be the cells of frames, such as a map of rain at each time. A token
+    is then a tubelet: a square patch of the cells of `patch_size` frames. In a forecast, the future
+    tubelets are tokens, too, which start as the last tubelet of their place.
+
     Args:
         dim: Width D of a token.
         patch_size: Number of consecutive time steps of a token. Default: a power of two that gives
-            a training series of the median length about 32 tokens.
+            a training series of the median length about 32 tokens, and frames about 4.
         stride: Distance between consecutive patches in time steps. Default: patch_size, so that
             patches do not overlap.
         channels: Content of a token: joint (all channels of a patch), independent (one channel of
             a patch, with an embedding of the channel) or separate (one channel of a patch, and the
-            backbone encodes each channel as a series of its own, for any number of channels).
+            backbone encodes each channel as a series of its own, for any number of channels). It
+            has no effect on frames.
         normalize: Statistics that give each channel mean 0 and standard deviation 1: train (those
             of the training split), sample (those of each series by itself) or none. Default: sample
             for a forecast, otherwise train.
@@ -68,6 +76,7 @@ class SeriesAdapter(Adapter):
 
     reader = SeriesReader
     tokenizer: SeriesTokenizer
+    cell_order: Tensor
 
     def __init__(
         self,
@@ -108,12 +117,15 @@ class SeriesAdapter(Adapter):
         self.stride = stride
         self.is_joint = channels == "joint"
         self.is_separate = channels == "separate"
+        self.patch = patch
+        self.cells: CellPatches | None = None
         self.stem_kind = stem
         self.hidden_dim = patch.hidden_dim or 4 * dim
         self.tokenizer = SeriesTokenizer(
             normalize=normalize, max_len=max_len, augment=augment, patch=patch
         )
         self.fitted = False  # set by _create_layers
+        self.channel_embedding: nn.Parameter | None = None
         self.grid: PatchGrid
         self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
         self.dropout = Dropout(dropout)
@@ -136,15 +148,18 @@ class SeriesAdapter(Adapter):
         """
         if self.fitted and len(self.tokenizer.mean):
             return self
-        (first,) = raws_of(self.tokenizer.reader, raws[:1], Tensor)
+        tokenizer = self.tokenizer
+        (first,) = raws_of(tokenizer.reader, raws[:1], Tensor)
         num_channels = first.shape[1]
-        moments = Moments(num_channels)
+        moments = Moments(tokenizer.alike(first).shape[1])
         lengths: list[int] = []
-        for raw in raws_of(self.tokenizer.reader, evenly_spaced(raws, MAX_FITTED), Tensor):
-            moments.add(raw)
+        for raw in raws_of(tokenizer.reader, evenly_spaced(raws, MAX_FITTED), Tensor):
+            moments.add(tokenizer.alike(raw))
             lengths.append(len(raw))
-        patch_size = self.patch_size or usual_patch_size(statistics.median(lengths))
-        self._create_layers(num_channels, patch_size, *channel_statistics(moments))
+        usual = USUAL_TOKENS if tokenizer.reader.frame is None else USUAL_FRAMES
+        patch_size = self.patch_size or usual_patch_size(statistics.median(lengths), usual)
+        mean, std = (each.expand(num_channels).clone() for each in channel_statistics(moments))
+        self._create_layers(num_channels, patch_size, mean, std)
         return self
 
     @property
@@ -172,7 +187,16 @@ class SeriesAdapter(Adapter):
         return PatchMasking(ratio, self.contents(), span=SPAN)
 
     def contents(self) -> PatchContents:
-        """Return the values of the patches, in the unit of the series with normalize=train."""
+        """Return the values of the patches, in the unit of the series with normalize=train.
+
+        Raises:
+            UserError: If the channels are cells, whose patches can overlap.
+        """
+        if self.cells is not None:
+            raise UserError(
+                "frames of cells: masked pretraining and head=codec cannot read them; choose "
+                "head=forecast, or read the cells as channels (time steps, rows * columns)"
+            )
         mean, std = self.tokenizer.mean, self.tokenizer.std
         if self.tokenizer.normalize != "train":
             mean, std = torch.zeros_like(mean), torch.ones_like(std)
@@ -189,6 +213,7 @@ class SeriesAdapter(Adapter):
         """Return what `fit` learned."""
         return {
             "num_channels": self.tokenizer.reader.num_channels,
+            "frame": self.tokenizer.reader.frame,
             "patch_size": self.tokenizer.patch_size,
             "mean": self.tokenizer.mean.tolist(),
             "std": self.tokenizer.std.tolist(),
@@ -197,6 +222,7 @@ class SeriesAdapter(Adapter):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Use what `state` returned."""
         channels, patch_size = state["num_channels"], state["patch_size"]
+        frame = state["frame"]
         mean = torch.tensor(state["mean"], dtype=torch.float32)
         std = torch.tensor(state["std"], dtype=torch.float32)
         valid = all(type(n) is int and 0 < n <= MAX_CHANNELS for n in (channels, patch_size))
@@ -204,6 +230,11 @@ class SeriesAdapter(Adapter):
         valid = valid and mean.shape == std.shape == (channels,) and bool((std > 0).all())
         if not (valid and bool(mean.isfinite().all() and std.isfinite().all())):
             raise ValueError("must have num_channels, patch_size, and a mean and std per channel")
+        if frame is not None:
+            height, width = frame
+            if not all(type(n) is int and n > 0 for n in frame) or height * width != channels:
+                raise ValueError(f"frame must be two sizes with {channels} cells, got {frame!r}")
+            self.tokenizer.reader.frame = (height, width)
         self._create_layers(channels, patch_size, mean, std)
 
     def describe(self, raw: Tensor) -> str:
@@ -211,8 +242,15 @@ class SeriesAdapter(Adapter):
         steps = len(self.tokenizer(raw)["values"])
         channels = raw.shape[1]
         count = self.grid.count(steps, 0)
-        parts = "" if self.is_joint or channels == 1 else f" × {channels} channels"
         missing = f", {raw.isnan().float().mean():.1%} missing" if bool(raw.isnan().any()) else ""
+        if self.cells is not None:
+            size, (height, width) = self.cells.size, self.cells.frame
+            tubelets = "×".join(map(str, (count, *self.cells.counts)))
+            return (
+                f"{tubelets} patches of {self.grid.size[0]} time steps × {size}×{size} cells; "
+                f"{steps} time steps of {height}×{width} cells{missing}"
+            )
+        parts = "" if self.is_joint or channels == 1 else f" × {channels} channels"
         plural = "s" if channels > 1 else ""
         return (
             f"{count} patches of {self.grid.size[0]} time steps{parts}; "
@@ -224,29 +262,39 @@ class SeriesAdapter(Adapter):
 
         The columns are ordered by time. With channels=independent, the columns of all channels at
         the same time follow each other, and with separate all columns of a channel do. A patch
-        without any value is masked.
+        without any value is masked. Patches of cells are channels; `tokenizer.horizon` steps of
+        them follow, which have no values.
         """
         if not self.fitted:
             raise ValueError("the series adapter does not know its channels yet: call fit(series)")
-        observed = batch["observed"]
+        observed, values = batch["observed"], batch["values"]
         lengths = batch["lengths"]
+        if self.cells is not None:
+            observed, values = (divided(x, self.cell_order) for x in (observed, values))
         visible = observed
         if "hidden" in batch:
             visible = observed & ~batch["hidden"][..., None]
         # Two features per value: the value, and whether it is known.
-        features = torch.stack([batch["values"] * visible, visible.to(batch["values"])], 1)
+        features = torch.stack([values * visible, visible.to(values)], 1)
         x = self._conv(features, lengths) if self.stem_kind == "conv" else self._linear(features)
-        steps, groups = x.shape[1:3]
+        num_past, groups = x.shape[1:3]
+        if self.num_ahead:
+            # They start as the last tubelets of their places, which attention would have to find.
+            future = x[:, -1:] + self.mask_embedding.to(x.dtype)
+            x = torch.cat([x, future.expand(-1, self.num_ahead, -1, -1)], 1)
+        steps = x.shape[1]
         codes = self.pos_embed(steps, x.device)
         x = x + (codes[:, None] if codes.ndim else codes)
-        if not self.is_joint and not self.is_separate:
+        if self.channel_embedding is not None:
             x = x + self.channel_embedding
         # (B, t, c): a patch is a token if it has a value, also if masking hides it.
         mask = self.grid.windows(observed[:, None])[:, 0].flatten(3).any(-1)
         # In a padded batch, overlapping patches go on after the last patch of a short series.
         counts = self.grid.counts(lengths, 0)
-        is_inside = torch.arange(steps, device=x.device) < counts[:, None]
+        is_inside = torch.arange(num_past, device=x.device) < counts[:, None]
         mask = mask & is_inside[..., None]
+        if self.num_ahead:
+            mask = F.pad(mask, (0, 0, 0, self.num_ahead), value=True)
         if self.end_token is not None:
             end = self.end_token.to(x.dtype).expand(len(x), 1, groups, -1)
             x, mask = torch.cat([x, end], 1), F.pad(mask, (0, 0, 0, 1), value=True)
@@ -266,6 +314,17 @@ class SeriesAdapter(Adapter):
         """Create the layers for a number of channels, and set the statistics."""
         stride = self.stride or patch_size
         width = num_channels if self.is_joint else 1
+        frame = self.tokenizer.reader.frame
+        if frame is not None:
+            if self.is_separate or self.stem_kind == "conv" or stride < patch_size:
+                raise UserError(
+                    "adapters.series: frames of cells need channels=joint, stem=patch or residual, "
+                    "and no stride"
+                )
+            patch = self.patch
+            self.cells = CellPatches.of(frame, patch.cells, patch.margin, periodic=patch.periodic)
+            width = self.cells.width**2
+            self.register_buffer("cell_order", self.cells.order(), persistent=False)
         self.grid = PatchGrid((patch_size, width), (stride, width))
         tokenizer = self.tokenizer
         tokenizer.reader.num_channels = num_channels
@@ -280,14 +339,25 @@ class SeriesAdapter(Adapter):
             self.stem = ResidualStem(2 * patch_size * width, self.dim, self.hidden_dim)
         else:
             self.proj = nn.Linear(2 * patch_size * width, self.dim)
-        if not self.is_joint and not self.is_separate:
-            self.channel_embedding = nn.Parameter(torch.empty(num_channels, self.dim))
+        groups = num_channels if self.cells is None else len(self.cells)
+        if self.cells is not None or not (self.is_joint or self.is_separate):
+            self.channel_embedding = nn.Parameter(torch.empty(groups, self.dim))
             # 0.02 is the standard deviation of BERT and ViT: small compared with the embeddings.
             nn.init.trunc_normal_(self.channel_embedding, std=0.02)
+            if self.cells is not None:
+                self.channel_embedding.data += self.cells.codes(self.dim)
         self.fitted = True
 
+    @property
+    def num_ahead(self) -> int:
+        """Number of future tokens of a patch of cells."""
+        return self.grid.count(self.tokenizer.horizon, 0) if self.tokenizer.horizon else 0
+
     def _linear(self, features: Tensor) -> Tensor:
-        """Embed features (B, 2, T, C) as (B, t, c, D), where c is 1 with joint channels."""
+        """Embed features (B, 2, T, C) as (B, t, c, D), where c is 1 with joint channels.
+
+        With patches of cells, c is their number.
+        """
         windows = self.grid.windows(features)
         project = self.stem if self.stem_kind == "residual" else self.proj
         return project(rearrange(windows, "b k t c p q -> b t c (k p q)"))
@@ -309,9 +379,10 @@ class SeriesAdapter(Adapter):
         """Return start and stop of each token in time steps (B, N, 2), NaN at padding.
 
         The time steps are those of the series before augmentation. Without channels=joint, the
-        index of the channel is the third number.
+        index of the channel is the third number. Patches of cells have top, left, bottom and right
+        instead.
         """
-        lengths = batch["lengths"]
+        lengths = batch["lengths"] + self.tokenizer.horizon
         start = torch.arange(steps, device=lengths.device) * self.grid.stride[0]
         stop = torch.minimum(start + self.grid.size[0], lengths[:, None])
         coords = torch.stack([start.expand_as(stop), stop], -1).float()
@@ -321,7 +392,10 @@ class SeriesAdapter(Adapter):
         if self.end_token is not None:
             coords = F.pad(coords, (0, 0, 0, 1), value=torch.nan)
         coords = repeat(coords, "b t k -> b t c k", c=groups)
-        if not self.is_joint:
+        if self.cells is not None:
+            boxes = self.cells.boxes().to(coords).expand(*coords.shape[:3], 4)
+            coords = torch.cat([coords, boxes], -1)
+        elif not self.is_joint:
             index = torch.arange(groups, device=lengths.device).to(coords)
             index = index[:, None].expand(*coords.shape[:3], 1)
             coords = torch.cat([coords, index], -1)

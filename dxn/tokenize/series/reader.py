@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,6 +40,8 @@ class SeriesReader(Reader):
 
     Attributes:
         num_channels: Number of channels C of every series. 0: not known yet.
+        frame: Height and width of every frame, if the channels are its cells, row by row. None:
+            series have no frames, or it is not known yet.
         ahead: Number of steps after the history, in which only known channels have values.
         num_known: Number of known channels, which are the last ones.
     """
@@ -50,6 +53,7 @@ class SeriesReader(Reader):
 
     def __init__(self) -> None:
         self.num_channels = 0
+        self.frame: tuple[int, int] | None = None
         self.ahead = 0
         self.num_known = 0
 
@@ -58,15 +62,17 @@ class SeriesReader(Reader):
         return isinstance(cell, str) and cell.lower().endswith(SUFFIXES)
 
     def learn(self, cells: Sequence[Any]) -> str:
-        """Set the number of channels to that of the first series that can be read.
+        """Set the number of channels, or the size of a frame, to that of the first series.
 
         Rows are read by several threads, so `read` alone would let any of them decide.
         """
-        self.num_channels = self.num_channels or self.layout(cells) or 0
+        shape = None if self.num_channels else self.layout(cells)
+        if shape is not None:
+            self._set_shape(shape)
         return ""
 
-    def layout(self, cells: Sequence[Any]) -> int | None:
-        """Return the number of channels of the first series that can be read. None: there is none.
+    def layout(self, cells: Sequence[Any]) -> tuple[int, ...] | None:
+        """Return (C,) or (H, W) of the first series that can be read. None: there is none.
 
         Inputs with different numbers of channels cannot share an adapter.
         """
@@ -74,20 +80,39 @@ class SeriesReader(Reader):
             with suppress(BadMedia):
                 raw = read_series(cell)
                 if raw is not None:
-                    return raw.shape[1]
+                    return tuple(raw.shape[1:])
         return None
+
+    def _set_shape(self, shape: tuple[int, ...]) -> None:
+        self.num_channels = math.prod(shape)
+        self.frame = (shape[0], shape[1]) if len(shape) == 2 else None
 
     def read(self, cell: Any) -> Tensor | None:
         """Read a series as float32 (T, C), see `read_series`. None: it has no values.
 
         Raises:
-            BadMedia: If it cannot be read, or has another number of channels than other series.
+            BadMedia: If it cannot be read, or has another number of channels, or another size of
+                the frames, than other series.
         """
         raw = read_series(cell)
         if raw is None:
             return None
+        shape = tuple(raw.shape[1:])
+        if not self.num_channels:  # a series without a data set
+            self._set_shape(shape)
+        if self.frame is not None and shape not in (self.frame, (self.num_channels,)):
+            size = "×".join(map(str, self.frame))
+            raise BadMedia(
+                f"must be frames of {size} cells (time steps, {self.frame[0]}, {self.frame[1]}), "
+                f"got {tuple(raw.shape)}"
+            )
+        if len(shape) == 2 and self.frame is None:
+            raise BadMedia(
+                f"must have the axes (time steps, {self.num_channels} channels), got "
+                f"{tuple(raw.shape)}"
+            )
+        raw = raw.flatten(1)
         channels = raw.shape[1]
-        self.num_channels = self.num_channels or channels  # a series without a data set
         if channels != self.num_channels:
             raise BadMedia(
                 f"every series must have the same number of channels, got {channels} instead of "
@@ -116,16 +141,18 @@ class SeriesReader(Reader):
         size = f"{low:,}" if low == high else f"{low:,} to {high:,}, median {median:,.0f}"
         missing = f"; {num_missing / num_values:.1%} missing" if num_missing else ""
         plural = "s" if channels > 1 else ""
+        if self.frame is not None:
+            return f"{size} time steps of {self.frame[0]}×{self.frame[1]} cells{missing}"
         return f"{size} time steps of {channels} channel{plural}{missing}"
 
 
 def read_series(source: Any) -> Tensor | None:
-    """Read a series as float32 (T, C). NaN is a missing value. None: all values are missing.
+    """Read a series as float32 (T, C) or (T, H, W). NaN is a missing value. None: it has no value.
 
     Args:
-        source: Numbers (T,) or (T, C) as an array, a list or a list of lists; a text of numbers
-            such as "1.5 2 nan"; or the path of a .npy, .csv or .parquet file with one row per time
-            step.
+        source: Numbers (T,), (T, C) or (T, H, W) as an array, or (T,) or (T, C) as a list or a
+            list of lists; a text of numbers such as "1.5 2 nan"; or the path of a .npy, .csv or
+            .parquet file with one row per time step.
 
     Raises:
         BadMedia: If the cell is not a series, or exceeds a limit.

@@ -25,6 +25,7 @@ Below1 = Annotated[float, Interval(ge=0, lt=1)]
 # The default patch size gives a series of the median length about this many tokens: enough to see
 # its course, and few enough for quadratic attention.
 USUAL_TOKENS = 32
+USUAL_FRAMES = 4  # the same for frames, each of which has many tokens
 
 
 @options
@@ -63,18 +64,27 @@ class SeriesPatchOptions:
             channels=separate. Default: after its last value.
         constant_std: Standard deviation that is assumed for a constant series, with
             normalize=sample.
+        cells: Height and width of a patch of cells, for frames of cells. Default: the smallest
+            power of two that gives a frame at most 64 patches.
+        margin: Number of cells beyond each side of a patch of cells that its token reads, too.
+            Default: cells.
+        periodic: Whether the opposite border follows beyond each border of a frame, as on a map of
+            a globe or a torus.
     """
 
     hidden_dim: Annotated[int, Ge(1)] | None = None
     end_token: bool = False
     fill_start: bool = False
     constant_std: Annotated[float, Gt(0)] = 1.0
+    cells: Annotated[int, Ge(1)] | None = None
+    margin: Annotated[int, Ge(0)] | None = None
+    periodic: bool = False
 
 
-def usual_patch_size(length: float) -> int:
-    """Return the power of two with which a series of this length has about 32 patches."""
+def usual_patch_size(length: float, tokens: int = USUAL_TOKENS) -> int:
+    """Return the power of two with which a series of this length has about `tokens` patches."""
     size = 1
-    while length / (2 * size) >= USUAL_TOKENS / 2**0.5:
+    while length / (2 * size) >= tokens / 2**0.5:
         size *= 2
     return size
 
@@ -117,6 +127,7 @@ class SeriesTokenizer(Tokenizer):
         # Steps after the end of the history, in which only known channels have values.
         self.ahead = 0
         self.num_known = 0
+        self.horizon = 0  # steps of a forecast that have tokens of their own
         self.is_fixed = False  # whether every sample has `window` steps
         self.fill_start = patch.fill_start
         self.constant_std = patch.constant_std
@@ -182,9 +193,12 @@ class SeriesTokenizer(Tokenizer):
         if self.normalize == "train":
             return self.mean, self.std
         if self.normalize == "sample":
-            moments = Moments(raw.shape[1])
-            moments.add(raw)
+            x = self.alike(raw)
+            moments = Moments(x.shape[1])
+            moments.add(x)
             loc, scale = channel_statistics(moments, self.constant_std)
+            if x is not raw:
+                return loc.expand(raw.shape[1]), scale.expand(raw.shape[1])
             if self.num_known:
                 known = slice(-self.num_known, None)
                 loc[known], scale[known] = self.mean[known], self.std[known]
@@ -192,8 +206,21 @@ class SeriesTokenizer(Tokenizer):
         channels = raw.shape[1]
         return torch.zeros(channels), torch.ones(channels)
 
+    def alike(self, raw: Tensor) -> Tensor:
+        """Return a series (T, C), or the cells of frames as one channel (T * C, 1).
+
+        Cells that were normalized one by one would not show which of them has the larger value.
+        """
+        return raw if self.reader.frame is None else raw.reshape(-1, 1)
+
     def continue_from(
-        self, steps: int, *, ahead: int = 0, num_known: int = 0, is_fixed: bool = True
+        self,
+        steps: int,
+        *,
+        ahead: int = 0,
+        num_known: int = 0,
+        horizon: int = 0,
+        is_fixed: bool = True,
     ) -> None:
         """Prepare samples of a task that continues the series, from its last time steps.
 
@@ -206,11 +233,14 @@ class SeriesTokenizer(Tokenizer):
             ahead: Number of time steps after the history, in which only known channels have values.
             num_known: Number of known channels, which are the last ones. The statistics of the
                 training split normalize them, because their level has a meaning.
+            horizon: Number of time steps after the history that get tokens of their own, if the
+                series has frames.
             is_fixed: Whether every sample has this number of time steps.
         """
         self.window = steps
         self.ahead = self.reader.ahead = ahead
         self.num_known = self.reader.num_known = num_known
+        self.horizon = 0 if self.reader.frame is None else horizon
         self.is_fixed = is_fixed
         if self.has_default:
             self.normalize = "sample"
@@ -242,6 +272,11 @@ class SeriesTokenizer(Tokenizer):
         moved = {k: v.to(future.device) for k, v in longer.items() if isinstance(v, Tensor)}
         rows = torch.arange(len(steps), device=future.device)
         return {**longer, **moved, "rows": rows}
+
+    @property
+    def drawing(self) -> str:
+        """See `Tokenizer.drawing`."""
+        return self.modality if self.reader.frame is None else "frames"
 
     def length(self, raw: Tensor) -> float:
         """Return the number of time steps, which is proportional to the number of tokens."""

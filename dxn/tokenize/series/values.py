@@ -27,15 +27,17 @@ SEPARATORS = re.compile(r"[\s,;]+")
 
 
 def to_steps(values: Any) -> np.ndarray:
-    """Return a list or an array, (T,) or (T, C), as float32 (T, C). NaN is a missing value.
+    """Return a list or an array as float32 (T, C) or, for frames of cells, (T, H, W).
+
+    NaN is a missing value. An array (T,) becomes (T, 1).
 
     Raises:
         ValueError: If it has other values than numbers, infinite or too many ones.
     """
     array = values if isinstance(values, np.ndarray) else from_list(values)
-    if array.dtype.kind not in "iufb" or array.ndim not in (1, 2):
+    if array.dtype.kind not in "iufb" or array.ndim not in (1, 2, 3):
         raise ValueError(
-            "must be numbers with one or two axes (time steps, channels), "
+            "must be numbers with the axes (time steps, channels) or (time steps, rows, columns), "
             f"got {array.dtype} {array.shape}"
         )
     check_count(array.size)
@@ -48,11 +50,11 @@ def to_steps(values: Any) -> np.ndarray:
 
 
 def without_end(steps: np.ndarray) -> np.ndarray | None:
-    """Return steps (T, C) without those at the end that have no value; None if none has one.
+    """Return steps without those at the end that have no value; None if none has one.
 
     Files of unequal lengths are often padded with NaN at the end.
     """
-    present = np.flatnonzero((~np.isnan(steps)).any(1))
+    present = np.flatnonzero((~np.isnan(steps)).any(axis=tuple(range(1, steps.ndim))))
     return steps[: present[-1] + 1] if len(present) else None
 
 

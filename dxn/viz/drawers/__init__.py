@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from dxn.viz.drawers.audio import AudioDrawer
 from dxn.viz.drawers.cell import CellDrawer
 from dxn.viz.drawers.drawer import COPIES, Drawer, Shown, is_file
+from dxn.viz.drawers.frames import FramesDrawer
 from dxn.viz.drawers.heat import Panel
 from dxn.viz.drawers.image import ImageDrawer
 from dxn.viz.drawers.panel import PanelDrawer
@@ -35,6 +36,7 @@ DRAWERS: dict[str, type[Drawer]] = {
     "audio": AudioDrawer,
     "video": VideoDrawer,
     "series": SeriesDrawer,
+    "frames": FramesDrawer,
     "number": CellDrawer,
     "category": CellDrawer,
     "date": CellDrawer,

@@ -1,0 +1,91 @@
+"""Draw frames of cells over time: a strip of frames, with a box around each token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dxn.viz.drawers.drawer import Shown
+from dxn.viz.drawers.heat import Panel
+from dxn.viz.drawers.image import grid_places
+from dxn.viz.drawers.panel import PanelDrawer
+from dxn.viz.frames import GAP, draw_frame, value_range, zoom_of
+
+WIDTH = 7.0  # inches of a strip
+PER_ROW = 8  # frames per row of a strip
+MAX_FRAMES = 24
+WHITE = 255
+
+
+class FramesDrawer(PanelDrawer):
+    """Draws a series (T, H * W) whose channels are the cells of frames, its last frames.
+
+    Coordinates are (start, stop) in time steps, and (top, left, bottom, right) in cells. A token of
+    several frames is marked in its first one. Tokens of future frames are not drawn.
+    """
+
+    unit = "patch"
+    reading_file = "time.png"
+    copies = (3.4, 1.3, 2)
+    original = "above"
+    is_drawing = True
+
+    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+        panel = self.panel(shown)
+        height = WIDTH * panel.height / panel.width
+        return WIDTH, 2.1 * height if shaded else height
+
+    def panel(self, shown: Shown) -> Panel:
+        """Return the frames in rows of PER_ROW frames."""
+        height, width = shown.preprocessor.reader.frame
+        frames = _frames(shown)
+        limits = value_range(frames)
+        zoom = zoom_of(height, width)
+        cell = _cell(shown)
+        down, across = -(-len(frames) // PER_ROW), min(len(frames), PER_ROW)
+        gap = cell[1] - width
+        size = (zoom * (down * cell[0] - gap), zoom * (across * cell[1] - gap), 3)
+        pixels = np.full(size, WHITE, np.uint8)
+        for i, frame in enumerate(frames):
+            top, left = (zoom * n * step for n, step in zip(divmod(i, PER_ROW), cell, strict=True))
+            colors = draw_frame(frame, limits).repeat(zoom, 0).repeat(zoom, 1)
+            pixels[top : top + zoom * height, left : left + zoom * width] = colors
+        return Panel(pixels, pixels.shape[1] / zoom, pixels.shape[0] / zoom)
+
+    def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
+        """Return the boxes (N, 4) of tokens with coords (N, 6), NaN if they are not drawn."""
+        # The coordinates count from the start of the window that the model reads.
+        window = min(shown.preprocessor.window or len(shown.raw), len(shown.raw))
+        step = coords[:, 0] + len(_frames(shown)) - window
+        row, column = np.divmod(step, PER_ROW)
+        height, width = _cell(shown)
+        boxes = coords[:, 2:] + np.tile(np.stack([row * height, column * width], 1), 2)
+        boxes[(step < 0) | (coords[:, 0] >= window)] = np.nan
+        return boxes
+
+    def note(self, shown: Shown, coords: np.ndarray) -> str:
+        hidden = len(shown.raw) - MAX_FRAMES
+        return f", {hidden} earlier frames are not drawn" if hidden > 0 else ""
+
+    def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
+        places = grid_places(coords[:, 2:])
+        return [
+            None if place is None else f"step {int(start) + 1}, row {place[0]}, col {place[1]}"
+            for start, place in zip(coords[:, 0], places, strict=True)
+        ]
+
+    def describe(self, shown: Shown) -> str:
+        height, width = shown.preprocessor.reader.frame
+        return f"{shown.name or 'series'}: {len(shown.raw)} frames of {height}×{width} cells"
+
+
+def _frames(shown: Shown) -> np.ndarray:
+    """Return the drawn frames (T, H, W)."""
+    frames = shown.raw[-MAX_FRAMES:].unflatten(1, shown.preprocessor.reader.frame)
+    return frames.numpy(force=True)
+
+
+def _cell(shown: Shown) -> tuple[int, int]:
+    """Return the height and width of a frame with its gap, in cells."""
+    height, width = shown.preprocessor.reader.frame
+    gap = max(round(GAP * width), 1)
+    return height + gap, width + gap

@@ -1,0 +1,201 @@
+"""Grids over time: frames of cells, whose next frames are predicted."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import refused, train
+
+from dxn.cli import main
+from dxn.core.errors import UserError
+from dxn.data.rows import TARGET
+from dxn.data.series.grid import grid, read_grid
+from dxn.datasets import fields
+from dxn.tasks.forecast.futures import ForecastMetric, Future
+from dxn.tokenize.base import BadMedia
+from dxn.tokenize.series.adapter import SeriesAdapter
+from dxn.tokenize.series.cells import CellPatches, divided
+from dxn.tokenize.series.reader import SeriesReader
+from dxn.tokenize.series.tokenizer import SeriesPatchOptions
+
+READERS = {"series": SeriesReader()}
+
+
+def shifting(num: int, steps: int, size: int = 8, seed: int = 0) -> np.ndarray:
+    """Return random frames that move by one cell to the right at each step, periodically."""
+    first = np.random.default_rng(seed).standard_normal((num, size, size))
+    return np.stack([np.roll(first, step, -1) for step in range(steps)], 1).astype(np.float32)
+
+
+def test_each_cell_has_one_place_in_the_patches_also_beyond_whole_patches():
+    patches = CellPatches((5, 7), 3)
+    cells = torch.arange(35)[None]
+    inside = divided(cells, patches.order())
+    assert inside.shape == (1, len(patches) * 9)
+    assert torch.equal(inside[:, patches.places()], cells)
+    # The first patch has the cells of the first three rows and columns.
+    assert inside[0, :9].tolist() == [0, 1, 2, 7, 8, 9, 14, 15, 16]
+    assert patches.boxes()[-1].tolist() == [3, 6, 5, 7]
+
+
+def test_the_margins_of_a_periodic_frame_are_at_its_opposite_border():
+    cells = torch.arange(4).reshape(2, 2).flatten()
+    beyond = divided(cells + 1, CellPatches((2, 2), 1, 1).order())
+    assert beyond[:9].tolist() == [0, 0, 0, 0, 1, 2, 0, 3, 4]
+    periodic = divided(cells + 1, CellPatches((2, 2), 1, 1, periodic=True).order())
+    assert periodic[:9].tolist() == [4, 3, 4, 2, 1, 2, 4, 3, 4]
+
+
+def test_tokens_of_frames_have_a_time_and_a_place_and_future_ones_follow():
+    frames = torch.randn(5, 6, 10)
+    adapter = SeriesAdapter(16, patch_size=2, patch=SeriesPatchOptions(cells=5))
+    adapter.tokenizer.reader.learn([frames])
+    raw = adapter.tokenizer.reader.read(frames)
+    assert raw is not None
+    adapter.fit([raw])
+    adapter.tokenizer.continue_from(5, horizon=3)
+    tokens = adapter(adapter.tokenizer.batch([raw]))
+    coords = tokens.spans[0].coords[0]
+    assert coords.shape == ((3 + 2) * 2 * 2, 6)
+    assert coords[0].tolist() == [0, 2, 0, 0, 5, 5]
+    assert coords[3].tolist() == [0, 2, 5, 5, 6, 10]
+    assert tokens.mask.all()
+
+
+def test_all_cells_have_the_same_mean_and_scale():
+    reader_of = SeriesAdapter(8, patch_size=1, normalize="sample")
+    frames = torch.randn(4, 3, 3) + 10 * torch.arange(9).reshape(3, 3)
+    reader_of.tokenizer.reader.learn([frames])
+    sample = reader_of.fit([frames.flatten(1)]).tokenizer(frames.flatten(1))
+    assert sample["loc"].unique().numel() == sample["scale"].unique().numel() == 1
+    assert sample["values"].mean().abs() < 1e-5
+
+
+def test_a_missing_cell_is_not_read():
+    frames = torch.randn(4, 6, 6)
+    adapter = SeriesAdapter(16, patch_size=2, normalize="train")
+    adapter.tokenizer.reader.learn([frames])
+    adapter.fit([frames.flatten(1)])
+    frames[1, 2, 3] = torch.nan
+    batch = adapter.tokenizer.batch([frames.flatten(1)])
+    assert (~batch["observed"]).sum() == 1
+    tokens = adapter(batch)
+    assert tokens.x.isfinite().all()
+
+
+def test_skill_is_zero_for_persistence_and_one_for_the_truth():
+    history, values = torch.randn(6, 9), torch.randn(2, 9)
+    future = Future(values, season=1, history=history, frame=(3, 3))
+    metric = ForecastMetric([0.5])
+    last = history[-1].expand(2, 9)[..., None]
+    for forecast, skill in ((last, 0.0), (values[..., None], 1.0)):
+        figures = metric.value(metric.rows([forecast], [future]).sum(0))
+        assert float(figures["skill"]) == pytest.approx(skill)
+
+
+def test_a_long_sequence_is_split_by_time_without_overlap_of_the_targets(tmp_path):
+    frames = np.arange(40, dtype=np.float32)[:, None, None] + np.zeros((40, 3, 3), np.float32)
+    np.save(tmp_path / "long.npy", frames)
+    source = grid(str(tmp_path / "long.npy"), readers=READERS, horizon=3, context=5)
+    future = {
+        name: {int(step) for target in rows.cells[TARGET] for step in target.values[:, 0]}
+        for name, rows in source.splits.items()
+    }
+    assert max(future["train"]) < min(future["validation"])
+    assert max(future["validation"]) < min(future["test"])
+    first = source.splits["train"].cells["series"][0]
+    assert first.shape == (5, 3, 3)
+    assert source.splits["train"].origin[0] == "long.npy row 5"
+
+
+def test_each_of_several_sequences_is_in_one_split(tmp_path):
+    frames = np.arange(20, dtype=np.float32)[:, None, None, None] + np.zeros((20, 7, 2, 3))
+    np.savez(tmp_path / "many.npz", frames=frames)
+    source = grid(str(tmp_path / "many.npz"), readers=READERS, horizon=2)
+    used = [{int(t.values[0, 0]) for t in rows.cells[TARGET]} for rows in source.splits.values()]
+    assert sorted(number for each in used for number in each) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((5, 3)), "got float64 (5, 3)"),
+        (np.zeros((2, 2, 5, 3, 3)), "got float64 (2, 2, 5, 3, 3)"),
+        (np.zeros((0, 3, 3)), "got float64 (0, 3, 3)"),
+        (np.full((4, 3, 3), "a"), "must be an array of numbers"),
+        (np.full((4, 3, 3), np.inf), "infinite numbers"),
+        (np.zeros((1, 400, 400)), "at most 100,000 cells"),
+        (np.zeros((3, 2, 2)), "too few for a history"),
+        (np.full((40, 2, 2), np.nan), "has no value"),
+    ],
+)
+def test_other_arrays_are_refused(tmp_path, array, message):
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(UserError) as caught:
+        grid(str(tmp_path / "a.npy"), readers=READERS)
+    assert message in str(caught.value)
+
+
+def test_files_that_are_no_arrays_are_refused(tmp_path):
+    for name in ("a.npy", "a.npz"):
+        (tmp_path / name).write_bytes(b"no array")
+        with pytest.raises(UserError, match="not a"):
+            read_grid(tmp_path / name)
+    np.savez(tmp_path / "two.npz", a=np.zeros(3), b=np.zeros(3))
+    with pytest.raises(UserError, match="must have one array, got 2"):
+        read_grid(tmp_path / "two.npz")
+
+
+def test_frames_of_another_size_are_refused():
+    reader = SeriesReader()
+    reader.learn([torch.zeros(4, 3, 5)])
+    for wrong in (torch.zeros(4, 5, 3), torch.zeros(4, 3)):
+        with pytest.raises(BadMedia, match="must be frames of 3×5 cells"):
+            reader.read(wrong)
+
+
+def test_wrong_options_of_generated_fields_are_refused():
+    for options in ({"size": 4}, {"noise": -1.0}, {"horizon": 0}, {"num_train": 0}):
+        with pytest.raises(UserError, match=r"data\."):
+            fields(readers=READERS, **options)
+
+
+SMALL = ["dim=32", "backbone.depth=1", "preset=plain", "report=false", "trainer.patience=0"]
+
+
+def test_a_command_trains_on_an_array_and_writes_the_next_frames(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    frames = shifting(1, 60)[0]
+    frames[::7, 2, 2] = np.nan
+    np.save("rain.npy", frames)
+    sizes = ["data.horizon=2", "data.context=4", "trainer.epochs=1"]
+    metrics = train(tmp_path / "r", "rain.npy", *sizes, *SMALL)
+    assert "test/skill" in metrics
+    assert any("persistence" in name for name in metrics)
+    assert any("baseline" in name for name in metrics)
+    assert main(["predict", "run=r", "rain.npy", "output=next.npy"]) == 0
+    following = np.load("next.npy")
+    assert following.shape == (2, 8, 8)
+    assert np.isfinite(following).all()
+    np.save("many.npy", shifting(3, 4))
+    assert main(["predict", "run=r", "many.npy", "output=nexts.npy"]) == 0
+    assert np.load("nexts.npy").shape == (3, 2, 8, 8)
+    assert main(["predict", "run=r", "rain.npy"]) == 0
+    assert "step 2: 8×8 cells, mean" in capsys.readouterr().out
+    np.save("wrong.npy", np.zeros((4, 8, 9)))
+    (tmp_path / "table.csv").write_text("a\n1\n")
+    for words, message in (
+        (["wrong.npy", "output=n.npy"], "must be frames of 8×8 cells"),
+        (["table.csv", "output=n.npy"], "must be a .npy or .npz file"),
+        (["many.npy"], "got float32 (3, 4, 8, 8)"),
+    ):
+        assert message in " ".join(refused(capsys, ["predict", "run=r", *words]))
+
+
+def test_a_deterministic_shift_is_learned(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frames = shifting(400, 3, size=4)
+    np.save("shift.npy", frames)
+    options = ["data.horizon=1", "data.context=2", "adapters.series.patch.cells=2"]
+    options += ["trainer.epochs=6", "optimizer.lr=3e-3", "baseline=none", "batch_size=16"]
+    metrics = train(tmp_path / "r", "shift.npy", *options, *SMALL)
+    assert metrics["test/skill"] > 0.3
