@@ -15,6 +15,7 @@ from dxn.data.rows import TARGET, InputSpec, Source
 from dxn.data.splits.unlabeled import without_unlabeled
 from dxn.models.pooling import WITH_CLASS
 from dxn.tasks import Auto, Task
+from dxn.tasks.space import AnswerKind
 from dxn.tokenize.base import ADAPTERS, Adapter, Reader
 from dxn.tokenize.recognize import LazyReaders, by_modality
 from dxn.tokenize.text.chat import is_conversation
@@ -90,6 +91,11 @@ def open_source(
     options = signature_of(node.get("_target_"), key="data", trust=trust).parameters
     if is_stream and "chat" in options and node.get("chat") is None:
         node = {**node, "chat": AUTO}
+    finds_objects = isinstance(task, Auto) or (
+        task.space is not None and task.space.kind is AnswerKind.OBJECTS
+    )
+    if finds_objects and "objects" in options and node.get("objects") is None:
+        node = {**node, "objects": AUTO}
     source = build(node, key="data", trust=trust, readers=by_modality(readers))
     return without_unlabeled(source, node) if task.is_supervised else source
 

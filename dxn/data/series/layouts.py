@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 from dxn.core.errors import UserError
 from dxn.data.columns.chats import Chats
+from dxn.data.columns.object_rows import ObjectRows
 from dxn.data.columns.sentences import Sentences
 from dxn.data.series.long import Long, WideColumns
 from dxn.data.series.wide import Wide
@@ -92,6 +93,7 @@ LAYOUTS: dict[str, type[Layout]] = {
     "windows": Windows,
     "sentence": Sentences,
     "chat": Chats,
+    "objects": ObjectRows,
 }
 
 

@@ -24,6 +24,7 @@ from dxn.data.columns.choose import (
 )
 from dxn.data.columns.infer import Readers
 from dxn.data.columns.mapping import map_columns
+from dxn.data.columns.object_rows import OBJECTS, find_object_rows
 from dxn.data.columns.useless import names_new_groups
 from dxn.data.rows import InputSpec, OnBad, Rows, Source, Validate
 from dxn.data.series.long import Long, WideColumns
@@ -68,6 +69,7 @@ def table(
     long: Long = Long(),
     sentence: str | None = None,
     chat: str | Sequence[str] | None = None,
+    objects: str | None = None,
     on_bad: OnBad = "error",
     validate: Validate = "headers",
     confine: bool = True,
@@ -110,6 +112,9 @@ def table(
         chat: Column with the messages of a conversation, or the columns of a message of the user
             and of its answer, such as [question,answer]. "auto" recognizes them by their names, and
             is the default with head=language.
+        objects: Column with the file, if each row is an object in it: a class and a place, such as
+            xmin, ymin, xmax and ymax, or start and stop. The rows of a file become one row. "auto"
+            recognizes it by the names of the columns, and is the default with head=detect.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
         validate: What is read of each file before the training: headers (of the files that fit into
@@ -156,6 +161,7 @@ def table(
         layout=layout,
         sentence=sentence,
         chat=chat,
+        objects=objects,
     )
 
 
@@ -184,6 +190,7 @@ def from_tables(
     layout: Layout | None = None,
     sentence: str | None = None,
     chat: str | Sequence[str] | None = None,
+    objects: str | None = None,
 ) -> Source:
     """Create a data set from tables by split, or from one table with the key "all".
 
@@ -194,6 +201,7 @@ def from_tables(
         layout: How the tables are rearranged first. None: not at all, unless each row is a word.
         sentence: Column that identifies the sentence, see `table`.
         chat: Columns of a conversation, see `table`.
+        objects: Column with the file of an object, see `table`.
     """
     columns = {modality: _usual(option) for modality, option in columns.items()}
     target, exclude, split, group = map(_usual, (target, exclude, split, group))
@@ -213,6 +221,13 @@ def from_tables(
             layout = find_chats(whole, chat)
         if layout is not None:
             columns = _beside_chats(layout.column, words, columns, readers)
+    if objects is not None and layout is None:
+        layout = find_object_rows(whole, objects, inputs=inputs, targets=targets)
+        # A table of objects can also be used otherwise, for example to predict a size.
+        if layout is not None and target is not None and as_list(target) != [layout.label]:
+            layout = None
+        if layout is not None:
+            target = OBJECTS
     if layout is None and (sentence is not None or any(map(SENTENCE.fullmatch, whole.columns))):
         from dxn.data.columns.sentences import find_sentences
 

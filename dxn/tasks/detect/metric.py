@@ -19,6 +19,9 @@ from dxn.tasks.names import MAX_CLASS_COLUMNS
 THRESHOLDS = torch.arange(0.5, 1.0, 0.05, dtype=torch.float64)
 RECALLS = torch.linspace(0, 1, 101, dtype=torch.float64)
 EPSILON = 1e-6  # an overlap at a threshold counts, in spite of the rounding of float32
+# Below this F1, answers would consist of wrong objects: a model that has hardly learned anything
+# has the highest F1 at the lowest threshold.
+MIN_F1 = 0.1
 CHUNK = 2_000_000  # weights of outputs at a time, which limits the memory of resamples
 
 
@@ -113,11 +116,11 @@ def best_threshold(
 ) -> float | None:
     """Return the minimum score with which the F1 of the objects of all rows is highest.
 
-    None: no object is right at any score.
+    None: it is below `MIN_F1` at any score.
     """
     matched = _match(predictions, targets, labels)
     right = matched.hits[:, 0].cumsum(0)
-    if not len(right) or not right[-1]:
+    if not len(right):
         return None
     found = torch.arange(1, len(right) + 1)
     f1 = f1_scores(right, found, torch.tensor(sum(map(len, targets))))
@@ -126,6 +129,8 @@ def best_threshold(
     is_last = following < matched.scores
     is_last[-1] = True
     best = int(f1.where(is_last, -1.0).argmax())
+    if not f1[best] >= MIN_F1:
+        return None
     # In the middle of two scores, so that rounding does not matter.
     return float(matched.scores[best] + following[best]) / 2
 

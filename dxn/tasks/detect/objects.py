@@ -7,41 +7,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.core.marks import Described
+from dxn.core.marks import LABELS, LISTS, NUMBERS, Described, Order
 from dxn.tasks.names import class_name
 
-Order = Literal["corners", "size", "center"]
 Box = tuple[float, ...]  # the start on each axis, then the stop on each axis
 
-LABELS = ("label", "labels", "class", "category", "category_name", "name", "type", "event")
-# Keys of a list of four numbers, and what these are. COCO has left, top, width and height.
-LISTS: dict[str, Order] = {
-    "box": "corners",
-    "bbox": "size",
-    "bounding_box": "corners",
-    "xyxy": "corners",
-    "xywh": "size",
-    "cxcywh": "center",
-}
-# Keys of single numbers in the order of such a list.
-NUMBERS: tuple[tuple[tuple[str, ...], Order], ...] = (
-    (("left", "top", "right", "bottom"), "corners"),
-    (("xmin", "ymin", "xmax", "ymax"), "corners"),
-    (("x_min", "y_min", "x_max", "y_max"), "corners"),
-    (("x1", "y1", "x2", "y2"), "corners"),
-    (("cx", "cy", "width", "height"), "center"),
-    (("cx", "cy", "w", "h"), "center"),
-    (("x", "y", "width", "height"), "size"),
-    (("x", "y", "w", "h"), "size"),
-    (("start", "stop"), "corners"),
-    (("start", "end"), "corners"),
-    (("onset", "offset"), "corners"),
-    (("onset", "duration"), "size"),
-    (("start", "duration"), "size"),
-)
 # By number of axes.
 EXAMPLES = {
     1: '[{"label": "bell", "start": 0.5, "end": 1.5}]',

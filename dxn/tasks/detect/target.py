@@ -23,7 +23,7 @@ from dxn.tokenize.base import BadMedia, Placement
 # An object of which augmentation leaves less than this share in the picture is left out.
 MIN_VISIBLE = 0.25
 MAX_SHOWN = 3  # rows in a note
-DEFAULT_THRESHOLD = 0.4  # without validation rows with an object that the model finds
+DEFAULT_THRESHOLD = 0.4  # if the validation split is no reason for another one
 
 
 class ObjectsState(NamesState):

@@ -1,0 +1,233 @@
+"""The layout of a table in which one row is an object in a picture, or an event in a sound."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dxn.core.errors import UserError
+from dxn.core.marks import LABELS, LISTS, NUMBERS
+from dxn.data.rows import as_column
+from dxn.data.tables.read import Table
+from dxn.tokenize.media import SUFFIXES
+
+AUTO = "auto"
+OBJECTS = "objects"  # the column with the list of objects of a file
+UNNAMED = "object"  # the class of all objects of a table without a column of classes
+# Names of a column with files, if their suffixes do not tell, as in "image_id".
+IDS = re.compile(r"(image|img|picture|photo|file|video|clip|audio|recording)[ _]?(id|name)?", re.I)
+SUFFIX = re.compile(r".+\.[A-Za-z0-9]{2,5}", re.DOTALL)
+NUM_TRIED = 200  # cells that tell whether a column contains files
+SIZES = ("width", "height", "depth", "image_width", "image_height")  # of a picture, not of a box
+
+
+@dataclass(frozen=True)
+class ObjectRows:
+    """Several rows are one file: each row is an object in it, or says that there is none.
+
+    Args:
+        file: Column with the file of a row.
+        label: Column with the class. "": all objects have the same one.
+        places: Column of each number of a place, or of a list of numbers, by its key in an object,
+            see `dxn.core.marks`.
+    """
+
+    file: str
+    label: str
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    kind = OBJECTS
+    added = (OBJECTS,)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.places, Mapping):
+            raise ValueError(f"places must be a mapping, got {self.places!r}")
+        names = [self.file, self.label, *chain.from_iterable(self.places.items())]
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError(f"file, label and places must be names of columns, got {names!r}")
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return ()
+
+    def apply(
+        self,
+        table: Table,
+        *,
+        key: str = "data.",
+        required: Collection[str] = (),
+        with_target: bool = True,
+        notes: list[str] | None = None,
+    ) -> Table:
+        """Return a table with one row per file, and with the list of its objects.
+
+        Other columns are kept if they have one value per file, such as the split. A table without
+        the columns of the places, such as one to predict, gets no objects.
+        """
+        if self.file not in table.columns or OBJECTS in table.columns:
+            return table
+        rows: dict[Any, list[int]] = {}
+        values = list(table.columns[self.file])
+        for i, value in enumerate(values):
+            if isinstance(value, list | dict):
+                raise UserError(f"{table.origin(i)}: column {self.file!r} must have a file or id")
+            rows.setdefault(value, []).append(i)
+        own = {self.label, *self.places.values()}
+        names = {name.lower() for name in self.places.values()}
+        columns: dict[str, Any] = {}
+        unused: list[str] = []
+        for name, column in table.columns.items():
+            if name in own:
+                continue
+            cells = list(column)
+            is_same = all(cells[i] == cells[own[0]] for own in rows.values() for i in own)
+            is_size = name.lower() in SIZES and name.lower() not in names
+            if name in required or (is_same and not is_size):
+                columns[name] = as_column([cells[own[0]] for own in rows.values()])
+            else:
+                unused.append(name)
+        if self.file in columns:
+            columns[self.file] = as_column(_files(list(rows), table.path))
+        if with_target and own - {""} <= table.columns.keys():
+            cells = self._objects(table, rows.values())
+            columns[OBJECTS] = as_column(cells, is_json=True)
+        elif key:  # the table of one split has no objects, but it needs the same columns
+            columns[OBJECTS] = as_column([None] * len(rows))
+        if notes is not None:
+            notes.append(f"one row per object: the rows with the same {self.file} become one row")
+            if unused:
+                notes.append(
+                    f"not used: {', '.join(unused)} (of single objects, or the size of a file)"
+                )
+        first = np.array([own[0] for own in rows.values()], np.int64)
+        return Table(columns, table.origins.take(first), table.notes, table.path)
+
+    def _objects(self, table: Table, groups: Collection[Sequence[int]]) -> list[list[Any]]:
+        """Return the list of objects of each file."""
+        labels = list(table.columns[self.label]) if self.label else [UNNAMED] * len(table)
+        places = {key: list(table.columns[name]) for key, name in self.places.items()}
+        objects: list[list[Any]] = []
+        for rows in groups:
+            found: list[Any] = []
+            for i in rows:
+                place = {key: cells[i] for key, cells in places.items() if cells[i] is not None}
+                label = None if _is_blank(labels[i]) else labels[i]
+                if label is None or (not self.label and not place):
+                    continue  # the row says that there is no object
+                place = {key: _numbers(value) for key, value in place.items()}
+                found.append({"label": label, **place})
+            objects.append(found)
+        return objects
+
+    def node(self) -> dict[str, Any]:
+        return {
+            self.kind: {"file": self.file, "label": self.label, "places": dict(self.places)},
+        }
+
+    def options(self) -> dict[str, Any]:
+        return {self.kind: self.file}
+
+    @classmethod
+    def from_option(cls, value: Any) -> ObjectRows:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"must be a mapping with file, label and places, got {value!r}")
+        return cls(**value)
+
+
+def find_object_rows(
+    table: Table, column: str, *, inputs: Sequence[str], targets: Sequence[str]
+) -> ObjectRows | None:
+    """Return the layout of a table whose rows are objects. None: the table has another layout.
+
+    A table is recognized by a column of files, one of classes, and those of places.
+
+    Args:
+        table: All rows of all splits.
+        column: Column with the file of a row, which the user chose, or AUTO.
+        inputs: Columns that the user chose as inputs.
+        targets: Possible target columns.
+
+    Raises:
+        UserError: If the chosen column does not exist, or no columns have places.
+    """
+    if column != AUTO:
+        table.column(column, "data.objects")
+    by_name = {name.lower().strip().replace(" ", "_"): name for name in table.columns}
+    chosen = column if column != AUTO else _file_column(table, inputs)
+    places: dict[str, str] = {}
+    for keys in (*(keys for keys, _ in NUMBERS), *((key,) for key in LISTS)):
+        names = [by_name[key] for key in keys if key in by_name]
+        if len(names) == len(keys) and chosen not in names:
+            places = dict(zip(keys, names, strict=True))
+            break
+    if not places and column != AUTO:
+        known = ", ".join(table.columns)
+        raise UserError(
+            "data.objects: the table must have columns with the place of an object, such as xmin, "
+            f"ymin, xmax and ymax, or start and stop; the columns are {known}"
+        )
+    if not places or not chosen:
+        return None
+    known = [name.lower() for name in targets if name in table.columns]
+    labels = [by_name[name] for name in (*known, *LABELS) if name in by_name]
+    label = next((name for name in labels if name not in (chosen, *places.values())), "")
+    if column == AUTO and not label:
+        return None
+    # Lists of several boxes are a target already, so that each row is a file.
+    if len(places) == 1 and not all(map(_is_flat, table.columns[next(iter(places.values()))])):
+        return None
+    return ObjectRows(chosen, label, places)
+
+
+def _file_column(table: Table, inputs: Sequence[str]) -> str:
+    """Return the column with files, "" if there is none."""
+    named = [name for name in inputs if name in table.columns]
+    for name in named or table.columns:
+        cells = [cell for cell in table.columns[name][:NUM_TRIED] if cell is not None]
+        if cells and all(isinstance(cell, str) and SUFFIX.fullmatch(cell) for cell in cells):
+            return name
+    return next((name for name in named or table.columns if IDS.fullmatch(name)), "")
+
+
+def _files(values: Sequence[Any], table: Path | None) -> list[Any]:
+    """Return the paths of files whose names have no suffix, if they are below the table."""
+    if table is None or all(SUFFIX.fullmatch(str(value)) for value in values):
+        return list(values)
+    suffixes = tuple(chain.from_iterable(SUFFIXES.values()))
+    index: dict[str, str] = {}
+    for folder, _, names in os.walk(table.parent):
+        for name in sorted(names):
+            if name.lower().endswith(suffixes):
+                path = Path(folder, name)
+                index.setdefault(path.stem, str(path.relative_to(table.parent)))
+    return [value if value is None else index.get(str(value), value) for value in values]
+
+
+def _is_blank(value: Any) -> bool:
+    """Whether a cell has no label, also as pandas writes one."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+def _is_flat(cell: Any) -> bool:
+    """Whether a cell is blank or contains the numbers of one box."""
+    value = _numbers(cell)
+    items = value if isinstance(value, list) else [value]
+    return not any(isinstance(item, list | dict) for item in items)
+
+
+def _numbers(cell: Any) -> Any:
+    """Return the numbers of a box that are written as a text, or the cell as it is."""
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        try:
+            return json.loads(cell)
+        except (ValueError, RecursionError):
+            return cell  # reported with the row when the objects are read
+    return cell
