@@ -45,13 +45,13 @@ KNOW_MODALITIES = (
 # "category" is also a usual name of a target column, "image" of a folder, "text" a data source, and
 # a key of an entity and of OpenAI's API.
 COLUMN_NAMES = {
+    ("core/marks.py", "category"),
     ("data/columns/answers.py", "text"),
     ("data/columns/choose.py", "category"),
     ("data/sources/detect.py", "image"),
     ("data/sources/detect.py", "text"),
     ("runs/predictor/table.py", "text"),
     ("serve/openai.py", "text"),
-    ("tasks/detect/objects.py", "category"),
     ("tasks/entities.py", "text"),
     ("tasks/infer.py", "text"),
     ("tasks/span/target.py", "text"),

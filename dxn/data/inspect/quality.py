@@ -12,6 +12,7 @@ import numpy as np
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
+from dxn.core.marks import Described
 from dxn.core.results import Truncation
 from dxn.data.dataset import Opened
 from dxn.data.reading import Issue
@@ -293,7 +294,7 @@ def _names(target: Any) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = str(value) if isinstance(value, Described) else repr(value)
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
 
 
