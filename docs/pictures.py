@@ -43,6 +43,7 @@ GUIDES = {
     "tag": ("tasks/tag.md", "attention/heads.png"),
     "segment": ("tasks/segment.md", "masks/7.png"),
     "detect": ("tasks/detect.md", "attention/shares.png"),
+    "events": ("tasks/events.md", "attention/shares.png"),
     "span": ("tasks/span.md", "attention/shares.png"),
     "alignment": ("tasks/generate.md", "attention/alignment.png"),
     "language": ("tasks/language.md", "attention/heads.png"),
