@@ -14,7 +14,7 @@ from dxn.config.command import AS_TYPED, Command, Group, PathOption
 from dxn.config.groups import options
 from dxn.config.settings import Settings
 from dxn.core.errors import UserError, similar
-from dxn.data.sources.detect import infer_source, require_path, table_format
+from dxn.data.sources.detect import ARRAYS, infer_source, require_path, table_format
 from dxn.runs.paths import AUTO, trained_run, weights_of_run
 
 # A model on the hub. A single name, such as a misspelt folder, is not one.
@@ -162,6 +162,8 @@ class Data(Command):
         if file.exists():
             return {"data": infer_source(file)}
         # A missing path is reported later, together with the other problems of the command.
+        if file.name.lower().endswith(ARRAYS):
+            return {"data": "grid"}
         return {"data": "folder" if table_format(file) is None else "table"}
 
 

@@ -49,6 +49,9 @@ MEANINGS = {
     "Lower is better.",
     "mase": "Mean absolute error divided by that of repeating the last season of the training "
     "data. Below 1 is better than repeating.",
+    "mse": "Mean squared error, in the squared unit of the target. Lower is better.",
+    "skill": "1 minus the mean squared error divided by that of repeating the last season, or the "
+    "last frame. 0 is as good as repeating, 1 is perfect.",
     "crps": "Continuous ranked probability score: error of the whole predicted distribution. Lower "
     "is better.",
     "coverage": "Share of the true values between the lowest and the highest predicted quantile.",

@@ -220,9 +220,9 @@ def frame_charts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart
         true = truths[i].values.unflatten(1, truths[i].frame).numpy()[: len(forecast)]
         history = truths[i].past[-len(forecast) :].unflatten(1, truths[i].frame).numpy()
         rows = {"history": history, "true": true, "forecast": forecast}
-        height = 0.6 + 3 * 5.4 / max(len(forecast), 4) * true.shape[1] / true.shape[2]
+        height = 0.5 + 3 * 3.7 / max(len(forecast), 4) * true.shape[1] / true.shape[2]
         alt = f"forecast {i + 1}: the last frames of the history, the true ones and the forecast"
-        charts.append(Chart(f"forecast {i + 1}", alt, _frames(rows), (6.4, height)))
+        charts.append(Chart(f"forecast {i + 1}", alt, _frames(rows), (4.6, height)))
     return charts
 
 
@@ -252,6 +252,7 @@ def _frames(rows: Mapping[str, np.ndarray]) -> Callable[[Axes], None]:
         colors = ScalarMappable(Normalize(*limits), "viridis")
         bar = axis.figure.colorbar(colors, ax=axis, fraction=0.03, pad=0.02)
         bar.ax.tick_params(labelsize=7)
+        bar.outline.set_visible(False)
         bar.formatter = plain_numbers(max(abs(limit) for limit in limits))
 
     return draw

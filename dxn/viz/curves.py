@@ -31,6 +31,8 @@ FAMILIES = {
     "mae": "error, unit of the target",
     "median_absolute_error": "error, unit of the target",
     "crps": "error, unit of the target",
+    "mse": "squared error",
+    "skill": "skill",
     "mase": "error, 1: repeat the last season",
     "log_loss": "log loss",
     "perplexity": "perplexity",
