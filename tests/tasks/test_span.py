@@ -104,6 +104,19 @@ def test_the_text_has_a_usual_name_or_is_the_longest():
         bound(Span(), {"context": [TEXT]})
 
 
+def test_a_row_without_the_text_has_no_position():
+    task = Span()
+    task.target.read("Bob", "qa.csv row 2", {"question": "Where?", "context": TEXT})
+    raws = {"question": "Where is Bob?"}
+    assert task.target.read("Eve", "qa.csv row 3", raws) == Answers(("Eve",))
+
+
+def test_answers_that_occur_several_times_are_counted():
+    answers = [read("in"), read("Bob"), read({"text": ["in"], "answer_start": [30]})]
+    assert [answer.start for answer in answers] == [10, 26, 30]
+    assert "1 without a start occur several times" in Span().target.describe(answers)
+
+
 # Windows
 
 
@@ -218,6 +231,18 @@ def test_a_prediction_is_an_exact_part_of_the_text():
     model.adapters["question"] = model.adapters["context"]
     (found,) = predict(task, model, batch)
     assert found.text and text[found.start : found.stop] == found.text == found.text.strip()
+
+
+def test_a_question_longer_than_a_window_and_an_answer_at_the_end_of_a_long_text():
+    # Learned positions end at max_len, and a sample usually keeps the first 50,000 characters.
+    text = " ".join(["Ada"] * 20_000 + ["Bob"])
+    raws = {"question": ["who is it " * 30], "context": [text]}
+    task = Span()
+    adapters = bound(task, raws, 64)
+    batch = make_batch(task, adapters, raws)
+    (window, *_) = task.target.windows.cut(batch)
+    assert window["question"]["ids"].shape == window["question"]["mask"].shape == (1, 64)
+    assert batch["context"]["text"] == [text]
 
 
 def test_no_answer_is_predicted_only_if_the_training_has_such_questions():

@@ -67,6 +67,11 @@ def best(
     step = room - min(max(room, 2) // 2, options["overlap"])
     found = (-1, -1, -np.inf)
     none = np.inf
+    for name in options["others"]:
+        if f"{name}.mask" in arrays:
+            length = int(arrays[f"{name}.mask"][0].sum()) - lead - end
+            longest = min(length, options["max_len"] - lead - end)
+            arrays = _part(arrays, name, 0, longest, options)
     start = 0
     while True:
         stop = min(start + room, count)

@@ -27,7 +27,7 @@ STARTS = ("answer_start", "start", "starts")
 WITH_ANSWER = 0.5  # probability that a window of a long training text contains the answer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Answers:
     """The right answers of a question.
 
@@ -35,13 +35,15 @@ class Answers:
         texts: The answers, of which each is right. Empty: the text does not contain an answer.
         start: Position of the first character of an answer in the text; -1 if it is unknown.
         stop: Position behind the last character of the same answer.
+        is_unclear: Whether the answer occurs several times, so that the first position is used.
     """
 
     texts: tuple[str, ...] = ()
     start: int = -1
     stop: int = -1
+    is_unclear: bool = False
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return " | ".join(self.texts)
 
 
@@ -93,14 +95,16 @@ class SpanTarget(Target):
             ) from None
         texts = {name: plain_text(r) for name, r in raws.items() if isinstance(r, str | list)}
         self.lengths.update({name: len(text) for name, text in texts.items()})
-        name = self._context(texts)
+        # The names of all rows: this one can lack the text.
+        name = self._context(self.lengths)
         answers = tuple(dict.fromkeys(text for text, _ in found))
         if not answers or name not in texts:
             return Answers(answers)
         for text, start in found:
             position = nearest(texts[name], text, start)
             if position >= 0:
-                return Answers(answers, position, position + len(text))
+                is_unclear = start is None and texts[name].count(text) > 1
+                return Answers(answers, position, position + len(text), is_unclear)
         raise UserError(
             f"{origin}: the answer {shortened(answers[0])} does not occur in {name}; correct it"
         )
@@ -144,6 +148,7 @@ class SpanTarget(Target):
             max_len=tokenizer.max_len,
             overlap=self.overlap,
             max_question=min(self.max_question, tokenizer.max_len // 2),
+            others=tuple(name for name in same if name != question),
             **special,
         )
         self.required = self.prepared_inputs = tuple(filter(None, (question, self.context)))
@@ -192,7 +197,10 @@ class SpanTarget(Target):
             f"{statistics.median(lengths):,.0f}"
         )
         without = len(values) - len(lengths)
-        return f"{line}; {without:,} questions without an answer" if without else line
+        line += f"; {without:,} questions without an answer" if without else ""
+        unclear = sum(value.is_unclear for value in values)
+        several = f"; {unclear:,} without a start occur several times, the first one is used"
+        return line + several if unclear else line
 
 
 def read_answers(cell: Any) -> Iterator[tuple[str, int | None]]:

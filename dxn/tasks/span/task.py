@@ -184,6 +184,7 @@ class Span(Task[SpanTarget]):
             "decode": "answers",
             "input": windows.context,
             "question": windows.question,
+            "others": list(windows.others),
             "max_len": windows.max_len,
             "overlap": windows.overlap,
             "max_question": windows.max_question,

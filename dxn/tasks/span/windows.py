@@ -49,6 +49,7 @@ class Windows:
         middle: Special tokens between question and text.
         tail: Special tokens at the end.
         num_tail: Number of special tokens at the end of a single text.
+        others: Names of the other texts of the same tokenizer, which are cut to max_len.
     """
 
     context: str
@@ -60,6 +61,7 @@ class Windows:
     middle: tuple[int, ...] = ()
     tail: tuple[int, ...] = ()
     num_tail: int = 0
+    others: tuple[str, ...] = ()
 
     def room(self, num_question: Any) -> Any:
         """Return the number of tokens of a window behind a question with so many tokens."""
@@ -83,7 +85,23 @@ class Windows:
         part = batch[self.context]
         if WINDOW in part:
             return [batch]
+        if not torch.compiler.is_exporting():
+            batch = {**batch, **self._shorter(batch)}
         return [self._batch(batch, place) for place in self.places(batch)]
+
+    def _shorter(self, batch: Batch) -> dict[str, Any]:
+        """Return the other texts that are too long, with their first max_len tokens."""
+        shorter: dict[str, Any] = {}
+        for name in self.others:
+            part = batch.get(name)
+            if part is not None and part["mask"].shape[1] > self.max_len:
+                shape = part["mask"].shape
+                shorter[name] = {"rows": part["rows"]} | {
+                    key: value[:, : self.max_len]
+                    for key, value in part.items()
+                    if isinstance(value, Tensor) and value.shape[:2] == shape
+                }
+        return shorter
 
     def places(self, batch: Batch) -> list[Place]:
         """Return the place of each window in a batch, which has at least one."""

@@ -286,7 +286,8 @@ class TextTokenizer(Tokenizer):
             sample["answers"] = torch.tensor([*answers, *[-1] * num_pads], dtype=torch.long)
             sample["files"] = torch.tensor(raw.num_files)
         if rand is None:
-            sample["text"] = plain_text(raw)[:MAX_KEPT]
+            # An answer can be anywhere in a text that is read in windows.
+            sample["text"] = plain_text(raw)[: MAX_KEPT if self.is_cut else None]
         if self.chars is not None:
             # Masked tokens have no n-grams, which would tell what they were.
             offsets = [NO_COORDS if token == self.mask_id else at for token, at, _ in tokens]
