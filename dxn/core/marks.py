@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Order = Literal["corners", "size", "center"]
 
@@ -60,3 +64,20 @@ class Mark(NamedTuple):
     number: int
     box: tuple[float, ...]
     score: float | None = None
+
+
+class Areas(NamedTuple):
+    """The class of each pixel of a picture.
+
+    Args:
+        at: Function from a height and width to the number of the class of each pixel (H, W),
+            negative or not in `labels` where it has none of them.
+        labels: Names of the classes.
+        colors: Color of each class, such as #800000.
+        size: Height and width of a true mask. None: it is predicted.
+    """
+
+    at: Callable[[tuple[int, int]], np.ndarray]
+    labels: Sequence[str]
+    colors: Sequence[str]
+    size: tuple[int, int] | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from dxn.core.display import number, percent
-from dxn.core.marks import Described, Mark
+from dxn.core.marks import Areas, Described, Mark
 from dxn.report.evidence import Answers, Evidence
 from dxn.tasks import Task
 from dxn.tasks.metric import ClassScores, Metric
@@ -290,7 +290,9 @@ def written(
 
 
 def fragments(
-    inputs: Mapping[str, Shown], budget: Budget, marks: Mapping[str, Sequence[Mark]] | None = None
+    inputs: Mapping[str, Shown],
+    budget: Budget,
+    marks: Mapping[str, Sequence[Mark | Areas]] | None = None,
 ) -> list[tuple[str, Markup]]:
     """Return the name and the HTML of each input, at most MAX_INPUTS of them.
 
@@ -308,9 +310,9 @@ def fragments(
     return found
 
 
-def _marks(task: Task, *values: Any) -> dict[str, list[Mark]]:
+def _marks(task: Task, *values: Any) -> dict[str, list[Mark | Areas]]:
     """Return the marks of several values, by input name."""
-    found: dict[str, list[Mark]] = {}
+    found: dict[str, list[Mark | Areas]] = {}
     for value in values:
         for name, marks in task.marks(value).items():
             found.setdefault(name, []).extend(marks)

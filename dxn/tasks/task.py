@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
 from dxn.core.files import LABELS
-from dxn.core.marks import Mark
+from dxn.core.marks import Areas, Mark
 from dxn.core.schema import CheckedMembers, Strict, validated
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
@@ -237,7 +237,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """
         return None
 
-    def marks(self, value: Any) -> dict[str, list[Mark]]:
+    def marks(self, value: Any) -> Mapping[str, Sequence[Mark | Areas]]:
         """Return what a drawing marks in each input, by input name. Default: nothing.
 
         Args:

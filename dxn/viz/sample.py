@@ -181,6 +181,10 @@ def answer_line(answer: Mapping[str, Any]) -> str:
     elif "objects_in" in answer:
         line = ", ".join(_named(o["label"], {o["label"]: o["score"]}) for o in prediction)
         line = line or "no objects"
+    elif "masks_in" in answer:
+        parts = [f"{name} {percent(share)}" for name, share in prediction.items()]
+        more = f", and {len(parts) - MAX_LISTED} more" if len(parts) > MAX_LISTED else ""
+        line = ", ".join(parts[:MAX_LISTED]) + more
     elif "start" in answer and answer["start"] is None:
         line = "no answer"
     elif isinstance(prediction, Mapping):

@@ -16,6 +16,7 @@ from PIL import Image
 
 import dxn
 from dxn.core.errors import UserError
+from dxn.core.marks import Areas
 from dxn.data import annotated
 from dxn.data.sources.detect import infer_source
 from dxn.datasets import objects
@@ -29,6 +30,7 @@ from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
 from dxn.tokenize.base import Placement, pad
 from dxn.tokenize.image.reader import ImageReader
+from dxn.viz.masks import masks
 
 VALUES = np.array([[0, 1, 1], [2, 2, 255]], np.uint8)
 
@@ -151,7 +153,9 @@ def test_a_mask_must_have_the_size_of_its_picture():
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("mode", ["within", "stretch", "crop", "cover", "pad"])
 def test_masks_move_with_an_augmented_picture(seed, mode):
-    augment = ImageAugment(flip=True, turn=seed % 2 == 1, jitter=0.02, crop=6, zoom=0.4)
+    # A turned picture would mostly be padding with mode=pad.
+    turn = mode != "pad" and seed % 2 == 1
+    augment = ImageAugment(flip=True, turn=turn, jitter=0.02, crop=6, zoom=0.4)
     adapter = ImageAdapter(
         dim=8, image_size=(48, 64), augment=augment, resize=ResizeOptions(mode=mode)
     )
@@ -235,6 +239,25 @@ def test_a_mask_in_an_answer_is_a_file():
     assert data_url(content).startswith("data:image/png;base64,iVBOR")
 
 
+def test_a_report_has_both_masks_and_the_overlap_of_their_classes():
+    true = np.array([[0, 0, 1, 1], [0, 0, 2, 255]])
+    found = np.array([[0, 0, 1, 1], [0, 1, 1, 0]])
+
+    def areas(values, size=None):
+        whole_mask = Segmented(torch.from_numpy(np.where(values == 255, IGNORED, values)), whole())
+        return Areas(
+            whole_mask.at, ["sky", "<sea>", "sun"], ["#000000", "#800000", "#008000"], size
+        )
+
+    picture = np.zeros((2, 4, 3), np.uint8)
+    html = masks(picture, "a picture", [areas(true, true.shape), areas(found)])
+    assert html.count("<img") == 3 and html.count("swatch") == 4
+    assert "sky, IoU 75%" in html and "&lt;sea&gt;, IoU 50%" in html and "sun, IoU 0%" in html
+    assert "no class" in html
+    alone = masks(picture, "a picture", [areas(found)])
+    assert alone.count("<img") == 2 and "IoU" not in alone and "sun" not in alone
+
+
 def write_table(folder, count, size=48):
     rows = objects(num_train=count, num_validation=1, num_test=1, size=size, masks=True)
     cells = rows.splits["train"].cells
@@ -253,7 +276,8 @@ def write_table(folder, count, size=48):
 def test_a_table_with_masks_trains_predicts_and_evaluates(tmp_path, capsys):
     table = write_table(tmp_path, 30)
     run = tmp_path / "run"
-    text = printed(capsys, "train", str(table), "data.target=area", *SMALL_IMAGES, f"run={run}")
+    options = ["data.target=area", *SMALL_IMAGES, f"run={run}"]
+    text = printed(capsys, "train", str(table), *options)
     assert "area (segment)" in text and "miou" in text and "always 0" in text
     metrics = json.loads((run / "metrics.json").read_text())
     assert 0 <= metrics["test/miou"] <= 1
@@ -261,13 +285,17 @@ def test_a_table_with_masks_trains_predicts_and_evaluates(tmp_path, capsys):
         row = next(csv.DictReader(file))
     assert row["target"].endswith("_mask.png")
     assert sum(float(value) for name, value in row.items() if "share(" in name) > 0.99
+    printed(capsys, "report", f"run={run}")
+    page = (run / "report.html").read_text()
+    assert '<div class="masks">' in page and "<figcaption>predicted</figcaption>" in page
+    assert 'class="legend"' in page and ", IoU " in page
     printed(capsys, "predict", f"run={run}", f"input.photo={tmp_path / '0.png'}")
     answers = tmp_path / "answers.jsonl"
     printed(capsys, "predict", f"run={run}", f"input={table}", f"output={answers}")
     assert len(answers.read_text().splitlines()) == 30
-    masks = tmp_path / "masks"
-    printed(capsys, "predict", f"run={run}", f"input={table}", f"output={masks}")
-    with Image.open(tmp_path / "2.png") as picture, Image.open(masks / "2.png") as mask:
+    folder = tmp_path / "masks"
+    printed(capsys, "predict", f"run={run}", f"input={table}", f"output={folder}")
+    with Image.open(tmp_path / "2.png") as picture, Image.open(folder / "2.png") as mask:
         assert mask.size == picture.size and mask.mode == "P"
     message = refused(capsys, "predict", f"run={run}", f"input={table}", "output=a.coco.json")
     assert "only a model that finds objects in pictures" in message

@@ -11,9 +11,11 @@ const SVG = "http://www.w3.org/2000/svg";
 export function showAnswer(box, result, path, values = {}) {
   box.replaceChildren();
   if (path === "embed") return showVector(box, result);
-  const { prediction, probabilities = {}, entities, quantiles, excerpt, objects_in } = result;
+  const { prediction, probabilities = {}, entities, quantiles, excerpt, objects_in, masks_in } = result;
   if (objects_in) {
     showObjects(box, prediction, values[objects_in]);
+  } else if (masks_in) {
+    showMask(box, result, values[masks_in]);
   } else if (entities) {
     make(box, "p", entities.length ? "entities:" : "no entities", { class: "soft" });
     const chips = make(box, "div", null, { class: "chips" });
@@ -66,6 +68,30 @@ function showObjects(box, found, file) {
     name.append(plain(each.label));
     make(row, "td", percent(each.score));
     for (const place of places) make(row, "td", Number(each[place].toPrecision(4)));
+  }
+}
+
+// A table of the classes, and the picture under its mask.
+function showMask(box, { prediction, mask, colors }, file) {
+  const frame = make(box, "div", null, { class: "boxes" });
+  if (file instanceof Blob) {
+    const picture = make(frame, "img", null, { alt: "the picture" });
+    picture.addEventListener("load", () => URL.revokeObjectURL(picture.src));
+    picture.src = URL.createObjectURL(file);
+  }
+  const over = make(frame, "img", null, { alt: "the mask", class: "mask", src: mask });
+  const label = make(box, "label", "mask ", { class: "soft" });
+  const range = make(label, "input", null, { type: "range", min: 0, max: 100, value: 55 });
+  const fade = () => { over.style.opacity = range.value / 100; };
+  range.addEventListener("input", fade);
+  fade();
+  const table = make(box, "table", null), head = make(table, "tr", null);
+  for (const name of ["class", "share of the pixels"]) make(head, "th", name, { scope: "col" });
+  for (const [name, share] of Object.entries(prediction)) {
+    const row = make(table, "tr", null), cell = make(row, "th", null, { scope: "row", dir: "auto" });
+    make(cell, "span", null, { class: "swatch", "aria-hidden": "true" }).style.background = colors[name];
+    cell.append(plain(name));
+    make(row, "td", percent(share));
   }
 }
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from dxn.core.errors import UserError
+from dxn.core.marks import LABELS
 from dxn.core.untrusted import shortened
-from dxn.tasks.detect.objects import LABELS, list_of_objects
+from dxn.tasks.detect.objects import list_of_objects
 from dxn.tasks.names import class_name
 from dxn.tokenize.base import BadMedia
 

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from dxn.core.errors import UserError
+from dxn.core.marks import Described
 from dxn.core.untrusted import shortened
 from dxn.tasks.segment.drawn import Drawn
 from dxn.tokenize.base import BadMedia
@@ -30,7 +31,7 @@ MASK, NAMES = "mask", "names"
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
+class Mask(Described):
     """The mask of a picture, which is decoded when it is needed.
 
     Args:
@@ -42,6 +43,11 @@ class Mask:
     key: str
     source: Any = field(compare=False, repr=False)
     size: tuple[int, int]
+
+    def __str__(self) -> str:
+        if isinstance(self.source, str):
+            return self.source
+        return f"mask of {self.size[1]}×{self.size[0]} pixels"
 
     def values(self) -> np.ndarray:
         """Return the values (H, W) of the pixels.

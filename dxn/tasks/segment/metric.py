@@ -25,7 +25,7 @@ class Segmented:
     """The prediction for one picture.
 
     Args:
-        classes: (h, w) uint8. Class of each pixel of the prepared picture.
+        classes: (h, w). Class of each pixel of the prepared picture.
         placement: Where the prepared picture lies in the original one.
     """
 

@@ -16,18 +16,22 @@ from torch import Tensor, nn
 from dxn.core.display import significant
 from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
+from dxn.core.marks import Areas
 from dxn.models.pooling import check_registers
 from dxn.tasks.names import MAX_CLASS_COLUMNS
 from dxn.tasks.segment.head import SegmentHead
 from dxn.tasks.segment.mask_head import MaskHead
 from dxn.tasks.segment.mask_space import MaskClasses
-from dxn.tasks.segment.masks import data_url, png
+from dxn.tasks.segment.masks import Mask, data_url, palette, png
 from dxn.tasks.segment.metric import Overlap, Segmented
 from dxn.tasks.segment.space import PerPixel
 from dxn.tasks.segment.target import PixelClasses
 from dxn.tasks.space import Batch
 from dxn.tasks.task import Task
 from dxn.tokenize.base import BadMedia, Placement
+
+# A mask that covers its picture.
+WHOLE = Placement(torch.zeros(2), torch.ones(2), torch.ones(2))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -151,8 +155,7 @@ class Segment(Task[PixelClasses]):
         placement = self.target.tokenizers[self.target.input].placement(part)
         placements = [each.cpu().float() for each in placement]
         nothing = torch.zeros(1, 1, dtype=torch.uint8)
-        whole = Placement(torch.zeros(2), torch.ones(2), torch.ones(2))
-        found = [Segmented(nothing, whole)] * batch["#size"]
+        found = [Segmented(nothing, WHOLE)] * batch["#size"]
         for i, row in enumerate(part["rows"].tolist()):
             height, width = sizes[i]
             # A copy: a view would keep the padding of the batch.
@@ -166,11 +169,33 @@ class Segment(Task[PixelClasses]):
         """Return the share of each class, and the mask as a PNG file in a data URL.
 
         The mask has the size of the picture if the picture is known, or else that of the prepared
-        one.
+        one. "colors" are those of the classes in the mask, in the order of the values of its
+        pixels, and "masks_in" is the name of the input with the picture.
         """
         classes = self._mask(prediction, inputs)
         content = png(classes, len(self.target.labels))
-        return {"prediction": self._shares(classes), "mask": data_url(content)}
+        return {
+            "prediction": self._shares(classes),
+            "mask": data_url(content),
+            "colors": self._colors(),
+            "masks_in": self.target.input,
+        }
+
+    def marks(self, value: Segmented | Mask) -> Mapping[str, Sequence[Areas]]:
+        """Return a predicted or true mask."""
+        labels, colors = self.target.labels, list(self._colors().values())
+        if isinstance(value, Segmented):
+            return {self.target.input: [Areas(value.at, labels, colors)]}
+        true = Segmented(torch.from_numpy(self.target.index_of(value)), WHOLE)
+        return {self.target.input: [Areas(true.at, labels, colors, value.size)]}
+
+    def _colors(self) -> dict[str, str]:
+        """Return the color of each class in a mask."""
+        channels = palette(len(self.target.labels))
+        return {
+            label: "#" + bytes(channels[3 * i : 3 * i + 3]).hex()
+            for i, label in enumerate(self.target.labels)
+        }
 
     def columns(
         self, prediction: Segmented, target: Any = None, inputs: Mapping[str, Any] | None = None
@@ -206,6 +231,5 @@ class Segment(Task[PixelClasses]):
     def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Segmented]] | None:
         """Return the most frequent class for every pixel."""
         best = int(np.argmax(self.target.frequencies))
-        whole = Placement(torch.zeros(2), torch.ones(2), torch.ones(2))
-        same = Segmented(torch.full((1, 1), best, dtype=torch.uint8), whole)
+        same = Segmented(torch.full((1, 1), best, dtype=torch.uint8), WHOLE)
         return f"always {self.target.labels[best]}", [same] * len(raws)

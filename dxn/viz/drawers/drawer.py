@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from dxn.core.marks import Mark
+from dxn.core.marks import Areas, Mark
 from dxn.viz.drawers.heat import draw_alignment
 from dxn.viz.figure import heat_colors
 from dxn.viz.html import escaped
@@ -187,7 +187,7 @@ class Drawer:
         """Return the input as HTML without scripts, in which everything from data is escaped."""
         return f'<p class="note">no preview of the kind {escaped(shown.modality)}</p>'
 
-    def marked_fragment(self, shown: Shown, marks: Sequence[Mark]) -> str:
+    def marked_fragment(self, shown: Shown, marks: Sequence[Mark | Areas]) -> str:
         """Return the input as HTML with its marks. Default: without them, see `fragment`."""
         return self.fragment(shown)
 

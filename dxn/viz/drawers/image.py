@@ -11,12 +11,13 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from dxn.core.marks import Mark
+from dxn.core.marks import Areas, Mark
 from dxn.tokenize.image.reader import read_image
 from dxn.viz.drawers.drawer import Shown, is_file
 from dxn.viz.drawers.heat import MAX_RATIO, Panel
 from dxn.viz.drawers.panel import GAP, PanelDrawer
 from dxn.viz.marks import marked
+from dxn.viz.masks import masks
 from dxn.viz.media import encoded, picture
 
 SIDE = 3.6  # inches of the longer side of an image
@@ -59,10 +60,14 @@ class ImageDrawer(PanelDrawer):
             raw = _fine(shown.source, Path(shown.source).stat().st_mtime_ns, channels=len(raw))
         return Panel(rgb(raw), width, height)
 
-    def marked_fragment(self, shown: Shown, marks: Sequence[Mark]) -> str:
-        """Return the image as HTML with boxes. True ones have dashed lines."""
-        html = picture(marked(self.panel(shown).pixels, marks), self.describe(shown))
-        if any(mark.score is None for mark in marks):
+    def marked_fragment(self, shown: Shown, marks: Sequence[Mark | Areas]) -> str:
+        """Return the image as HTML with boxes, of which true ones have dashed lines, or masks."""
+        areas = [mark for mark in marks if isinstance(mark, Areas)]
+        if areas:
+            return masks(self.panel(shown).pixels, self.describe(shown), areas)
+        boxes = [mark for mark in marks if isinstance(mark, Mark)]
+        html = picture(marked(self.panel(shown).pixels, boxes), self.describe(shown))
+        if any(mark.score is None for mark in boxes):
             html += '<p class="note">dashed: true objects</p>'
         return html
 
