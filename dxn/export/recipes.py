@@ -94,6 +94,7 @@ def series_recipe(tokenizer: SeriesTokenizer) -> Recipe:
     return {
         "prepare": "series",
         "channels": tokenizer.reader.num_channels,
+        "frame": None if tokenizer.reader.frame is None else list(tokenizer.reader.frame),
         "normalize": tokenizer.normalize,
         "mean": tokenizer.mean.tolist(),
         "std": tokenizer.std.tolist(),

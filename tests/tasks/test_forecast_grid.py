@@ -10,6 +10,8 @@ from dxn.core.errors import UserError
 from dxn.data.rows import TARGET
 from dxn.data.series.grid import grid, read_grid
 from dxn.datasets import fields
+from dxn.export.programs import series as program
+from dxn.export.recipes import series_recipe
 from dxn.tasks.forecast.futures import ForecastMetric, Future
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.adapter import SeriesAdapter
@@ -80,6 +82,26 @@ def test_a_missing_cell_is_not_read():
     assert (~batch["observed"]).sum() == 1
     tokens = adapter(batch)
     assert tokens.x.isfinite().all()
+
+
+def test_an_exported_program_reads_frames_like_the_tokenizer():
+    frames = np.random.default_rng(0).standard_normal((7, 3, 5)).astype(np.float32)
+    frames[6, 1, 2] = np.nan
+    adapter = SeriesAdapter(8, patch_size=2)
+    reader = adapter.tokenizer.reader
+    reader.learn([frames])
+    raw = reader.read(frames)
+    adapter.fit([raw])
+    adapter.tokenizer.continue_from(4, horizon=2)
+    options = series_recipe(adapter.tokenizer)
+    exported = program.read(frames, options)
+    assert exported is not None
+    prepared = program.prepare([exported], options)
+    for name, value in adapter.tokenizer.batch([raw]).items():
+        if isinstance(value, torch.Tensor):
+            assert np.allclose(prepared[name], value, atol=1e-6), name
+    with pytest.raises(ValueError, match="frames of"):
+        program.read(frames.transpose(0, 2, 1), options)
 
 
 def test_skill_is_zero_for_persistence_and_one_for_the_truth():

@@ -15,8 +15,8 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray | None:
     """Return a series as float32 (T, C), NaN where a value is missing. None: it has no values.
 
     Args:
-        value: An array or a list, (T,) or (T, C); a text such as "1 2 nan" or "[[1, 2], [3, 4]]";
-            or the path of a .npy or .csv file.
+        value: An array or a list, (T,) or (T, C), or an array of frames (T, H, W); a text such as
+            "1 2 nan" or "[[1, 2], [3, 4]]"; or the path of a .npy or .csv file.
         options: Options of the input in preprocess.json.
 
     Raises:
@@ -27,6 +27,10 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray | None:
     if isinstance(value, str | Path):
         value = _parsed(str(value))
     steps = without_end(to_steps(value))
+    if steps is not None and steps.ndim == 3:
+        if list(steps.shape[1:]) != options["frame"]:
+            raise ValueError(f"must have frames of {options['frame']} cells, got {steps.shape}")
+        steps = steps.reshape(len(steps), -1)
     if steps is not None and steps.shape[1] != options["channels"]:
         raise ValueError(f"must have {options['channels']} channels, got {steps.shape[1]}")
     ahead, unknown = options["ahead"], options["channels"] - options["num_known"]
@@ -92,6 +96,8 @@ def _statistics(raw: np.ndarray, options: Mapping[str, Any]) -> tuple[np.ndarray
     if options["normalize"] == "none":
         return np.zeros(channels, np.float32), np.ones(channels, np.float32)
     x = raw.astype(np.float64)
+    if options["frame"] is not None:  # all cells have the same statistics
+        x = x.reshape(-1, 1)
     count = np.maximum((~np.isnan(x)).sum(0), 1)
     mean = np.nansum(x, 0) / count
     std = np.sqrt(np.nansum((x - mean) ** 2, 0) / count)
@@ -101,4 +107,5 @@ def _statistics(raw: np.ndarray, options: Mapping[str, Any]) -> tuple[np.ndarray
     if options["num_known"]:
         known = slice(-options["num_known"], None)
         mean[known], std[known] = options["mean"][known], options["std"][known]
-    return mean.astype(np.float32), std.astype(np.float32)
+    mean, std = (np.broadcast_to(each, channels).astype(np.float32) for each in (mean, std))
+    return mean, std
