@@ -23,6 +23,7 @@ from dxn.tasks.detect.query_head import log_odds
 from dxn.tasks.detect.space import Detections, candidates, match
 from dxn.tasks.detect.target import DetectedObjects, to_places, to_prepared
 from dxn.tasks.detect.task import without_duplicates
+from dxn.tasks.infer import infer
 from dxn.tokenize import AudioAdapter, ImageAdapter, ImageAugment
 
 BOX = (2.0, 1.0, 12.0, 6.0)  # top, left, bottom, right
@@ -58,6 +59,10 @@ def test_events_have_a_start_and_a_stop():
         ([{"label": "cat", "box": [1, 2, 3]}], "4 numbers"),
         ([{"label": "cat", "box": [1, 2, "x", 4]}], "finite numbers"),
         ([{"label": "cat", "box": [1, 2, math.nan, 4]}], "finite numbers"),
+        ([{"label": "cat", "box": [1, 2, 10**400, 4]}], "finite numbers"),
+        ([{"label": "cat", "box": "1 2 3 4"}], "finite numbers"),
+        ([{"label": ["cat"], "box": [1, 2, 3, 4]}], "must have a label"),
+        ([{"label": " ", "box": [1, 2, 3, 4]}], "must have a label"),
         ([3], "must have a place"),
         (7, "must be a list of objects"),
     ],
@@ -65,6 +70,13 @@ def test_events_have_a_start_and_a_stop():
 def test_other_cells_are_refused(cell, problem):
     with pytest.raises(UserError, match=f"row 1: .*{problem}"):
         read_objects(cell, "row 1", axes=2, order=None)
+
+
+@pytest.mark.parametrize("cell", ["[{label: a", 7, [{"label": "cat", "box": [1, 2, 3]}], [None]])
+def test_a_bad_row_does_not_turn_boxes_into_classes(cell):
+    good = [{"label": "cat", "box": [1, 2, 3, 4]}]
+    assert infer([good, [], cell, good])[0] == "detect"
+    assert infer([cell, [], cell, good])[0] != "detect"
 
 
 def target_of(adapter, labels=("cat",), order=None):

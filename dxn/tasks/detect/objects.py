@@ -11,6 +11,7 @@ from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.core.marks import LABELS, LISTS, NUMBERS, Described, Order
+from dxn.core.untrusted import shortened
 from dxn.tasks.names import class_name
 
 Box = tuple[float, ...]  # the start on each axis, then the stop on each axis
@@ -60,21 +61,27 @@ def list_of_objects(cell: Any) -> list[Any] | None:
 
 
 def are_objects(cells: Sequence[Any]) -> bool:
-    """Return whether target cells are lists of objects with boxes; a list can also be empty."""
-    found = False
+    """Return whether most target cells are lists of objects with boxes; a list can also be empty.
+
+    The others are reported when the rows are read. They must not turn the lists into classes.
+    """
+    right = wrong = 0
     for cell in cells:
         items = list_of_objects(cell)
-        if items is None:
-            return False
-        for item in items:
-            try:
-                numbers, _ = _box_of(item, "")
-            except UserError:
-                return False
-            if len(numbers) not in (2, 4):
-                return False
-            found = True
-    return found
+        if items:
+            has_places = all(map(_has_place, items))
+            right, wrong = right + has_places, wrong + (not has_places)
+        elif items is None:
+            wrong += 1
+    return right > wrong
+
+
+def _has_place(item: Any) -> bool:
+    try:
+        numbers, _ = _box_of(item, "")
+    except UserError:
+        return False
+    return len(numbers) in (2, 4)
 
 
 def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> Objects:
@@ -96,7 +103,8 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
     example = EXAMPLES[axes]
     if items is None:
         raise UserError(
-            f"{origin}: the target must be a list of objects such as {example}, got {cell!r}"
+            f"{origin}: the target must be a list of objects such as {example}, got "
+            f"{shortened(cell)}"
         )
     labels: list[str] = []
     boxes: list[Box] = []
@@ -106,10 +114,11 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
             continue
         numbers, own = _box_of(item, origin, example)
         label = next((item[key] for key in LABELS if key in item), None)
-        if label is None or len(numbers) != 2 * axes:
+        is_name = isinstance(label, str | int | float) and str(label).strip()
+        if not is_name or len(numbers) != 2 * axes:
             raise UserError(
                 f"{origin}: an object must have a label and {2 * axes} numbers, such as {example}, "
-                f"got {item!r}"
+                f"got {shortened(item)}"
             )
         labels.append(class_name(label))
         boxes.append(_corners(numbers, order or own))
@@ -125,16 +134,18 @@ def _box_of(item: Any, origin: str, example: str = "") -> tuple[list[float], Ord
         for keys, order in NUMBERS:
             if all(key in item for key in keys):
                 return _numbers([item[key] for key in keys], item, origin), order
-    raise UserError(f"{origin}: an object must have a place, such as {example}, got {item!r}")
+    raise UserError(
+        f"{origin}: an object must have a place, such as {example}, got {shortened(item)}"
+    )
 
 
 def _numbers(values: Any, item: Any, origin: str) -> list[float]:
     try:
         numbers = [float(value) for value in values]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         numbers = [math.nan]
     if not all(map(math.isfinite, numbers)):
-        raise UserError(f"{origin}: a box must consist of finite numbers, got {item!r}")
+        raise UserError(f"{origin}: a box must consist of finite numbers, got {shortened(item)}")
     return numbers
 
 
