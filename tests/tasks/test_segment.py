@@ -413,3 +413,23 @@ def test_a_mask_outside_of_the_folder_is_not_read(tmp_path, capsys):
     options = ["data.target=area", "head=segment", *SMALL_IMAGES, f"run={tmp_path / 'run'}"]
     message = refused(capsys, "train", str(table), *options)
     assert "table.csv row 5" in message and "leads out of the data folder" in message
+
+
+def test_odd_masks_train(tmp_path, capsys):
+    table = write_table(tmp_path, 24)
+    pixel = np.zeros((1, 1), np.uint8)
+    for row in (0, 7, 14):
+        Image.fromarray(np.stack([pixel] * 3, -1)).save(tmp_path / f"{row}.png")
+        Image.fromarray(pixel).save(tmp_path / f"{row}_mask.png")
+    for row in range(2, 24, 3):  # without any class, with 16 bits
+        with Image.open(tmp_path / f"{row}_mask.png") as image:
+            values = np.asarray(image).astype(np.uint16)
+        Image.fromarray(np.full_like(values, 255)).save(tmp_path / f"{row}_mask.png")
+    run = tmp_path / "run"
+    options = ["data.target=area", "head=segment", *SMALL_IMAGES, f"run={run}"]
+    printed(capsys, "train", str(table), *options, "head.dice=1")
+    assert "nan" not in (run / "metrics.json").read_text().lower()
+    # A class that the training split does not have, in a picture with 16 bits.
+    Image.fromarray(np.full((1, 1), 300, np.uint16)).save(tmp_path / "0_mask.png")
+    printed(capsys, "evaluate", f"run={run}", f"input={table}")
+    printed(capsys, "predict", f"run={run}", f"input.photo={tmp_path / '0.png'}")
