@@ -2,6 +2,7 @@
 
 import csv
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from helpers.runs import metrics_of, refused, train
 
 from dxn.cli import main
 from dxn.core.errors import UserError
+from dxn.data.series.layouts import layout_of
 from dxn.data.series.timeline import timeline
+from dxn.data.tables.read import read_table
 from dxn.tasks import Forecast
 from dxn.tasks.forecast.futures import Future
 from dxn.tokenize import SeriesAdapter
@@ -70,7 +73,12 @@ def test_a_known_column_may_also_be_named_as_a_covariate(tmp_path):
     [
         ({}, {"known": "sales"}, "data.known: column 'sales' is already the target"),
         ({}, {"known": "prom"}, "data.known: no column 'prom'.*did you mean 'promo'"),
-        ({"promo": "Easter"}, {}, "data.known: column 'promo' must contain numbers, got 'Easter'"),
+        (
+            {"sales": "Easter"},
+            {"known": []},
+            "data.target: column 'sales' must contain numbers, got",
+        ),
+        ({"promo": ""}, {}, "data.known: column 'promo' must contain numbers, but it is empty"),
         ({"kind": "a"}, {"static": "kind"}, "data.static: needs data.series_id"),
         ({"id": 1}, {"static": "promo", "series_id": "id"}, "data.static: column 'promo' is alr"),
         ({"id": 1}, {"static": "id", "series_id": "id"}, "data.static: column 'id' is already"),
@@ -91,6 +99,46 @@ def test_a_static_column_is_an_input_beside_the_series(tmp_path):
     for part in source.splits.values():
         pairs = set(zip(part.ids["shop"], part.cells["kind"], strict=True))
         assert pairs == {("a", "food"), ("b", "toys")}
+
+
+def test_a_category_that_is_known_ahead_has_a_channel_per_value(tmp_path):
+    rows = rows_of(45, future=4)
+    for i, row in enumerate(rows):
+        row["promo"] = ("", "half", "Easter")[i % 3]
+        row["sky"] = "sun" if i % 2 else "rain"
+    source = source_of(tmp_path, rows, covariates=["sky"])
+    assert "promo: 2 different values, one channel each" in source.notes
+    values, future = (
+        source.splits["train"].cells["series"][0],
+        source.splits["train"].cells["target"][0],
+    )
+    # The channels: sales, rain, sun, Easter, half. An empty cell has 0 in both.
+    assert values[:T, 1:3].tolist() == [[1 - i % 2, i % 2] for i in range(T)]
+    assert values[:, 3].tolist() == [i % 3 == 2 for i in range(T + H)]
+    assert values[:, 4].tolist() == [i % 3 == 1 for i in range(T + H)]
+    assert values[T:, :3].isnan().all()
+    assert future.num_known == 2
+    layout = layout_of(source.layout)
+    rows[-4]["promo"] = "Christmas"
+    notes = []
+    table = read_table(Path(write_table(tmp_path / "new.csv", rows)))
+    new = layout.apply(table, with_target=False, notes=notes).columns["values"][0]
+    assert new[T, 3:].isnan().all() and not new[T + 1 :, 3:].isnan().any()
+    assert (
+        "promo: 1 cell with a value that the training did not have, such as 'Christmas'" in notes[0]
+    )
+    with pytest.raises(UserError, match="no row at 43; a forecast needs promo of the 3 steps"):
+        layout.apply(
+            read_table(Path(write_table(tmp_path / "short.csv", rows[:-2]))), with_target=False
+        )
+
+
+def test_a_column_of_free_texts_is_not_known_ahead(tmp_path):
+    rows = rows_of(100)
+    for i, row in enumerate(rows):
+        row["promo"] = f"note {i}"
+    with pytest.raises(UserError, match="at most 64 different texts, got 100 such as 'note 0'"):
+        source_of(tmp_path, rows)
 
 
 @pytest.mark.parametrize("channels", ["joint", "independent"])

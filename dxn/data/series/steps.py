@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,30 @@ from dxn.tokenize.cells.numbers import NumberFormat, read_numbers
 # a typing error in a date would otherwise need all memory.
 MAX_GAPS = 20
 MAX_NUMBER = torch.finfo(torch.float32).max  # a larger one would be infinite
+MAX_VALUES = 64  # of a column of categories, each of which is a channel
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """How a column of categories becomes channels: 1 at the steps with a value, otherwise 0.
+
+    An empty cell has 0 in all channels, such as the name of a holiday on other days. A value that
+    is not listed is missing in all channels.
+
+    Args:
+        values: The values, in the order of the channels.
+    """
+
+    values: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def parse(self, cell: Any) -> list[float] | None:
+        """Return the channels of a cell; None if its value is not listed."""
+        if cell is not None and str(cell) not in self.values:
+            return None
+        return [float(cell is not None and str(cell) == value) for value in self.values]
 
 
 @dataclass(frozen=True)
@@ -54,7 +79,7 @@ def read_series(
     time: str | None,
     series_id: str | None,
     clock: Clock | None,
-    formats: Sequence[NumberFormat] | None = None,
+    formats: Sequence[NumberFormat | OneHot] | None = None,
     key: str,
     notes: list[str],
 ) -> list[Series]:
@@ -62,11 +87,11 @@ def read_series(
 
     Args:
         table: The table, whose rows are time steps.
-        options: The option that contains each column of numbers, by column.
+        options: The option that contains each column, by column.
         time: Column with the time of a row. None: the rows are in the order of time.
         series_id: Column that identifies the series of a row. None: there is one series.
         clock: Regular step between the rows. None: the rows are the steps.
-        formats: How the numbers of each channel are written. Default: found in the table.
+        formats: How the cells of each column are read. Default: found in the table.
         key: Prefix of the options in error messages.
         notes: Sentences about unsorted rows, repeated times and gaps are appended to this list.
 
@@ -76,8 +101,12 @@ def read_series(
     channels: list[list[float]] = []
     for i, (name, option) in enumerate(options.items()):
         form = None if formats is None else formats[i]
-        channels.append(_read_channel(table, name, f"{key}{option}", form, notes))
-    values = torch.tensor(channels).T if len(table) else torch.zeros(0, len(options))
+        form = form or column_format(table, name, option, key)
+        if isinstance(form, OneHot):
+            channels += _read_categories(table, name, f"{key}{option}", form, notes)
+        else:
+            channels.append(_read_channel(table, name, f"{key}{option}", form, notes))
+    values = torch.tensor(channels).T if len(table) else torch.zeros(0, len(channels))
     times = None
     if time is not None:
         column = table.column(time, f"{key}time")
@@ -197,26 +226,58 @@ def _check_kind(times: Times, clock: Clock | None, where: str) -> None:
         )
 
 
-def channel_format(table: Table, name: str, key: str) -> NumberFormat:
-    """Return how the numbers of a column are written.
+def column_format(table: Table, name: str, option: str, key: str) -> NumberFormat | OneHot:
+    """Return how the cells of a column are read: as numbers, or as categories.
+
+    Args:
+        table: The table.
+        name: Name of the column.
+        option: The option that contains it. Targets must be numbers.
+        key: Prefix of the option in error messages.
 
     Raises:
-        UserError: If it is not a column of numbers.
+        UserError: If it is neither a column of numbers nor one of few categories.
     """
-    present = [cell for cell in table.column(name, key) if cell is not None]
+    present = [cell for cell in table.column(name, f"{key}{option}") if cell is not None]
     numbers = read_numbers(present)
-    if numbers is None:
-        example = f", got {str(present[0])[:40]!r}" if present else ", but it is empty"
-        raise UserError(f"{key}: column {name!r} must contain numbers{example}; choose another one")
-    return numbers.format
+    if numbers is not None:
+        return numbers.format
+    example = f", got {str(present[0])[:40]!r}" if present else ", but it is empty"
+    where = f"{key}{option}: column {name!r} must contain numbers"
+    if option == "target" or not present:
+        raise UserError(f"{where}{example}; choose another one")
+    # Not a list or a dict, which cannot be counted.
+    values = Counter(map(str, present))
+    if len(values) > MAX_VALUES:
+        raise UserError(
+            f"{where}, or at most {MAX_VALUES} different texts, got {len(values):,} such as "
+            f"{str(present[0])[:40]!r}; choose another one"
+        )
+    return OneHot(tuple(sorted(values)))
+
+
+def _read_categories(
+    table: Table, name: str, key: str, form: OneHot, notes: list[str]
+) -> list[list[float]]:
+    """Return the channels of a column of categories."""
+    cells = table.column(name, key)
+    missing = [float("nan")] * len(form)
+    parsed = [form.parse(cell) for cell in cells]
+    unknown = [str(cell)[:20] for cell, one in zip(cells, parsed, strict=True) if one is None]
+    if unknown:
+        notes.append(
+            f"{name}: {count(len(unknown), 'cell')} with a value that the training did not have, "
+            f"such as {unknown[0]!r}; these values are missing"
+        )
+    rows = [missing if one is None else one for one in parsed]
+    return [list(channel) for channel in zip(*rows, strict=True)]
 
 
 def _read_channel(
-    table: Table, name: str, key: str, form: NumberFormat | None, notes: list[str]
+    table: Table, name: str, key: str, form: NumberFormat, notes: list[str]
 ) -> list[float]:
     """Return the numbers of a column, NaN where a cell is empty or no number."""
     cells = table.column(name, key)
-    form = form or channel_format(table, name, key)
     parsed = [None if cell is None else form.parse(cell) for cell in cells]
     others = [cell for cell, number in zip(cells, parsed, strict=True) if number is None]
     others = [str(cell)[:20] for cell in others if cell is not None]

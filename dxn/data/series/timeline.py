@@ -14,7 +14,7 @@ from dxn.data.columns.infer import infer_columns
 from dxn.data.rows import VALUES, Source
 from dxn.data.series.clock import Clock, find_clock, looks_like_times, parse_times
 from dxn.data.series.season import find_season
-from dxn.data.series.steps import Series, channel_format, group_rows
+from dxn.data.series.steps import OneHot, Series, column_format, group_rows
 from dxn.data.series.windows import Windows
 from dxn.data.splits.split import SPLITS, UNDIVIDED, check_fractions
 from dxn.data.tables.read import ReadOptions, Table, as_list, concatenate, read_table
@@ -64,10 +64,10 @@ def timeline(
             Default: a column of dates, or of numbers with a name such as year; otherwise the rows
             are in the order of time.
         series_id: Column that identifies the series of a row, if the table has several.
-        covariates: Further columns of numbers that the model reads. Only their past is known.
-            Default: all other columns of numbers; an empty list: none.
-        known: Columns of numbers whose future is known, such as holidays, prices or plans. The
-            model also reads their values of the next `horizon` steps.
+        covariates: Further columns of numbers or categories that the model reads. Only their past
+            is known. Default: all other columns of numbers; an empty list: none.
+        known: Columns of numbers or categories whose future is known, such as holidays, prices or
+            plans. The model also reads their values of the next `horizon` steps.
         static: Columns with one value per series, such as its category or a text. They are further
             inputs.
         horizon: Number of future steps to predict. Default: one season, or 10 steps, but at most a
@@ -196,7 +196,7 @@ def find_windows(
     windows = replace(
         windows,
         clock=None if clock is None else clock.node(),
-        formats=_find_formats(table, windows),
+        formats=_find_formats(table, windows, notes),
     )
     series = windows.read(table, clock, key="data.", notes=notes)
     if windows.known:
@@ -282,10 +282,19 @@ def _time_column(table: Table, used: set[str | None]) -> str | None:
     return None
 
 
-def _find_formats(table: Table, windows: Windows) -> list[list[str]]:
-    """Find out how the numbers are written. New tables are read in the same format."""
-    forms = [channel_format(table, name, f"data.{key}") for name, key in windows.channels.items()]
-    return [[form.decimal, form.unit] for form in forms]
+def _find_formats(
+    table: Table, windows: Windows, notes: list[str]
+) -> list[list[str] | dict[str, list[str]]]:
+    """Find out how the cells of each column are read. New tables are read in the same way."""
+    result: list[list[str] | dict[str, list[str]]] = []
+    for name, option in windows.columns.items():
+        form = column_format(table, name, option, "data.")
+        if isinstance(form, OneHot):
+            notes.append(f"{name}: {count(len(form), 'different value')}, one channel each")
+            result.append({"values": list(form.values)})
+        else:
+            result.append([form.decimal, form.unit])
+    return result
 
 
 def _find_clock(table: Table, windows: Windows, notes: list[str]) -> Clock | None:
@@ -369,7 +378,7 @@ def _parts(
         every = -(-total // MAX_WINDOWS)
         if every > 1:
             starts[name] = [(one, chosen[::every]) for one, chosen in starts[name]]
-            notes.append(f"{name}: every {every}th of {total:,} windows")
+            notes.append(f"{name}: one of {every} windows is used, of {total:,}")
     parts = {name: windows.cut(table, listed) for name, listed in starts.items()}
     counts = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())
     if fractions is not None:

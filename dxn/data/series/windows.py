@@ -14,7 +14,7 @@ from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.clock import Clock
 from dxn.data.series.layout_columns import check_unused
-from dxn.data.series.steps import Series, group_rows, read_series
+from dxn.data.series.steps import MAX_VALUES, OneHot, Series, group_rows, read_series
 from dxn.data.tables.read import Table
 from dxn.tokenize.cells.numbers import NumberFormat
 
@@ -64,17 +64,18 @@ class Windows:
 
     Args:
         target: Columns whose future values are predicted.
-        covariates: Further columns of numbers, of which only the past is known.
+        covariates: Further columns of numbers or categories, of which only the past is known.
         time: Column with the time of a row. None: the rows are in the order of time.
         series_id: Column that identifies the series of a row. None: there is one series.
-        known: Further columns of numbers whose values of the next `horizon` steps are known.
+        known: Further columns whose values of the next `horizon` steps are known.
         static: Columns with one value per series, which are further inputs.
         horizon: Number of future steps.
         context: Number of steps of a history.
         season: Season length in steps.
         clock: Step between the rows as plain data. None: not known.
-        formats: Decimal separator and unit of the numbers of each channel. None: found in each
-            table.
+        formats: For each column, the decimal separator and the unit of its numbers, or a mapping
+            with the values of its categories, see `OneHot`. None: all columns have numbers, whose
+            format is found in each table.
     """
 
     target: Sequence[str]
@@ -87,7 +88,7 @@ class Windows:
     context: int = 1
     season: int = 1
     clock: Mapping[str, Any] | None = None
-    formats: Sequence[Sequence[str]] | None = None
+    formats: Sequence[Sequence[str] | Mapping[str, Sequence[str]]] | None = None
 
     kind = "windows"
     added = (VALUES,)
@@ -105,17 +106,23 @@ class Windows:
         if self.clock is not None:
             Clock.from_node(self.clock)
         if self.formats is not None:
-            _check_formats(self.formats, len(self.channels))
+            _check_formats(self.formats, self.columns)
 
     @property
     def ids(self) -> Sequence[str]:
         return [name for name in (self.series_id, self.time) if name is not None]
 
     @property
-    def channels(self) -> dict[str, str]:
-        """The option that contains each column of numbers, in the order of the channels."""
+    def columns(self) -> dict[str, str]:
+        """The option that contains each column of the series, in the order of the channels."""
         options = {"target": self.target, "covariates": self.covariates, "known": self.known}
         return {name: option for option, names in options.items() for name in names}
+
+    @property
+    def num_known(self) -> int:
+        """Number of the last channels whose future is known."""
+        formats = (self.formats or ())[len(self.target) + len(self.covariates) :]
+        return sum(_width(form) or 1 for form in formats) or len(self.known)
 
     @property
     def target_name(self) -> str:
@@ -160,11 +167,11 @@ class Windows:
         """Read the series of a table, see `dxn.data.series.steps.read_series`."""
         return read_series(
             table,
-            self.channels,
+            self.columns,
             time=self.time,
             series_id=self.series_id,
             clock=clock,
-            formats=None if self.formats is None else [NumberFormat(*f) for f in self.formats],
+            formats=None if self.formats is None else [_format(f) for f in self.formats],
             key=key,
             notes=notes,
         )
@@ -234,7 +241,7 @@ class Windows:
                         names=self.target,
                         start=label,
                         time=start if series.times is None else series.times[start],
-                        num_known=len(self.known),
+                        num_known=self.num_known,
                     )
                     columns[self.target_name].append(future)
         origins = table.origins.take(np.array(rows, np.int64))
@@ -246,29 +253,45 @@ class Windows:
         if not self.known:
             return history
         ahead = history.new_full((self.horizon, history.shape[1]), torch.nan)
-        future = series.values[start : start + self.horizon, -len(self.known) :]
-        ahead[: len(future), -len(self.known) :] = future
+        future = series.values[start : start + self.horizon, -self.num_known :]
+        ahead[: len(future), -self.num_known :] = future
         return torch.cat([history, ahead])
 
     def _check_future(self, table: Table, series: Series, end: int) -> None:
         """Check that the known columns have a value at each step of the forecast.
 
         Raises:
-            UserError: If a row or a cell is missing.
+            UserError: If a row or a number is missing.
         """
-        future = series.values[end : end + self.horizon, -len(self.known) :]
-        missing = future.isnan().any(1).nonzero()
-        step = end + (int(missing[0]) if len(missing) else len(future))
         # A series without any history has no forecast.
-        if not end or step == end + self.horizon:
+        if not end:
             return
+        numbers = self._numbers()
+        for step in range(end, end + self.horizon):
+            has_row = step < len(series) and series.rows[step] != series.rows[step - 1]
+            if not has_row:
+                self._refuse_without_row(table, series, end, step)
+            # A category without a value is one that the training did not have.
+            for name, channel in numbers.items():
+                if series.values[step, channel].isnan():
+                    raise UserError(
+                        f"{table.origin(series.rows[step])}: no value in column {name!r}, which "
+                        f"must be known for the {self.horizon} steps of a forecast; fill the cell"
+                    )
+
+    def _numbers(self) -> dict[str, int]:
+        """Return the channel of each known column of numbers."""
+        result: dict[str, int] = {}
+        channel = 0
+        for i, (name, option) in enumerate(self.columns.items()):
+            width = _width(None if self.formats is None else self.formats[i])
+            if option == "known" and not width:
+                result[name] = channel
+            channel += width or 1
+        return result
+
+    def _refuse_without_row(self, table: Table, series: Series, end: int, step: int) -> None:
         names = ", ".join(self.known)
-        if step < len(series) and series.rows[step] != series.rows[step - 1]:
-            column = self.known[int(future[step - end].isnan().nonzero()[0])]
-            raise UserError(
-                f"{table.origin(series.rows[step])}: no value in column {column!r}, which must be "
-                f"known for the {self.horizon} steps of a forecast; fill the cell"
-            )
         where = "" if self.series_id is None else f" of series {series.name!r}"
         if self.time is not None:
             clock = Clock() if self.clock is None else Clock.from_node(self.clock)
@@ -316,20 +339,38 @@ def static_values(table: Table, column: str, series_id: str | None) -> dict[Any,
     return result
 
 
-def _check_formats(formats: Any, num_channels: int) -> None:
-    pairs = formats if isinstance(formats, list | tuple) else []
-    is_valid = len(pairs) == num_channels and all(
-        isinstance(pair, list | tuple)
-        and len(pair) == 2
-        and pair[0] in (".", ",")
-        and isinstance(pair[1], str)
-        for pair in pairs
+def _check_formats(formats: Any, columns: Mapping[str, str]) -> None:
+    listed = formats if isinstance(formats, list | tuple) else []
+    is_valid = len(listed) == len(columns) and all(
+        _is_one_hot(form)
+        if isinstance(form, Mapping) and option != "target"
+        else isinstance(form, list | tuple)
+        and len(form) == 2
+        and form[0] in (".", ",")
+        and isinstance(form[1], str)
+        for form, option in zip(listed, columns.values(), strict=True)
     )
     if not is_valid:
         raise ValueError(
-            "windows.formats must have a decimal separator and a unit for each channel, "
-            f"got {formats!r}"
+            "windows.formats must have a decimal separator and a unit, or the values of its "
+            f"categories, for each column, got {formats!r}"
         )
+
+
+def _is_one_hot(form: Mapping[str, Any]) -> bool:
+    values = form.get("values")
+    if list(form) != ["values"] or not isinstance(values, list | tuple):
+        return False
+    return 0 < len(values) <= MAX_VALUES and all(isinstance(value, str) for value in values)
+
+
+def _width(form: Sequence[str] | Mapping[str, Sequence[str]] | None) -> int:
+    """Return the number of channels of a column of categories; 0 for a column of numbers."""
+    return len(form["values"]) if isinstance(form, Mapping) else 0
+
+
+def _format(form: Sequence[str] | Mapping[str, Sequence[str]]) -> NumberFormat | OneHot:
+    return OneHot(tuple(form["values"])) if isinstance(form, Mapping) else NumberFormat(*form)
 
 
 def running_scales(values: Tensor, season: int) -> Tensor:
