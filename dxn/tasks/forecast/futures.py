@@ -259,10 +259,14 @@ def _naive(futures: Sequence[Future], true: Tensor) -> Tensor:
     """Return the seasonal naive forecasts (n, H, K), NaN where a target has no history."""
     count, horizon, channels = true.shape
     naive = true.new_full((count, horizon, channels), torch.nan)
-    for forecast, future in zip(naive, futures, strict=True):
+    # Together, which is several times faster: most histories have the same length.
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, future in enumerate(futures):
         if future.history is not None:
-            history = future.past[:, :channels].double()
-            forecast[:] = seasonal_naive(history, horizon, future.season or 1)
+            groups.setdefault((len(future.past), future.season or 1), []).append(i)
+    for (_, season), rows in groups.items():
+        histories = torch.stack([futures[i].past[:, :channels] for i in rows])
+        naive[rows] = seasonal_naive(histories, horizon, season).double()
     return naive
 
 
