@@ -2,12 +2,14 @@
 
 import csv
 import json
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.exports import assert_answers_are_equal, example
 from helpers.runs import PLAIN, SMALL, metrics_of, refused, train
+from PIL import Image
 
 import dxn
 from dxn.cli import main
@@ -122,3 +124,41 @@ def test_a_run_answers_with_parts_of_long_texts(files, tmp_path, capsys):
     for context in (text, rows[0]["context"], "Zoe\u0301  \U0001f600 lives in Cafe\u0301 Town"):
         assert_answers_are_equal(model, exported, "Where does Ada live?", context)
     assert "context: missing" in example(exported, "question=Where?").stderr
+
+
+def listed(colors):
+    return ", ".join(f"the {name} shape" for name in colors)
+
+
+@pytest.mark.parametrize("fusion", ["early", "bottleneck"])
+def test_the_question_can_be_a_picture(fusion, tmp_path, capsys):
+    colors = {"red": 0, "green": 1, "blue": 2}
+    lines = ["photo,context,answer"]
+    for i in range(120):
+        order = random.Random(i).sample(sorted(colors), 3)
+        asked = order[i % 3]
+        # Rows with the same picture would be in the same split.
+        pixel = [i] * 3
+        pixel[colors[asked]] = 255
+        Image.new("RGB", (8, 8), tuple(pixel)).save(tmp_path / f"{i}.png")
+        lines.append(f'{i}.png,"{listed(order)}",the {asked} shape')
+    path = tmp_path / "colors.csv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    run = tmp_path / "run"
+    options = [*PLAIN, *SMALL, "report=false", "head=span", "target=answer", f"fusion={fusion}"]
+    # The texts repeat, so that they would be categories.
+    options += ["data.text=context", "data.image=photo"]
+    options += ["adapters.image.image_size=8", "adapters.image.patch_size=8", "trainer.epochs=2"]
+    options += ["adapters.text.tokenizer.kind=word", "adapters.text.conv_kernel=3"]
+    train(run, str(path), *options)
+    model = dxn.load(run, device="cpu")
+    text = listed(["blue", "red", "green"])
+    for row in model.predict_many(
+        [{"photo": str(tmp_path / f"{i}.png"), "context": text} for i in range(2)]
+    ):
+        assert text[row["start"] : row["end"]] == row["prediction"] != ""
+    # Without a question, the answer is still a part of the text.
+    alone = model.predict(context=text)
+    assert text[alone["start"] : alone["end"]] == alone["prediction"]
+    with pytest.raises(dxn.UserError, match="no value of the input context"):
+        model.predict(photo=str(tmp_path / "0.png"))

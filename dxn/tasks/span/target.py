@@ -129,7 +129,8 @@ class SpanTarget(Target):
             known = ", ".join(texts) or "none"
             raise UserError(
                 f"head.context: must be the name of an input that is a text, got "
-                f"{self.context or 'no text'}; the texts are {known}"
+                f"{self.context or 'no text'}; the texts are {known}, and data.text=NAME reads a "
+                "column as a text"
             )
         if len(adapters) < 2:
             raise UserError(
