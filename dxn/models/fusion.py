@@ -123,7 +123,7 @@ class EarlyFusion(Recorded, nn.Module):
         mask[:, start:stop] = False
         num_real = tokens.num_real
         if num_real is not None:
-            num_real -= len(mask) * self.late_registers
+            num_real -= mask.shape[0] * self.late_registers
         first = max(len(backbone.blocks) - self.late_blocks, 0)
         x = backbone.run(tokens.x, mask, 0, first, num_real=num_real)
         x = torch.cat([x[:, :start], tokens.x[:, start:stop], x[:, stop:]], 1)

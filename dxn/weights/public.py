@@ -44,6 +44,7 @@ TASKS = {
 WITH_ENDS = ("language",)  # tasks whose targets keep the end tokens of the checkpoint
 DECODER = "dxn.models.Decoder"
 EMBEDDING = ".embedding.weight"
+REGISTERS = "fusion.pool.tokens"  # the class token and the registers
 OUTPUT = "head.output."  # the output layer of a language model
 TEXTS = "text"  # the part of a tower for texts
 LOG_SCALE = "logit_scale"  # logarithm of the factor of the similarities of two towers
@@ -242,7 +243,8 @@ class PublicModel:
 
         Each tensor gets the dtype that it has in the model. A parameter without values (device
         meta) is replaced by one with values, so that a model takes memory only when it is filled.
-        Position embeddings and vocabularies of another size are resized, see `resize_tensor`.
+        Position embeddings and vocabularies of another size are resized, see `resize_tensor`, and
+        registers that the checkpoint does not have keep their initial values.
         Tensors of the head that have another shape keep their initial values.
 
         Args:
@@ -267,6 +269,9 @@ class PublicModel:
             tensor = self._convert(self.tensor_map.get(source_name or ""))
             if tensor is not None and tensor.shape != target.shape:
                 tensor = _resized(name, tensor, target.shape, model)
+                if name == REGISTERS and len(tensor) < len(target) and not target.is_meta:
+                    # Further registers, such as the queries of a head, start from the beginning.
+                    tensor = torch.cat([tensor, target[len(tensor) :].to(tensor)])
             if tensor is not None and tensor.shape == target.shape:
                 set_tensor(model, name, tensor)
             elif name.startswith("head."):

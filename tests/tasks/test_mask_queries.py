@@ -150,6 +150,8 @@ def test_a_model_with_queries_trains_and_predicts(tmp_path, capsys):
     text = printed(capsys, "train", *DATA, *SMALL, *QUERY, *IMAGES, f"run={run}")
     assert "always background" in text
     assert 0 <= json.loads((run / "metrics.json").read_text())["test/miou"] <= 1
+    # The exported model is compared with the original.
+    printed(capsys, "export", f"run={run}", f"output={tmp_path / 'exported'}", "format=torch")
 
 
 @pytest.mark.parametrize(

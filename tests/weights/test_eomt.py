@@ -150,3 +150,28 @@ def test_the_command_line_writes_masks_and_fine_tunes(tmp_path, capsys):
     printed(capsys, "predict", run, photo, f"output={tmp_path / 'own'}")
     with Image.open(tmp_path / "own" / "photo.png") as mask:
         assert mask.size == (90, 50)
+
+
+def test_queries_are_added_to_the_registers_of_another_vit(tmp_path, capsys):
+    config = transformers.Dinov2WithRegistersConfig(
+        hidden_size=12,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=SIDE,
+        patch_size=8,
+        num_register_tokens=3,
+    )
+    vit = transformers.Dinov2WithRegistersModel(config)
+    vit.save_pretrained(tmp_path / "vit")
+    data = ["data=objects", "data.masks=true", "data.size=32", "data.num_train=16"]
+    options = ["data.num_validation=8", "data.num_test=8", "head=segment", "trainer.epochs=1"]
+    options += ["head.queries=7", "fusion.registers=10", "fusion.late_registers=7"]
+    frozen = ["adapters.image.image_size=32", "trainer.precision=float32"]
+    weights, run = f"weights={tmp_path / 'vit'}", tmp_path / "run"
+    printed(capsys, "train", *data, *options, *frozen, weights, f"run={run}")
+    tokens = load_file(run / "model" / "model.safetensors")["fusion.pool.tokens"]
+    assert tokens.shape == (11, 12)
+    # One epoch does not move them far.
+    registers = vit.embeddings.register_tokens[0].detach()
+    torch.testing.assert_close(tokens[1:4], registers, rtol=0, atol=0.01)
+    assert tokens[4:].std(0).min() > 0.005  # the queries differ

@@ -173,6 +173,7 @@ def repeated_edges(masks: Tensor, inside: Tensor) -> Tensor:
         count = inside.any(3 - axis).sum(1)
         index = torch.arange(inside.shape[axis], device=masks.device)
         index = torch.minimum(index, count[:, None].clamp(min=1) - 1)
-        shape = (-1, 1, index.shape[1], 1) if axis == 1 else (-1, 1, 1, index.shape[1])
-        masks = masks.take_along_dim(index.view(shape), axis + 1)
+        index = index[:, None, :, None] if axis == 1 else index[:, None, None]
+        # Not take_along_dim, which makes the number of samples a constant of an exported graph.
+        masks = masks.gather(axis + 1, index.expand_as(masks))
     return masks
