@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.data import write_table
-from helpers.runs import metrics_of, refused, train
+from helpers.runs import SMALL, metrics_of, refused, train
+from PIL import Image
 
+import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.data.series.layouts import layout_of
@@ -270,3 +272,18 @@ def test_a_forecast_with_known_and_static_columns_is_exported_with_its_baseline(
 def predictions_of(path):
     with path.open() as file:
         return [float(row["prediction"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("fusion", ["early", "late", "bottleneck"])
+def test_a_static_column_can_contain_pictures(tmp_path, fusion):
+    rows = []
+    for shop, color in (("a", "red"), ("b", "blue")):
+        Image.new("RGB", (16, 16), color).save(tmp_path / f"{shop}.png")
+        rows += rows_of(60, shop=shop, photo=f"{shop}.png")
+    table = write_table(tmp_path / "t.csv", rows)
+    options = [f"data.path={table}", "target=sales", "data.series_id=shop", "data.horizon=3"]
+    options += ["data=timeline", "data.context=7", "data.known=promo", "data.static=photo"]
+    train(tmp_path / "run", *options, *SMALL, f"fusion={fusion}", "trainer.epochs=1")
+    assert metrics_of(tmp_path / "run")["test/mae"] >= 0
+    inputs = dxn.load(tmp_path / "run").inputs
+    assert set(inputs) == {"series", "photo"}
