@@ -49,6 +49,11 @@ class Described:
 
     __slots__ = ()
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The classes in it, if they are known."""
+        return ()
+
 
 class Mark(NamedTuple):
     """A part of an input that has a name, such as an object in a picture.

@@ -331,6 +331,19 @@ def test_a_table_with_boxes_trains_predicts_and_evaluates(tmp_path, capsys):
     assert len(answers.read_text().splitlines()) == 30
 
 
+def test_check_names_classes_that_only_the_validation_split_has(tmp_path, capsys):
+    table = write_pictures(tmp_path, 12)
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    for i, row in enumerate(rows):
+        row["split"] = "train" if i < 8 else "validation"
+        new = [{"label": "new", "box": [1, 2, 13, 14]}] if i == 9 else []
+        row["objects"] = [{"label": "old", "box": [i, 2, i + 9, 14]}, *new]
+    table.write_text("\n".join(map(json.dumps, rows)))
+    output = f"output={tmp_path / 'bad.csv'}"
+    text = printed(capsys, "check", str(table), "target=objects", "adapters=[image]", output)
+    assert "validation: classes that train does not have: new" in text
+
+
 def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys):
     table = write_pictures(tmp_path, 30)
     run, coco, drawn = tmp_path / "run", tmp_path / "answers.coco.json", tmp_path / "drawn"

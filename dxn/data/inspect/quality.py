@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.core.display import count
+from dxn.core.display import count, list_names
 from dxn.core.errors import UserError
 from dxn.core.marks import Described
 from dxn.core.results import Truncation
@@ -219,6 +219,13 @@ def _target_problems(splits: Mapping[str, Opened]) -> Iterator[Issue]:
     classes = counts.get("train", Counter())
     yield from _similar_names(classes)
     yield from _missing_names(classes)
+    for name in SPLITS[1:] if classes else ():
+        # Texts need not be classes, and a new text is normal.
+        unknown = counts.get(name, Counter()).keys() - classes.keys()
+        if unknown and any(isinstance(each, Described) for each in splits[name].targets or ()):
+            yield Issue(
+                f"{name}: classes that train does not have: {list_names(sorted(unknown), MAX_RARE)}"
+            )
     evaluated = [n for n in SPLITS[1:] if n in splits and len(splits[n]) >= MIN_ROWS]
     yield from _rare_names(classes, {name: counts[name] for name in evaluated})
 
@@ -289,6 +296,8 @@ def _names(target: Any) -> list[str]:
     """Return the class or the labels of a parsed target; none if it is a number."""
     if isinstance(target, str):
         return [target]
+    if isinstance(target, Described):
+        return list(dict.fromkeys(target.names))
     is_names = isinstance(target, list) and all(isinstance(item, str) for item in target)
     return list(dict.fromkeys(target)) if is_names else []
 

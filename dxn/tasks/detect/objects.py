@@ -39,6 +39,11 @@ class Objects(Described):
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The class of each object."""
+        return self.labels
+
     def __str__(self) -> str:
         return ", ".join(self.labels) or "no objects"
 
