@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dxn.presets.advice import MUON, Advice, Facts
@@ -45,7 +45,8 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         about = f"{about}, objects of usually {size}"
         if are_gray:
             options["in_channels"] = 1
-        return [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
+        advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
+        return [*advice, *_backbone_advice(about, is_alone=facts.num_inputs == 1)]
     # Next to other inputs, 16 to 25 tokens: how inputs belong together is learned sooner from few
     # tokens.
     is_alone = facts.num_files == 1
@@ -69,11 +70,17 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     elif side > SMALL:
         options["resize.mode"] = "stretch"
     advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
+    return [*advice, *_backbone_advice(about, is_alone=is_alone)]
+
+
+def _backbone_advice(about: str, *, is_alone: bool) -> Iterator[Advice]:
+    """Yield the options of the backbone behind a stem of convolutions, and of the optimizer."""
     if is_alone:
         # Residual convolutions learn more from few epochs than blocks of the backbone.
-        advice.append(Advice("backbone.depth", 2, about))
+        yield Advice("backbone.depth", 2, about)
     # A small model stays near chance for the first epochs. A gate and Muon make this time shorter.
-    return [*advice, Advice("backbone.block.mlp", "swiglu", about), Advice(*MUON, about)]
+    yield Advice("backbone.block.mlp", "swiglu", about)
+    yield Advice(*MUON, about)
 
 
 def _for_objects(height: int, width: int, object_size: Sequence[float]) -> dict[str, Any]:
@@ -95,8 +102,10 @@ def _for_objects(height: int, width: int, object_size: Sequence[float]) -> dict[
     while 2 * patch <= scale * min(size) / PER_OBJECT or side > MAX_GRID * patch:
         patch *= 2
     return {
-        "stem": "conv",
+        "stem": "residual",
         "patch_size": patch,
+        # The boxes are relative to the tokens, wherever these are.
+        "pos_embed": "sinusoidal",
         # A multiple of the patch, so that no patch is padding.
         "image_size": -(-side // patch) * patch,
         "augment.flip": True,

@@ -192,6 +192,9 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
         return
     if facts.object_size is not None:
         yield from _schedule(rows, VIEWS, about)
+        if rows < FEW:
+            # A picture has many objects, so that a batch of few pictures suffices.
+            yield Advice("batch_size", 8, about)
         yield Advice("trainer.max_minutes", _minutes(facts), about)
         yield Advice("trainer.ema_decay", 0.99, about)
         return
