@@ -191,10 +191,8 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
         yield from _forecast_advice(facts, about)
         return
     if facts.object_size is not None:
-        yield from _schedule(rows, VIEWS, about)
-        if rows < FEW:
-            # A picture has many objects, so that a batch of few pictures suffices.
-            yield Advice("batch_size", 8, about)
+        # A picture has several objects, so that fewer pictures make a batch.
+        yield from _schedule(rows, VIEWS, about, smallest_batch=8)
         yield Advice("trainer.max_minutes", _minutes(facts), about)
         yield Advice("trainer.ema_decay", 0.99, about)
         return
@@ -304,12 +302,13 @@ def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:
         yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
 
 
-def _schedule(rows: int, views: int, about: str) -> Iterator[Advice]:
+def _schedule(rows: int, views: int, about: str, smallest_batch: int = 32) -> Iterator[Advice]:
     """Yield the number of epochs in which a training sees this many samples, and what follows."""
     epochs = min(max(math.ceil(views / rows), MIN_EPOCHS), MAX_EPOCHS)
     yield Advice("trainer.epochs", epochs, about)
     yield Advice("trainer.patience", PATIENCE, about)
-    yield Advice("batch_size", 32 if rows < FEW else 128 if rows >= MANY else 64, about)
+    batch_size = smallest_batch if rows < FEW else 128 if rows >= MANY else 64
+    yield Advice("batch_size", batch_size, about)
 
 
 def _lines(used: Sequence[Advice]) -> list[str]:

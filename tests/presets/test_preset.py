@@ -310,6 +310,7 @@ def test_tokens_are_smaller_than_the_objects(shape, size, patch, image_size):
     found = {each.key: each.value for each in RULES["image"](pictures, facts)}
     assert found["adapters.x.patch_size"] == patch
     assert found["adapters.x.image_size"] == image_size
+    assert found["adapters.x.stem"] == "residual" and found["backbone.depth"] == 2
     assert "adapters.x.augment.randaugment" not in found
 
 

@@ -316,7 +316,8 @@ def write_pictures(folder, count):
 def test_a_table_with_boxes_trains_predicts_and_evaluates(tmp_path, capsys):
     table = write_pictures(tmp_path, 30)
     run = tmp_path / "run"
-    text = printed(capsys, "train", str(table), "data.target=objects", *SMALL_IMAGES, f"run={run}")
+    options = ["data.target=objects", "head=detect", "head.threshold=0.5", *SMALL_IMAGES]
+    text = printed(capsys, "train", str(table), *options, f"run={run}")
     assert "objects (detect)" in text and "map" in text and "no object" in text
     metrics = json.loads((run / "metrics.json").read_text())
     assert 0 <= metrics["test/map"] <= 1

@@ -1,9 +1,8 @@
 """What the outputs of detection mean, how they are matched with the objects, and their loss.
 
-Several tokens of a picture can find the same object. They learn with the tokens that fit an object
-best (arXiv:2108.07755), and at use the best of them is kept. Of learned queries, exactly one is
-matched with each object, at the lowest total cost (arXiv:2005.12872), so that each object is found
-once.
+Several parts of tokens can find the same object. Those that fit an object best learn to find it
+(arXiv:2108.07755), and at use the best of them is kept. Of learned queries, exactly one is matched
+with each object, at the lowest total cost (arXiv:2005.12872), so that each object is found once.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ CLASS_WEIGHT, DISTANCE_WEIGHT, OVERLAP_WEIGHT = 1.0, 5.0, 2.0
 MATCH_CLASS_WEIGHT = 2.0  # in the cost of a match
 # Share and exponent of the loss of outputs without an object (arXiv:2008.13367, equation 2).
 NEGATIVE_SHARE, FOCUS = 0.75, 2.0
-NUM_CANDIDATES = 10  # tokens per object
-MIN_QUALITY = 0.2  # of the token that is nearest to an object, also if it does not overlap it yet
+NUM_CANDIDATES = 10  # parts of tokens per object
+MIN_QUALITY = 0.2  # of the part that is nearest to an object, also if it does not overlap it yet
 # Exponents of the score and of the overlap in the choice of candidates (arXiv:2108.07755).
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0
 
