@@ -141,6 +141,8 @@ class Detect(Task[DetectedObjects]):
                 kept = kept[: self.max_objects]
             placement = Placement(*(each[i] for each in placements))
             places = to_places(chosen[kept], placement)
+            if places.shape[1] == 4:  # a prepared picture can have an edge outside of the picture
+                places = places.clamp(0, 1)
             found[row] = Detected(classes[kept], best.values[kept], places)
         return found
 
