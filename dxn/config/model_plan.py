@@ -108,8 +108,8 @@ class ModelPlan(Strict):
             for name, group in part.items():
                 if isinstance(group, dict) and FILE_OPTION in group:
                     group[FILE_OPTION] = None
-                if name == "adapter" and isinstance(group, dict):
-                    parts.append(group)  # that of an adapter with an encoder
+                if name in ("adapter", "codec") and isinstance(group, dict):
+                    parts.append(group)  # those of an adapter with an encoder or a codec
             part.pop("augment", None)
         return result
 

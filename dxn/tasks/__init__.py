@@ -13,6 +13,7 @@ from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import TASKS, Task
 
 if TYPE_CHECKING:
+    from dxn.tasks.any.task import WriteAny
     from dxn.tasks.auto import Auto
     from dxn.tasks.classify import Classify
     from dxn.tasks.codec.task import Codec
@@ -63,6 +64,7 @@ __all__ = [
     "Target",
     "Task",
     "Window",
+    "WriteAny",
 ]
 
 # Modules of the tasks. They are imported when they are used, because a run needs one of them.
@@ -87,6 +89,7 @@ MODULES = {
     "Span": "span.task",
     "Tag": "tag",
     "Window": "language",
+    "WriteAny": "any.task",
 }
 
 if not TYPE_CHECKING:  # otherwise every name would be known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from types import MappingProxyType
@@ -15,13 +15,9 @@ from torch import Tensor, nn
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.tasks.heads import PreHead
-from dxn.tasks.metric import Metric, defined
-from dxn.tasks.space import Batch, LossSum
-from dxn.tasks.target import Target
-from dxn.tasks.task import Task
+from dxn.tasks.per_input import PerInput, PredictedInputs
+from dxn.tasks.space import Batch
 from dxn.tokenize.masking import SPAN, Masking, PatchMasking
-
-SMALLEST = 1e-9  # avoids a division by zero if nothing of an input is masked
 
 
 class MaskedHead(nn.Module):
@@ -107,14 +103,7 @@ class MaskedHead(nn.Module):
         return statistics.index_add(0, rows, torch.stack([losses, counts, correct], -1))
 
 
-def _count(part: Mapping[str, Tensor] | None) -> int:
-    """Return the number of predictions of an input of a sample."""
-    if part is None or "masked" not in part:
-        return 0
-    return int(part["masked_valid" if "masked_valid" in part else "masked"].sum())
-
-
-class MaskedInputs(Target):
+class MaskedInputs(PredictedInputs):
     """The masked columns of the inputs. Each masked input contains its own targets.
 
     Args:
@@ -125,10 +114,8 @@ class MaskedInputs(Target):
         maskings: Masking of each masked input. `bind` sets it.
     """
 
-    source = "inputs"
-    random = True
-
     def __init__(self, mask_ratio: Mapping[str, float], span: int):
+        super().__init__()
         self.mask_ratio = dict(mask_ratio)
         self.span = span
         self.maskings: dict[str, Masking] = {}
@@ -168,6 +155,14 @@ class MaskedInputs(Target):
                 "for one of them, or choose another head"
             )
         self.prepared_inputs = tuple(self.maskings)
+        self.kinds = {name: each.num_outputs is None for name, each in self.maskings.items()}
+
+    def count(self, sample: Mapping[str, Any], name: str) -> int:
+        """Return the number of values or tokens that are masked."""
+        part = sample.get(name)
+        if part is None or "masked" not in part:
+            return 0
+        return int(part["masked_valid" if "masked_valid" in part else "masked"].sum())
 
     def describe(self, values: Sequence[Any]) -> str:
         """Return the names of the masked inputs."""
@@ -181,42 +176,7 @@ class MaskedInputs(Target):
                 sample[name] = masking(sample[name], rand)
 
 
-class MaskedMetric(Metric):
-    """The loss of each input, their mean, and the accuracy of the predicted token ids.
-
-    Inputs without any masked column are left out.
-
-    Args:
-        target: The masked inputs.
-    """
-
-    def __init__(self, target: MaskedInputs):
-        self.target = target
-
-    def rows(self, predictions: Sequence[Tensor], targets: Sequence[Any]) -> Tensor:
-        """Return the statistics of the head as (n, 3 I)."""
-        return torch.stack(list(predictions)).double().flatten(1)
-
-    def value(self, sums: Tensor) -> dict[str, Tensor]:
-        """Return the metrics."""
-        # 0 / 0: the input was missing in all rows, or no column of it was masked by chance.
-        total, counts, correct = sums.unflatten(-1, (-1, 3)).unbind(-1)
-        losses = total / counts
-        results = {"loss": losses.nanmean(-1)}
-        results |= {f"loss_{name}": losses[..., i] for i, name in enumerate(self.target.maskings)}
-        are_ids = [masking.num_outputs is None for masking in self.target.maskings.values()]
-        if any(are_ids):
-            results["accuracy"] = correct[..., are_ids].sum(-1) / counts[..., are_ids].sum(-1)
-        return results
-
-    def metrics(
-        self, predictions: Sequence[Tensor], targets: Sequence[Any], loss: float
-    ) -> dict[str, float]:
-        """Return the metrics of the inputs that have masked columns."""
-        return defined(super().metrics(predictions, targets, loss))
-
-
-class Masked(Task[MaskedInputs]):
+class Masked(PerInput[MaskedInputs]):
     """Predict the masked columns of the inputs. The data needs no targets.
 
     The loss is the cross-entropy of token ids or the squared error of numbers, averaged over the
@@ -238,38 +198,8 @@ class Masked(Task[MaskedInputs]):
                 raise ValueError(f"mask_ratio.{name} must be at least 0 and below 1, got {ratio}")
         if span < 1:
             raise ValueError(f"span must be at least 1, got {span}")
-        self.target = MaskedInputs(mask_ratio, span)
-        self.metric = MaskedMetric(self.target)
-        self.usual: dict[str, float] = {}  # predictions per sample, by input, see `prepare_loss`
+        super().__init__(MaskedInputs(mask_ratio, span))
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head with one predictor for each masked input."""
         return MaskedHead(dim, self.target.maskings, adapters)
-
-    def prepare_loss(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        """Count the predictions of each input per sample.
-
-        Without such constants, the weight of a column would depend on the other samples of a batch,
-        and batches whose gradients are added up would not make the step of one large batch.
-        """
-        totals = dict.fromkeys(self.target.maskings, 0)
-        size = 0
-        for sample in samples:
-            size += 1
-            for name in totals:
-                totals[name] += _count(sample.get(name))
-        self.usual = {name: total / max(size, 1) for name, total in totals.items()}
-
-    def loss(self, output: Tensor, batch: Batch) -> LossSum:
-        """Return the weighted sum over the predictions of all inputs; output is (B, I, 3)."""
-        sums, counts = output.sum(0)[:, :2].unbind(1)
-        # An input with many columns has the same weight as an input with few.
-        usual = counts.new_tensor([self.usual.get(name, 0.0) for name in self.target.maskings])
-        usual = torch.where(usual > 0, usual, counts).clamp(min=SMALLEST)
-        return LossSum((sums / usual).sum(), (counts / usual).sum())
-
-    def predict(
-        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
-    ) -> list[Tensor]:
-        """Return the statistics (I, 3) of each sample, for the metrics."""
-        return list(output.detach().cpu().double())

@@ -47,6 +47,7 @@ TASKS: dict[str, str] = {
     "detect": "dxn.tasks.Detect",
     "segment": "dxn.tasks.Segment",
     "codec": "dxn.tasks.Codec",
+    "any": "dxn.tasks.WriteAny",
 }
 
 

@@ -1,0 +1,65 @@
+"""Trained codecs as parts of the adapters of another run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dxn.config.model_plan import read_model_plan
+from dxn.core.errors import UserError
+from dxn.core.files import LABELS
+from dxn.core.untrusted import load_json
+from dxn.runs.saved.model_folder import WEIGHTS, model_folder
+from dxn.tokenize.base import STATE_FILE
+
+
+def with_codecs(config: dict[str, Any], trust: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Replace the run folder of each codec among the adapters by the parts of the codec.
+
+    Raises:
+        UserError: If a folder is not the run of a codec.
+    """
+    adapters = {
+        key: {**node, "codec": codec_node(node["codec"], key=f"adapters.{key}.codec", trust=trust)}
+        if isinstance(node.get("codec"), str)
+        else node
+        for key, node in config["adapters"].items()
+    }
+    return {**config, "adapters": adapters}
+
+
+def codec_node(run: str, *, key: str, trust: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the node of a `StoredCodec` for the run folder of a codec.
+
+    Args:
+        run: The run folder.
+        key: Option with the folder, for error messages.
+        trust: Top-level packages besides dxn whose code the folder may use.
+
+    Raises:
+        UserError: If it is not the run of a codec.
+    """
+    folder = model_folder(Path(run))
+    plan = read_model_plan(folder, trust=trust)
+    labels = load_json(folder / LABELS)
+    if labels.get("task") != "codec" or "size" not in labels:
+        raise UserError(
+            f"{key}: {run} must be a run of head=codec, got a model of the task "
+            f"{labels.get('task')}; train one with dxn train DATA head=codec"
+        )
+    ((name, each),) = plan.inputs.items()
+    state = None
+    if (folder / STATE_FILE).exists():
+        state = json.loads((folder / STATE_FILE).read_text().splitlines()[0])[each.adapter]
+    return {
+        "_target_": "dxn.tasks.codec.stored.StoredCodec",
+        "input": name,
+        "adapter": plan.adapters[each.adapter],
+        "state": state,
+        "fusion": {**plan.fusion, "inputs": [name]},
+        "backbone": plan.backbone,
+        "task": plan.head,
+        "size": labels["size"],
+        "path": str((folder / WEIGHTS).resolve()),
+    }

@@ -1,0 +1,74 @@
+"""The head that writes the tokens of any input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dxn.core.dropout import Keys, threshold
+from dxn.core.tokens import Tokens
+from dxn.models.decoding.decoder import Memory
+from dxn.tasks.generate.head import GenerateHead
+from dxn.tasks.space import Batch
+from dxn.tasks.target import IGNORED
+
+
+class AnyHead(GenerateHead):
+    """A decoder that writes a value of one of several inputs from the other inputs.
+
+    Args:
+        decoder: See `GenerateHead`.
+        num_inputs: Number I of the inputs that can be written.
+        unconditional: Probability that a training sample is written without its inputs, for
+            classifier-free guidance (arXiv:2207.12598).
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1.
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        *,
+        num_inputs: int,
+        unconditional: float = 0.0,
+        label_smoothing: float = 0.0,
+    ):
+        super().__init__(decoder, label_smoothing=label_smoothing)
+        self.num_inputs = num_inputs
+        self.unconditional = unconditional
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return statistics (B, I, 3) of each sample and each input.
+
+        The three numbers are the sum of the losses, the number of predicted tokens, and the number
+        of right ones.
+        """
+        memory = self.memory(tokens)
+        ids = batch["target"]["ids"]
+        inputs, following = ids[:, :-1], ids[:, 1:]
+        mask = inputs != IGNORED
+        states = self.decoder.states(inputs.clamp(min=0), mask, memory)
+        known = following != IGNORED
+        logits = self.decoder.output(states[known]).float()
+        true = following[known]
+        losses = F.cross_entropy(
+            logits, true, reduction="none", label_smoothing=self.label_smoothing
+        )
+        right = (logits.argmax(-1) == true).float()
+        each = torch.stack([losses, torch.ones_like(losses), right], -1)
+        rows = known.nonzero()[:, 0]
+        sums = each.new_zeros(len(ids), 3).index_add(0, rows, each)
+        number = batch["target"]["number"]
+        statistics = sums.new_zeros(len(ids), self.num_inputs, 3)
+        return statistics.index_put((torch.arange(len(ids), device=ids.device), number), sums)
+
+    def memory(self, tokens: Tokens) -> Memory:
+        """Return what the decoder attends to: zeros for some of the training samples."""
+        if self.training and self.unconditional:
+            keys = Keys.of_mask(tokens.mask)
+            draws = keys.noise.draw(keys.tokens, 0)[:, :1]
+            kept = draws >= threshold(self.unconditional)
+            tokens = replace(tokens, x=tokens.x * kept[..., None])
+        return Memory.from_tokens(tokens)

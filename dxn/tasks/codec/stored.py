@@ -1,0 +1,152 @@
+"""A trained codec, as a part of another model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dxn.core.arguments import Recorded
+from dxn.core.errors import UserError
+from dxn.core.tensors import TensorFiles, write_tensors
+from dxn.models.model import MultimodalModel
+from dxn.tasks.codec.task import Codec
+from dxn.tokenize.base import Reader
+
+BATCH = 64  # raw values that are encoded together
+
+
+class StoredCodec(Recorded, nn.Module):
+    """Turns raw values into codes, and codes into raw values. Its weights never change.
+
+    Args:
+        input: Name of the input of the codec.
+        adapter: Adapter of the codec.
+        state: What the adapter has learned besides its weights.
+        fusion: Fusion of the codec.
+        backbone: Backbone of the codec.
+        task: The task `Codec`.
+        size: G, H and W of the largest sample, see `CodecTarget`.
+        path: File with the weights of the codec. None: `load` reads them.
+    """
+
+    def __init__(
+        self,
+        *,
+        input: str,
+        adapter: Any,
+        fusion: Any,
+        backbone: Any,
+        task: Any,
+        size: Sequence[int],
+        state: Mapping[str, Any] | None = None,
+        path: str | None = None,
+    ):
+        super().__init__()
+        if not isinstance(task, Codec):
+            raise ValueError(f"a codec needs the task codec, got {type(task).__name__}")
+        if state:
+            adapter.load_state(state)
+        self.input = input
+        self.path = path
+        self.task = task
+        task.target.bind({input: adapter})
+        groups, height, width = size
+        task.target.size = groups, height, width
+        self.tokenizer = adapter.tokenizer.plain()
+        head = task.make_head(adapter.dim, fusion.width, {input: adapter})
+        self.model = MultimodalModel(
+            {input: adapter}, inputs={input: input}, fusion=fusion, backbone=backbone, head=head
+        )
+        self.model.requires_grad_(False).eval()
+        if path is not None and Path(path).exists():
+            self.load(Path(path))
+
+    @property
+    def reader(self) -> Reader:
+        """Reader of the raw values."""
+        return self.tokenizer.reader
+
+    @property
+    def num_codes(self) -> int:
+        """Number of codes of a stage."""
+        return self.model.head.scalars.num_codes
+
+    @property
+    def stages(self) -> int:
+        """Number R of codes of a token."""
+        return self.model.head.scalars.stages
+
+    @property
+    def has_fixed_length(self) -> bool:
+        """Whether all samples have the same number of codes, as pictures of one size have."""
+        contents = self.task.target.contents
+        assert contents is not None
+        is_picture = contents.peak is not None and self.task.target.size[0] == 1
+        return is_picture or self.model.head.latents > 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Number M of tokens of the largest sample, each of which has R codes."""
+        contents = self.task.target.contents
+        assert contents is not None
+        return self.model.head.latents or contents.count(self.task.target.size)
+
+    @torch.inference_mode()
+    def encode(self, raws: Sequence[Any]) -> list[Tensor]:
+        """Return the codes (M, R) of raw values."""
+        found: list[Tensor] = []
+        for start in range(0, len(raws), BATCH):
+            part = self.tokenizer.batch(raws[start : start + BATCH])
+            size = len(raws[start : start + BATCH])
+            part["rows"] = torch.arange(size)
+            batch = {"#size": size, self.input: part}
+            tokens, _ = self.model.encode(self.model.embed(batch))
+            codes = self.model.head.codes(tokens)
+            mask = tokens.select(self.input).mask
+            for own, real in zip(codes, mask, strict=True):
+                found.append((own if self.model.head.latents else own[real]).clone())
+        return found
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Any:
+        """Return the raw value of codes (M, R).
+
+        Raises:
+            UserError: If there are no codes.
+        """
+        contents = self.task.target.contents
+        assert contents is not None
+        if not len(codes):
+            raise UserError("a value cannot be decoded from no codes")
+        head = self.model.head
+        count = self.num_tokens if not head.latents else contents.count(self.task.target.size)
+        if not self.has_fixed_length:
+            count = len(codes)
+        mask = torch.ones(1, count, dtype=torch.bool)
+        values = head.values(codes[None], mask)[0]
+        return contents.raw(values, contents.size(count, self.task.target.size))
+
+    def save(self, path: Path) -> None:
+        """Write the weights to a file."""
+        write_tensors(path, self.model.state_dict())
+
+    def load(self, path: Path) -> None:
+        """Read the weights from a file.
+
+        Raises:
+            UserError: If they are not those of this codec.
+        """
+        tensors = TensorFiles([path])
+        known = self.model.state_dict()
+        missing = [name for name in known if name not in tensors]
+        wrong = [n for n in known if n in tensors and tensors[n].shape != known[n].shape]
+        if missing or wrong:
+            raise UserError(
+                f"{path}: is not the weights of this codec: {(missing + wrong)[0]} is missing or "
+                "has another shape; copy the model again"
+            )
+        self.model.load_state_dict({name: tensors[name].clone() for name in known})

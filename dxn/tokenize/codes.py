@@ -1,0 +1,156 @@
+"""Adapters whose tokens are the codes of a trained codec."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from dxn.core.dropout import Dropout, Rate
+from dxn.core.tokens import Span, Tokens
+from dxn.tokenize.audio.reader import AudioReader
+from dxn.tokenize.base import FULL, Adapter, Reader, Sample, Tokenizer, file_of_adapter
+from dxn.tokenize.image.reader import ImageReader
+from dxn.tokenize.positions import PosEmbed1d
+from dxn.tokenize.series.reader import SeriesReader
+from dxn.tokenize.video.reader import VideoReader
+
+WEIGHTS = "codec.safetensors"
+STD = 0.02  # of the initial embedding
+
+
+class CodeReader(Reader):
+    """Reads a cell as codes (M, R): what the codec makes of the value in it.
+
+    The codes of a row are kept, so that each picture or sound is encoded once.
+    """
+
+    def __init__(self, codec: Any):
+        self.codec = codec
+        plain = codec.reader
+        self.modality = plain.modality  # pyright: ignore[reportAttributeAccessIssue]
+        self.files = plain.files  # pyright: ignore[reportAttributeAccessIssue]
+        self.media = plain.media  # pyright: ignore[reportAttributeAccessIssue]
+
+    def read(self, cell: Any) -> Tensor | None:
+        """Return the codes (M, R) of a cell."""
+        raw = self.codec.reader.read(cell)
+        return None if raw is None else self.codec.encode([raw])[0].to(torch.int32)
+
+    def score(self, cells: Sequence[Any]) -> float:
+        """See `Reader.score`."""
+        return self.codec.reader.score(cells)
+
+
+class CodeTokenizer(Tokenizer):
+    """Passes on the codes of a value."""
+
+    reader: CodeReader
+
+    def __init__(self, codec: Any):
+        self.codec = codec
+        self.reader = CodeReader(codec)
+
+    def __call__(self, raw: Tensor, rand: random.Random | None = None) -> Sample:
+        """Return codes (M, R) and lengths (), their number M."""
+        return {"codes": raw.long(), "lengths": torch.tensor(len(raw))}
+
+    def length(self, raw: Tensor) -> float:
+        """Return the number of tokens."""
+        return float(len(raw))
+
+    def header(self, cell: Any) -> float | None:
+        """Check a file as the codec does, without encoding it."""
+        return self.codec.tokenizer.header(cell)
+
+
+class CodeAdapter(Adapter):
+    """Embeds the codes of a trained codec as Tokens: the sum of the vectors of the R codes.
+
+    Args:
+        dim: Width D of a token.
+        codec: Run folder of the codec, or a `dxn.tasks.codec.stored.StoredCodec`.
+        dropout: Dropout probability of the embedded tokens.
+    """
+
+    tokenizer: CodeTokenizer
+
+    def __init__(self, dim: int = 128, *, codec: Any = None, dropout: Rate = 0.0):
+        super().__init__()
+        if codec is None or isinstance(codec, str):
+            raise ValueError(f"codec: must be the run folder of a trained codec, got {codec!r}")
+        self.dim = dim
+        # The tokenizer owns it: weights that never change are no parameters of the model.
+        self.tokenizer = CodeTokenizer(codec)
+        self.num_codes = codec.num_codes
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(codec.num_codes, dim) for _ in range(codec.stages)
+        )
+        for embedding in self.embeddings:
+            nn.init.normal_(embedding.get_parameter("weight"), std=STD)
+        self.pos_embed = PosEmbed1d("sinusoidal", dim=dim, max_len=0)
+        self.places = nn.Linear(dim, dim)
+        self.dropout = Dropout(dropout)
+
+    def fit(self, raws: Sequence[Any]) -> Self:
+        """Nothing is learned: the codec is trained already."""
+        return self
+
+    def forward(self, batch: Mapping[str, Any]) -> Tokens:
+        """Embed a collated batch as Tokens (B, M, D)."""
+        codes, lengths = batch["codes"], batch["lengths"]
+        x = torch.stack([e(codes[..., i]) for i, e in enumerate(self.embeddings)]).sum(0)
+        count = x.shape[1]
+        x = x + self.places(self.pos_embed(count, x.device).to(x.dtype))
+        mask = torch.arange(count, device=x.device) < lengths[:, None]
+        num_real = mask.numel() if batch.get(FULL, False) else None
+        x = self.dropout(x)
+        locate = partial(_nowhere, mask, 2 * max(self.reader.axes, 1))
+        span = Span(self.modality, self.modality, 0, count, locate)
+        return Tokens(x, mask, (span,), num_real)
+
+    def describe(self, raw: Tensor) -> str:
+        """Describe the codes of one raw value."""
+        return f"{len(raw)} tokens of {raw.shape[1]} codes each, of {self.num_codes:,}"
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write the weights of the codec."""
+        self.tokenizer.codec.save(file_of_adapter(folder, name, WEIGHTS))
+
+    def load(self, folder: Path, name: str) -> None:
+        """Read the weights of the codec."""
+        self.tokenizer.codec.load(file_of_adapter(folder, name, WEIGHTS))
+
+
+def _nowhere(mask: Tensor, numbers: int) -> Tensor:
+    """Return coordinates of tokens that have no place: a code depends on the whole value."""
+    return torch.full((*mask.shape, numbers), torch.nan, device=mask.device)
+
+
+class ImageCodes(CodeAdapter):
+    """The codes of pictures."""
+
+    reader = ImageReader
+
+
+class AudioCodes(CodeAdapter):
+    """The codes of sounds."""
+
+    reader = AudioReader
+
+
+class SeriesCodes(CodeAdapter):
+    """The codes of series."""
+
+    reader = SeriesReader
+
+
+class VideoCodes(CodeAdapter):
+    """The codes of clips."""
+
+    reader = VideoReader
