@@ -26,12 +26,14 @@ class Generate(FromWeights, Compute):
             if the model has a chat template).
         input: Inputs to generate a text for: input.text=... input.image=... input.audio=..., or a
             table, a folder or a pattern ('photos/*.jpg'), each of whose rows gets a text.
+        create: Input that a model of head=any creates (default: the only one that is not given).
         max_new: Maximum number of tokens to generate.
         temperature: Divisor of the logits; 0 always chooses the most probable token.
         top_k: Sample from this number of most probable tokens (default: all).
         top_p: Sample from the most probable tokens with this total probability (arXiv:1904.09751).
         count: Number of texts to generate, per prompt.
-        output: .csv, .jsonl, .json or .parquet file for the texts (default: print them).
+        output: .csv, .jsonl, .json or .parquet file for the texts (default: print them). With
+            head=any: file for the picture, sound, series or clip, or a folder for many of them.
         seed: Random seed of sampling.
         batch_size: Number of texts per batch.
     """
@@ -43,6 +45,7 @@ class Generate(FromWeights, Compute):
         "dxn generate run=RUN prompts=prompts.txt output=texts.csv",
         "dxn generate run=RUN input.image=photo.jpg temperature=0",
         'dxn generate run=RUN input=photos/ prompt="Describe the picture." output=texts.csv',
+        'dxn generate run=RUN input.text="a seven" output=seven.png',
     )
 
     prompt: Annotated[str, AS_TYPED] = ""
@@ -50,6 +53,7 @@ class Generate(FromWeights, Compute):
     system: Annotated[str, AS_TYPED] = ""
     chat: bool | None = None
     input: Input | None = None
+    create: str | None = None
     max_new: Count = 200
     temperature: Annotated[float, Ge(0)] = 1.0
     top_k: Count | None = None
@@ -66,13 +70,21 @@ class Generate(FromWeights, Compute):
         from dxn.runs.predictor.output import check_suffix
         from dxn.runs.predictor.prompts import read_prompts, read_rows, write_texts
 
-        # Before the model is loaded, so that a mistake is reported at once.
+        predictor = None
+        if self.run is not None:
+            predictor = self.load(**self.computing())
+            if predictor.task.creates:
+                from dxn.runs.predictor.creating import create_files
+
+                create_files(predictor, self)
+                return 0
+        # Before a public model is loaded, so that a mistake is reported at once.
         output = check_suffix(self.output)
         prompts = read_prompts(self.prompt, self.prompts)
-        predictor = self.load(**self.computing())
+        predictor = predictor or self.load(**self.computing())
         inputs, rows = None, []
         if self.input is not None and has_many_samples(self.input):
-            inputs, rows = read_rows(predictor, self.input)
+            inputs, rows = read_rows(predictor, self.input, without=predictor.task.target.last)
         elif self.input is not None:
             inputs = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
         texts = predictor.write(

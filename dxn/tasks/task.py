@@ -181,6 +181,24 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """
         raise NotImplementedError(f"head={self.name} does not generate texts")
 
+    @property
+    def creates(self) -> Sequence[str]:
+        """Names of the inputs whose raw values `create` writes. Default: none."""
+        return ()
+
+    def create(
+        self, head: nn.Module, tokens: Tokens, name: str, *, sampler: Callable[[Tensor], Tensor]
+    ) -> list[Any]:
+        """Return a raw value of an input for each sample, if it is one of `creates`.
+
+        Args:
+            head: The head that `make_head` returned.
+            tokens: Encoded tokens (B, N, D) of the other inputs.
+            name: Name of the input.
+            sampler: Function that chooses the next token from log-probabilities (B, V).
+        """
+        raise NotImplementedError(f"head={self.name} does not create inputs")
+
     # Results
 
     @property

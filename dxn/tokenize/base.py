@@ -109,6 +109,7 @@ class Reader(CheckedMembers):
         axes: Number A of axes along which parts of a raw value have places: 2 for pictures, 1 for
             what has only a time. 0: there are none.
         relative: Whether places are fractions of the `extent`.
+        formats: Suffixes of the files that `write` writes, the usual one first.
         tabular: Whether it reads cells of a table, such as numbers. Each of these inputs has an
             adapter of its own, because columns have different units. They are also printed and
             evaluated together.
@@ -122,6 +123,7 @@ class Reader(CheckedMembers):
     steps: ClassVar[bool] = False
     axes: ClassVar[int] = 0
     relative: ClassVar[bool] = False
+    formats: ClassVar[Sequence[str]] = ()
     tabular: ClassVar[bool] = False
 
     def read(self, cell: Any) -> Any:
@@ -134,6 +136,10 @@ class Reader(CheckedMembers):
             BadMedia: If the cell is invalid or exceeds a limit. The message is the reason.
         """
         raise NotImplementedError
+
+    def write(self, raw: Any, path: Path) -> None:
+        """Write a raw value to a file, whose suffix is one of `formats`."""
+        raise NotImplementedError(f"a value of {self.modality} is no file")
 
     def extent(self, cell: Any) -> tuple[float, ...]:
         """Return the length of a raw value along its `axes`, in the units of places in a table.

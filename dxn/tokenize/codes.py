@@ -36,11 +36,16 @@ class CodeReader(Reader):
         self.modality = plain.modality  # pyright: ignore[reportAttributeAccessIssue]
         self.files = plain.files  # pyright: ignore[reportAttributeAccessIssue]
         self.media = plain.media  # pyright: ignore[reportAttributeAccessIssue]
+        self.formats = plain.formats  # pyright: ignore[reportAttributeAccessIssue]
 
     def read(self, cell: Any) -> Tensor | None:
         """Return the codes (M, R) of a cell."""
         raw = self.codec.reader.read(cell)
         return None if raw is None else self.codec.encode([raw])[0].to(torch.int32)
+
+    def write(self, raw: Any, path: Path) -> None:
+        """Write a raw value of the codec to a file."""
+        self.codec.reader.write(raw, path)
 
     def score(self, cells: Sequence[Any]) -> float:
         """See `Reader.score`."""

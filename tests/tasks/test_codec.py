@@ -87,7 +87,11 @@ def test_gradients_pass_the_rounding():
     assert torch.equal(z.grad, torch.ones(3, 2))
 
 
-@pytest.mark.parametrize("make", [picture, clip, series, partial(series, "independent")], ids=str)
+@pytest.mark.parametrize(
+    "make",
+    [picture, clip, series, partial(series, "independent")],
+    ids=["picture", "clip", "series", "independent"],
+)
 def test_patches_are_put_together_to_the_prepared_value(make):
     adapter, raw = make()
     contents = pickle.loads(pickle.dumps(adapter.contents()))

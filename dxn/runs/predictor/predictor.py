@@ -434,6 +434,79 @@ class Predictor:
             text.max_new = max_new
         return writer.write(texts, batch_size=batch_size)
 
+    def check_created(self, name: str) -> None:
+        """Check that the model creates an input.
+
+        Raises:
+            UserError: If it does not.
+        """
+        if name not in self.task.creates:
+            known = ", ".join(self.task.creates) or "none (train one with head=any)"
+            raise UserError(f"create: {name} cannot be created; the inputs that can are {known}")
+
+    @torch.inference_mode()
+    def create(
+        self,
+        name: str,
+        inputs: Values | Sequence[Values] | Samples,
+        *,
+        count: int = 1,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        batch_size: int = 16,
+    ) -> list[Any]:
+        """Create values of an input from the others, with a model of head=any.
+
+        Args:
+            name: Name of the input.
+            inputs: Sample with other inputs, or several.
+            count: Number of values per sample.
+            temperature: Divisor of the logits. 0: the most probable tokens.
+            top_k: Sample from this number of most probable tokens. Default: all.
+            top_p: Sample from the most probable tokens with this total probability. Default: all.
+            seed: Random seed of sampling.
+            batch_size: Number of values per batch.
+
+        Returns:
+            `count` raw values per sample, one sample after the other: texts, pictures uint8
+            (C, H, W), sounds (T,), series (T, C) and clips uint8 (T, C, H, W).
+
+        Raises:
+            UserError: If the model does not create this input.
+        """
+        from dxn.models.decoding.search import BatchSampler
+        from dxn.runs.predictor.writing import make_samplers
+        from dxn.training.predict import to_device
+
+        self.check_created(name)
+        samples, items = self._items(inputs)
+        if samples is None:
+            raise UserError(f"input: needs another input than {name}, got none")
+        chosen = [
+            {key: value for key, value in item.items() if key != name}
+            for item in items
+            if item is not None
+            for _ in range(count)
+        ]
+        samplers = make_samplers(
+            len(chosen),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            device=self.device,
+        )
+        found: list[Any] = []
+        for start in range(0, len(chosen), batch_size):
+            part = slice(start, start + batch_size)
+            batch = to_device(samples.collate(chosen[part]), self.device)
+            tokens, _ = self.model.encode(self.model.embed(batch))
+            sampler = BatchSampler([new() for new in samplers[part]])
+            found += self.task.create(self.model.head, tokens, name, sampler=sampler)
+        return found
+
     @torch.inference_mode()
     def neighbors(
         self, token: str, *, count: int = 10, input: str | None = None

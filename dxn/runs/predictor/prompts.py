@@ -45,12 +45,18 @@ def read_prompts(prompt: str, prompts: str | None) -> str | list[str]:
     return lines
 
 
-def read_rows(predictor: Predictor, value: Any) -> tuple[Samples, list[dict[str, Any]]]:
+def read_rows(
+    predictor: Predictor, value: Any, *, without: str
+) -> tuple[Samples, list[dict[str, Any]]]:
     """Return the samples of a table, a folder or a pattern, and the file and row of each.
 
-    A language model reads a prompt in place of its text.
+    Args:
+        predictor: The model.
+        value: The option `input`.
+        without: Input that is not read, such as the text of a language model, which reads a prompt
+            in its place.
     """
-    names = [name for name in predictor.inputs if name != predictor.task.target.last]
+    names = [name for name in predictor.inputs if name != without]
     opened = predictor.model_inputs.option(value, only=names, columns={})
     samples = Samples(opened, predictor.tokenizers, only=names)
     return samples, [identify(opened, row, 0) for row in samples.rows.tolist()]

@@ -146,17 +146,13 @@ class WriteAny(PerInput[WrittenInput]):
             label_smoothing=self.label_smoothing,
         )
 
-    def create(
-        self, head: nn.Module, tokens: Tokens, name: str, *, sampler: Sampler | None = None
-    ) -> list[Any]:
-        """Return a raw value of an input for each sample.
+    @property
+    def creates(self) -> Sequence[str]:
+        """Names of the inputs that can be written."""
+        return tuple(self.target.kinds)
 
-        Args:
-            head: The head that `make_head` returned.
-            tokens: Encoded tokens (B, N, D) of the other inputs.
-            name: Name of the input.
-            sampler: Function that chooses the next token. Default: the most probable one.
-        """
+    def create(self, head: nn.Module, tokens: Tokens, name: str, *, sampler: Sampler) -> list[Any]:
+        """Return a raw value of an input for each sample. See `Task.create`."""
         assert isinstance(head, AnyHead)
         vocabulary = self.target.vocabulary
         writing = vocabulary.writings[name]

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import soundfile
 import torch
 from torch import Tensor, nn
 
+from dxn.core.files import atomic_file
 from dxn.tokenize.audio.sound_track import (
     NoSoundTrack,
     is_cut_mp3,
@@ -59,6 +61,7 @@ class AudioReader(Reader):
     """
 
     modality = "audio"
+    formats = (".wav", ".flac")
     files = True
     media = "audio/*"
     axes = 1
@@ -79,6 +82,13 @@ class AudioReader(Reader):
             return read_audio(cell, sample_rate=self.sample_rate, max_seconds=self.max_seconds)
         except NoSoundTrack:
             return None  # a missing input: a table can have videos with and without sound
+
+    def write(self, raw: Tensor, path: Path) -> None:
+        """Write a clip (T,) to a file of 16 bits per value, after limiting it to -1 to 1."""
+        kind = path.suffix[1:].upper()
+        with atomic_file(path) as partial:
+            values = raw.clamp(-1, 1).numpy()
+            soundfile.write(partial, values, self.sample_rate, "PCM_16", format=kind)
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the durations of the clips and the sample rates of their cells."""

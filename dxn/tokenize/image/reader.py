@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
+from dxn.core.files import atomic_file
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.image.jpeg import decode_jpeg
 from dxn.tokenize.media import bytes_or_path
@@ -55,6 +57,9 @@ Interpolation = Literal["bilinear", "bicubic"]
 ReducedSize = Callable[[int, int], tuple[int, int]]
 
 
+KINDS = {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP"}  # names of formats in Pillow
+
+
 class ImageReader(Reader):
     """Reads images, see `read_image`.
 
@@ -66,6 +71,7 @@ class ImageReader(Reader):
     """
 
     modality = "image"
+    formats = (".png", ".jpg", ".webp")
     files = True
     media = "image/*"
     axes = 2
@@ -97,6 +103,12 @@ class ImageReader(Reader):
             reduced_size=self.reduced_size,
             interpolation=self.interpolation,
         )
+
+    def write(self, raw: Tensor, path: Path) -> None:
+        """Write pixels uint8 (C, H, W) to a file."""
+        pixels = raw[0] if len(raw) == 1 else raw.movedim(0, -1)
+        with atomic_file(path) as partial:
+            Image.fromarray(pixels.numpy()).save(partial, KINDS[path.suffix.lower()])
 
     def extent(self, cell: Any) -> tuple[int, int]:
         """Return the height and width of a picture in pixels."""

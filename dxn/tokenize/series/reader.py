@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dxn.core.files import atomic_file
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.media import bytes_or_path
 from dxn.tokenize.series.values import (
@@ -47,6 +48,7 @@ class SeriesReader(Reader):
     """
 
     modality = "series"
+    formats = (".csv", ".npy")
     files = True
     steps = True
     axes = 1
@@ -125,6 +127,15 @@ class SeriesReader(Reader):
                 f"{self.ahead} steps, with null for the other channels"
             )
         return raw
+
+    def write(self, raw: Tensor, path: Path) -> None:
+        """Write a series (T, C) to a file with one row per step, or to an array."""
+        with atomic_file(path) as partial:
+            if path.suffix.lower() == ".npy":
+                with partial.open("wb") as file:
+                    np.save(file, raw.numpy())
+            else:
+                np.savetxt(partial, raw.numpy(), fmt="%.6g", delimiter=",")
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the lengths, the number of channels and the missing values of series."""

@@ -7,13 +7,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
 from annotated_types import Ge, Gt, Interval
+from PIL import Image
 from torch import Tensor
 
+from dxn.core.files import atomic_file
 from dxn.core.schema import options
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.container import (
@@ -71,6 +74,9 @@ CHANNELS = (1, 3, 4)  # numbers of channels of a picture
 EPSILON = 1e-4
 
 
+FRAME_MS = 100  # duration of a frame of a clip that is written
+
+
 class VideoReader(Reader):
     """Reads videos, see `read_video`.
 
@@ -83,6 +89,7 @@ class VideoReader(Reader):
     """
 
     modality = "video"
+    formats = (".gif",)
     files = True
     media = "video/*"
     axes = 1
@@ -158,6 +165,14 @@ class VideoReader(Reader):
             read = sample_times(times, end, sampling, self.num_kept + 1, fps=fps)
             end = read[-1] if len(read) > self.num_kept else end
         return (end,)
+
+    def write(self, raw: Tensor, path: Path) -> None:
+        """Write a clip uint8 (T, C, H, W) to a file that repeats it."""
+        first, *others = [Image.fromarray(frame.movedim(0, -1).numpy()) for frame in raw]
+        with atomic_file(path) as partial:
+            first.save(
+                partial, "GIF", save_all=True, append_images=others, duration=FRAME_MS, loop=0
+            )
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the numbers of frames that are read, and the sizes and rates of the files."""

@@ -1,0 +1,100 @@
+"""The files of `dxn generate` for a model that creates pictures, sounds, series and clips."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dxn.core.display import count, print_line
+from dxn.core.errors import UserError
+from dxn.runs.predictor.option import has_many_samples, read_sample
+from dxn.runs.predictor.output import SUFFIXES, list_suffixes, write_records
+from dxn.runs.predictor.prompts import read_rows
+
+if TYPE_CHECKING:
+    from dxn.commands.generate import Generate
+    from dxn.runs.predictor.predictor import Predictor
+
+TABLE = "created.csv"  # in a folder: the row and the file of each value
+
+
+def create_files(predictor: Predictor, options: Generate) -> None:
+    """Create the values of an input, and print or write them.
+
+    Raises:
+        UserError: If the options do not fit the model or each other.
+    """
+    for name in ("prompt", "prompts", "system"):
+        if value := getattr(options, name):
+            raise UserError(
+                f"{name}: this model creates an input from others, got {value!r}; set input.NAME"
+            )
+    if options.input is None:
+        names = " or ".join(f"input.{name}=..." for name in predictor.inputs)
+        raise UserError(f"input: needs a value; for example {names}")
+    rows: list[dict[str, Any]] = []
+    if has_many_samples(options.input):
+        name = _created(predictor, options.create, ())
+        inputs, rows = read_rows(predictor, options.input, without=name)
+    else:
+        inputs = read_sample(options.input, predictor.model_inputs.readers, predictor.columns)
+        name = _created(predictor, options.create, inputs)
+    reader = predictor.tokenizers[name].reader
+    output = None if options.output is None else Path(options.output)
+    formats = reader.formats or SUFFIXES
+    is_many = bool(rows) or options.count > 1
+    if output is None and reader.formats:
+        raise UserError(f"output: needs a file that ends in {list_suffixes(['', *formats][1:])}")
+    if output is not None and output.suffix and output.suffix.lower() not in formats:
+        raise UserError(
+            f"output: {name} is written to a file that ends in {list_suffixes(formats)}, got "
+            f"{output}"
+        )
+    if output is not None and reader.formats and is_many == bool(output.suffix):
+        kind = "a folder, because there are several values" if is_many else "a file"
+        raise UserError(f"output: must be {kind}, got {output}")
+    values = predictor.create(
+        name,
+        inputs,
+        count=options.count,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+        batch_size=options.batch_size,
+    )
+    if output is None:
+        for value in values:
+            print_line(value)
+        return
+    records = [dict(rows[i * len(rows) // len(values)]) if rows else {} for i in range(len(values))]
+    if not reader.formats:
+        records = [{**row, name: value} for row, value in zip(records, values, strict=True)]
+        write_records(output, records)
+        print_line(f"written: {output} ({count(len(records), 'row')})")
+        return
+    if not is_many:
+        reader.write(values[0], output)
+        print_line(f"written: {output}")
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    for i, (row, value) in enumerate(zip(records, values, strict=True)):
+        path = output / f"{i:06}{formats[0]}"
+        reader.write(value, path)
+        row[name] = path.name
+    write_records(output / TABLE, records)
+    print_line(f"written: {output} ({count(len(records), 'file')}, {TABLE})")
+
+
+def _created(predictor: Predictor, chosen: str | None, given: Container[str]) -> str:
+    """Return the input that is created."""
+    possible = predictor.task.creates
+    if chosen is None:
+        possible = [name for name in possible if name not in given]
+        if len(possible) == 1:
+            return possible[0]
+        found = ", ".join(possible or predictor.task.creates)
+        raise UserError(f"create: choose the input that is created: create={found}")
+    predictor.check_created(chosen)
+    return chosen

@@ -1,0 +1,181 @@
+"""Any inputs in, any inputs out: the common vocabulary, the drawn input, and created values."""
+
+import csv
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from helpers.newcomer import printed, refused
+from helpers.runs import SMALL_IMAGES
+from PIL import Image
+
+import dxn
+from dxn.core.errors import UserError
+from dxn.tasks import WriteAny
+from dxn.tokenize import ImageAdapter, TextAdapter, TokenizerOptions
+
+TINY = ["dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.epochs=1"]
+TINY += ["trainer.device=cpu", "adapters.text.tokenizer.kind=word", "batch_size=8"]
+SHADES = {"dark": 40, "gray": 120, "light": 220}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A table of plain pictures with their names, and the run of a codec of them."""
+    folder = tmp_path_factory.mktemp("any")
+    rows = []
+    for i in range(40):
+        name = list(SHADES)[i % 3]
+        pixels = np.full((16, 16), SHADES[name], np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+        rows.append({"text": f"a {name} one" if i else "", "image": f"{i}.png"})
+    with (folder / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["text", "image"])
+        writer.writeheader()
+        writer.writerows(rows)
+    options = [o for o in SMALL_IMAGES if "image_size" not in o]
+    dxn.train(
+        folder / "rows.csv",
+        *(*options, "data.image=image", "adapters.image.image_size=16", "head=codec"),
+        *("head.levels=[5,5]", "head.stages=2", "trainer.epochs=2", f"run={folder / 'codec'}"),
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(pictures):
+    """The run of a model of texts and pictures, whose codec is gone."""
+    moved = pictures / "moved"
+    shutil.copytree(pictures / "codec", moved)
+    dxn.train(
+        pictures / "rows.csv",
+        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]"),
+        *(*TINY, f"adapters.image.codec={moved}", f"run={pictures / 'any'}"),
+    )
+    shutil.rmtree(moved)
+    return pictures / "any"
+
+
+def target(*, names=(), texts=("a dark one", "a light one"), images=True):
+    adapters = {"text": TextAdapter(8, tokenizer=TokenizerOptions(kind="word")).fit(list(texts))}
+    if images:
+        adapters["image"] = ImageAdapter(8, image_size=16, patch_size=8)
+    task = WriteAny(decoder=None, names=names)
+    task.target.bind(adapters)
+    return task.target, adapters
+
+
+def test_a_text_is_written_from_the_other_inputs():
+    found, adapters = target()
+    assert list(found.kinds) == ["text"]
+    sample = {
+        "text": adapters["text"].tokenizer("a light one"),
+        "image": {"pixels": torch.zeros(1)},
+        "#index": 0,
+    }
+    encoded = found.encode(None, sample, random.Random(0))
+    assert set(sample) == {"image", "#index"}
+    ids = encoded["ids"].tolist()
+    vocabulary = found.vocabulary
+    assert ids[0] == vocabulary.begin("text") and ids[-1] == vocabulary.end
+    assert max(ids) < vocabulary.size
+    assert vocabulary.decode("text", ids[1:-1]) == "a light one"
+
+
+def test_a_row_with_one_input_teaches_nothing():
+    found, adapters = target()
+    sample = {"text": adapters["text"].tokenizer("a light one"), "#index": 0}
+    assert len(found.encode(None, sample, random.Random(0))["ids"]) == 1
+    assert "text" in sample
+
+
+def test_only_tokens_of_the_input_are_allowed():
+    found, _ = target()
+    rules = found.vocabulary.rules("text")
+    assert found.vocabulary.begin("text") in rules.forbidden
+    assert found.vocabulary.end not in rules.forbidden
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"names": ["image"]}, "image cannot be written; the inputs that can are text"),
+        ({"images": False}, "needs two inputs or more"),
+    ],
+)
+def test_inputs_that_cannot_be_written_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        target(**options)
+
+
+def test_a_picture_is_created_from_a_text(trained, tmp_path, capsys):
+    output = tmp_path / "light.png"
+    out = printed(
+        capsys, "generate", f"run={trained}", "input.text=a light one", f"output={output}"
+    )
+    assert f"written: {output}" in out
+    with Image.open(output) as image:
+        assert image.size == (16, 16)
+
+
+def test_a_text_is_created_from_a_picture(trained, pictures, capsys):
+    picture = pictures / "1.png"
+    text = printed(capsys, "generate", f"run={trained}", f"input.image={picture}").strip()
+    assert set(text.split()) <= {"a", "one", *SHADES}
+
+
+def test_values_of_many_rows_are_files_in_a_folder(trained, pictures, tmp_path, capsys):
+    folder = tmp_path / "created"
+    printed(
+        capsys,
+        "generate",
+        f"run={trained}",
+        f"input={pictures / 'rows.csv'}",
+        "create=image",
+        f"output={folder}",
+    )
+    with (folder / "created.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 39  # the first one has no text
+    assert all((folder / row["image"]).exists() for row in rows)
+
+
+def test_the_same_seed_creates_the_same_pictures(trained):
+    model = dxn.load(trained)
+    first, second, other = (
+        model.create("image", {"text": "a dark one"}, seed=seed)[0] for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, second)
+    assert first.dtype == torch.uint8 and first.shape == (3, 16, 16)
+    assert other.shape == first.shape
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "input: needs a value; for example input.text=... or input.image=..."),
+        (["input.text=a dark one"], "output: needs a file that ends in .png"),
+        (["input.text=a dark one", "output=x.wav"], "ends in .png, .jpg or .webp, got x.wav"),
+        (["input.text=a dark one", "output=x", "create=sound"], "sound cannot be created"),
+        (["prompt=hello"], "prompt: this model creates an input from others"),
+    ],
+)
+def test_wrong_options_are_refused(trained, arguments, message, capsys):
+    assert message in refused(capsys, "generate", f"run={trained}", *arguments)
+
+
+def test_another_run_is_no_codec(trained, pictures, capsys):
+    error = refused(
+        capsys,
+        "train",
+        str(pictures / "rows.csv"),
+        "data.text=text",
+        "data.image=image",
+        "head=any",
+        "adapters=[text,image_codes]",
+        f"adapters.image.codec={trained}",
+        *TINY,
+    )
+    assert "must be a run of head=codec" in error
