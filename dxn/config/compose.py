@@ -229,8 +229,8 @@ def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
     own: dict[str, Any] = {"defaults": ["_self_"]}
     for name, group in command.options().groups.items():
         names: Any = group.default
-        if isinstance(names, tuple):  # all files, also those of the user: a new kind of input
-            names = [*names, *(n for n in options(name, request.folders) if n not in names)]
+        if isinstance(names, tuple):  # also files of the user: a new kind of input
+            names = [*names, *(n for n in options(name, request.folders[1:]) if n not in names)]
         own["defaults"].append({name: names})
     for key, parameter in command.options().by_key.items():
         if parameter.default is not NO_DEFAULT:

@@ -38,6 +38,7 @@ LIMITS = {
 }
 # Options that name a file. A model folder contains its files under fixed names.
 FILE_OPTION = "path"
+PARTS = frozenset({"adapter", "codec"})  # options of an adapter that contain adapters
 
 Name = Annotated[str, Field(min_length=1, max_length=1_000)]
 Node = dict[str, Any]  # a part of a model: its class (_target_) and the options of the class
@@ -108,8 +109,8 @@ class ModelPlan(Strict):
             for name, group in part.items():
                 if isinstance(group, dict) and FILE_OPTION in group:
                     group[FILE_OPTION] = None
-                if name in ("adapter", "codec") and isinstance(group, dict):
-                    parts.append(group)  # those of an adapter with an encoder or a codec
+                if name in PARTS and isinstance(group, dict):
+                    parts.append(group)
             part.pop("augment", None)
         return result
 

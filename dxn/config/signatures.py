@@ -171,6 +171,8 @@ def signature_from(
             group = groups[0] if groups else None
             parameters[name] = Parameter(annotation, default, required, meaning, group)
     modality = getattr(target, "modality", None)
+    if not isinstance(modality, str):
+        modality = getattr(getattr(target, "reader", None), "modality", None)
     return Signature(
         path=class_path(target),
         summary=(inspect.getdoc(target) or "").split("\n\n")[0].replace("\n", " "),

@@ -11,6 +11,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import LABELS
 from dxn.core.untrusted import load_json
 from dxn.runs.saved.model_folder import WEIGHTS, model_folder
+from dxn.tasks import Codec
 from dxn.tokenize.base import STATE_FILE
 
 
@@ -43,7 +44,7 @@ def codec_node(run: str, *, key: str, trust: tuple[str, ...] = ()) -> dict[str, 
     folder = model_folder(Path(run))
     plan = read_model_plan(folder, trust=trust)
     labels = load_json(folder / LABELS)
-    if labels.get("task") != "codec" or "size" not in labels:
+    if labels.get("task") != Codec.name or "size" not in labels:
         raise UserError(
             f"{key}: {run} must be a run of head=codec, got a model of the task "
             f"{labels.get('task')}; train one with dxn train DATA head=codec"

@@ -36,7 +36,6 @@ from dxn.runs.build import (
     build_adapters,
     build_model,
 )
-from dxn.runs.codecs import with_codecs
 from dxn.runs.data import (
     count_classes,
     data_name,
@@ -231,7 +230,10 @@ def prepare(
         config = with_weights(settings, weights)
     if old is None:
         refuse_without_effect(config, settings.overrides)
-        config = with_codecs(config, settings.trust)
+        if any(isinstance(node.get("codec"), str) for node in config["adapters"].values()):
+            from dxn.runs.codecs import with_codecs
+
+            config = with_codecs(config, settings.trust)
 
     # The options that the data determines, and the parts that need no data.
     decided = _decide(config, settings, trainer, members, may_choose=weights is None)

@@ -42,7 +42,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
         ("dxn train trainer.pat", ["trainer.patience=", "trainer.patience_below="]),
         ("dxn train backbone=gru backbone.bid", ["backbone.bidirectional="]),
         ("dxn train adapters.text.tokenizer.k", ["adapters.text.tokenizer.kind="]),
-        ("dxn train adapters=[text,im", ["adapters=[text,image"]),
+        ("dxn train adapters=[text,im", ["adapters=[text,image", "adapters=[text,image_codes"]),
         ("dxn train report=t", ["report=true"]),
         ("dxn train targ", ["target="]),
         ("dxn predict run=lat", ["run=latest"]),

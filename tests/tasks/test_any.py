@@ -52,7 +52,7 @@ def trained(pictures):
     dxn.train(
         pictures / "rows.csv",
         *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]"),
-        *(*TINY, f"adapters.image.codec={moved}", f"run={pictures / 'any'}"),
+        *(*TINY, f"adapters.image_codes.codec={moved}", f"run={pictures / 'any'}"),
     )
     shutil.rmtree(moved)
     return pictures / "any"
@@ -175,7 +175,7 @@ def test_another_run_is_no_codec(trained, pictures, capsys):
         "data.image=image",
         "head=any",
         "adapters=[text,image_codes]",
-        f"adapters.image.codec={trained}",
+        f"adapters.image_codes.codec={trained}",
         *TINY,
     )
     assert "must be a run of head=codec" in error

@@ -60,7 +60,7 @@ class AnyHead(GenerateHead):
         each = torch.stack([losses, torch.ones_like(losses), right], -1)
         rows = known.nonzero()[:, 0]
         sums = each.new_zeros(len(ids), 3).index_add(0, rows, each)
-        number = batch["target"]["number"]
+        number = batch["target"]["index"]
         statistics = sums.new_zeros(len(ids), self.num_inputs, 3)
         return statistics.index_put((torch.arange(len(ids), device=ids.device), number), sums)
 

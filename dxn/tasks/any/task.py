@@ -84,27 +84,27 @@ class WrittenInput(PredictedInputs):
         present = [name for name in self.kinds if name in sample]
         if not present:
             return {
-                "number": 0,
+                "index": 0,
                 "ids": torch.tensor([self.vocabulary.begin(next(iter(self.kinds)))]),
             }
         name = rand.choice(present)
         number = self.vocabulary.begin(name)
         if sum(isinstance(each, Mapping) for each in sample.values()) < 2:
-            return {"number": number, "ids": torch.tensor([number])}
-        return {"number": number, "ids": self.vocabulary.encode(name, sample.pop(name))}
+            return {"index": number, "ids": torch.tensor([number])}
+        return {"index": number, "ids": self.vocabulary.encode(name, sample.pop(name))}
 
     def collate(self, targets: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Return ids (B, n) padded with IGNORED, and the number (B,) of the input."""
         ids = [target["ids"] for target in targets]
         return {
             "ids": nn.utils.rnn.pad_sequence(ids, True, IGNORED),
-            "number": torch.tensor([target["number"] for target in targets]),
+            "index": torch.tensor([target["index"] for target in targets]),
         }
 
     def count(self, sample: Mapping[str, Any], name: str) -> int:
         """Return the number of tokens that are predicted."""
         target = sample["target"]
-        return len(target["ids"]) - 1 if target["number"] == self.vocabulary.begin(name) else 0
+        return len(target["ids"]) - 1 if target["index"] == self.vocabulary.begin(name) else 0
 
 
 class WriteAny(PerInput[WrittenInput]):
