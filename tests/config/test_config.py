@@ -45,7 +45,7 @@ def messages(call, *arguments, **named):
         ),
         (
             ["data.path="],
-            "data.path: no such key; data=annotated or data=fields or data=folder has it",
+            "data.path: no such key; data=annotated or data=folder or data=grid has it",
         ),
         (["loss=focal"], "loss: no such key; dxn show prints all keys"),
         (["+trainer.foo=1"], "trainer.foo: no such key; dxn show prints all keys"),
