@@ -127,7 +127,7 @@ def test_a_text_is_created_from_a_picture(trained, pictures, capsys):
 
 
 def test_values_of_many_rows_are_files_in_a_folder(trained, pictures, tmp_path, capsys):
-    folder = tmp_path / "created"
+    folder = tmp_path / "version 1.0"
     printed(
         capsys,
         "generate",
@@ -157,8 +157,9 @@ def test_the_same_seed_creates_the_same_pictures(trained):
     [
         ([], "input: needs a value; for example input.text=... or input.image=..."),
         (["input.text=a dark one"], "output: needs a file that ends in .png"),
-        (["input.text=a dark one", "output=x.wav"], "ends in .png, .jpg or .webp, got x.wav"),
+        (["input.text=a dark one", "output=x.wav"], "ends in .png or .jpg or .webp, got x.wav"),
         (["input.text=a dark one", "output=x", "create=sound"], "sound cannot be created"),
+        (["input.text=a dark one", "count=2", "output=x.png"], "must be a folder for several"),
         (["prompt=hello"], "prompt: this model creates an input from others"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
 from dxn.runs.predictor.option import has_many_samples, read_sample
-from dxn.runs.predictor.output import SUFFIXES, list_suffixes, write_records
+from dxn.runs.predictor.output import SUFFIXES, write_records
 from dxn.runs.predictor.prompts import read_rows
 
 if TYPE_CHECKING:
@@ -44,16 +44,14 @@ def create_files(predictor: Predictor, options: Generate) -> None:
     output = None if options.output is None else Path(options.output)
     formats = reader.formats or SUFFIXES
     is_many = bool(rows) or options.count > 1
+    endings = " or ".join(formats)
     if output is None and reader.formats:
-        raise UserError(f"output: needs a file that ends in {list_suffixes(['', *formats][1:])}")
-    if output is not None and output.suffix and output.suffix.lower() not in formats:
-        raise UserError(
-            f"output: {name} is written to a file that ends in {list_suffixes(formats)}, got "
-            f"{output}"
-        )
-    if output is not None and reader.formats and is_many == bool(output.suffix):
-        kind = "a folder, because there are several values" if is_many else "a file"
-        raise UserError(f"output: must be {kind}, got {output}")
+        raise UserError(f"output: needs a file that ends in {endings}")
+    is_file = output is not None and output.suffix.lower() in formats
+    if reader.formats and is_many and is_file:
+        raise UserError(f"output: must be a folder for several values of {name}, got {output}")
+    if output is not None and not is_file and not (reader.formats and is_many):
+        raise UserError(f"output: {name} is written to a file that ends in {endings}, got {output}")
     values = predictor.create(
         name,
         inputs,
