@@ -120,6 +120,14 @@ def test_a_picture_is_created_from_a_text(trained, tmp_path, capsys):
         assert image.size == (16, 16)
 
 
+def test_a_saved_codec_decodes_with_the_statistics_of_its_pictures(trained, pictures):
+    codec = dxn.load(trained).tokenizers["image"].codec
+    before = dxn.load(pictures / "codec").model.adapter("image")
+    adapter = codec.model.adapter("image")
+    assert torch.equal(adapter.mean, before.mean)
+    assert torch.equal(codec.task.target.contents.shift.flatten(), before.mean)
+
+
 def test_a_text_is_created_from_a_picture(trained, pictures, capsys):
     picture = pictures / "1.png"
     text = printed(capsys, "generate", f"run={trained}", f"input.image={picture}").strip()
