@@ -25,8 +25,9 @@ def create_files(predictor: Predictor, options: Generate) -> None:
     Raises:
         UserError: If the options do not fit the model or each other.
     """
-    for name in ("prompt", "prompts", "system"):
-        if value := getattr(options, name):
+    texts = {"prompt": options.prompt, "prompts": options.prompts, "system": options.system}
+    for name, value in texts.items():
+        if value:
             raise UserError(
                 f"{name}: this model creates an input from others, got {value!r}; set input.NAME"
             )
