@@ -24,6 +24,7 @@ from dxn.models.decoding.decoder import Decoder, Memory
 from dxn.models.ensemble import Ensemble
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import counted_inputs
+from dxn.tasks.segment.tiles import TiledHead
 
 SEED = 0  # of the random examples
 
@@ -46,6 +47,12 @@ def check_exportable(predictor: Predictor) -> None:
         raise UserError(
             "export: a series with adapters.series.channels=separate, such as that of Chronos-Bolt,"
             " cannot be exported; use dxn predict or dxn serve"
+        )
+    modules = predictor.network.modules()
+    if any(isinstance(module, TiledHead) and module.tile for module in modules):
+        raise UserError(
+            "export: a model with head.tile, which divides large pictures, cannot be exported; use "
+            "dxn predict or dxn serve, or train with head.tile=0"
         )
     if predictor.task.target.source == "stream" and len(predictor.inputs) > 1:
         raise UserError(

@@ -344,6 +344,8 @@ def test_large_pictures_are_divided_into_tiles(tmp_path, capsys):
         alone = model({"#size": 1, "photo": corner})
     # No other tile has the first pixels.
     torch.testing.assert_close(output[..., :4, :4], alone[..., :4, :4], rtol=1e-3, atol=1e-3)
+    message = refused(capsys, "export", f"run={run}", f"output={tmp_path / 'out'}")
+    assert "a model with head.tile, which divides large pictures, cannot be exported" in message
 
 
 @pytest.mark.parametrize("length", [5, 32, 33, 64, 100])
