@@ -128,7 +128,8 @@ def decide_task(
     notes: list[str] = []
     if isinstance(task, Auto):
         used = by_modality(readers)
-        has_text = any(used[spec.modality].words for spec in source.inputs.values())
+        modalities = {spec.modality for spec in source.inputs.values()} & used.keys()
+        has_text = any(used[modality].words for modality in modalities)
         task, node, reason = task.resolve(targets, words, source.task, has_text=has_text)
         if reason:
             notes.append(f"target {source.target}: {reason}")
