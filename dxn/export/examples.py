@@ -21,6 +21,7 @@ from dxn.tokenize.cells.category import CategoryTokenizer
 from dxn.tokenize.cells.date import DateTokenizer
 from dxn.tokenize.cells.dates import SECONDS_PER_DAY, Moment
 from dxn.tokenize.cells.number import NumberTokenizer
+from dxn.tokenize.codes import CodeTokenizer
 from dxn.tokenize.image.tokenizer import ImageTokenizer
 from dxn.tokenize.series.tokenizer import SeriesTokenizer
 from dxn.tokenize.text.tokenizer import TextTokenizer
@@ -188,6 +189,11 @@ def examples(name: str, tokenizer: Tokenizer, count: int, rand: random.Random) -
     Raises:
         UserError: If there is no function for the modality.
     """
+    if isinstance(tokenizer, CodeTokenizer):
+        raise UserError(
+            f"export: the input {name} is made of the codes of a codec, which cannot be exported; "
+            "use dxn serve, or dxn.load in Python"
+        )
     make = EXAMPLES.get(tokenizer.modality)
     if make is None:
         raise UserError(

@@ -11,6 +11,7 @@ from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
 from dxn.data.inspect.check import Report, check, remove_earlier, write_bad
 from dxn.runs.build import build_adapters
+from dxn.runs.codecs import with_codecs
 from dxn.runs.data import find_formats, fit_adapters
 from dxn.runs.decide import assign_inputs, decide_task, open_source, readers_of
 from dxn.tasks import Auto, Task
@@ -30,6 +31,7 @@ def check_data(
         The result, and the task that the targets are for.
     """
     remove_earlier(output)
+    config = with_codecs(dict(config), tuple(trust))
     task = build(config["head"], key="head", trust=trust)
     readers = readers_of(config, trust)
     source = open_source(config, readers, task, trust)

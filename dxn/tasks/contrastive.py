@@ -270,6 +270,7 @@ class Contrastive(Task[InputKeys]):
 
     name = "contrastive"
     separates_inputs = True
+    min_inputs = 2
 
     def __init__(
         self,

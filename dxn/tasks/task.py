@@ -65,6 +65,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         metric: How good predictions are.
         separates_inputs: Whether the head compares inputs with each other: it receives each input
             encoded alone, as `dxn.models.InputVectors`. The head then has the same attribute.
+        min_inputs: Minimum number of inputs of a sample that can be evaluated.
         writes: Whether the predictions are texts, which `write` generates.
         refused_augmentation: Options of the augmentation of pictures that targets cannot follow,
             and what they do.
@@ -75,6 +76,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
     space: Space | None = None
     metric: Metric
     separates_inputs: ClassVar[bool] = False
+    min_inputs: ClassVar[int] = 1
     writes: ClassVar[bool] = False
     refused_augmentation: ClassVar[Mapping[str, str]] = MappingProxyType({})
 

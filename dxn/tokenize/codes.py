@@ -61,6 +61,11 @@ class CodeTokenizer(Tokenizer):
         self.codec = codec
         self.reader = CodeReader(codec)
 
+    @property
+    def drawing(self) -> str:
+        """See `Tokenizer.drawing`. A code belongs to no place of a picture or sound."""
+        return "codes"
+
     def __call__(self, raw: Tensor, rand: random.Random | None = None) -> Sample:
         """Return codes (M, R) and lengths (), their number M."""
         return {"codes": raw.long(), "lengths": torch.tensor(len(raw))}
@@ -88,7 +93,10 @@ class CodeAdapter(Adapter):
     def __init__(self, dim: int = 128, *, codec: Any = None, dropout: Rate = 0.0):
         super().__init__()
         if codec is None or isinstance(codec, str):
-            raise ValueError(f"codec: must be the run folder of a trained codec, got {codec!r}")
+            raise ValueError(
+                f"codec: must be the run folder of a trained codec (train one with dxn train DATA "
+                f"head=codec), got {codec!r}"
+            )
         self.dim = dim
         # The tokenizer owns it: weights that never change are no parameters of the model.
         self.tokenizer = CodeTokenizer(codec)

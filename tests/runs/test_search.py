@@ -199,7 +199,7 @@ TABLE_FAULTS = [
     ),
     (["predict", "run=RUN", "input.photo=x.png", "labels=[a]"], "at least two different names"),
     (["predict", "run=RUN", "input.photo=x", "labels=[a,b]", "template=x"], "must contain {}"),
-    (["evaluate", "run=RUN", "only=[title]"], "only: this model compares inputs with each other"),
+    (["evaluate", "run=RUN", "only=[title]"], "only: this model needs at least 2 inputs of a row"),
     (["attend", "run=RUN", "input.title=x", "input.photo=PLACE/1.png"], "so set only one of them"),
 ]
 

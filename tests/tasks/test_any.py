@@ -1,6 +1,7 @@
 """Any inputs in, any inputs out: the common vocabulary, the drawn input, and created values."""
 
 import csv
+import json
 import random
 import shutil
 
@@ -188,3 +189,41 @@ def test_another_run_is_no_codec(trained, pictures, capsys):
         *TINY,
     )
     assert "must be a run of head=codec" in error
+
+
+def test_only_all_inputs_are_evaluated(trained):
+    subsets = json.loads((trained / "metrics.json").read_text())["subsets"]
+    assert subsets == ["all"]
+
+
+def test_codes_have_a_drawing_of_their_attention(trained, pictures, tmp_path, capsys):
+    sample = [f"run={trained}", f"input.image={pictures / '1.png'}"]
+    printed(capsys, "tokenize", *sample, f"output={tmp_path / 'tokens.png'}")
+    printed(capsys, "attend", *sample, f"output={tmp_path / 'attention'}")
+    assert (tmp_path / "tokens.png").exists()
+    assert (tmp_path / "attention" / "attention.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "input.text=a dark one"], "use dxn generate create=image, or dxn embed"),
+        (["export"], "made of the codes of a codec, which cannot be exported"),
+        (["evaluate", "only=[text]"], "needs at least 2 inputs of a row"),
+    ],
+)
+def test_other_commands_say_what_to_do(trained, arguments, message, tmp_path, capsys):
+    verb, *options = arguments
+    assert message in refused(capsys, verb, f"run={trained}", *options)
+
+
+def test_a_data_set_is_checked_with_the_codes_of_a_codec(pictures, capsys):
+    out = printed(
+        capsys,
+        "check",
+        str(pictures / "rows.csv"),
+        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]"),
+        f"adapters.image_codes.codec={pictures / 'codec'}",
+        f"output={pictures / 'bad.csv'}",
+    )
+    assert "next: dxn train" in out

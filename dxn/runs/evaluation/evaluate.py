@@ -122,7 +122,7 @@ def evaluate_subsets(
     """
     task, opened = predictor.task, data.opened
     everything = tuple(name for name in predictor.inputs if name in opened.raws)
-    least = 2 if task.separates_inputs else 1
+    least = task.min_inputs
     groups = evaluated_groups(predictor.model_inputs.readers, everything)
     chosen = _chosen(only, everything, least) if only else subsets(everything, least, groups)
     if not only and len(groups) < len(everything):
@@ -281,7 +281,7 @@ def _chosen(
         )
     if len(set(only)) < least:
         raise UserError(
-            f"only: this model compares inputs with each other; set at least {least} of "
+            f"only: this model needs at least {least} inputs of a row; set {least} or more of "
             f"{', '.join(everything)}, got {', '.join(only)}"
         )
     # In the order of the model, so that the name of the subset does not depend on the command.

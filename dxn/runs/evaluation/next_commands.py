@@ -82,6 +82,12 @@ def next_commands(run: Training) -> list[list[str]]:
         # After other inputs, a text is written from its start.
         prompt = [] if others and not is_conversation(first) else _prompt(first)
         return [["generate", *model, *others, *prompt]]
+    if run.task.creates:
+        name = run.task.creates[-1]
+        given = [word for word in sample if not word.startswith(f"input.{name}=")]
+        formats = run.tokenizers[name].reader.formats
+        output = [f"output={name}{formats[0]}"] if formats else []
+        return [["generate", *model, *given, f"create={name}", *output]] if given else []
     rows = _rows_options(run.settings.values["data"])
     commands: list[list[str]] = []
     if run.task.is_supervised:

@@ -36,8 +36,10 @@ def create_files(predictor: Predictor, options: Generate) -> None:
         raise UserError(f"input: needs a value; for example {names}")
     rows: list[dict[str, Any]] = []
     if has_many_samples(options.input):
-        name = _created(predictor, options.create, ())
-        inputs, rows = read_rows(predictor, options.input, without=name)
+        if options.create is not None:
+            predictor.check_created(options.create)
+        inputs, rows = read_rows(predictor, options.input, without=options.create or "")
+        name = _created(predictor, options.create, inputs.opened.raws)
     else:
         inputs = read_sample(options.input, predictor.model_inputs.readers, predictor.columns)
         name = _created(predictor, options.create, inputs)

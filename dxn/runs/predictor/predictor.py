@@ -251,6 +251,8 @@ class Predictor:
         advice = "use dxn embed, or dxn generate for a language model"
         if self.task.separates_inputs:
             advice = "set labels=[A,B] to classify, or use dxn index and dxn search"
+        elif self.task.creates:
+            advice = f"use dxn generate create={self.task.creates[-1]}, or dxn embed"
         raise UserError(
             f"this model cannot predict (its task is {self.task.name}); {advice}, or "
             "train a head: dxn train weights=..."

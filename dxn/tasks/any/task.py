@@ -122,6 +122,7 @@ class WriteAny(PerInput[WrittenInput]):
     """
 
     name = "any"
+    min_inputs = 2  # one is written from the others
 
     def __init__(
         self,

@@ -49,8 +49,8 @@ class CodecTarget(Target):
         """
         if len(adapters) != 1:
             raise UserError(
-                f"head=codec: needs one input, got {', '.join(adapters)}; name its column, such as "
-                "data.image=photo"
+                f"head=codec: needs one input, got {', '.join(adapters)}; choose one by its "
+                "adapter, such as adapters=[image]"
             )
         ((self.input, adapter),) = adapters.items()
         contents = adapter.contents()

@@ -1,0 +1,24 @@
+"""The page about any input from the others works from its first to its last command."""
+
+import shlex
+
+from helpers.pages import DOCS, blocks, commands, run_python
+
+from dxn.cli import main
+
+# Short trainings. The values are those of the page otherwise.
+FAST = ["trainer.epochs=1", "trainer.device=cpu", "dim=16"]
+
+
+def test_the_commands_of_the_page_create_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(DOCS / "any-to-any.md"):
+        if block.kind == "python":
+            run_python(block, {}, "any-to-any.md")
+        for command in commands(block):
+            words = shlex.split(command)[1:]
+            assert main([*words, *(FAST if words[0] == "train" else [])]) == 0, command
+    assert (tmp_path / "red.png").exists()
+    assert len(list((tmp_path / "ellipses").glob("*.png"))) == 4
+    assert (tmp_path / "created" / "created.csv").read_text().count(".png") == 2
+    assert len((tmp_path / "captions.csv").read_text().splitlines()) == 601
