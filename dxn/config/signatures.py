@@ -136,7 +136,12 @@ def signature_from(
     fields = dataclasses.fields(record) if dataclasses.is_dataclass(record) else None
     if from_caller is None:
         from_caller = FROM_CALLER if fields is None else ()
-    mro = [each for each in getattr(target, "__mro__", ()) if "__dataclass_fields__" in vars(each)]
+    # The descriptions of the parameters are those of the class that defines them.
+    mro = [
+        each
+        for each in getattr(target, "__mro__", ())
+        if "__dataclass_fields__" in vars(each) or vars(each).get("__init__") is target.__init__
+    ]
     meanings: dict[str, str] = {}
     # A dataclass describes only the fields that it adds to those of its base classes.
     # A class without a constructor of its own has the options of the class that defines it.
