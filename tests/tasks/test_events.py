@@ -167,7 +167,7 @@ def write_signals(path, count):
 def test_a_small_model_finds_the_events_of_series(tmp_path, capsys):
     table, run = tmp_path / "signals.jsonl", tmp_path / "run"
     write_signals(table, 150)
-    options = ["dim=32", "backbone.depth=1", "trainer.epochs=15", "trainer.device=cpu"]
+    options = ["dim=32", "backbone.depth=1", "trainer.epochs=25", "trainer.device=cpu"]
     options += ["optimizer.lr=0.005", "batch_size=8", "adapters.series.augment.crop=0.2"]
     text = printed(capsys, "train", str(table), "target=events", *options, f"run={run}")
     assert "events (detect)" in text  # and not positions in a text

@@ -172,7 +172,7 @@ def test_a_misspelled_member_is_an_error_when_the_class_is_defined(base, member,
 
 
 def test_every_task_says_which_metric_selects_the_best_epoch():
-    options = {"generate": {"decoder": nn.Identity}}
+    options = {key: {"decoder": nn.Identity} for key in ("generate", "codec", "any")}
     tasks = {name: task_class(name)(**options.get(name, {})) for name in TASKS}
     assert {name: task.metric.monitored for name, task in tasks.items()} == {
         "classify": "accuracy",
@@ -188,9 +188,11 @@ def test_every_task_says_which_metric_selects_the_best_epoch():
         "detect": "map",
         "segment": "miou",
         "span": "f1_answer",
+        "codec": "snr",
+        "any": "loss",
     }
     lower = [name for name, task in tasks.items() if not task.metric.higher_is_better]
-    assert lower == ["regress", "ctc", "language", "masked", "forecast"]
+    assert lower == ["regress", "ctc", "language", "masked", "forecast", "any"]
 
 
 # Structured and ragged targets: boxes in the raw picture
