@@ -144,9 +144,7 @@ def signature_from(
     ]
     meanings: dict[str, str] = {}
     # A dataclass describes only the fields that it adds to those of its base classes.
-    # A class without a constructor of its own has the options of the class that defines it.
-    owners = [each for each in getattr(target, "__mro__", ()) if "__init__" in vars(each)][:1]
-    for each in (*owners, *reversed(mro), target):
+    for each in (*reversed(mro), target):
         # A name is indented by four spaces, and the lines that continue its description by more.
         section = (inspect.getdoc(each) or "").partition("Args:\n")[2].partition("\n\n")[0]
         entries = re.findall(r"^    ([*\w]+): (.+(?:\n     .+)*)$", section, re.MULTILINE)

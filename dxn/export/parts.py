@@ -25,7 +25,6 @@ from dxn.models.ensemble import Ensemble
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import counted_inputs
 from dxn.tasks.segment.tiles import TiledHead
-from dxn.tokenize.codes import CodeAdapter
 
 SEED = 0  # of the random examples
 
@@ -48,11 +47,6 @@ def check_exportable(predictor: Predictor) -> None:
         raise UserError(
             "export: a series with adapters.series.channels=separate, such as that of Chronos-Bolt,"
             " cannot be exported; use dxn predict or dxn serve"
-        )
-    if any(isinstance(adapter, CodeAdapter) for adapter in predictor.adapters.values()):
-        raise UserError(
-            "export: a model that reads the codes of a codec cannot be exported; use dxn predict, "
-            "dxn generate or dxn serve"
         )
     modules = predictor.network.modules()
     if any(isinstance(module, TiledHead) and module.tile for module in modules):
