@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -35,6 +35,7 @@ def objects(
     size: int = 96,
     ask: bool = False,
     masks: bool = False,
+    instances: bool = False,
     seed: int = 0,
 ) -> Source:
     """Generate a data set of images with up to six coloured shapes, and the box of each.
@@ -46,7 +47,8 @@ def objects(
     target contains only this one, or nothing if the image does not have it. So text and image are
     both needed: the other shapes of an image have other colours or forms.
 
-    With `masks`, the target is a mask (size, size) with the form of the shape at each pixel.
+    With `masks`, the target is a mask (size, size) with the form of the shape at each pixel. With
+    `instances`, it is a list of objects that also have their outline as a polygon.
 
     Args:
         num_train: Number of training rows.
@@ -55,20 +57,32 @@ def objects(
         size: Height and width of an image in pixels, at least 32.
         ask: Whether a text says which shape to find.
         masks: Whether the target is a mask instead of a list of objects, for head=segment.
+        instances: Whether the objects also have a "segmentation", for head.instances=true.
         seed: Random seed of the data set.
 
     Raises:
         UserError: If a split has no row, or `size` is below 32.
     """
+    if masks and instances:
+        raise UserError("data.instances: cannot be combined with data.masks=true; leave out one")
     counts = check_counts(num_train, num_validation, num_test)
     if size < MIN_SIZE:
         raise UserError(f"data.size: must be at least {MIN_SIZE} pixels, got {size}")
-    splits = {name: _rows(name, count, size, ask, masks, seed) for name, count in counts.items()}
+    form = Form(ask, masks, instances)
+    splits = {name: _rows(name, count, size, form, seed) for name, count in counts.items()}
     inputs = {"image": InputSpec("drawn", "image")}
     if ask:
         inputs = {"text": InputSpec("question", "text"), **inputs}
-    target, task = ("mask", "segment") if masks else ("objects", "detect")
-    return Source(splits, inputs, target=target, task=task, name="objects")
+    task = "segment" if masks or instances else "detect"
+    return Source(splits, inputs, target="mask" if masks else "objects", task=task, name="objects")
+
+
+class Form(NamedTuple):
+    """What the rows contain, see `objects`."""
+
+    ask: bool
+    masks: bool
+    instances: bool
 
 
 def scene(rng: np.random.Generator) -> list[Thing]:
@@ -95,6 +109,12 @@ def box(thing: Thing, size: int) -> dict[str, Any]:
     return {"label": thing.shape, "box": [left, top, right, bottom]}
 
 
+def instance(thing: Thing, size: int) -> dict[str, Any]:
+    """Return the form, the box and the outline of a shape in pixels."""
+    corners = np.array(outline(thing)) * size
+    return {**box(thing, size), "segmentation": [corners.ravel().tolist()]}
+
+
 def mask(things: Sequence[Thing], size: int) -> dict[str, Any]:
     """Return the form of the shape at each pixel (size, size), 0 where there is none.
 
@@ -111,7 +131,7 @@ def mask(things: Sequence[Thing], size: int) -> dict[str, Any]:
     return {"mask": values, "names": dict(enumerate((BACKGROUND, *SHAPES)))}
 
 
-def _rows(split: str, count: int, size: int, ask: bool, masks: bool, seed: int) -> Rows:
+def _rows(split: str, count: int, size: int, form: Form, seed: int) -> Rows:
     """Generate the rows of a split. Each row depends only on (seed, split, row)."""
     images: list[np.ndarray] = []
     texts: list[str] = []
@@ -120,7 +140,7 @@ def _rows(split: str, count: int, size: int, ask: bool, masks: bool, seed: int) 
         rng = np.random.default_rng([seed, SPLITS.index(split), row])
         things = scene(rng)
         images.append(draw(rng, things, size))
-        if ask:
+        if form.ask:
             present = [(thing.colour, thing.shape) for thing in things]
             others = [pair for pair in product(COLOURS, SHAPES) if pair not in present]
             is_absent = not present or rng.random() < ABSENT
@@ -128,8 +148,9 @@ def _rows(split: str, count: int, size: int, ask: bool, masks: bool, seed: int) 
             colour, shape = choices[int(rng.integers(len(choices)))]
             texts.append(f"the {colour} {shape}")
             things = [t for t in things if (t.colour, t.shape) == (colour, shape)]
-        found.append(mask(things, size) if masks else [box(thing, size) for thing in things])
+        describe = instance if form.instances else box
+        found.append(mask(things, size) if form.masks else [describe(t, size) for t in things])
     cells: dict[str, Any] = {"image": images, TARGET: found}
-    if ask:
+    if form.ask:
         cells = {"text": texts, **cells}
     return Rows(cells, [f"objects row {i + 1}" for i in range(count)])

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from dxn.core.errors import UserError
 from dxn.runs.saved.model_folder import from_public
+from dxn.tasks.segment.drawn import run_lengths
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers", "ignore::FutureWarning")
 
@@ -114,6 +115,27 @@ def test_the_classes_of_pixels_are_those_of_transformers(tmp_path, settings, siz
         expected = classes.numpy()[: size[0], : size[1]]
         assert len(np.unique(expected)) > 1
         np.testing.assert_array_equal(np.asarray(shown), expected)
+
+
+@torch.inference_mode()
+def test_the_instances_are_those_of_transformers(tmp_path):
+    theirs = save(tmp_path)
+    ours = from_public(str(tmp_path), head={"instances": True, "threshold": 0.05})
+    (image,) = pictures((SIDE, SIDE))
+    processor = transformers.EomtImageProcessor(**SETTINGS)
+    outputs = theirs(**processor([image], return_tensors="pt"))
+    (expected,) = processor.post_process_instance_segmentation(outputs, [(SIDE, SIDE)], 0.05)
+    found = ours.predict({"image": image})["prediction"]
+    infos = sorted(expected["segments_info"], key=lambda each: -each["score"])
+    assert len(infos) > 1 and len(found) == len(infos)
+    labels = ours.labels
+    for own, info in zip(found, infos, strict=True):
+        assert own["label"] == labels[info["label_id"]]
+        assert own["score"] == pytest.approx(info["score"], abs=1e-3)
+        # In theirs, a later mask hides earlier ones.
+        shown = expected["segmentation"].numpy() == info["id"]
+        mask = run_lengths(own["segmentation"], (SIDE, SIDE))
+        assert (mask | ~shown).all()
 
 
 def test_a_model_whose_training_is_not_finished_is_refused(tmp_path):

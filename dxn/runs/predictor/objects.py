@@ -49,7 +49,7 @@ def coco_rows(
     """Yield one row per object, see `dxn.runs.predictor.resumable.Answers`.
 
     A row has the name of the picture, its number if the input has one, the class, the box (left,
-    top, width and height in pixels) and the score.
+    top, width and height in pixels), the score, and the run lengths of the mask if there is one.
     """
     name = picture_input(predictor, f"NAME{COCO}")
     for rows, answers in _answers(predictor, samples, batch_size, start):
@@ -64,6 +64,8 @@ def coco_rows(
                 size = each["right"] - each["left"], each["bottom"] - each["top"]
                 box = [each["left"], each["top"], *map(significant, size)]
                 result = {"category_name": each["label"], "bbox": box, "score": each["score"]}
+                if "segmentation" in each:
+                    result["segmentation"] = each["segmentation"]
                 records.append({"file_name": Path(image).name, **known, **result})
         yield rows, records, ()
 

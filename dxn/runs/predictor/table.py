@@ -27,7 +27,7 @@ TABLE_ROW = re.compile(r"(?P<file>.+) row (?P<row>\d+)")
 OWN_COLUMNS = ("file", "row", "step", "target", "prediction", "confidence", "error", "entities")
 Record = dict[str, Any]  # one row: values by column
 
-KEYS = ("label", "score")  # of an object; the others say where it is
+KEYS = ("label", "score", "segmentation")  # of an object; the others say where it is
 MAX_LISTED = 5  # classes of which the probability is printed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from dxn.tasks.detect.boxes import overlaps
 from dxn.tasks.detect.objects import Objects
-from dxn.tasks.detect.target import DetectedObjects
 from dxn.tasks.metric import Metric, f1_scores
 from dxn.tasks.names import MAX_CLASS_COLUMNS
 
@@ -39,25 +39,71 @@ class Detected:
     scores: Tensor
     boxes: Tensor
 
+    def iou(self, true: Objects) -> Tensor:
+        """Return the intersection over union (n, m) with each true object."""
+        boxes = torch.tensor(true.boxes, dtype=torch.float64)
+        iou, _ = overlaps(self.boxes.double()[:, None], boxes)
+        return iou
+
+
+class Found(Protocol):
+    """The prediction for one sample: its best outputs, such as `Detected`. Best first."""
+
+    @property
+    def classes(self) -> Tensor:
+        """(n,). Index of the class of each object."""
+        ...
+
+    @property
+    def scores(self) -> Tensor:
+        """(n,). Score of each object from 0 to 1."""
+        ...
+
+    def iou(self, true: Any) -> Tensor:
+        """Return the intersection over union (n, m) float64 with each true object."""
+        ...
+
+
+class ScoredNames(Protocol):
+    """The classes of the objects, in the order of their indices."""
+
+    threshold: float
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The names."""
+        ...
+
+
+class TrueObjects(Protocol):
+    """The true objects of a sample, such as `Objects`."""
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The class of each object."""
+        ...
+
+    def __len__(self) -> int: ...
+
 
 class AveragePrecision(Metric):
     """The average precision per class, and its mean, as COCO computes them.
 
     Args:
-        target: The objects.
+        target: The classes of the objects, and the minimum score of answers.
     """
 
     monitored = "map"
     row = ("f1", "F1 of the objects")
 
-    def __init__(self, target: DetectedObjects):
+    def __init__(self, target: ScoredNames):
         self.target = target
 
-    def rows(self, predictions: Sequence[Detected], targets: Sequence[Objects]) -> Tensor:
+    def rows(self, predictions: Sequence[Found], targets: Sequence[TrueObjects]) -> Tensor:
         """Return the numbers of right, found and true objects of each row (n, 3).
 
         An object is right if it overlaps a true one of its class by at least 0.5. Found are those
-        whose score is at least `DetectedObjects.threshold`.
+        whose score is at least the threshold of the target.
         """
         matched = _match(predictions, targets, self.target.labels)
         kept = matched.scores >= self.target.threshold
@@ -73,7 +119,7 @@ class AveragePrecision(Metric):
         return {"f1": f1_scores(right, found, true)}
 
     def weighted(
-        self, predictions: Sequence[Detected], targets: Sequence[Objects], counts: Tensor
+        self, predictions: Sequence[Found], targets: Sequence[TrueObjects], counts: Tensor
     ) -> dict[str, Tensor]:
         """Return the mean average precision, that at an overlap of 0.5, and that of each class.
 
@@ -112,7 +158,7 @@ class AveragePrecision(Metric):
 
 
 def best_threshold(
-    predictions: Sequence[Detected], targets: Sequence[Objects], labels: Sequence[str]
+    predictions: Sequence[Found], targets: Sequence[TrueObjects], labels: Sequence[str]
 ) -> float | None:
     """Return the minimum score with which the F1 of the objects of all rows is highest.
 
@@ -158,7 +204,7 @@ class Matched:
 
 
 def _match(
-    predictions: Sequence[Detected], targets: Sequence[Objects], labels: Sequence[str]
+    predictions: Sequence[Found], targets: Sequence[TrueObjects], labels: Sequence[str]
 ) -> Matched:
     """Say which outputs find an object that no better output of the same row has found.
 
@@ -183,7 +229,7 @@ def _match(
     return Matched(joined[order], torch.cat(classes)[order], rows[order], is_right[order])
 
 
-def _right(found: Detected, expected: Tensor, true: Objects) -> np.ndarray:
+def _right(found: Found, expected: Tensor, true: TrueObjects) -> np.ndarray:
     """Return whether each output of a sample finds an object that no better one has found.
 
     Args:
@@ -197,9 +243,7 @@ def _right(found: Detected, expected: Tensor, true: Objects) -> np.ndarray:
     right = np.zeros((len(found.scores), len(THRESHOLDS)), bool)
     if not len(right) or not len(expected):
         return right
-    boxes = torch.tensor(true.boxes, dtype=torch.float64)
-    overlap, _ = overlaps(found.boxes.double()[:, None], boxes)
-    iou = overlap.where(found.classes[:, None] == expected, 0.0).numpy()
+    iou = found.iou(true).where(found.classes[:, None] == expected, 0.0).numpy()
     limits = THRESHOLDS.numpy() - EPSILON
     free = np.ones((len(THRESHOLDS), len(expected)), bool)
     for i in np.flatnonzero((iou >= limits[0]).any(1)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,20 @@ BACKGROUND = "background"  # name of the pixels without an object, whose value i
 UNKNOWN = 65535  # value of a class that the training split does not have
 FIRST = ord("0")  # character of the number 0 in compressed run lengths
 BITS = 5  # of a number in a character
+
+
+class Area(NamedTuple):
+    """An object of a picture.
+
+    Args:
+        label: Its class.
+        area: Its polygons or run lengths.
+        is_crowd: Whether it is a region with many objects.
+    """
+
+    label: str
+    area: Any
+    is_crowd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +90,28 @@ def read_drawn(
     Raises:
         UserError: If an object has no class, or neither polygons nor run lengths.
     """
+    found = read_areas(cell, origin, size)
+    if found is None:
+        return None
+    found = sorted(found, key=lambda each: not each.is_crowd)  # keeps the order of equal keys
+    names = {**values, BACKGROUND: 0}
+    return Drawn(tuple((names.get(each.label, UNKNOWN), each.area) for each in found), size)
+
+
+def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | None:
+    """Return the objects of a cell; None if it is no list of objects.
+
+    The arguments are those of `read_drawn`.
+
+    Raises:
+        UserError: If an object has no class, or neither polygons nor run lengths.
+    """
     if isinstance(cell, Mapping) and SEGMENTATION not in cell and "objects" not in cell:
         return None
     items = list_of_objects(cell)
     if items is None:
         return None
-    objects: list[tuple[bool, int, Any]] = []
+    found: list[Area] = []
     for item in items:
         label = _label(item) if isinstance(item, Mapping) else None
         if label is None or SEGMENTATION not in item:
@@ -89,16 +119,13 @@ def read_drawn(
                 f"{origin}: an object of a mask must have a label and a segmentation (polygons or "
                 f"run lengths), got {shortened(item)}; objects with boxes alone need head=detect"
             )
-        value = 0 if label == BACKGROUND else values.get(label, UNKNOWN)
-        objects.append((not item.get("iscrowd"), value, item[SEGMENTATION]))
-    objects.sort(key=lambda each: each[0])  # keeps the order of equal keys
-    drawn = Drawn(tuple((value, area) for _, value, area in objects), size)
-    try:
-        for _, area in drawn.objects:
+        area = item[SEGMENTATION]
+        try:
             _ = run_lengths(area, size) if isinstance(area, Mapping) else polygons(area)
-    except BadMedia as error:
-        raise UserError(f"{origin}: {error}") from error
-    return drawn
+        except BadMedia as error:
+            raise UserError(f"{origin}: {error}") from error
+        found.append(Area(label, area, bool(item.get("iscrowd"))))
+    return found
 
 
 def polygons(area: Any) -> list[np.ndarray]:
@@ -182,6 +209,29 @@ def run_lengths(area: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
         )
     inside = np.arange(len(runs)) % 2 == 1
     return np.repeat(inside, runs).reshape(size[::-1]).T.copy()
+
+
+def runs_of(mask: np.ndarray) -> np.ndarray:
+    """Return the run lengths of a mask (H, W), see `run_lengths`."""
+    flat = mask.T.ravel()
+    edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    runs = np.diff(np.concatenate([[0], edges, [flat.size]]))
+    return np.concatenate([[0], runs]) if flat.size and flat[0] else runs
+
+
+def compressed(runs: np.ndarray) -> str:
+    """Return run lengths as a text, see `run_lengths`."""
+    numbers = runs.astype(np.int64)
+    numbers[3:] -= runs[1:-2]
+    chars: list[str] = []
+    for number in numbers.tolist():
+        while True:
+            bits, number = number & 31, number >> BITS
+            is_last = number == (-1 if bits & 16 else 0)
+            chars.append(chr(FIRST + bits + (0 if is_last else 32)))
+            if is_last:
+                break
+    return "".join(chars)
 
 
 def _uncompressed(text: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,8 +36,9 @@ class MaskHead(TiledHead):
     """Maps each of the last registers of the fusion to a class and a mask (arXiv:2503.19108).
 
     A mask is the product of a query and the tokens of the picture, whose resolution is increased.
-    In training, the output is `MaskQueries`. At use, it is the logarithm (B, K, H, W) of the sum
-    over the queries of the probability of their class times that of the pixel.
+    In training, and if the segments are objects, the output is `MaskQueries`. Otherwise, it is the
+    logarithm (B, K, H, W) of the sum over the queries of the probability of their class times that
+    of the pixel.
 
     Args:
         dim: Width D of a token.
@@ -47,6 +48,7 @@ class MaskHead(TiledHead):
         queries: Number M of registers.
         upscale: How often the resolution of the tokens is doubled.
         tile: See `TiledHead`.
+        instances: Whether the segments are objects.
         dropout: Dropout probability of the tokens and queries.
     """
 
@@ -63,9 +65,11 @@ class MaskHead(TiledHead):
         queries: int,
         upscale: int = 2,
         tile: int = 0,
+        instances: bool = False,
         dropout: float = 0.0,
     ):
         super().__init__(input, tile)
+        self.instances = instances
         self.grid = grid
         self.queries = queries
         self.dropout = Dropout(dropout)
@@ -76,13 +80,13 @@ class MaskHead(TiledHead):
         self.upscale = nn.ModuleList(Upscale(dim) for _ in range(upscale))
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor | MaskQueries:
-        """Return the output of the queries in training, and that of the pixels at use.
+        """Return the output of the queries, or that of the pixels.
 
         Raises:
             UserError: If the fusion has fewer registers than there are queries.
         """
         found = self.found(tokens, batch)
-        return found if self.training else self.per_pixel(found, batch)
+        return found if self.training or self.instances else self.per_pixel(found, batch)
 
     def found(self, tokens: Tokens, batch: Batch) -> MaskQueries:
         """Return the classes and the masks of the queries."""
@@ -107,9 +111,8 @@ class MaskHead(TiledHead):
 
     def per_pixel(self, found: MaskQueries, batch: Batch) -> Tensor:
         """Return the logarithm (B, K, H, W) of the scores of the classes of each pixel."""
-        height, width = batch[self.input]["pixels"].shape[-2:]
-        masks = upsampled(found.masks.float(), covered(found.masks, self.grid, len(self.upscale)))
-        masks = masks[..., :height, :width].sigmoid()
+        size = batch[self.input]["pixels"].shape[-2:]
+        masks = at_pixels(found.masks, self.grid, len(self.upscale), size).sigmoid()
         classes = found.classes.float().softmax(-1)[..., :-1]
         scores = torch.einsum("b m k, b m h w -> b k h w", classes, masks)
         return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
@@ -157,9 +160,11 @@ def covered(masks: Tensor, grid: PatchGrid, upscale: int) -> tuple[int, int]:
     return height * grid.stride[0] >> upscale, width * grid.stride[1] >> upscale
 
 
-def upsampled(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return masks (B, M, h, w) with another height and width."""
-    return F.interpolate(masks, size, mode="bilinear", align_corners=False)
+def at_pixels(masks: Tensor, grid: PatchGrid, upscale: int, size: Sequence[int]) -> Tensor:
+    """Return masks (B, M, h, w) with the height and width of the pictures of a batch."""
+    whole = covered(masks, grid, upscale)
+    pixels = F.interpolate(masks.float(), whole, mode="bilinear", align_corners=False)
+    return pixels[..., : size[0], : size[1]]
 
 
 def repeated_edges(masks: Tensor, inside: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dxn.tasks.matching import Matches, assign
-from dxn.tasks.segment.mask_head import MaskQueries, covered
+from dxn.tasks.segment.mask_head import MaskQueries, at_pixels, covered
 from dxn.tasks.segment.space import PerPixel
 from dxn.tasks.segment.target import PixelClasses
 from dxn.tasks.space import Batch, LossSum
@@ -66,6 +66,34 @@ class MaskClasses(PerPixel):
         labels = labels.where(masks.any(2), IGNORED)
         known = (target != IGNORED).float()
         return set_loss(output.classes, points, Segments(labels, masks.float(), known))
+
+
+class MaskObjects(MaskClasses):
+    """`MaskQueries`, of which each object has exactly one.
+
+    The targets are those of `ObjectMasks`.
+    """
+
+    def loss(self, output: Tensor | MaskQueries, batch: Batch) -> LossSum:
+        """Return the loss per object."""
+        assert isinstance(output, MaskQueries)
+        target = batch["target"]
+        step = point_step(target["known"])
+        points = points_of(output.masks, self.names.grid, self.upscale, target["known"], step)
+        masks = target["masks"][..., ::step, ::step].flatten(2).float()
+        known = target["known"][:, ::step, ::step].flatten(1).float()
+        return set_loss(output.classes, points, Segments(target["labels"], masks, known))
+
+    def decode(self, output: Tensor | MaskQueries, batch: Batch) -> dict[str, Tensor]:
+        """Return the probabilities (B, M, K) of the classes of the queries, and their masks.
+
+        The masks (B, M, H, W) are the probability that each pixel belongs to the query.
+        """
+        assert isinstance(output, MaskQueries)
+        size = batch[self.names.input]["pixels"].shape[-2:]
+        masks = at_pixels(output.masks, self.names.grid, self.upscale, size)
+        probabilities = output.classes.float().softmax(-1)[..., :-1]
+        return {"probabilities": probabilities, "masks": masks.sigmoid()}
 
 
 def point_step(target: Tensor) -> int:

@@ -39,13 +39,13 @@ class Segmented:
         nearest one that it has.
         """
         index = [
-            _nearest(self.placement, axis, length, self.classes.shape[axis])
+            nearest(self.placement, axis, length, self.classes.shape[axis])
             for axis, length in enumerate(size)
         ]
         return self.classes.numpy()[np.ix_(*index)]
 
 
-def _nearest(placement: Placement, axis: int, length: int, count: int) -> np.ndarray:
+def nearest(placement: Placement, axis: int, length: int, count: int) -> np.ndarray:
     """Return the row or column of the prepared picture at each one of the original picture."""
     origin, scale, unit = (float(each[axis]) for each in placement)
     fractions = ((np.arange(length) + 0.5) / length * unit - origin) / scale

@@ -102,13 +102,7 @@ class PixelClasses(Names):
         Raises:
             UserError: If it is not a mask, or has another size than the picture.
         """
-        name = self.input or pictured(self.tokenizers)
-        size = (1, 1)  # if there is no picture, which is reported for the row
-        source = raws.get(name)
-        if source is not None:
-            with suppress(BadMedia):
-                height, width = self.tokenizers[name].reader.extent(source)
-                size = int(height), int(width)
+        size = self.size_in(raws)
         drawn = read_drawn(cell, origin, self._values_by_name(), size)
         if drawn is not None:
             return Mask(origin, drawn, size)
@@ -119,6 +113,16 @@ class PixelClasses(Names):
                 f"{size[1]}×{size[0]}; both must have the same size"
             )
         return mask
+
+    def size_in(self, raws: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the height and width of the picture of a row."""
+        name = self.input or pictured(self.tokenizers)
+        source = raws.get(name)
+        if source is not None:
+            with suppress(BadMedia):
+                height, width = self.tokenizers[name].reader.extent(source)
+                return int(height), int(width)
+        return 1, 1  # there is no picture, which is reported for the row
 
     def _values_by_name(self) -> dict[str, int]:
         if self.labels:
@@ -295,19 +299,19 @@ def tile_of(part: Mapping[str, Tensor], top: int, left: int, tile: int) -> dict[
 def mask_at(
     values: np.ndarray, placement: Placement, size: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of a mask (H, W) at the pixels of a prepared picture.
+    """Return the values of a mask (H, W, ...) at the pixels of a prepared picture.
 
     Returns:
-        The nearest values (h, w), and whether each pixel lies in the mask (h, w).
+        The nearest values (h, w, ...), and whether each pixel lies in the mask (h, w).
     """
     rows, columns = (
         _positions(placement, axis, count, values.shape[axis]) for axis, count in enumerate(size)
     )
     inside = [
         (each >= 0) & (each < length)
-        for each, length in zip((rows, columns), values.shape, strict=True)
+        for each, length in zip((rows, columns), values.shape[:2], strict=True)
     ]
-    height, width = values.shape
+    height, width = values.shape[:2]
     picked = values[np.ix_(rows.clip(0, height - 1), columns.clip(0, width - 1))]
     return picked, inside[0][:, None] & inside[1]
 

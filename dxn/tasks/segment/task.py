@@ -1,7 +1,8 @@
-"""Semantic segmentation: predict a class for each pixel of a picture."""
+"""Segmentation: predict a class for each pixel of a picture, or a mask for each object."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,17 +12,28 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from annotated_types import Ge, Le
-from torch import Tensor, nn
+from torch import nn
 
 from dxn.core.display import significant
 from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
-from dxn.core.marks import Areas
+from dxn.core.marks import Areas, Mark
+from dxn.core.randomness import Probability
 from dxn.models.pooling import check_registers
+from dxn.tasks.detect.metric import AveragePrecision, best_threshold
+from dxn.tasks.detect.target import DEFAULT_THRESHOLD
 from dxn.tasks.names import MAX_CLASS_COLUMNS
 from dxn.tasks.segment.head import SegmentHead
+from dxn.tasks.segment.instances import (
+    FoundMasks,
+    Instances,
+    ObjectMasks,
+    found_masks,
+    no_masks,
+    object_marks,
+)
 from dxn.tasks.segment.mask_head import MaskHead
-from dxn.tasks.segment.mask_space import MaskClasses
+from dxn.tasks.segment.mask_space import MaskClasses, MaskObjects
 from dxn.tasks.segment.masks import Mask, data_url, palette, png
 from dxn.tasks.segment.metric import Overlap, Segmented
 from dxn.tasks.segment.space import PerPixel
@@ -36,9 +48,10 @@ WHOLE = Placement(torch.zeros(2), torch.ones(2), torch.ones(2))
 
 @dataclass(kw_only=True, eq=False)
 class Segment(Task[PixelClasses]):
-    """Predict a class for each pixel of a picture.
+    """Predict a class for each pixel of a picture, or a mask for each object.
 
-    The target is a mask: a picture of the same size, whose pixels have the value of their class.
+    The target is a mask: a picture of the same size, whose pixels have the value of their class. It
+    can also be a list of objects with polygons or run lengths.
 
     Args:
         input: Name of the input with the pictures. Default: the first one.
@@ -56,6 +69,11 @@ class Segment(Task[PixelClasses]):
             the last registers of the fusion, so fusion.registers must be at least as large.
             Default: each token finds the classes of its own pixels.
         upscale: How often the resolution of the tokens is doubled for the masks of queries.
+        instances: Whether each query finds one object instead of all pixels of a class. The target
+            is then a list of objects, each with a class and polygons or run lengths.
+        threshold: Minimum score of an object in answers. Default: the one with the highest F1 of
+            the objects on the validation split. The mean average precision uses all objects.
+        max_objects: Maximum number of objects of a picture.
     """
 
     name = "segment"
@@ -76,8 +94,17 @@ class Segment(Task[PixelClasses]):
     dropout: Rate = 0.0
     queries: Annotated[int, Ge(0)] = 0
     upscale: Annotated[int, Ge(0), Le(4)] = 2
+    instances: bool = False
+    threshold: Probability | None = None
+    max_objects: Annotated[int, Ge(1)] = 100
 
     def __post_init__(self):
+        if self.instances:
+            masks = ObjectMasks(input=self.input, fixed_threshold=self.threshold)
+            self.target = masks
+            self.space = MaskObjects(masks, self.upscale)
+            self.metric = AveragePrecision(masks)
+            return
         self.target = PixelClasses(
             input=self.input,
             names=self.names,
@@ -92,8 +119,13 @@ class Segment(Task[PixelClasses]):
 
     @property
     def masks_in(self) -> str:
-        """Name of the input with the pictures."""
-        return self.target.input
+        """Name of the input with the pictures, if their pixels have classes."""
+        return "" if self.instances else self.target.input
+
+    @property
+    def objects_in(self) -> str:
+        """Name of the input with the pictures, if their objects have masks."""
+        return self.target.input if self.instances else ""
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the options of the queries.
@@ -111,6 +143,18 @@ class Segment(Task[PixelClasses]):
                     f"head.{option}: has no effect on queries, whose loss always counts each "
                     f"segment alike; leave it out, got {getattr(self, option)}"
                 )
+        if self.instances and not self.queries:
+            raise UserError(
+                "head.instances: needs queries, each of which finds an object; add "
+                "head.queries=20 fusion.registers=20"
+            )
+        for option in ("names", "ignore", "tile"):
+            value = getattr(self, option)
+            if self.instances and value:
+                raise UserError(
+                    f"head.{option}: cannot be combined with head.instances=true; leave it out, "
+                    f"got {value}"
+                )
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that maps the tokens of the pictures to logits of each pixel.
@@ -124,6 +168,12 @@ class Segment(Task[PixelClasses]):
                     "head.queries: needs patches that do not overlap; set adapters."
                     f"{self.target.input}.stride=null"
                 )
+            if self.instances and self.tile:
+                raise UserError(
+                    "head.instances: an object can lie in several parts of a divided picture, so "
+                    f"it cannot be combined with head.tile={self.tile}; use weights for instances "
+                    "or panoptic segmentation, or leave out head.instances"
+                )
             return MaskHead(
                 dim,
                 num_classes=len(self.target.labels),
@@ -132,6 +182,7 @@ class Segment(Task[PixelClasses]):
                 queries=self.queries,
                 upscale=self.upscale,
                 tile=self.tile,
+                instances=self.instances,
                 dropout=self.dropout,
             )
         return SegmentHead(
@@ -146,9 +197,13 @@ class Segment(Task[PixelClasses]):
         )
 
     def predict(
-        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
-    ) -> list[Segmented]:
-        """Return the most probable class of each pixel."""
+        self, head: nn.Module, output: Any, batch: Batch, *, draft: bool = False
+    ) -> list[Segmented] | list[FoundMasks]:
+        """Return the most probable class of each pixel, or the objects, best first."""
+        if isinstance(self.target, ObjectMasks):
+            assert self.space is not None
+            decoded = self.space.decode(output, batch)
+            return found_masks(decoded, self.target, batch, self.max_objects)
         classes = output.argmax(1).byte().cpu()
         part = batch[self.target.input]
         sizes = part["sizes"].tolist()
@@ -163,15 +218,29 @@ class Segment(Task[PixelClasses]):
             found[row] = Segmented(own, Placement(*(each[i] for each in placements)))
         return found
 
+    def calibrate(self, predictions: Sequence[Any], targets: Sequence[Any]) -> None:
+        """Choose the threshold with the highest F1 of the objects, if the user has set none."""
+        if isinstance(self.target, ObjectMasks) and self.threshold is None:
+            best = best_threshold(predictions, targets, self.target.labels)
+            self.target.threshold = DEFAULT_THRESHOLD if best is None else best
+
     def answer(
-        self, prediction: Segmented, inputs: Mapping[str, Any] | None = None
+        self, prediction: Segmented | FoundMasks, inputs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return the share of each class, and the mask as a PNG file in a data URL.
 
         The mask has the size of the picture if the picture is known, or else that of the prepared
         one. "colors" are those of the classes in the mask, in the order of the values of its
         pixels, and "masks_in" is the name of the input with the picture.
+
+        Objects have the keys label, score, left, top, right, bottom (in pixels) and segmentation,
+        run lengths as in COCO. "objects_in" is then the name of the input.
         """
+        if isinstance(prediction, FoundMasks):
+            assert isinstance(self.target, ObjectMasks)
+            size = self._size(prediction.size, inputs)
+            objects = prediction.objects(self.target.labels, self.target.threshold, size)
+            return {"prediction": objects, "objects_in": self.target.input}
         classes = self._mask(prediction, inputs)
         content = png(classes, len(self.target.labels))
         return {
@@ -181,8 +250,13 @@ class Segment(Task[PixelClasses]):
             "masks_in": self.target.input,
         }
 
-    def marks(self, value: Segmented | Mask) -> Mapping[str, Sequence[Areas]]:
-        """Return a predicted or true mask."""
+    def marks(
+        self, value: Segmented | Mask | FoundMasks | Instances
+    ) -> Mapping[str, Sequence[Mark | Areas]]:
+        """Return a predicted or true mask, or the boxes around objects."""
+        if isinstance(value, FoundMasks | Instances):
+            assert isinstance(self.target, ObjectMasks)
+            return {self.target.input: object_marks(value, self.target)}
         labels, colors = self.target.labels, list(self._colors().values())
         if isinstance(value, Segmented):
             return {self.target.input: [Areas(value.at, labels, colors)]}
@@ -198,38 +272,53 @@ class Segment(Task[PixelClasses]):
         }
 
     def columns(
-        self, prediction: Segmented, target: Any = None, inputs: Mapping[str, Any] | None = None
+        self,
+        prediction: Segmented | FoundMasks,
+        target: Any = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the share of each class, or those of the most frequent ones."""
+        """Return the share of each class, those of the most frequent ones, or objects in JSON."""
+        if isinstance(prediction, FoundMasks):
+            objects = self.answer(prediction, inputs)["prediction"]
+            return {"prediction": json.dumps(objects, ensure_ascii=False)}
         shares = self._shares(self._mask(prediction, inputs))
         if len(self.target.labels) <= MAX_CLASS_COLUMNS:
             return {f"share({name})": shares.get(name, 0.0) for name in self.target.labels}
         return {"prediction": shares}
 
     def table(
-        self, prediction: Segmented, target: Any = None, inputs: Mapping[str, Any] | None = None
+        self,
+        prediction: Segmented | FoundMasks,
+        target: Any = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return one row with the path of the mask, if it is known, and `columns`."""
-        known = {} if target is None else {"target": target.key}
+        """Return one row with the path of the mask or the objects, if known, and `columns`."""
+        known = {} if target is None else {"target": getattr(target, "key", target)}
         return [known | self.columns(prediction, target, inputs)]
 
     def _mask(self, prediction: Segmented, inputs: Mapping[str, Any] | None) -> np.ndarray:
-        source = (inputs or {}).get(self.target.input)
         height, width = prediction.classes.shape
+        return prediction.at(self._size((height, width), inputs))
+
+    def _size(self, prepared: tuple[int, int], inputs: Mapping[str, Any] | None) -> tuple[int, int]:
+        """Return the height and width of a picture, or of the prepared one if it is gone."""
+        source = (inputs or {}).get(self.target.input)
         if source is not None:
-            # A picture that is gone leaves the size of the prepared one.
             with suppress(BadMedia):
                 reader = self.target.tokenizers[self.target.input].reader
                 height, width = map(int, reader.extent(source))
-        return prediction.at((height, width))
+                return height, width
+        return prepared
 
     def _shares(self, classes: np.ndarray) -> dict[str, float]:
         counts = np.bincount(classes.ravel(), minlength=len(self.target.labels)) / classes.size
         order = np.argsort(-counts, kind="stable").tolist()
         return {self.target.labels[i]: significant(float(counts[i])) for i in order if counts[i]}
 
-    def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Segmented]] | None:
-        """Return the most frequent class for every pixel."""
+    def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Any]] | None:
+        """Return the most frequent class for every pixel, or no object."""
+        if self.instances:
+            return "no object", [no_masks()] * len(raws)
         best = int(np.argmax(self.target.frequencies))
         same = Segmented(torch.full((1, 1), best, dtype=torch.uint8), WHOLE)
         return f"always {self.target.labels[best]}", [same] * len(raws)

@@ -1,0 +1,328 @@
+"""Instance segmentation: the target with one mask per object, and the masks that are found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dxn.core.display import significant
+from dxn.core.errors import UserError
+from dxn.core.marks import Described, Mark
+from dxn.core.randomness import Probability
+from dxn.core.schema import Strict
+from dxn.core.untrusted import shortened
+from dxn.tasks.detect.target import DEFAULT_THRESHOLD
+from dxn.tasks.names import Names
+from dxn.tasks.segment.drawn import SEGMENTATION, Area, Drawn, compressed, read_areas, runs_of
+from dxn.tasks.segment.metric import nearest
+from dxn.tasks.segment.target import MaskState, PixelClasses, mask_at
+from dxn.tasks.space import Batch
+from dxn.tasks.target import IGNORED
+from dxn.tokenize.base import Placement
+from dxn.tokenize.image.tokenizer import TURNS
+
+EPSILON = 1e-6  # pixels of a mask, in the mean of its probabilities
+MIN_PIXEL = 0.5  # probability of a pixel that belongs to a mask
+
+
+class InstanceState(MaskState):
+    """The content of labels.json."""
+
+    threshold: Probability = DEFAULT_THRESHOLD
+
+
+@dataclass(frozen=True, slots=True)
+class Instances(Described):
+    """The objects of a picture, each with a class and a mask, which is drawn when it is needed.
+
+    Args:
+        areas: The objects.
+        size: Height and width of the picture.
+    """
+
+    areas: tuple[Area, ...]
+    size: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.areas)
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The class of each object."""
+        return tuple(each.label for each in self.areas)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The class of each object."""
+        return self.labels
+
+    def __str__(self) -> str:
+        return ", ".join(self.labels) or "no objects"
+
+    def masks(self) -> np.ndarray:
+        """Return the masks (m, H, W) bool."""
+        masks = np.zeros((len(self.areas), *self.size), bool)
+        for mask, each in zip(masks, self.areas, strict=True):
+            mask[:] = Drawn(((1, each.area),), self.size).values() > 0
+        return masks
+
+
+class ObjectMasks(PixelClasses):
+    """Any number of objects in a picture, each with a class and a mask. Masks can overlap.
+
+    Args:
+        input: Name of the input with the pictures. "": the first one.
+        fixed_threshold: Value of `threshold`. None: it is chosen on the validation split.
+
+    Attributes:
+        threshold: Minimum score of an object in answers.
+    """
+
+    State: ClassVar[type[Strict]] = InstanceState
+
+    def __init__(self, *, input: str = "", fixed_threshold: float | None = None):
+        super().__init__(input=input)
+        self.fixed_threshold = fixed_threshold
+        self.threshold = DEFAULT_THRESHOLD if fixed_threshold is None else fixed_threshold
+
+    def names(self, value: Instances) -> Sequence[str]:
+        """Return the class of each object."""
+        return value.labels
+
+    def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Return nothing: each object has the name of its class."""
+        return []
+
+    def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Any:
+        """Return the `Instances` of a row, without regions of many objects (iscrowd).
+
+        Args:
+            cell: See `read_drawn`.
+            origin: File and row.
+            raws: Cells of the inputs.
+
+        Raises:
+            UserError: If it is no list of objects with polygons or run lengths.
+        """
+        size = self.size_in(raws)
+        areas = read_areas(cell, origin, size)
+        if areas is None:
+            raise UserError(
+                f"{origin}: head.instances needs a list of objects such as "
+                '[{"label": "cat", "segmentation": [[x, y, x, y, x, y]]}], got '
+                f"{shortened(cell)}; for a mask with the class of each pixel, leave out "
+                "head.instances"
+            )
+        return Instances(tuple(each for each in areas if not each.is_crowd), size)
+
+    def fit(self, values: Sequence[Any]) -> None:
+        """Collect the classes and their frequencies.
+
+        Raises:
+            UserError: If there is no object.
+        """
+        Names.fit(self, values)
+        if not self.labels:
+            raise UserError("data.target: no row has an object; check the annotations")
+        self.values = list(range(len(self.labels)))
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state`, except a threshold that the user has set."""
+        super().load(state)
+        if self.fixed_threshold is not None:
+            self.threshold = self.fixed_threshold
+
+    def encode(self, value: Any, sample: dict[str, Any], rand: Random | None = None) -> Any:
+        """Return the classes (n,) and masks (n, h, w) of the objects in the prepared picture.
+
+        "known" (h, w) are the pixels that lie in the picture. Masks move with the picture, and
+        objects that are outside of it are left out.
+        """
+        part = sample[self.input]
+        placement = self.tokenizers[self.input].placement(part)
+        turned = np.rot90(value.masks().transpose(1, 2, 0), int(part.get(TURNS, 0)))
+        masks, known = mask_at(turned, placement, part["sizes"].tolist())
+        found = torch.from_numpy(masks & known[..., None]).permute(2, 0, 1)
+        labels = Names.encode(self, value, sample, rand)
+        kept = found.flatten(1).any(1)
+        return {"labels": labels[kept], "masks": found[kept], "known": torch.from_numpy(known)}
+
+    def collate(self, targets: Sequence[Any]) -> Any:
+        """Pad the classes to (B, n) with IGNORED, and the masks to (B, n, H, W) with False."""
+        height, width = (max(t["known"].shape[axis] for t in targets) for axis in (0, 1))
+        count = max(len(target["labels"]) for target in targets)
+        labels = torch.full((len(targets), count), IGNORED)
+        masks = torch.zeros(len(targets), count, height, width, dtype=torch.bool)
+        known = torch.zeros(len(targets), height, width, dtype=torch.bool)
+        for i, target in enumerate(targets):
+            n, h, w = target["masks"].shape
+            labels[i, :n] = target["labels"]
+            masks[i, :n, :h, :w] = target["masks"]
+            known[i, :h, :w] = target["known"]
+        return {"labels": labels, "masks": masks, "known": known}
+
+    def describe(self, values: Sequence[Any]) -> str:
+        """Return the number of objects per class."""
+        return Names.describe(self, values)
+
+    def unknown(self, values: Sequence[Any]) -> list[str]:
+        """Return the first name of each row that is not in the training split."""
+        return Names.unknown(self, values)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMasks:
+    """The objects that are found in one picture, best first.
+
+    Args:
+        classes: (n,). Index of the class of each object.
+        scores: (n,). Score of each object from 0 to 1.
+        runs: Run lengths of the mask of each object in the prepared picture, which need less memory
+            than its pixels.
+        size: Height and width of the prepared picture.
+        placement: Where the prepared picture lies in the original one.
+    """
+
+    classes: Tensor
+    scores: Tensor
+    runs: tuple[np.ndarray, ...]
+    size: tuple[int, int]
+    placement: Placement
+
+    def mask(self, index: int, size: tuple[int, int]) -> np.ndarray:
+        """Return the mask (H, W) bool of an object in the original picture.
+
+        A pixel that the model has not seen belongs to the object if the nearest one does.
+        """
+        runs = self.runs[index]
+        flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+        own = flat.reshape(self.size[::-1]).T
+        return own[
+            np.ix_(
+                *(
+                    nearest(self.placement, axis, length, self.size[axis])
+                    for axis, length in enumerate(size)
+                )
+            )
+        ]
+
+    def iou(self, true: Instances) -> Tensor:
+        """Return the intersection over union (n, m) with each true object."""
+        masks = true.masks().reshape(len(true), -1)
+        areas = masks.sum(1)
+        result = np.zeros((len(self.scores), len(true)))
+        for i, row in enumerate(result):
+            own = self.mask(i, true.size).ravel()
+            common = masks[:, own].sum(1)
+            row[:] = common / np.maximum(areas + own.sum() - common, 1)
+        return torch.from_numpy(result)
+
+    def objects(
+        self, labels: Sequence[str], threshold: float, size: tuple[int, int]
+    ) -> list[dict[str, Any]]:
+        """Return the objects whose score is at least the threshold, in a picture of a size.
+
+        Args:
+            labels: Names of the classes.
+            threshold: Minimum score.
+            size: Height and width of the picture.
+        """
+        found: list[dict[str, Any]] = []
+        for i in (self.scores >= threshold).nonzero().flatten().tolist():
+            mask = self.mask(i, size)
+            if not mask.any():  # smaller than a pixel
+                continue
+            top, left, bottom, right = extent(mask)
+            found.append(
+                {
+                    "label": labels[int(self.classes[i])],
+                    "score": significant(float(self.scores[i])),
+                    "left": left,
+                    "top": top,
+                    "right": right,
+                    "bottom": bottom,
+                    SEGMENTATION: {"size": [*size], "counts": compressed(runs_of(mask))},
+                }
+            )
+        return found
+
+
+def extent(mask: np.ndarray) -> tuple[int, int, int, int]:
+    """Return the top, left, bottom and right of a mask (H, W) that is not empty."""
+    rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
+    return int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
+
+
+def found_masks(
+    decoded: Mapping[str, Tensor], target: ObjectMasks, batch: Batch, max_objects: int
+) -> list[FoundMasks]:
+    """Return the objects of each picture, best first.
+
+    Each query is an object of its most probable class, unless no pixel belongs to it. Its score is
+    the probability of the class times the mean probability of the pixels of its mask.
+
+    Args:
+        decoded: Result of `MaskObjects.decode`.
+        target: The classes.
+        batch: The batch.
+        max_objects: Maximum number of objects of a picture.
+    """
+    part = batch[target.input]
+    placements = [each.cpu().float() for each in target.tokenizers[target.input].placement(part)]
+    found = [no_masks()] * batch["#size"]
+    for i, row in enumerate(part["rows"].tolist()):
+        height, width = part["sizes"][i].tolist()
+        pixels = decoded["masks"][row, :, :height, :width]
+        inside = pixels > MIN_PIXEL
+        counts = inside.sum((1, 2))
+        quality = (pixels * inside).sum((1, 2)) / (counts + EPSILON)
+        probability, classes = decoded["probabilities"][row].max(1)
+        scores = (probability * quality).cpu()
+        order = scores.argsort(descending=True, stable=True)
+        order = order[(counts > 0).cpu()[order]][:max_objects]
+        masks = inside[order.to(inside.device)].cpu().numpy()
+        found[row] = FoundMasks(
+            classes.cpu()[order],
+            scores[order],
+            tuple(map(runs_of, masks)),
+            (height, width),
+            Placement(*(each[i] for each in placements)),
+        )
+    return found
+
+
+def no_masks() -> FoundMasks:
+    """Return that there is no object in a picture."""
+    whole = Placement(torch.zeros(2), torch.ones(2), torch.ones(2))
+    return FoundMasks(torch.zeros(0).long(), torch.zeros(0), (), (1, 1), whole)
+
+
+def object_marks(value: FoundMasks | Instances, target: ObjectMasks) -> list[Mark]:
+    """Return the boxes around predicted or true objects."""
+    labels = list(target.labels)
+    found: list[Mark] = []
+    if isinstance(value, Instances):
+        for label, mask in zip(value.labels, value.masks(), strict=True):
+            if mask.any():
+                number = labels.index(label) if label in labels else len(labels)
+                found.append(Mark(label, number, _box(mask)))
+        return found
+    for i in (value.scores >= target.threshold).nonzero().flatten().tolist():
+        number = int(value.classes[i])
+        # The placement is needed only in fractions, so any size of the original does.
+        mask = value.mask(i, value.size)
+        if mask.any():
+            found.append(Mark(labels[number], number, _box(mask), float(value.scores[i])))
+    return found
+
+
+def _box(mask: np.ndarray) -> tuple[float, ...]:
+    height, width = mask.shape
+    top, left, bottom, right = extent(mask)
+    return top / height, left / width, bottom / height, right / width
