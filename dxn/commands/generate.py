@@ -31,6 +31,8 @@ class Generate(FromWeights, Compute):
         temperature: Divisor of the logits; 0 always chooses the most probable token.
         top_k: Sample from this number of most probable tokens (default: all).
         top_p: Sample from the most probable tokens with this total probability (arXiv:1904.09751).
+        guidance: Scale of the classifier-free guidance of a model of head=any: larger values follow
+            the inputs more closely, with less variety (arXiv:2207.12598).
         count: Number of texts to generate, per prompt.
         output: .csv, .jsonl, .json or .parquet file for the texts (default: print them). With
             head=any: file for the picture, sound, series or clip, or a folder for many of them.
@@ -58,6 +60,7 @@ class Generate(FromWeights, Compute):
     temperature: Annotated[float, Ge(0)] = 1.0
     top_k: Count | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    guidance: Annotated[float, Ge(0)] = 1.0
     count: Count = 1
     output: Annotated[str | None, OUTPUT_FILE] = None
     seed: Seed = 0
@@ -66,6 +69,7 @@ class Generate(FromWeights, Compute):
     def execute(self) -> int:
         """Continue or answer a prompt, or generate a text for an input."""
         from dxn.core.display import print_line, print_rule
+        from dxn.core.errors import UserError
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.output import check_suffix
         from dxn.runs.predictor.prompts import read_prompts, read_rows, write_texts
@@ -78,6 +82,10 @@ class Generate(FromWeights, Compute):
 
                 create_files(predictor, self)
                 return 0
+        if self.guidance != 1:
+            raise UserError(
+                f"guidance: needs a model of head=any, got guidance={self.guidance:g}; leave it out"
+            )
         # Before a public model is loaded, so that a mistake is reported at once.
         output = check_suffix(self.output)
         prompts = read_prompts(self.prompt, self.prompts)

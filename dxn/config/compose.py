@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ from dxn.core.printable import quoted
 
 HOME = "~/"
 MAX_OPTIONS = 3  # files that a message suggests
+# An option that is the opposite of another one: ${dxn.not:${head.parallel}}.
+OmegaConf.register_new_resolver("dxn.not", operator.not_, replace=True)
 
 
 def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:

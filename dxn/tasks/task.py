@@ -189,7 +189,13 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         return ()
 
     def create(
-        self, head: nn.Module, tokens: Tokens, name: str, *, sampler: Callable[[Tensor], Tensor]
+        self,
+        head: nn.Module,
+        tokens: Tokens,
+        name: str,
+        *,
+        sampler: Callable[[Tensor], Tensor],
+        guidance: float = 1.0,
     ) -> list[Any]:
         """Return a raw value of an input for each sample, if it is one of `creates`.
 
@@ -198,6 +204,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             tokens: Encoded tokens (B, N, D) of the other inputs.
             name: Name of the input.
             sampler: Function that chooses the next token from log-probabilities (B, V).
+            guidance: Scale of the classifier-free guidance. 1: no guidance.
         """
         raise NotImplementedError(f"head={self.name} does not create inputs")
 

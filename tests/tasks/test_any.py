@@ -14,7 +14,10 @@ from PIL import Image
 
 import dxn
 from dxn.core.errors import UserError
+from dxn.models.decoding.decoder import Memory
+from dxn.models.decoding.guidance import Guided
 from dxn.tasks import WriteAny
+from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, TextAdapter, TokenizerOptions
 
 TINY = ["dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.epochs=1"]
@@ -59,11 +62,11 @@ def trained(pictures):
     return pictures / "any"
 
 
-def target(*, names=(), texts=("a dark one", "a light one"), images=True):
+def target(*, names=(), texts=("a dark one", "a light one"), images=True, parallel=False):
     adapters = {"text": TextAdapter(8, tokenizer=TokenizerOptions(kind="word")).fit(list(texts))}
     if images:
         adapters["image"] = ImageAdapter(8, image_size=16, patch_size=8)
-    task = WriteAny(decoder=None, names=names)
+    task = WriteAny(decoder=None, names=names, parallel=parallel)
     task.target.bind(adapters)
     return task.target, adapters
 
@@ -78,11 +81,34 @@ def test_a_text_is_written_from_the_other_inputs():
     }
     encoded = found.encode(None, sample, random.Random(0))
     assert set(sample) == {"image", "#index"}
-    ids = encoded["ids"].tolist()
+    ids, labels = encoded["ids"].tolist(), encoded["labels"].tolist()
     vocabulary = found.vocabulary
-    assert ids[0] == vocabulary.begin("text") and ids[-1] == vocabulary.end
-    assert max(ids) < vocabulary.size
-    assert vocabulary.decode("text", ids[1:-1]) == "a light one"
+    assert ids[0] == vocabulary.begin("text") and labels[-1] == vocabulary.end
+    assert ids[1:] == labels[:-1]
+    assert max(labels) < vocabulary.size
+    assert vocabulary.decode("text", ids[1:]) == "a light one"
+
+
+def test_masked_tokens_are_predicted_at_their_own_position():
+    found, adapters = target(parallel=True)
+    vocabulary = found.vocabulary
+    counts = set()
+    for seed in range(20):
+        sample = {
+            "text": adapters["text"].tokenizer("a light one"),
+            "image": {"pixels": torch.zeros(1)},
+        }
+        encoded = found.encode(None, sample, random.Random(seed))
+        ids, labels = encoded["ids"], encoded["labels"]
+        masked = ids == vocabulary.mask
+        assert torch.equal(masked, labels != IGNORED)
+        assert ids[0] == vocabulary.begin("text") and not masked[0]
+        assert len(ids) == 1 + vocabulary.writings["text"].max_len
+        # The whole value: its words, and end tokens up to the maximum length.
+        value = torch.where(masked, labels, ids)[1:].tolist()
+        assert vocabulary.decode("text", value[: value.index(vocabulary.end)]) == "a light one"
+        counts.add(int(masked.sum()))
+    assert min(counts) >= 1 and len(counts) > 2
 
 
 def test_a_row_with_one_input_teaches_nothing():
@@ -159,6 +185,71 @@ def test_the_same_seed_creates_the_same_pictures(trained):
     assert torch.equal(first, second)
     assert first.dtype == torch.uint8 and first.shape == (3, 16, 16)
     assert other.shape == first.shape
+
+
+@pytest.fixture(scope="module", params=["one_by_one", "parallel"])
+def overfitted(pictures, request):
+    """A model that knows all rows by heart."""
+    run = pictures / request.param
+    parallel = str(request.param == "parallel").lower()
+    dxn.train(
+        pictures / "rows.csv",
+        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]", *TINY),
+        *("data.fractions=[1,0,0]", "trainer.patience=0", "trainer.epochs=80", "optimizer.lr=0.01"),
+        *("head.unconditional=0.1", "backbone.dropout=0", "adapters.text.max_len=5", "dim=32"),
+        *(f"head.parallel={parallel}", f"adapters.image_codes.codec={pictures / 'codec'}"),
+        f"run={run}",
+    )
+    return dxn.load(run)
+
+
+def test_pictures_are_learned_by_heart(overfitted, pictures):
+    tokenizer = overfitted.tokenizers["image"]
+    for i, name in enumerate(SHADES):
+        codes = tokenizer.reader.read(str(pictures / f"{i + 3}.png"))
+        created = overfitted.create("image", {"text": f"a {name} one"}, temperature=0)[0]
+        assert torch.equal(created, tokenizer.codec.decode(codes))
+
+
+def test_a_name_is_learned_by_heart(overfitted, pictures):
+    given = {"image": str(pictures / "3.png")}
+    assert overfitted.create("text", given, temperature=0) == ["a dark one"]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 2.5])
+def test_guidance_combines_logits_with_and_without_the_inputs(overfitted, scale):
+    decoder = overfitted.model.head.decoder
+    dim = decoder.backbone.dim
+    memory = Memory(torch.randn(3, 5, dim), None)
+    ids = torch.randint(decoder.output.matrix.shape[0], (3, 7))
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    with torch.inference_mode():
+        c = decoder(ids, mask, memory)
+        u = decoder(ids, mask, Memory(torch.zeros(3, 5, dim), None))
+        guided = Guided(decoder, scale)
+        logits = guided.output_layer()(guided.states(ids, mask, memory))
+        torch.testing.assert_close(logits, u + scale * (c - u), rtol=1e-4, atol=1e-4)
+        if decoder.backbone.causal:
+            caches = guided.caches()
+            guided.states(ids[:, :6], mask[:, :6], memory, caches)
+            last = guided.output_layer()(guided.states(ids[:, 6:], mask, memory, caches))
+            torch.testing.assert_close(last, logits[:, 6:], rtol=1e-4, atol=1e-4)
+
+
+def test_guidance_of_one_is_no_guidance(overfitted):
+    given = {"text": "a dark one"}
+    plain = overfitted.create("image", given, count=4, seed=3)
+    guided = overfitted.create("image", given, count=4, seed=3, guidance=1.0)
+    assert all(torch.equal(*pair) for pair in zip(plain, guided, strict=True))
+
+
+def test_the_same_seed_creates_the_same_values_in_any_batch(overfitted):
+    given = {"text": "a gray one"}
+    options = {"count": 4, "seed": 5, "temperature": 3.0, "guidance": 1.5}
+    first = overfitted.create("image", given, **options)
+    second = overfitted.create("image", given, batch_size=2, **options)
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+    assert not torch.equal(first[0], first[1])
 
 
 @pytest.mark.parametrize(

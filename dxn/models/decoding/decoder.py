@@ -250,6 +250,8 @@ class Decoder(StepDecoder):
         scale_embedding: Multiply the embeddings of the tokens by sqrt(D).
         norm_embedding: Apply a layer norm to the sum of the embeddings and the positions.
         output: Options of the output layer.
+        parallel: Attend in both directions, to predict masked tokens at their own positions.
+            head=any sets it.
     """
 
     static_steps = True
@@ -267,13 +269,19 @@ class Decoder(StepDecoder):
         scale_embedding: bool = True,
         norm_embedding: bool = False,
         output: OutputOptions = OutputOptions(),
+        parallel: bool = False,
     ):
         embedding = make_token_embedding(vocab_size, backbone.dim)
         super().__init__(embedding, max_len, output=OutputLayer(embedding, output))
         check_rate("token_dropout", token_dropout)
         if pos_embed not in get_args(DecoderPosition):
             raise ValueError(f"pos_embed must be learned, sinusoidal or none, got {pos_embed!r}")
-        if not backbone.causal:
+        if parallel and backbone.causal:
+            raise ValueError(
+                "the backbone of a parallel decoder must attend in both directions, got "
+                "causal=true: set causal=false"
+            )
+        if not (parallel or backbone.causal):
             raise ValueError(
                 "the backbone of a decoder must be causal, otherwise it would see the tokens that "
                 "it predicts, got causal=false: set causal=true"

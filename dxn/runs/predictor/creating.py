@@ -62,6 +62,7 @@ def create_files(predictor: Predictor, options: Generate) -> None:
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
+        guidance=options.guidance,
         seed=options.seed,
         batch_size=options.batch_size,
     )

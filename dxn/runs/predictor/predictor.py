@@ -456,6 +456,7 @@ class Predictor:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        guidance: float = 1.0,
         seed: int = 0,
         batch_size: int = 16,
     ) -> list[Any]:
@@ -468,6 +469,8 @@ class Predictor:
             temperature: Divisor of the logits. 0: the most probable tokens.
             top_k: Sample from this number of most probable tokens. Default: all.
             top_p: Sample from the most probable tokens with this total probability. Default: all.
+            guidance: Scale of the classifier-free guidance (arXiv:2207.12598): larger values follow
+                the other inputs more closely, with less variety. 1: no guidance.
             seed: Random seed of sampling.
             batch_size: Number of values per batch.
 
@@ -476,7 +479,7 @@ class Predictor:
             (C, H, W), sounds (T,), series (T, C) and clips uint8 (T, C, H, W).
 
         Raises:
-            UserError: If the model does not create this input.
+            UserError: If the model does not create this input, or was not trained for guidance.
         """
         from dxn.models.decoding.search import BatchSampler
         from dxn.runs.predictor.writing import make_samplers
@@ -506,7 +509,9 @@ class Predictor:
             batch = to_device(samples.collate(chosen[part]), self.device)
             tokens, _ = self.model.encode(self.model.embed(batch))
             sampler = BatchSampler([new() for new in samplers[part]])
-            found += self.task.create(self.model.head, tokens, name, sampler=sampler)
+            found += self.task.create(
+                self.model.head, tokens, name, sampler=sampler, guidance=guidance
+            )
         return found
 
     @torch.inference_mode()

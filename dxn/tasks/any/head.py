@@ -46,13 +46,11 @@ class AnyHead(GenerateHead):
         of right ones.
         """
         memory = self.memory(tokens)
-        ids = batch["target"]["ids"]
-        inputs, following = ids[:, :-1], ids[:, 1:]
-        mask = inputs != IGNORED
-        states = self.decoder.states(inputs.clamp(min=0), mask, memory)
-        known = following != IGNORED
+        ids, labels = batch["target"]["ids"], batch["target"]["labels"]
+        states = self.decoder.states(ids.clamp(min=0), ids != IGNORED, memory)
+        known = labels != IGNORED
         logits = self.decoder.output(states[known]).float()
-        true = following[known]
+        true = labels[known]
         losses = F.cross_entropy(
             logits, true, reduction="none", label_smoothing=self.label_smoothing
         )

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
-from dxn.core.randomness import Probability
+from dxn.core.randomness import Probability, torch_generator
 from dxn.core.tokens import Tokens
-from dxn.models.decoding.decoder import Memory
-from dxn.models.decoding.search import Sampler
+from dxn.models.decoding.decoder import Decoder, Memory
+from dxn.models.decoding.generation import generate
+from dxn.models.decoding.guidance import Guided
+from dxn.models.decoding.parallel import generate_parallel, num_masked
+from dxn.models.decoding.search import BatchSampler, Sampler
 from dxn.tasks.any.head import AnyHead
 from dxn.tasks.any.vocabulary import Vocabulary, writing_of
 from dxn.tasks.per_input import PerInput, PredictedInputs
@@ -25,13 +30,16 @@ class WrittenInput(PredictedInputs):
 
     Args:
         names: Names of the inputs that can be drawn. Empty: all that can be written.
+        parallel: Mask some of the tokens, which are predicted. Otherwise each is predicted from
+            those before it.
 
     Attributes:
         vocabulary: Tokens of all of them. `bind` sets it.
     """
 
-    def __init__(self, names: Sequence[str]):
+    def __init__(self, names: Sequence[str], *, parallel: bool = False):
         super().__init__()
+        self.parallel = parallel
         self.names = tuple(names)
         self.vocabulary = Vocabulary({}, {})
 
@@ -65,7 +73,7 @@ class WrittenInput(PredictedInputs):
             )
         first: dict[int, str] = {}
         groups = {name: first.setdefault(id(adapters[name]), name) for name in writings}
-        self.vocabulary = Vocabulary(writings, groups)
+        self.vocabulary = Vocabulary(writings, groups, self.parallel)
         self.kinds = dict.fromkeys(writings, True)
         self.prepared_inputs = tuple(adapters)
 
@@ -76,48 +84,68 @@ class WrittenInput(PredictedInputs):
     def encode(
         self, value: Any, sample: dict[str, Any], rand: Random | None = None
     ) -> dict[str, Any]:
-        """Remove an input from the sample, and return its number and its tokens (n,).
+        """Remove an input from the sample, and return its number, its tokens (n,) and labels (n,).
 
-        A sample with one input teaches nothing: its tokens are the begin token alone.
+        The labels are the tokens that are predicted, and IGNORED elsewhere. A sample with one input
+        teaches nothing: its tokens are the begin token alone.
         """
         assert rand is not None, "the input is also drawn in validation, see Target.random"
         present = [name for name in self.kinds if name in sample]
-        if not present:
-            return {
-                "index": 0,
-                "ids": torch.tensor([self.vocabulary.begin(next(iter(self.kinds)))]),
-            }
-        name = rand.choice(present)
+        name = rand.choice(present) if present else next(iter(self.kinds))
         number = self.vocabulary.begin(name)
-        if sum(isinstance(each, Mapping) for each in sample.values()) < 2:
-            return {"index": number, "ids": torch.tensor([number])}
-        return {"index": number, "ids": self.vocabulary.encode(name, sample.pop(name))}
+        if not present or sum(isinstance(each, Mapping) for each in sample.values()) < 2:
+            return {
+                "index": number,
+                "ids": torch.tensor([number]),
+                "labels": torch.tensor([IGNORED]),
+            }
+        tokens = self.vocabulary.encode(name, sample.pop(name))
+        if self.parallel:
+            return {"index": number, **self._mask(tokens, rand)}
+        return {"index": number, "ids": tokens[:-1], "labels": tokens[1:]}
+
+    def _mask(self, tokens: Tensor, rand: Random) -> dict[str, Tensor]:
+        """Mask at least one of the tokens after the begin token, and return ids and labels."""
+        length = len(tokens) - 1
+        count = max(num_masked(rand.random(), length), 1)
+        masked = torch.randperm(length, generator=torch_generator(rand))[:count] + 1
+        labels = torch.full_like(tokens, IGNORED)
+        labels[masked] = tokens[masked]
+        tokens[masked] = self.vocabulary.mask
+        return {"ids": tokens, "labels": labels}
 
     def collate(self, targets: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """Return ids (B, n) padded with IGNORED, and the number (B,) of the input."""
-        ids = [target["ids"] for target in targets]
+        """Return ids and labels (B, n) padded with IGNORED, and the number (B,) of the input."""
+        ids, labels = ([target[name] for target in targets] for name in ("ids", "labels"))
         return {
             "ids": nn.utils.rnn.pad_sequence(ids, True, IGNORED),
+            "labels": nn.utils.rnn.pad_sequence(labels, True, IGNORED),
             "index": torch.tensor([target["index"] for target in targets]),
         }
 
     def count(self, sample: Mapping[str, Any], name: str) -> int:
         """Return the number of tokens that are predicted."""
         target = sample["target"]
-        return len(target["ids"]) - 1 if target["index"] == self.vocabulary.begin(name) else 0
+        if target["index"] != self.vocabulary.begin(name):
+            return 0
+        return int((target["labels"] != IGNORED).sum())
 
 
 class WriteAny(PerInput[WrittenInput]):
     """Write any input from the others: texts, and the codes of pictures, sounds, series and clips.
 
-    In each epoch, one input of a sample is drawn at random and written token by token from the
-    others, of which loader.input_dropout leaves out some (4M, arXiv:2312.06647).
+    In each epoch, one input of a sample is drawn at random and written from the others, of which
+    loader.input_dropout leaves out some (4M, arXiv:2312.06647).
 
     Args:
         decoder: Constructor of the decoder, which is called with vocab_size=V.
         names: Names of the inputs that are written. Default: all that can be.
         unconditional: Probability that a training sample is written without its inputs, which
-            `guidance` needs.
+            `guidance` needs (arXiv:2207.12598).
+        parallel: Write all tokens of a value at once in a few steps (MaskGIT, arXiv:2202.04200),
+            in place of one after another. A value has as many tokens as the longest one, so it
+            suits pictures and short texts.
+        steps: Number of steps with parallel=true. More steps are slower and more accurate.
         label_smoothing: Amount of label smoothing, from 0 (none) to 1.
     """
 
@@ -130,9 +158,13 @@ class WriteAny(PerInput[WrittenInput]):
         decoder: Callable[..., nn.Module],
         names: Sequence[str] = (),
         unconditional: Probability = 0.1,
+        parallel: bool = False,
+        steps: Annotated[int, Ge(1)] = 8,
         label_smoothing: Probability = 0.0,
     ):
-        super().__init__(WrittenInput(names))
+        super().__init__(WrittenInput(names, parallel=parallel))
+        self.parallel = parallel
+        self.steps = steps
         self.decoder = decoder
         self.unconditional = unconditional
         self.label_smoothing = label_smoothing
@@ -140,8 +172,16 @@ class WriteAny(PerInput[WrittenInput]):
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> AnyHead:
         """Build a head with a decoder for the tokens of all inputs."""
         vocabulary = self.target.vocabulary
+        decoder = self.decoder(
+            vocab_size=vocabulary.size, max_len=vocabulary.max_len, parallel=self.parallel
+        )
+        if self.parallel and not isinstance(decoder, Decoder):
+            raise UserError(
+                "head.parallel: needs the decoder dxn.models.Decoder, got "
+                f"{type(decoder).__name__}; set head.parallel=false"
+            )
         return AnyHead(
-            self.decoder(vocab_size=vocabulary.size, max_len=vocabulary.max_len),
+            decoder,
             num_inputs=len(self.target.kinds),
             unconditional=self.unconditional,
             label_smoothing=self.label_smoothing,
@@ -152,17 +192,43 @@ class WriteAny(PerInput[WrittenInput]):
         """Names of the inputs that can be written."""
         return tuple(self.target.kinds)
 
-    def create(self, head: nn.Module, tokens: Tokens, name: str, *, sampler: Sampler) -> list[Any]:
+    def create(
+        self, head: nn.Module, tokens: Tokens, name: str, *, sampler: Sampler, guidance: float = 1.0
+    ) -> list[Any]:
         """Return a raw value of an input for each sample. See `Task.create`."""
-        assert isinstance(head, AnyHead)
+        assert isinstance(head, AnyHead) and isinstance(sampler, BatchSampler)
+        if guidance != 1 and not self.unconditional:
+            raise UserError(
+                "guidance: needs a model that was trained with head.unconditional above 0, got "
+                f"guidance={guidance:g} and a model with head.unconditional=0"
+            )
         vocabulary = self.target.vocabulary
-        writing = vocabulary.writings[name]
-        found = head.write_window(
-            Memory.from_tokens(tokens),
-            begin=vocabulary.begin(name),
-            end=vocabulary.end,
-            rules=vocabulary.rules(name),
-            max_new=writing.length or writing.max_len,
-            sampler=sampler,
-        )
-        return [vocabulary.decode(name, each.ids) for each in found]
+        memory = Memory.from_tokens(tokens)
+        decoder = head.decoder if guidance == 1 else Guided(head.decoder, guidance)
+        begin, length = vocabulary.begin(name), vocabulary.writings[name].max_len
+        rules = vocabulary.rules(name)
+        if self.parallel:
+            filled = generate_parallel(
+                decoder,
+                memory,
+                begin=begin,
+                mask_id=vocabulary.mask,
+                length=length,
+                steps=self.steps,
+                sampler=sampler,
+                rules=rules,
+            )
+            found = [list(takewhile(lambda i: i != vocabulary.end, ids)) for ids in filled.tolist()]
+        else:
+            prompt = torch.full((len(memory.x), 1), begin, device=memory.x.device)
+            hypotheses = generate(
+                decoder,
+                memory,
+                prompt=prompt,
+                end=vocabulary.end,
+                max_new=length,
+                sampler=sampler,
+                rules=rules,
+            )
+            found = [each.ids for each in hypotheses]
+        return [vocabulary.decode(name, ids) for ids in found]

@@ -98,10 +98,13 @@ class Vocabulary:
         writings: How the values of each written input are ids, by input name.
         groups: Inputs whose ids are the same, because they share an adapter: for each input, the
             name of the first one with its adapter.
+        parallel: Whether the last id is that of the mask token, and end tokens fill values up to
+            the maximum length.
     """
 
     writings: Mapping[str, Writing]
     groups: Mapping[str, str]
+    parallel: bool = False
 
     @property
     def end(self) -> int:
@@ -125,7 +128,12 @@ class Vocabulary:
     def size(self) -> int:
         """Number of ids."""
         sizes = (self.writings[each].size for each in dict.fromkeys(self.groups.values()))
-        return self.end + 1 + sum(sizes)
+        return self.end + 1 + sum(sizes) + self.parallel
+
+    @property
+    def mask(self) -> int:
+        """Id of the mask token, if `parallel`."""
+        return self.size - 1
 
     @property
     def max_len(self) -> int:
@@ -133,10 +141,12 @@ class Vocabulary:
         return max(each.max_len for each in self.writings.values()) + 2
 
     def encode(self, name: str, sample: Mapping[str, Any]) -> Tensor:
-        """Return the tokens of a prepared value, with the begin token and the end token."""
+        """Return the tokens of a prepared value, with the begin token and end tokens."""
         writing = self.writings[name]
         ids = writing.ids(sample)[: writing.max_len] + self.start(name)
         end = [] if writing.length else [self.end]
+        if self.parallel:
+            end = [self.end] * (writing.max_len - len(ids))
         return torch.cat([torch.tensor([self.begin(name)]), ids, torch.tensor(end).long()])
 
     def decode(self, name: str, tokens: Sequence[int]) -> Any:
