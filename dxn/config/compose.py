@@ -30,7 +30,7 @@ from dxn.core.printable import quoted
 
 HOME = "~/"
 MAX_OPTIONS = 3  # files that a message suggests
-# An option that is the opposite of another one: ${dxn.not:${head.parallel}}.
+# An option that is the opposite of another one: ${dxn.not:${oc.select:head.parallel,false}}.
 OmegaConf.register_new_resolver("dxn.not", operator.not_, replace=True)
 
 
