@@ -32,7 +32,8 @@ def pictures(tmp_path_factory):
     rows = []
     for i in range(40):
         name = list(SHADES)[i % 3]
-        pixels = np.full((16, 16), SHADES[name], np.uint8)
+        # Each one differs, because equal pictures would be in one split.
+        pixels = np.full((16, 16), SHADES[name] + i // 3, np.uint8)
         Image.fromarray(pixels).save(folder / f"{i}.png")
         rows.append({"text": f"a {name} one" if i else "", "image": f"{i}.png"})
     with (folder / "rows.csv").open("w", newline="") as file:
@@ -43,7 +44,14 @@ def pictures(tmp_path_factory):
     dxn.train(
         folder / "rows.csv",
         *(*options, "data.image=image", "adapters.image.image_size=16", "head=codec"),
-        *("head.levels=[5,5]", "head.stages=2", "trainer.epochs=2", f"run={folder / 'codec'}"),
+        *(
+            "head.levels=[5,5]",
+            "head.stages=2",
+            "trainer.epochs=30",
+            "optimizer.lr=0.01",
+            "trainer.patience=0",
+            f"run={folder / 'codec'}",
+        ),
     )
     return folder
 
@@ -203,12 +211,11 @@ def overfitted(pictures, request):
     return dxn.load(run)
 
 
-def test_pictures_are_learned_by_heart(overfitted, pictures):
-    tokenizer = overfitted.tokenizers["image"]
-    for i, name in enumerate(SHADES):
-        codes = tokenizer.reader.read(str(pictures / f"{i + 3}.png"))
+def test_a_picture_has_the_shade_that_the_text_names(overfitted):
+    for name, shade in SHADES.items():
         created = overfitted.create("image", {"text": f"a {name} one"}, temperature=0)[0]
-        assert torch.equal(created, tokenizer.codec.decode(codes))
+        nearest = min(SHADES.values(), key=lambda each: abs(float(created.float().mean()) - each))
+        assert nearest == shade
 
 
 def test_a_name_is_learned_by_heart(overfitted, pictures):

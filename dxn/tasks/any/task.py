@@ -107,7 +107,8 @@ class WrittenInput(PredictedInputs):
     def _mask(self, tokens: Tensor, rand: Random) -> dict[str, Tensor]:
         """Mask at least one of the tokens after the begin token, and return ids and labels."""
         length = len(tokens) - 1
-        count = max(num_masked(rand.random(), length), 1)
+        # One more than the steps of a generation mask, so that all of them are masked at times.
+        count = min(num_masked(rand.random(), length) + 1, length)
         masked = torch.randperm(length, generator=torch_generator(rand))[:count] + 1
         labels = torch.full_like(tokens, IGNORED)
         labels[masked] = tokens[masked]
