@@ -53,7 +53,7 @@ def messages(call, *arguments, **named):
         (["trainer.epochs=3", "batchsize=3"], "batchsize: no such key; did you mean batch_size?"),
         (
             ["head.threshold=1"],
-            "head.threshold: no such key; head=detect or head=multilabel has it",
+            "head.threshold: no such key; head=detect or head=multilabel or head=segment has it",
         ),
         (["pretrain.epochs=3"], "pretrain.epochs: no such key;"),
         (["+foo=1"], "foo: no such key;"),
