@@ -79,7 +79,7 @@ class EarlyFusion(Recorded, nn.Module):
         map: MapOptions = MapOptions(),
     ):
         super().__init__()
-        if late_registers > registers:
+        if late_registers > max(registers, 0):
             raise ValueError(
                 f"late_registers are some of the registers: there can be at most {registers}, got "
                 f"{late_registers}"

@@ -181,7 +181,7 @@ def test_inputs_are_dropped_at_the_stages_of_the_training_that_need_it(tmp_path,
     monkeypatch.setattr(Samples, "batch", record)
     monkeypatch.setattr(
         "dxn.training.trainer.score",
-        lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
+        lambda *_, **__: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
     )
     fit(tmp_path, count=10, epochs=4, input_dropout=InputDropout())
     assert seen == [(0, 1, False), (0.25, 1, False), (0.5, 0.5, False), (0.75, 0.5, True)]
@@ -228,7 +228,7 @@ def test_mixup_begins_when_the_validation_loss_has_fallen_or_risen(
     monkeypatch.setattr(Trainer, "add_gradients", record)
     monkeypatch.setattr(
         "dxn.training.trainer.score",
-        lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
+        lambda *_, **__: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
     )
     fit(tmp_path, count=10, epochs=4, task=task, mixup=0.5, mixup_below=0.5)
     assert mixed == epochs_with_mixup
@@ -244,7 +244,7 @@ def test_patience_begins_when_the_validation_loss_has_fallen_or_risen(
     losses = iter([*losses, 1.05, 1.05])
     monkeypatch.setattr(
         "dxn.training.trainer.score",
-        lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
+        lambda *_, **__: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
     )
     _, state, _ = fit(tmp_path, count=10, epochs=6, patience=2, patience_below=0.5)
     assert state.epoch == count
