@@ -104,13 +104,7 @@ def test_two_squares_get_two_masks(tmp_path, capsys):
     table, run = squares(tmp_path), tmp_path / "run"
     options = ["data.target=objects", "head=segment", "head.instances=true", "head.queries=4"]
     options += ["fusion.registers=4", "adapters.image.image_size=32", "adapters.image.patch_size=4"]
-    options += [
-        "dim=32",
-        "backbone.depth=2",
-        "trainer.epochs=120",
-        "optimizer.lr=0.003",
-        "batch_size=12",
-    ]
+    options += ["dim=32", "backbone.depth=2", "trainer.epochs=120", "optimizer.lr=0.003"]
     options += ["trainer.patience=0", "batch_size=12"]
     printed(capsys, "train", str(table), *options, f"run={run}")
     output = tmp_path / "answers.coco.json"
@@ -143,6 +137,7 @@ def test_generated_objects_are_trained_evaluated_and_exported(tmp_path, capsys):
     [
         (["head.queries=0"], "head.instances: needs queries"),
         ([*QUERY, "head.tile=8"], "head.tile: cannot be combined with head.instances=true"),
+        ([*QUERY, "head.ignore=0"], "head.ignore: cannot be combined with head.instances"),
         ([*QUERY, "head.names=[a]"], "head.names: cannot be combined with head.instances"),
         ([*QUERY, "data.masks=true"], "data.instances: cannot be combined"),
     ],

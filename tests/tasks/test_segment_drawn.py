@@ -53,6 +53,8 @@ def test_run_lengths_are_decoded(pixels, text):
         ({"size": [3, 5], "counts": "231N30"}, r"of \(5, 3\) pixels do not fit .* \(4, 3\)"),
         ({"size": [3, 4], "counts": [2, 3]}, "a sum of 12 pixels, got 5"),
         ({"size": [3, 4], "counts": [13, -1]}, "a sum of 12"),
+        # Their sum in 64 bits is 12.
+        ({"size": [3, 4], "counts": [*[2**62] * 3, 2**62 + 12]}, "a sum of 12 pixels, got 18,44"),
         ({"size": [3, 4], "counts": "231N3P"}, "must have the keys size and counts"),
         ({"size": [3, 4], "counts": "é"}, "a sum of 12|must have the keys"),
         ({"size": 3, "counts": [12]}, "must have the keys"),
@@ -103,6 +105,8 @@ def test_later_objects_lie_over_earlier_ones_and_crowds_behind_all():
     [
         ({"label": "cat", "bbox": [1, 2, 3, 4]}, "must have a label and a segmentation"),
         ({"segmentation": SQUARE}, "must have a label and a segmentation"),
+        ({"label": " ", "segmentation": SQUARE}, "must have a label and a segmentation"),
+        ({"label": ["cat"], "segmentation": SQUARE}, "must have a label and a segmentation"),
         (7, "must have a label and a segmentation"),
         ({"label": "cat", "segmentation": [[1, 2, 3]]}, "must be a list of polygons"),
         ({"label": "cat", "segmentation": "x"}, "must be a list of polygons"),

@@ -65,6 +65,13 @@ def list_of_objects(cell: Any) -> list[Any] | None:
     return list(cell) if isinstance(cell, list | tuple) else None
 
 
+def label_of(item: Mapping[str, Any]) -> str | None:
+    """Return the class of an object, None if it has none."""
+    label = next((item[key] for key in LABELS if key in item), None)
+    is_name = isinstance(label, str | int | float) and str(label).strip()
+    return class_name(label) if is_name else None
+
+
 def are_objects(cells: Sequence[Any]) -> bool:
     """Return whether most target cells are lists of objects with boxes; a list can also be empty.
 
@@ -118,14 +125,13 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
         if isinstance(item, Mapping) and item.get("iscrowd"):
             continue
         numbers, own = _box_of(item, origin, example)
-        label = next((item[key] for key in LABELS if key in item), None)
-        is_name = isinstance(label, str | int | float) and str(label).strip()
-        if not is_name or len(numbers) != 2 * axes:
+        label = label_of(item)
+        if label is None or len(numbers) != 2 * axes:
             raise UserError(
                 f"{origin}: an object must have a label and {2 * axes} numbers, such as {example}, "
                 f"got {shortened(item)}"
             )
-        labels.append(class_name(label))
+        labels.append(label)
         boxes.append(_corners(numbers, order or own))
     return Objects(tuple(labels), tuple(boxes))
 

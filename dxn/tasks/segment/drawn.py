@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dxn.core.errors import UserError
-from dxn.core.marks import LABELS
 from dxn.core.untrusted import shortened
-from dxn.tasks.detect.objects import list_of_objects
-from dxn.tasks.names import class_name
+from dxn.tasks.detect.objects import label_of, list_of_objects
 from dxn.tokenize.base import BadMedia
 
 SEGMENTATION = "segmentation"  # key of the polygons or run lengths of an object
@@ -69,7 +67,7 @@ class Drawn:
 def labels_of(cells: Sequence[Any]) -> list[str]:
     """Return the sorted classes of the objects in cells, of which other cells have none."""
     items = (item for cell in cells for item in list_of_objects(cell) or ())
-    found = {_label(item) for item in items if isinstance(item, Mapping)}
+    found = {label_of(item) for item in items if isinstance(item, Mapping)}
     return sorted(label for label in found if label is not None and label != BACKGROUND)
 
 
@@ -113,7 +111,7 @@ def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | No
         return None
     found: list[Area] = []
     for item in items:
-        label = _label(item) if isinstance(item, Mapping) else None
+        label = label_of(item) if isinstance(item, Mapping) else None
         if label is None or SEGMENTATION not in item:
             raise UserError(
                 f"{origin}: an object of a mask must have a label and a segmentation (polygons or "
@@ -203,10 +201,10 @@ def run_lengths(area: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
         ) from error
     if own != size:
         raise BadMedia(f"run lengths of {own[::-1]} pixels do not fit the picture of {size[::-1]}")
-    if (runs < 0).any() or runs.sum() != size[0] * size[1]:
-        raise BadMedia(
-            f"run lengths must have a sum of {size[0] * size[1]:,} pixels, got {runs.sum():,}"
-        )
+    total = sum(runs.tolist())  # that of NumPy overflows for huge runs
+    expected = size[0] * size[1]
+    if (runs < 0).any() or total != expected:
+        raise BadMedia(f"run lengths must have a sum of {expected:,} pixels, got {total:,}")
     inside = np.arange(len(runs)) % 2 == 1
     return np.repeat(inside, runs).reshape(size[::-1]).T.copy()
 
@@ -250,8 +248,3 @@ def _uncompressed(text: str) -> list[int]:
     if shift:
         raise ValueError("the last number is incomplete")
     return runs
-
-
-def _label(item: Mapping[str, Any]) -> str | None:
-    label = next((item[key] for key in LABELS if key in item), None)
-    return None if label is None else class_name(label)

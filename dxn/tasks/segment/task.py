@@ -148,9 +148,15 @@ class Segment(Task[PixelClasses]):
                 "head.instances: needs queries, each of which finds an object; add "
                 "head.queries=20 fusion.registers=20"
             )
+        if self.threshold is not None and not self.instances:
+            raise UserError(
+                "head.threshold: has an effect on objects only; leave it out, or set "
+                f"head.instances=true, got {self.threshold}"
+            )
         for option in ("names", "ignore", "tile"):
             value = getattr(self, option)
-            if self.instances and value:
+            is_set = value is not None if option == "ignore" else bool(value)
+            if self.instances and is_set:
                 raise UserError(
                     f"head.{option}: cannot be combined with head.instances=true; leave it out, "
                     f"got {value}"
