@@ -1,5 +1,7 @@
 """Grids over time: frames of cells, whose next frames are predicted."""
 
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -12,12 +14,15 @@ from dxn.data.series.grid import grid, read_grid
 from dxn.datasets import fields
 from dxn.export.programs import series as program
 from dxn.export.recipes import series_recipe
+from dxn.tasks import Forecast
 from dxn.tasks.forecast.futures import ForecastMetric, Future
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.adapter import SeriesAdapter
 from dxn.tokenize.series.cells import CellPatches, divided
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.series.tokenizer import SeriesPatchOptions
+from dxn.viz.drawers.drawer import Shown
+from dxn.viz.drawers.frames import FramesDrawer
 
 READERS = {"series": SeriesReader()}
 
@@ -167,6 +172,56 @@ def test_files_that_are_no_arrays_are_refused(tmp_path):
         read_grid(tmp_path / "two.npz")
 
 
+@pytest.mark.parametrize("error", [zlib.error("invalid block type"), MemoryError("too large")])
+def test_a_damaged_archive_is_refused(tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    np.savez_compressed(tmp_path / "a.npz", np.zeros((40, 2, 2)))
+    monkeypatch.setattr(np.lib.format, "read_array", fail)
+    with pytest.raises(UserError, match=f"not a .npz file of numbers .{error}"):
+        read_grid(tmp_path / "a.npz")
+
+
+def test_a_split_without_values_is_left_out(tmp_path):
+    frames = np.random.default_rng(0).standard_normal((80, 3, 3))
+    frames[:62] = np.nan
+    path = tmp_path / "a.npy"
+    np.save(path, frames)
+    source = grid(str(path), readers=READERS, horizon=2, context=4)
+    assert set(source.splits) == {"validation", "test"}
+    frames[:79] = np.nan
+    np.save(path, frames)
+    with pytest.raises(UserError, match="no window of 4 frames and the next 2 has values"):
+        grid(str(path), readers=READERS, horizon=2, context=4)
+
+
+def test_channels_with_different_units_keep_their_digits():
+    prediction = torch.full((200, 6, 1), 0.25)
+    prediction[:, 1] = 1e9
+    assert Forecast().answer(prediction)["prediction"][0][:2] == [0.25, 1e9]
+
+
+def test_the_boxes_of_a_short_series_are_at_its_frames():
+    adapter = SeriesAdapter(16, patch_size=1, patch=SeriesPatchOptions(cells=3))
+    adapter.tokenizer.reader.learn([torch.zeros(3, 3, 3)])
+    raw = torch.rand(3, 9)
+    adapter.fit([raw])
+    adapter.tokenizer.continue_from(5, horizon=1)
+    coords = adapter(adapter.tokenizer.batch([raw])).spans[0].coords[0].numpy()
+    boxes = FramesDrawer().boxes(Shown("series", raw, adapter.tokenizer), coords)
+    # Two missing frames, three frames next to each other, and a future one.
+    assert np.isnan(boxes[[0, 1, 5]]).all()
+    assert boxes[2:5, 1].tolist() == [0, 4, 8]
+
+
+def test_frames_for_a_model_of_channels_have_a_plain_message():
+    adapter = SeriesAdapter(8, patch_size=2).fit([torch.rand(7, 15)])
+    options = series_recipe(adapter.tokenizer)
+    with pytest.raises(ValueError, match=r"axes \(time steps, 15 channels\)"):
+        program.read(np.zeros((7, 3, 5), np.float32), options)
+
+
 def test_frames_of_another_size_are_refused():
     reader = SeriesReader()
     reader.learn([torch.zeros(4, 3, 5)])
@@ -189,7 +244,10 @@ def test_a_command_trains_on_an_array_and_writes_the_next_frames(tmp_path, monke
     frames = shifting(1, 60)[0]
     frames[::7, 2, 2] = np.nan
     np.save("rain.npy", frames)
+    learned = ["adapters.series.pos_embed=learned", "adapters.series.max_len=2"]
     sizes = ["data.horizon=2", "data.context=4", "trainer.epochs=1"]
+    (line,) = refused(capsys, ["train", "rain.npy", *sizes, *learned, *SMALL, "output=x"])
+    assert "max_len: learned positions" in line
     metrics = train(tmp_path / "r", "rain.npy", *sizes, *SMALL)
     assert "test/skill" in metrics
     assert any("persistence" in name for name in metrics)

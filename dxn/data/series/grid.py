@@ -94,10 +94,17 @@ def grid(
         every = stride if name in (SPLITS[0], UNDIVIDED) else -(-len(chosen) // MAX_WINDOWS)
         parts[name] = chosen[::-every][::-1]
         if every > 1:
-            notes.append(f"{name}: every {every}th of {len(chosen):,} windows")
+            notes.append(f"{name}: one of {every} windows is used, of {len(chosen):,}")
     splits = {
         name: grid_rows(sequences, chosen, windows, Path(path)) for name, chosen in parts.items()
     }
+    # A split without any value has no rows.
+    splits = {name: rows for name, rows in splits.items() if len(rows)}
+    if not splits:
+        raise UserError(
+            f"{path}: no window of {context} frames and the next {horizon} has values in both "
+            "parts, all its cells are NaN; use another file, or set a longer data.context"
+        )
     counts = ", ".join(f"{name} {len(rows):,}" for name, rows in splits.items())
     notes.append(f"splits: by {'time' if len(sequences) == 1 else 'sequence'}; windows: {counts}")
     return grid_source(splits, readers, name=Path(path).stem, notes=notes)
@@ -203,7 +210,10 @@ def _read_npz(path: Path) -> Any:
                 raise BadMedia(f"must have at most {MAX_BYTES:,} bytes; use a .npy file")
             with archive.open(names[0]) as file:
                 return np.lib.format.read_array(file, allow_pickle=False)
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+    except BadMedia:
+        raise
+    # A damaged archive raises, among others, zlib.error, RuntimeError or MemoryError.
+    except Exception as error:
         raise BadMedia(f"not a .npz file of numbers ({str(error)[:100]})") from None
 
 

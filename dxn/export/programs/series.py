@@ -28,6 +28,9 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray | None:
         value = _parsed(str(value))
     steps = without_end(to_steps(value))
     if steps is not None and steps.ndim == 3:
+        if options["frame"] is None:
+            axes = f"(time steps, {options['channels']} channels)"
+            raise ValueError(f"must have the axes {axes}, got {steps.shape}")
         if list(steps.shape[1:]) != options["frame"]:
             raise ValueError(f"must have frames of {options['frame']} cells, got {steps.shape}")
         steps = steps.reshape(len(steps), -1)

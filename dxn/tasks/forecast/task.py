@@ -362,6 +362,13 @@ class Forecast(Task[FutureValues]):
         adapter.tokenizer.continue_from(
             target.context, ahead=ahead, num_known=target.num_known, horizon=target.horizon
         )
+        if adapter.num_ahead and adapter.pos_embed.kind == "learned":
+            needed = adapter.grid.count(target.context, 0) + adapter.num_ahead
+            if needed > adapter.tokenizer.max_len:
+                raise UserError(
+                    "adapters.series.max_len: learned positions of the past and the future frames "
+                    f"need at least {needed}, got {adapter.tokenizer.max_len}"
+                )
         shape = (target.context + ahead, target.num_channels)
         num_tokens = 0 if self.read == "pooled" else count_tokens(adapter, shape)
         num_channels = target.num_channels if num_tokens and not adapter.is_joint else 1
@@ -474,7 +481,8 @@ class Forecast(Task[FutureValues]):
 
 
 def _rounded(values: Tensor) -> list[Any]:
-    if values.numel() >= MANY_VALUES and not bool(values.isnan().any()):
+    # Channels can have different units, but the cells of frames (H, rows, columns) have the same.
+    if values.ndim == 3 and values.numel() >= MANY_VALUES and not bool(values.isnan().any()):
         # All at once, with the digits that the largest number has as a float32.
         size = max(float(values.abs().max()), 1e-30)
         return values.double().numpy(force=True).round(6 - math.ceil(math.log10(size))).tolist()

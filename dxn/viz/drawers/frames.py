@@ -53,8 +53,9 @@ class FramesDrawer(PanelDrawer):
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         """Return the boxes (N, 4) of tokens with coords (N, 6), NaN if they are not drawn."""
-        # The coordinates count from the start of the window that the model reads.
-        window = min(shown.preprocessor.window or len(shown.raw), len(shown.raw))
+        # The coordinates count from the start of the window that the model reads. Before a shorter
+        # series, it has missing frames.
+        window = shown.preprocessor.window or len(shown.raw)
         step = coords[:, 0] + len(_frames(shown)) - window
         row, column = np.divmod(step, PER_ROW)
         height, width = _cell(shown)
