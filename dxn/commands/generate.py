@@ -82,10 +82,12 @@ class Generate(FromWeights, Compute):
 
                 create_files(predictor, self)
                 return 0
-        if self.guidance != 1:
-            raise UserError(
-                f"guidance: needs a model of head=any, got guidance={self.guidance:g}; leave it out"
-            )
+        guidance = None if self.guidance == 1 else f"{self.guidance:g}"
+        for name, value in {"create": self.create, "guidance": guidance}.items():
+            if value is not None:
+                raise UserError(
+                    f"{name}: needs a model of head=any, got {name}={value}; leave it out"
+                )
         # Before a public model is loaded, so that a mistake is reported at once.
         output = check_suffix(self.output)
         prompts = read_prompts(self.prompt, self.prompts)

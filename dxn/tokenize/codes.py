@@ -47,6 +47,10 @@ class CodeReader(Reader):
         """Write a raw value of the codec to a file."""
         self.codec.reader.write(raw, path)
 
+    def is_path(self, cell: Any) -> bool:
+        """See `Reader.is_path`."""
+        return self.codec.reader.is_path(cell)
+
     def score(self, cells: Sequence[Any]) -> float:
         """See `Reader.score`."""
         return self.codec.reader.score(cells)

@@ -60,21 +60,33 @@ class PatchContents:
         """Return the number of columns of a sample with G, H and W."""
         return size[0] * self.grid.count(size[1], 0) * self.grid.count(size[2], 1)
 
+    def step(self, usual: tuple[int, int, int]) -> int:
+        """Return the number of columns by which a shorter or longer sample differs.
+
+        They are those of a group if there are several, and otherwise a row of patches.
+
+        Args:
+            usual: G, H and W of a sample.
+        """
+        groups, height, width = usual
+        across = self.grid.count(width, 1)
+        return self.grid.count(height, 0) * across if groups > 1 else across
+
     def size(self, num_columns: int, usual: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return G, H and W of a sample with a number of columns.
 
         Args:
-            num_columns: Number of columns N.
+            num_columns: Number of columns N, a multiple of `step`.
             usual: G, H and W of another sample. A shorter or longer one has fewer or more groups if
                 there are several, and otherwise another height.
         """
         groups, height, width = usual
-        down, across = self.grid.count(height, 0), self.grid.count(width, 1)
         if num_columns == self.count(usual):
             return usual
+        count = num_columns // self.step(usual)
         if groups > 1:
-            return num_columns // (down * across), height, width
-        return groups, num_columns // across * self.grid.size[0], width
+            return count, height, width
+        return groups, count * self.grid.size[0], width
 
     def joined(self, values: Tensor, size: tuple[int, int, int]) -> Tensor:
         """Return normalized values (B, G, C, H, W) of patches (B, N, K) that do not overlap.

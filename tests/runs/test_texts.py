@@ -318,6 +318,8 @@ def test_a_file_of_prompts_is_continued_into_a_table(language, tmp_path, capsys,
         ("prompt\nred\n", ["output=x.doc"], "output: must be a file that ends in .csv"),
         ("prompt\nred\n", ["batch_size=0"], "batch_size: must be at least 1, got 0"),
         ("prompt\nred\n", ["prompts=q.csv"], "q.csv"),
+        ("prompt\nred\n", ["create=image"], "create: needs a model of head=any, got create=image"),
+        ("prompt\nred\n", ["guidance=2"], "guidance: needs a model of head=any, got guidance=2"),
     ],
 )
 def test_a_file_of_prompts_that_cannot_be_used_is_explained(

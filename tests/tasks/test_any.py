@@ -267,10 +267,17 @@ def test_the_same_seed_creates_the_same_values_in_any_batch(overfitted):
         (["input.text=a dark one", "output=x.wav"], "ends in .png or .jpg or .webp, got x.wav"),
         (["input.text=a dark one", "output=x", "create=sound"], "sound cannot be created"),
         (["input.text=a dark one", "count=2", "output=x.png"], "must be a folder for several"),
+        (
+            ["input.image=1.png", "create=image", "output=x.png"],
+            "needs another input than image, got image alone",
+        ),
+        (["input=texts.csv", "output=x"], "set create=text or create=image"),
         (["prompt=hello"], "prompt: this model creates an input from others"),
     ],
 )
-def test_wrong_options_are_refused(trained, arguments, message, capsys):
+def test_wrong_options_are_refused(trained, pictures, arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(pictures)
+    (pictures / "texts.csv").write_text("text\na dark one\n")
     assert message in refused(capsys, "generate", f"run={trained}", *arguments)
 
 

@@ -13,9 +13,12 @@ from helpers.tasks import build_model, make_batch
 
 import dxn
 from dxn.models import Backbone
+from dxn.models.fusion import EarlyFusion
 from dxn.tasks import Codec
+from dxn.tasks.any.vocabulary import Codes
 from dxn.tasks.codec.metric import similarity
 from dxn.tasks.codec.quantize import FiniteScalars
+from dxn.tasks.codec.stored import StoredCodec
 from dxn.tokenize import (
     AudioAdapter,
     ImageAdapter,
@@ -24,6 +27,7 @@ from dxn.tokenize import (
     SpectrogramOptions,
     VideoAdapter,
 )
+from dxn.tokenize.codes import CodeReader
 
 D = 16
 STRETCH = ResizeOptions(mode="stretch")
@@ -160,6 +164,34 @@ def test_codes_decode_to_the_values_of_the_model(make):
             for v in (output.values, batch["target"]["values"])
         )
         assert first.error == pytest.approx(float(((x - true) * scale).square().sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [clip, series, partial(series, "independent"), sound],
+    ids=["clip", "series", "independent", "sound"],
+)
+def test_any_number_of_codes_can_be_decoded(make):
+    adapter, raw = make()
+    fusion = EarlyFusion(D, inputs=["x"])
+    task = Codec(decoder=partial(Backbone, D, depth=1, num_heads=2), levels=[5, 5], stages=2)
+    task.target.bind({"x": adapter})
+    groups, _, height, width = task.target.contents.read(adapter.tokenizer(raw))[0].shape
+    codec = StoredCodec(
+        input="x",
+        adapter=adapter,
+        fusion=fusion,
+        backbone=Backbone(D, depth=1, num_heads=2),
+        task=task,
+        size=(groups, height, width),
+    )
+    assert CodeReader(codec).is_path("1 2 3") == adapter.reader().is_path("1 2 3")
+    complete = Codes(codec).value([1] * codec.num_tokens * 2)
+    assert complete.shape[1:] == raw.shape[1:]
+    # A generated value can end anywhere.
+    for count in (1, 3, 5, 13):
+        value = Codes(codec).value([1] * count)
+        assert value.shape[1:] == raw.shape[1:] and 0 < len(value) <= len(complete)
 
 
 @torch.no_grad()

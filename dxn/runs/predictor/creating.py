@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
-from dxn.runs.predictor.option import has_many_samples, read_sample
+from dxn.runs.predictor.option import has_many_samples, is_table, read_sample
 from dxn.runs.predictor.output import SUFFIXES, write_records
 from dxn.runs.predictor.prompts import read_rows
 
@@ -38,6 +38,8 @@ def create_files(predictor: Predictor, options: Generate) -> None:
     if has_many_samples(options.input):
         if options.create is not None:
             predictor.check_created(options.create)
+        elif is_table(options.input):  # it has columns of all inputs that are not left out
+            _created(predictor, None, predictor.inputs)
         inputs, rows = read_rows(predictor, options.input, without=options.create or "")
         name = _created(predictor, options.create, inputs.opened.raws)
     else:
@@ -96,7 +98,7 @@ def _created(predictor: Predictor, chosen: str | None, given: Container[str]) ->
         possible = [name for name in possible if name not in given]
         if len(possible) == 1:
             return possible[0]
-        found = ", ".join(possible or predictor.task.creates)
-        raise UserError(f"create: choose the input that is created: create={found}")
+        found = " or ".join(f"create={name}" for name in possible or predictor.task.creates)
+        raise UserError(f"create: must be the input that is created; set {found}")
     predictor.check_created(chosen)
     return chosen

@@ -495,6 +495,8 @@ class Predictor:
             if item is not None
             for _ in range(count)
         ]
+        if not all(item.keys() & set(self.inputs) for item in chosen):
+            raise UserError(f"input: needs another input than {name}, got {name} alone")
         samplers = make_samplers(
             len(chosen),
             temperature=temperature,

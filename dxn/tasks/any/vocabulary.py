@@ -76,11 +76,14 @@ class Codes(Writing):
         return sample["codes"].flatten()
 
     def value(self, ids: Sequence[int]) -> Any:
-        """Return the raw value; codes of a last token that is not complete are left out."""
-        stages = self.codec.stages
-        count = max(len(ids) // stages, 1)
-        codes = torch.tensor([*ids, *[0] * stages][: count * stages])
-        return self.codec.decode(codes.view(count, stages))
+        """Return the raw value.
+
+        The codes of a last part that is not complete, such as a frame of a clip, are left out.
+        """
+        step = self.codec.step * self.codec.stages
+        count = max(len(ids) // step, 1) * step
+        codes = torch.tensor([*ids, *[0] * step][:count])
+        return self.codec.decode(codes.view(-1, self.codec.stages))
 
 
 def writing_of(adapter: Any) -> Writing | None:

@@ -95,6 +95,13 @@ class StoredCodec(Recorded, nn.Module):
         assert contents is not None
         return self.model.head.latents or contents.count(self.task.target.size)
 
+    @property
+    def step(self) -> int:
+        """Number of tokens of a complete part of a value, such as those of a frame of a clip."""
+        contents = self.task.target.contents
+        assert contents is not None
+        return self.num_tokens if self.has_fixed_length else contents.step(self.task.target.size)
+
     @torch.inference_mode()
     def encode(self, raws: Sequence[Any]) -> list[Tensor]:
         """Return the codes (M, R) of raw values."""
@@ -113,7 +120,7 @@ class StoredCodec(Recorded, nn.Module):
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Any:
-        """Return the raw value of codes (M, R).
+        """Return the raw value of codes (M, R), where M is a multiple of `step`.
 
         Raises:
             UserError: If there are no codes.
