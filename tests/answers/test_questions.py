@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers.exports import assert_answers_are_equal, example
 from helpers.runs import PLAIN, SMALL, metrics_of, refused, train
 from PIL import Image
@@ -17,6 +18,8 @@ from dxn.data.columns.answers import with_positions
 from dxn.data.rows import Origins, as_column
 from dxn.data.tables.read import Table
 from dxn.datasets import questions
+from dxn.export.programs.answers import best
+from dxn.tasks.span.windows import Windows
 
 OPTIONS = [*PLAIN, *SMALL, "report=false", "trainer.epochs=1", "head=span"]
 OPTIONS += ["adapters.text.max_len=48", "head.overlap=16"]
@@ -124,6 +127,36 @@ def test_a_run_answers_with_parts_of_long_texts(files, tmp_path, capsys):
     for context in (text, rows[0]["context"], "Zoe\u0301  \U0001f600 lives in Cafe\u0301 Town"):
         assert_answers_are_equal(model, exported, "Where does Ada live?", context)
     assert "context: missing" in example(exported, "question=Where?").stderr
+
+
+def test_an_exported_program_cuts_another_long_text_like_the_model():
+    windows = Windows(
+        "context", max_len=8, lead=(1,), tail=(2,), num_tail=1, others=("note",), overlap=2
+    )
+    lengths = {"context": 5, "note": 13}
+    arrays = {}
+    for name, length in lengths.items():
+        ids = np.arange(length)[None] + 3
+        ids[:, 0], ids[:, -1] = 1, 2
+        arrays |= {f"{name}.ids": ids, f"{name}.mask": ids > 0}
+    batch = {
+        name: {key: torch.tensor(arrays[f"{name}.{key}"]) for key in ("ids", "mask")}
+        | {"rows": torch.zeros(1)}
+        for name in lengths
+    }
+    (window,) = windows.cut(batch)
+    options = {"input": "context", "question": "", "others": ["note"], "max_len": 8, "overlap": 2}
+    options |= {"lead": 1, "middle": 0, "tail": 1, "end": 1, "max_answer": 3, "can_be_none": False}
+    seen = []
+
+    def run(arrays):
+        seen.append(arrays)
+        return {"start": np.zeros((1, 4)), "end": np.zeros((1, 4))}
+
+    best(run, arrays, options)
+    assert len(seen) == 1
+    for name in lengths:
+        assert seen[0][f"{name}.ids"].tolist() == window[name]["ids"].tolist()
 
 
 def listed(colors):

@@ -69,9 +69,7 @@ def best(
     none = np.inf
     for name in options["others"]:
         if f"{name}.mask" in arrays:
-            length = int(arrays[f"{name}.mask"][0].sum()) - lead - end
-            longest = min(length, options["max_len"] - lead - end)
-            arrays = _part(arrays, name, 0, longest, options)
+            arrays = _first(arrays, name, options["max_len"])
     start = 0
     while True:
         stop = min(start + room, count)
@@ -89,6 +87,18 @@ def best(
     if options["can_be_none"] and none >= found[2]:
         return -1, -1, float(np.exp(none))
     return found[0], found[1], float(np.exp(found[2]))
+
+
+def _first(arrays: Arrays, name: str, count: int) -> Arrays:
+    """Return the inputs with at most the first `count` tokens of a text.
+
+    The model reads a long text in the same way, without the special tokens at its end.
+    """
+    shape = arrays[f"{name}.mask"].shape
+    return {
+        key: array[:, :count] if key.startswith(f"{name}.") and array.shape[:2] == shape else array
+        for key, array in arrays.items()
+    }
 
 
 def _part(arrays: Arrays, name: str, start: int, stop: int, options: Mapping[str, Any]) -> Arrays:

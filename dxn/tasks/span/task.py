@@ -97,7 +97,7 @@ class Span(Task[SpanTarget]):
     context: str = ""
     max_answer: Annotated[int, Ge(1)] = 30
     overlap: Annotated[int, Ge(0)] = 128
-    max_question: Annotated[int, Ge(12)] = 64
+    max_question: Annotated[int, Ge(12)] = 64  # the example questions of an export have 12 tokens
     dropout: Rate = 0.1
 
     def __post_init__(self):
