@@ -101,6 +101,11 @@ class CodeAdapter(Adapter):
                 f"codec: must be the run folder of a trained codec (train one with dxn train DATA "
                 f"head=codec), got {codec!r}"
             )
+        if codec.reader.modality != self.reader.modality:
+            raise ValueError(
+                f"codec: must be a codec of {self.reader.modality} inputs, got one of "
+                f"{codec.reader.modality} inputs ({codec.input})"
+            )
         self.dim = dim
         # The tokenizer owns it: weights that never change are no parameters of the model.
         self.tokenizer = CodeTokenizer(codec)

@@ -296,6 +296,17 @@ def test_another_run_is_no_codec(trained, pictures, capsys):
     assert "must be a run of head=codec" in error
 
 
+def test_a_codec_of_another_modality_is_refused(pictures, capsys):
+    error = refused(
+        capsys,
+        "train",
+        str(pictures / "rows.csv"),
+        *("data.text=text", "data.video=image", "head=any", "adapters=[text,video_codes]", *TINY),
+        f"adapters.video_codes.codec={pictures / 'codec'}",
+    )
+    assert "codec: must be a codec of video inputs, got one of image inputs (image)" in error
+
+
 def test_only_all_inputs_are_evaluated(trained):
     subsets = json.loads((trained / "metrics.json").read_text())["subsets"]
     assert subsets == ["all"]
