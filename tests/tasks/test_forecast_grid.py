@@ -119,6 +119,16 @@ def test_skill_is_zero_for_persistence_and_one_for_the_truth():
         assert float(figures["skill"]) == pytest.approx(skill)
 
 
+def test_skill_leaves_out_cells_without_a_history():
+    history, values = torch.randn(6, 9), torch.randn(2, 9)
+    forecast = history[-1].repeat(2, 1)
+    history[:, 0], forecast[:, 0] = torch.nan, 100.0
+    future = Future(values, season=1, history=history, frame=(3, 3))
+    metric = ForecastMetric([0.5])
+    figures = metric.value(metric.rows([forecast[..., None]], [future]).sum(0))
+    assert float(figures["skill"]) == pytest.approx(0.0)
+
+
 def test_a_long_sequence_is_split_by_time_without_overlap_of_the_targets(tmp_path):
     frames = np.arange(40, dtype=np.float32)[:, None, None] + np.zeros((40, 3, 3), np.float32)
     np.save(tmp_path / "long.npy", frames)

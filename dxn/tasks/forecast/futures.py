@@ -185,7 +185,9 @@ class ForecastMetric(Metric):
         )
         naive = (_naive(targets, true) - true).square().masked_fill(missing, torch.nan)
         scaled = error.nanmean(1) / _scales(targets)
-        values = (scaled, error, error.square(), naive, pinballs, inside)
+        # A channel without a history has no naive forecast to compare with.
+        compared = error.square().masked_fill(naive.isnan(), torch.nan)
+        values = (scaled, error, error.square(), compared, naive, pinballs, inside)
         columns = [each.flatten(1) for each in values]
         sums = [column.nansum(1) for column in columns]
         numbers = [(~column.isnan()).sum(1).double() for column in columns]
@@ -196,12 +198,13 @@ class ForecastMetric(Metric):
         totals, numbers = sums.chunk(2, -1)
         means = (totals / numbers).unbind(-1)
         results: dict[str, Tensor] = {}
-        names = ("mase", "mae", "mse", "skill", "crps", "coverage")
+        names = ("mase", "mae", "mse", "compared", "skill", "crps", "coverage")
         for name, mean in zip(names, means, strict=True):
             results[name] = mean
         # A naive forecast without an error has no skill to compare with.
         naive = results["skill"]
-        results["skill"] = torch.where(naive > 0, 1 - results["mse"] / naive, torch.nan)
+        compared = results.pop("compared")
+        results["skill"] = torch.where(naive > 0, 1 - compared / naive, torch.nan)
         for name in ("skill", "coverage"):
             if results[name].isnan().all():
                 del results[name]
