@@ -128,6 +128,13 @@ def test_other_tables_stay_as_they_are(header, row, tmp_path):
     assert found_in(tmp_path, header, row)[0] is None
 
 
+@pytest.mark.parametrize("name", ["My Kind", "sort"])
+def test_the_class_can_be_a_target_with_any_name(name, tmp_path):
+    content = f"filename,{name},x1,y1,x2,y2", ["a.png", "cat", 1, 2, 11, 12]
+    layout, _ = found_in(tmp_path, *content, targets=[name])
+    assert layout.label == name
+
+
 def test_a_table_without_classes_has_one_class(tmp_path):
     rows = ["a", "[1, 2, 3, 4]"], ["b", ""], ["a", "[5, 6, 7, 8]"]
     layout, table = found_in(tmp_path, "image_id,bbox", *rows, column="image_id")

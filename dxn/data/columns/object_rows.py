@@ -176,8 +176,8 @@ def find_object_rows(
         )
     if not places or not chosen:
         return None
-    known = [name.lower() for name in targets if name in table.columns]
-    labels = [by_name[name] for name in (*known, *LABELS) if name in by_name]
+    labels = [name for name in targets if name in table.columns]
+    labels += [by_name[name] for name in LABELS if name in by_name]
     label = next((name for name in labels if name not in (chosen, *places.values())), "")
     if column == AUTO and not label:
         return None
