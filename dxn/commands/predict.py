@@ -98,9 +98,16 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         if not has_many_samples(self.input):
             sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
             samples = predictor.samples([sample])
-            self._predict_one(predictor, samples, None if draws else output)
+            is_table = rows is predicted_rows
+            self._predict_one(predictor, samples, output if is_table else None)
             if draws and output is not None:
                 self._draw(predictor, samples, output)
+            elif output is not None and not is_table:
+                from dxn.runs.predictor.output import rows_text, write_records
+
+                records = [each for _, found, _ in rows(predictor, samples, 1) for each in found]
+                write_records(output, records)
+                print_line(f"written: {output} ({rows_text(len(records), 0)})")
             return 0
         # Samples without a task: a target column in a new table has no effect.
         opened = predictor.model_inputs.option(self.input, keep=self.keep, **self.table_options())

@@ -228,7 +228,7 @@ def check_output(
         # Ray writes a folder, and continues in one that exists.
         is_folder = is_folder or settings.values.get("engine") == "ray"
         if path.is_dir() and not is_folder:
-            raise UserError(f"{key}: {path} is a folder; choose the name of a file")
+            raise UserError(f"{key}: {path} is a folder that exists; choose another name")
         parents = [path, *path.absolute().parents] if is_folder else path.absolute().parents
         parent = next(folder for folder in parents if folder.exists())
         if not parent.is_dir():

@@ -37,6 +37,9 @@ FAMILIES = {
     "log_loss": "log loss",
     "perplexity": "perplexity",
     "r2": "R²",
+    "psnr": "decibels",
+    "snr": "decibels",
+    "bits": "bits",
 }
 UNIT = "metrics from 0 to 1"
 LOSS = "loss"

@@ -352,12 +352,17 @@ def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys):
     printed(
         capsys, "train", str(table), "data.target=objects", *options, *SMALL_IMAGES, f"run={run}"
     )
-    text = printed(capsys, "predict", f"run={run}", f"input.photo={tmp_path / '0.png'}")
+    single = tmp_path / "single.coco.json"
+    picture = f"input.photo={tmp_path / '0.png'}"
+    text = printed(capsys, "predict", f"run={run}", picture, f"output={single}")
     lines = [line for line in text.splitlines() if ": left " in line]
     assert len(lines) == 3
     printed(capsys, "predict", f"run={run}", f"input={table}", f"output={coco}")
     results = json.loads(coco.read_text())
     assert len(results) == 90
+    alone = json.loads(single.read_text())
+    assert [each["bbox"] for each in alone] == [each["bbox"] for each in results[:3]]
+    assert alone[0]["file_name"] == "0.png"
     label, score = results[0]["category_name"], results[0]["score"]
     assert results[0]["file_name"] == "0.png" and lines[0].startswith(f"{score:.4f}  {label}: ")
     left, top, width, height = results[0]["bbox"]
