@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout, Rate
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.audio.reader import AudioReader
-from dxn.tokenize.base import FULL, Adapter, Reader, Sample, Tokenizer, file_of_adapter
+from dxn.tokenize.base import FULL, Adapter, BadMedia, Reader, Sample, Tokenizer, file_of_adapter
 from dxn.tokenize.image.reader import ImageReader
 from dxn.tokenize.positions import PosEmbed1d
 from dxn.tokenize.series.reader import SeriesReader
@@ -41,7 +41,15 @@ class CodeReader(Reader):
     def read(self, cell: Any) -> Tensor | None:
         """Return the codes (M, R) of a cell."""
         raw = self.codec.reader.read(cell)
-        return None if raw is None else self.codec.encode([raw])[0].to(torch.int32)
+        if raw is None:
+            return None
+        codes = self.codec.encode([raw])[0].to(torch.int32)
+        if self.codec.has_fixed_length and len(codes) != self.codec.num_tokens:
+            raise BadMedia(
+                f"has another size than those of the codec: {len(codes)} tokens instead of "
+                f"{self.codec.num_tokens}; train the codec with resize.mode=stretch"
+            )
+        return codes
 
     def write(self, raw: Any, path: Path) -> None:
         """Write a raw value of the codec to a file."""

@@ -36,7 +36,10 @@ def folder(tmp_path, monkeypatch):
         ("train t.csv run=t.csv", "run: t.csv is a file, so t.csv cannot be written"),
         ("train t.csv run=t.csv/x", "t.csv is a file, so t.csv/x cannot be written"),
         ("train t.csv output=t.csv", "output: t.csv is a file"),
-        ("check t.csv output=folder.csv", "output: folder.csv is a folder that exists; choose another"),
+        (
+            "check t.csv output=folder.csv",
+            "output: folder.csv is a folder that exists; choose another",
+        ),
         ("check t.csv output=t.csv/bad.csv", "t.csv is a file, so t.csv/bad.csv cannot be written"),
         (f"check t.csv output={'x' * 5000}", "cannot be written (File name too long)"),
         ("train t.csv head.label_smoothing=2", "head.label_smoothing: must be at most 1, got 2"),

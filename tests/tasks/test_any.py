@@ -163,6 +163,12 @@ def test_a_saved_codec_decodes_with_the_statistics_of_its_pictures(trained, pict
     assert torch.equal(codec.task.target.contents.shift.flatten(), before.mean)
 
 
+def test_a_picture_of_another_size_than_those_of_the_codec_is_refused(trained, tmp_path, capsys):
+    Image.fromarray(np.zeros((8, 16), np.uint8)).save(tmp_path / "flat.png")
+    error = refused(capsys, "generate", f"run={trained}", f"input.image={tmp_path / 'flat.png'}")
+    assert "has another size than those of the codec: 2 tokens instead of 4" in error
+
+
 def test_a_text_is_created_from_a_picture(trained, pictures, capsys):
     picture = pictures / "1.png"
     text = printed(capsys, "generate", f"run={trained}", f"input.image={picture}").strip()
