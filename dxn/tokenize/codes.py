@@ -21,7 +21,6 @@ from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.video.reader import VideoReader
 
 WEIGHTS = "codec.safetensors"
-STD = 0.02  # of the initial embedding
 
 
 class CodeReader(Reader):
@@ -92,7 +91,9 @@ class CodeTokenizer(Tokenizer):
 
 
 class CodeAdapter(Adapter):
-    """Embeds the codes of a trained codec as Tokens: the sum of the vectors of the R codes.
+    """Embeds the codes of a trained codec as Tokens: a linear layer of the vectors of the codes.
+
+    A table of the codes would have to learn from data that some of them are similar.
 
     Args:
         dim: Width D of a token.
@@ -118,11 +119,7 @@ class CodeAdapter(Adapter):
         # The tokenizer owns it: weights that never change are no parameters of the model.
         self.tokenizer = CodeTokenizer(codec)
         self.num_codes = codec.num_codes
-        self.embeddings = nn.ModuleList(
-            nn.Embedding(codec.num_codes, dim) for _ in range(codec.stages)
-        )
-        for embedding in self.embeddings:
-            nn.init.normal_(embedding.get_parameter("weight"), std=STD)
+        self.project = nn.Linear(codec.width, dim)
         self.pos_embed = PosEmbed1d("sinusoidal", dim=dim, max_len=0)
         self.places = nn.Linear(dim, dim)
         self.dropout = Dropout(dropout)
@@ -134,7 +131,7 @@ class CodeAdapter(Adapter):
     def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, M, D)."""
         codes, lengths = batch["codes"], batch["lengths"]
-        x = torch.stack([e(codes[..., i]) for i, e in enumerate(self.embeddings)]).sum(0)
+        x = self.project(self.tokenizer.codec.vectors(codes).to(self.places.weight.dtype))
         count = x.shape[1]
         x = x + self.places(self.pos_embed(count, x.device).to(x.dtype))
         mask = torch.arange(count, device=x.device) < lengths[:, None]

@@ -16,6 +16,11 @@ from dxn.core.tokens import Tokens, can_read, sinusoidal
 from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.output_layer import OutputLayer, OutputOptions
+from dxn.models.decoding.token_embedding import (
+    TokenEmbedding,
+    VectorEmbedding,
+    make_token_embedding,
+)
 from dxn.models.positions import last_index
 
 DecoderPosition = Literal["learned", "sinusoidal", "none"]
@@ -149,13 +154,17 @@ class StepDecoder(nn.Module):
 
     static_steps = False
 
-    def __init__(self, embedding: nn.Embedding, max_len: int, *, output: OutputLayer | None = None):
+    embedding: TokenEmbedding
+
+    def __init__(
+        self, embedding: TokenEmbedding, max_len: int, *, output: OutputLayer | None = None
+    ):
         super().__init__()
         self.max_len = max_len
         self.embedding = embedding
         self.output = OutputLayer(embedding) if output is None else output
 
-    def tie(self, embedding: nn.Embedding) -> None:
+    def tie(self, embedding: TokenEmbedding) -> None:
         """Replace the embedding by that of another module, which alone owns it.
 
         It is not a parameter of the decoder, so it is trained and saved only once.
@@ -252,6 +261,7 @@ class Decoder(StepDecoder):
         output: Options of the output layer.
         parallel: Attend in both directions, to predict masked tokens at their own positions.
             head=any sets it.
+        vectors: Known vectors (V, d) of the tokens, see `VectorEmbedding`. head=any sets it.
     """
 
     static_steps = True
@@ -270,8 +280,11 @@ class Decoder(StepDecoder):
         norm_embedding: bool = False,
         output: OutputOptions = OutputOptions(),
         parallel: bool = False,
+        vectors: Tensor | None = None,
     ):
         embedding = make_token_embedding(vocab_size, backbone.dim)
+        if vectors is not None:
+            embedding = VectorEmbedding(embedding, vectors)
         super().__init__(embedding, max_len, output=OutputLayer(embedding, output))
         check_rate("token_dropout", token_dropout)
         if pos_embed not in get_args(DecoderPosition):
@@ -387,12 +400,3 @@ def at_last(x: Tensor, mask: Tensor) -> Tensor:
         return x[:, 0]
     index = n - 1 - mask[:, -n:].flip(1).int().argmax(1)  # argmax returns the first maximum
     return x[torch.arange(x.shape[0], device=x.device), index]
-
-
-def make_token_embedding(vocab_size: int, dim: int) -> nn.Embedding:
-    """Create the embedding of a decoder, which is also its output layer."""
-    embedding = nn.Embedding(vocab_size, dim)
-    # With this standard deviation, the initial logits have a standard deviation of about 1. The
-    # input is multiplied by sqrt(dim) to compensate (arXiv:1706.03762, section 3.4).
-    nn.init.normal_(embedding.weight, std=dim**-0.5)
-    return embedding

@@ -10,6 +10,7 @@ from annotated_types import Gt
 from torch import Tensor, nn
 
 from dxn.core.schema import options
+from dxn.models.decoding.token_embedding import TokenEmbedding
 from dxn.models.inference import PackedLinear
 from dxn.models.losses import linear_cross_entropy, softcapped
 
@@ -40,9 +41,9 @@ class OutputLayer(nn.Module):
         options: Options of the layer.
     """
 
-    embedding: nn.Embedding
+    embedding: TokenEmbedding
 
-    def __init__(self, embedding: nn.Embedding, options: OutputOptions = OutputOptions()):
+    def __init__(self, embedding: TokenEmbedding, options: OutputOptions = OutputOptions()):
         super().__init__()
         self.tie(embedding)
         self.scale = options.scale
@@ -57,7 +58,7 @@ class OutputLayer(nn.Module):
         if options.bias:
             self.bias = nn.Parameter(torch.zeros(rows))
 
-    def tie(self, embedding: nn.Embedding) -> None:
+    def tie(self, embedding: TokenEmbedding) -> None:
         """Use another embedding of the same size."""
         # A normal assignment would register the embedding as a submodule. Then its weight would
         # also be a parameter of this layer, and would be saved twice.
@@ -108,7 +109,7 @@ class OutputLayer(nn.Module):
         return x if self.scale == 1 else x * self.scale
 
 
-def output_layer_of(head: nn.Module, embedding: nn.Embedding) -> OutputLayer:
+def output_layer_of(head: nn.Module, embedding: TokenEmbedding) -> OutputLayer:
     """Return the output layer of a head that writes, or one whose weights are the embedding."""
     output = getattr(head, "output", None)
     return output if isinstance(output, OutputLayer) else OutputLayer(embedding)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Rate
 from dxn.models.attention import ScoreKind
-from dxn.models.decoding.decoder import Memory, StepDecoder, make_token_embedding
+from dxn.models.decoding.decoder import Memory, StepDecoder
+from dxn.models.decoding.token_embedding import make_token_embedding
 from dxn.models.recurrent import CELLS, CellKind, State, check_cell, run_layer, step
 from dxn.models.scores import Score
 

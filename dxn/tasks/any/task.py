@@ -174,7 +174,10 @@ class WriteAny(PerInput[WrittenInput]):
         """Build a head with a decoder for the tokens of all inputs."""
         vocabulary = self.target.vocabulary
         decoder = self.decoder(
-            vocab_size=vocabulary.size, max_len=vocabulary.max_len, parallel=self.parallel
+            vocab_size=vocabulary.size,
+            max_len=vocabulary.max_len,
+            parallel=self.parallel,
+            vectors=vocabulary.vectors(),
         )
         if self.parallel and not isinstance(decoder, Decoder):
             raise UserError(

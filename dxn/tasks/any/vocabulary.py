@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dxn.models.decoding.rules import Rules
@@ -21,9 +22,11 @@ class Writing(ABC):
         size: Number of ids.
         length: Number of ids of every value; 0 if values differ, so that an end token follows.
         max_len: Maximum number of ids of a value.
+        vectors: Known vectors (size, d) of the ids. None: they have none.
     """
 
     size: int
+    vectors: Tensor | None = None
     length: int = 0
     max_len: int
 
@@ -70,6 +73,7 @@ class Codes(Writing):
         self.size = codec.num_codes
         self.max_len = codec.num_tokens * codec.stages
         self.length = self.max_len if codec.has_fixed_length else 0
+        self.vectors = codec.vectors(torch.arange(self.size)[:, None])
 
     def ids(self, sample: Mapping[str, Any]) -> Tensor:
         """Return the codes."""
@@ -121,7 +125,7 @@ class Vocabulary:
     def start(self, name: str) -> int:
         """Return the first id of an input."""
         start = self.end + 1
-        for each in dict.fromkeys(self.groups.values()):
+        for each in self.kinds:
             if each == self.groups[name]:
                 break
             start += self.writings[each].size
@@ -130,8 +134,23 @@ class Vocabulary:
     @property
     def size(self) -> int:
         """Number of ids."""
-        sizes = (self.writings[each].size for each in dict.fromkeys(self.groups.values()))
-        return self.end + 1 + sum(sizes) + self.parallel
+        sizes = sum(self.writings[each].size for each in self.kinds)
+        return self.end + 1 + sizes + self.parallel
+
+    def vectors(self) -> Tensor | None:
+        """Return the known vectors (V, d) of all ids, in columns of their own for each input."""
+        parts: list[Tensor] = []
+        for name in self.kinds:
+            own, start = self.writings[name].vectors, self.start(name)
+            if own is None:
+                continue
+            parts.append(F.pad(own, (0, 0, start, self.size - start - len(own))))
+        return torch.cat(parts, 1) if parts else None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The first input of each group."""
+        return tuple(dict.fromkeys(self.groups.values()))
 
     @property
     def mask(self) -> int:

@@ -81,6 +81,15 @@ class StoredCodec(Recorded, nn.Module):
         return self.model.head.scalars.stages
 
     @property
+    def width(self) -> int:
+        """Number d of numbers of a code vector."""
+        return self.model.head.scalars.width
+
+    def vectors(self, codes: Tensor) -> Tensor:
+        """Return the vectors (..., d), from -1 to 1, of codes (..., R)."""
+        return self.model.head.scalars.vectors(codes)
+
+    @property
     def has_fixed_length(self) -> bool:
         """Whether all samples have the same number of codes, as pictures of one size have."""
         contents = self.task.target.contents
