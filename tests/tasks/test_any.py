@@ -249,6 +249,15 @@ def test_guidance_combines_logits_with_and_without_the_inputs(overfitted, scale)
             torch.testing.assert_close(last, logits[:, 6:], rtol=1e-4, atol=1e-4)
 
 
+def test_guided_texts_of_different_lengths_do_not_depend_on_the_batch(overfitted, pictures):
+    given = [{"image": str(pictures / f"{i}.png")} for i in range(8)]
+    options = {"temperature": 50.0, "guidance": 1.5, "seed": 3}
+    together = overfitted.create("text", given, **options)
+    apart = overfitted.create("text", given, batch_size=1, **options)
+    assert together == apart
+    assert len({len(each.split()) for each in together}) > 1
+
+
 def test_the_same_seed_creates_the_same_values_in_any_batch(overfitted):
     given = {"text": "a gray one"}
     options = {"count": 4, "seed": 5, "temperature": 100.0, "guidance": 1.5}

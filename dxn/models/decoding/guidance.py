@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dxn.models.decoding.decoder import Memory, StepDecoder
+from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder
 
 
 class Guided(StepDecoder):
@@ -40,19 +39,36 @@ class Guided(StepDecoder):
         *,
         num_real: int | None = None,
     ) -> Tensor:
-        """See `StepDecoder.states`."""
+        """See `StepDecoder.states`. Both predictions are computed as one batch."""
         assert memory is not None
-        half = len(caches or ()) // 2
-        with_memory, without = (caches[:half], caches[half:]) if caches else (None, None)
-        zeros = replace(memory, x=torch.zeros_like(memory.x))
-        c = self.decoder.states(ids, mask, memory, with_memory, num_real=num_real)
-        u = self.decoder.states(ids, mask, zeros, without, num_real=num_real)
+        x = torch.cat([memory.x, torch.zeros_like(memory.x)])
+        attn_mask = None if memory.attn_mask is None else _twice(memory.attn_mask)
+        both = Memory(x, attn_mask, sizes=memory.sizes)
+        c, u = self.decoder.states(_twice(ids), _twice(mask), both, caches).chunk(2)
         return u + self.scale * (c - u)
 
     def caches(self) -> list[Any]:
-        """Create empty caches with the memory, and after them as many for a memory of zeros."""
-        return [*self.decoder.caches(), *self.decoder.caches()]
+        """Create empty caches for the rows with the memory, and as many for a memory of zeros."""
+        return [_BothCache() for _ in self.decoder.caches()]
 
     def output_layer(self) -> nn.Module:
         """See `StepDecoder.output_layer`."""
         return self.decoder.output_layer()
+
+
+class _BothCache(KVCache):
+    """A cache for twice as many rows and samples as those that `select` chooses from."""
+
+    def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
+        """See `KVCache.select`."""
+        assert self._tokens is not None
+        rows = torch.cat([rows, rows + len(self._tokens[0]) // 2])
+        if samples is not None:
+            assert self.memory is not None
+            samples = torch.cat([samples, samples + len(self.memory[0]) // 2])
+        super().select(rows, samples)
+
+
+def _twice(x: Tensor) -> Tensor:
+    """Return the rows of a tensor, and the same rows after them."""
+    return torch.cat([x, x])
