@@ -19,16 +19,24 @@ from dxn.runs.predictor.writing import Text, Writer, make_samplers
 from dxn.serve import openai, schema
 from dxn.serve.answers import error_answer, event_stream, json_answer, while_connected
 from dxn.serve.body import read_body
+from dxn.serve.creating import create
 from dxn.serve.guard import OPEN, Guard
 from dxn.serve.operations import ATTEND, EMBED, PREDICT
 from dxn.serve.options import ServeOptions
 from dxn.serve.refusal import Refusal
-from dxn.serve.schema import GENERATED, INPUTS, PROMPT, Body, GenerationBody
+from dxn.serve.schema import (
+    GENERATED,
+    INPUTS,
+    PROMPT,
+    RESULTS,
+    Body,
+    CreationBody,
+    GenerationBody,
+)
 from dxn.serve.service import Service
 from dxn.viz.page import SCRIPT
 
 STATIC = Path(__file__).with_name("static")
-RESULTS = "results"
 # Paths with a label of their own in the metrics, besides those of the operations.
 PATHS = {"/", "/docs", "/openapi.json", "/model", "/health", "/metrics"}
 
@@ -91,7 +99,9 @@ def make_app(
 
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
 
-    async def generate(request: Request, body: GenerationBody) -> Response:
+    async def generate(request: Request, body: GenerationBody | CreationBody) -> Response:
+        if isinstance(body, CreationBody):
+            return await create(request, body, service)
         samples = body.samples
 
         def make_texts() -> list[Text]:
@@ -215,7 +225,7 @@ def _openapi(app: FastAPI, *, has_key: bool) -> dict[str, Any]:
     return described
 
 
-async def _generated(parts: AsyncIterator[tuple[int, str | Text]]) -> AsyncIterator[Any]:
+async def _generated(parts: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[Any]:
     """Return the parts of texts as JSON data."""
     async for index, part in parts:
         if isinstance(part, Text):

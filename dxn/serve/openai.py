@@ -207,7 +207,7 @@ class OpenAI:
         reason = chat_reason = ""
         if self.writer.obstacle or not self.writer.takes_prompt:
             advice = "/predict" if task.is_supervised else "/embed"
-            advice = "/generate" if task.writes else advice
+            advice = "/generate" if task.writes or task.creates else advice
             reason = f"not for this model, whose task is {task.name}; use POST {advice}"
             chat_reason = reason
         elif self.writer.template is None:

@@ -23,7 +23,7 @@ from dxn.viz.sample import SampleView
 PREDICT = "predict"
 EMBED = "embed"
 ATTEND = "attend"
-WRITE = "write"  # for samples, a kind together with the maximum number of tokens
+WRITE = "write"  # for samples, a kind together with the options that a batch has in common
 
 
 class Operations:

@@ -27,6 +27,7 @@ from dxn.serve.refusal import KINDS, Refusal
 from dxn.tokenize.base import Tokenizer
 
 INPUTS = "inputs"
+RESULTS = "results"
 PROMPT = "prompt"  # key of the text to continue, in place of an input
 GENERATED = "generated"  # key of a generated text, also in the files of dxn generate
 JSON_TYPE = "application/json"
@@ -112,6 +113,23 @@ class GenerationBody(Body, Sampling):
     seed: int = Field(0, ge=-MAX_SEED, le=MAX_SEED, description="Random seed of sampling.")
 
 
+class CreationBody(Body, Sampling):
+    """The body of a request that creates an input from the others."""
+
+    create: str | None = Field(
+        None, description="Input that is created (default: the only one that is not given)."
+    )
+    count: int = Field(1, ge=1, description="Number of values per sample.")
+    guidance: float = Field(
+        1.0,
+        ge=0,
+        lt=1e6,
+        description="Scale of the classifier-free guidance: larger values follow the inputs more "
+        "closely, with less variety.",
+    )
+    seed: int = Field(0, ge=-MAX_SEED, le=MAX_SEED, description="Random seed of sampling.")
+
+
 class Problem(BaseModel):
     """What is wrong with a request."""
 
@@ -137,6 +155,13 @@ class GeneratedText(BaseModel):
     """A generated text."""
 
     generated: str
+
+
+class CreatedValue(BaseModel):
+    """A created value: a text, a file in base64 with its media type, or the list of a series."""
+
+    generated: Any
+    type: str | None = None
 
 
 SUMMARIES: dict[str, tuple[str, Any]] = {
@@ -177,12 +202,19 @@ def make_body(path: str, predictor: Predictor, options: ServeOptions, writer: Wr
         )
     sample = create_model("Sample", __config__=STRICT, **fields)
     own: dict[str, Any] = {INPUTS: (list[sample], Field(min_length=1))}
-    if writes:
+    if writes and predictor.task.creates:
+        field = CreationBody.model_fields["create"]
+        names: Any = {"enum": list(predictor.task.creates)}
+        known = Field(None, description=field.description, json_schema_extra=names)
+        own["create"] = (str | None, known)
+    elif writes:
         field = GenerationBody.model_fields["max_new"]
         most = max(options.max_new, writer.language.max_len if writer.language else 1)
         limited = Field(options.max_new, ge=1, le=most, description=field.description)
         own["max_new"] = (int, limited)
-    base = GenerationBody if writes else Body
+    base = Body
+    if writes:
+        base = CreationBody if predictor.task.creates else GenerationBody
     return create_model(f"{path[1:].title()}Body", __base__=base, **own)
 
 
@@ -267,7 +299,9 @@ def operation(path: str, body: type[Body]) -> dict[str, Any]:
         FORM_TYPE: {"schema": {"type": "object", "properties": {**form, **options}}},
     }
     summary, answer = SUMMARIES[path]
-    fields: dict[str, Any] = {"results": (list.__class_getitem__(answer), ...)}
+    if issubclass(body, CreationBody):
+        summary, answer = "Create an input from the others", CreatedValue
+    fields: dict[str, Any] = {RESULTS: (list.__class_getitem__(answer), ...)}
     results = create_model(f"{path[1:].title()}Results", **fields)
     responses: dict[int | str, Any] = {
         200: {"model": results, "description": "One result per sample."},
@@ -294,7 +328,8 @@ def described(summary: str, *, is_open: bool = False) -> dict[str, Any]:
 
 def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
     """Return what the page needs to know about a model, as JSON data."""
-    generates = not writer.obstacle
+    creates = list(predictor.task.creates)
+    generates = not writer.obstacle or bool(creates)
     inputs = [_input(key, prepare, predictor) for key, prepare in predictor.tokenizers.items()]
     if generates and writer.takes_prompt:
         prompt = {"name": PROMPT, "kind": PROMPT, "takes_text": True, "takes_file": False}
@@ -311,6 +346,7 @@ def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
         "labels": labels[:MAX_LABELS],
         "predicts": predictor.task.is_supervised,
         "generates": generates,
+        "creates": creates,
         "takes_prompt": generates and writer.takes_prompt,
     }
 

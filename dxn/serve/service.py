@@ -22,8 +22,8 @@ from dxn.serve.prepare import Prepared, checked_samples, is_light
 from dxn.serve.refusal import busy, timed_out
 
 MakeTexts: TypeAlias = Callable[[], Sequence[Text]]
-# New parts of texts and complete texts, with their index. None is the end.
-Parts: TypeAlias = "asyncio.Queue[tuple[int, str | Text] | None]"
+# New parts of texts, unfinished values and complete texts, with their index. None is the end.
+Parts: TypeAlias = "asyncio.Queue[tuple[int, Any] | None]"
 # The model thread counts as stuck if one batch takes this multiple of the time limit.
 STUCK = 2
 
@@ -127,7 +127,7 @@ class Service:
         *,
         count: int,
         only_texts: bool = False,
-    ) -> AsyncIterator[tuple[int, str | Text]]:
+    ) -> AsyncIterator[tuple[int, Any]]:
         """Start to generate texts.
 
         Args:
@@ -138,7 +138,8 @@ class Service:
             only_texts: Yield only the complete texts.
 
         Returns:
-            An iterator of (i, new part of text i), and (i, complete text i) when a text has ended.
+            An iterator of (i, new part of text i), or (i, unfinished value i), and of (i, complete
+            text i) when a text has ended.
 
         Raises:
             Refusal: If too many samples wait, or the time is over. The iterator raises it too.
@@ -152,10 +153,13 @@ class Service:
                 async with asyncio.timeout_at(end):
                     # A chat template can take seconds.
                     texts = await loop.run_in_executor(self.readers, make_texts)
+                    prepared = before = None
                     for text, sample in zip(texts, samples, strict=False):
                         if sample is None:
                             continue
-                        prepared = await self.prepare([sample])
+                        # Several values of one sample: its files are decoded once.
+                        if prepared is None or sample is not before:
+                            prepared, before = await self.prepare([sample]), sample
                         text.item, text.samples = prepared.items[0], prepared.samples
             except TimeoutError:
                 raise timed_out(self.options.timeout) from None
@@ -163,8 +167,10 @@ class Service:
                 send = partial(_send, loop, parts, index)
                 text.on_text = None if only_texts else send
                 text.on_end = partial(send, text)
-            # The texts for samples are generated together, up to the same number of tokens.
-            kind = (WRITE, texts[0].max_new) if self.engine.steps is None else WRITE
+            # Only texts and values for samples with the same options are generated together.
+            first = texts[0]
+            shared = (WRITE, first.max_new, first.create, first.guidance)
+            kind = shared if self.engine.steps is None else WRITE
             job = self.engine.submit(kind, texts, count)
             hand_over(job)
         job.future.add_done_callback(lambda _: parts.put_nowait(None))
@@ -178,7 +184,7 @@ class Service:
         end: float,
         *,
         renews: bool,
-    ) -> AsyncIterator[tuple[int, str | Text]]:
+    ) -> AsyncIterator[tuple[int, Any]]:
         """Yield the parts of a stream. None marks the end of the job.
 
         The arguments are those of `stream`, and whether the time begins again with each part.
@@ -249,6 +255,6 @@ async def _result(job: Job) -> Any:
         job.is_cancelled = True
 
 
-def _send(loop: asyncio.AbstractEventLoop, parts: Parts, index: int, part: str | Text) -> None:
+def _send(loop: asyncio.AbstractEventLoop, parts: Parts, index: int, part: Any) -> None:
     """Pass a part of a text from the model thread to the event loop."""
     loop.call_soon_threadsafe(parts.put_nowait, (index, part))

@@ -196,6 +196,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         *,
         sampler: Callable[[Tensor], Tensor],
         guidance: float = 1.0,
+        on_step: Callable[[Callable[[int], Any]], None] | None = None,
     ) -> list[Any]:
         """Return a raw value of an input for each sample, if it is one of `creates`.
 
@@ -205,6 +206,9 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             name: Name of the input.
             sampler: Function that chooses the next token from log-probabilities (B, V).
             guidance: Scale of the classifier-free guidance. 1: no guidance.
+            on_step: Function that is called after each step with a function, which returns the
+                unfinished value of a sample, by its index. The latter returns None if an unfinished
+                value cannot be decoded.
         """
         raise NotImplementedError(f"head={self.name} does not create inputs")
 

@@ -17,6 +17,8 @@ def test_the_commands_of_the_page_create_what_it_says(tmp_path, monkeypatch):
             run_python(block, {}, "any-to-any.md")
         for command in commands(block):
             words = shlex.split(command)[1:]
+            if words[0] == "serve":  # it does not end, see tests/serve/test_creating.py
+                continue
             assert main([*words, *(FAST if words[0] == "train" else [])]) == 0, command
     assert (tmp_path / "red.png").exists()
     assert len(list((tmp_path / "ellipses").glob("*.png"))) == 4

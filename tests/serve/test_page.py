@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from helpers.runs import PLAIN, SMALL, TEXT, TINY_DIGITS, train
 from helpers.serving import server_of
+from helpers.shades import train_any, train_codec
 from PIL import Image
 
 import dxn
@@ -268,3 +269,23 @@ def test_the_page_of_all_requests_lists_them(browser, digits):
     with page_of(browser, f"{digits}/docs") as page:
         page.get_by_role("heading", name="POST /predict").wait_for()
         assert page.locator("section").count() == 8
+
+
+def test_a_picture_is_created_and_shown(browser, tmp_path):
+    train_codec(tmp_path)
+    train_any(tmp_path, "any")
+    with server_of(dxn.load(tmp_path / "any")) as url, page_of(browser, url) as page:
+        page.select_option("#create", "image")
+        assert not page.is_visible("#input-image")
+        page.fill("#input-text", "a light one")
+        page.click("#options summary")
+        page.fill("#option-count", "2")
+        page.click("#run")
+        wait_for_answer(page)
+        assert page.eval_on_selector_all("#answer img", "all => all.map(x => x.naturalWidth)") == [
+            16,
+            16,
+        ]
+        assert '"create":"image"' in page.text_content("#curl")
+        page.select_option("#create", "text")
+        assert not page.is_visible("#input-text")

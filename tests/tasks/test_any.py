@@ -9,64 +9,33 @@ import numpy as np
 import pytest
 import torch
 from helpers.newcomer import printed, refused
-from helpers.runs import SMALL_IMAGES
+from helpers.shades import SHADES, TINY, train_any, train_codec
 from PIL import Image
 
 import dxn
 from dxn.core.errors import UserError
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.guidance import Guided
+from dxn.runs.predictor.writing import Text, Writer
 from dxn.tasks import WriteAny
 from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, TextAdapter, TokenizerOptions
-
-TINY = ["dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.epochs=1"]
-TINY += ["trainer.device=cpu", "adapters.text.tokenizer.kind=word", "batch_size=8"]
-SHADES = {"dark": 40, "gray": 120, "light": 220}
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """A table of plain pictures with their names, and the run of a codec of them."""
     folder = tmp_path_factory.mktemp("any")
-    rows = []
-    for i in range(40):
-        name = list(SHADES)[i % 3]
-        # Each one differs, because equal pictures would be in one split.
-        pixels = np.full((16, 16), SHADES[name] + i // 3, np.uint8)
-        Image.fromarray(pixels).save(folder / f"{i}.png")
-        rows.append({"text": f"a {name} one" if i else "", "image": f"{i}.png"})
-    with (folder / "rows.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["text", "image"])
-        writer.writeheader()
-        writer.writerows(rows)
-    options = [o for o in SMALL_IMAGES if "image_size" not in o]
-    dxn.train(
-        folder / "rows.csv",
-        *(*options, "data.image=image", "adapters.image.image_size=16", "head=codec"),
-        *(
-            "head.levels=[5,5]",
-            "head.stages=2",
-            "trainer.epochs=30",
-            "optimizer.lr=0.01",
-            "trainer.patience=0",
-            f"run={folder / 'codec'}",
-        ),
-    )
+    train_codec(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def trained(pictures):
     """The run of a model of texts and pictures, whose codec is gone."""
-    moved = pictures / "moved"
-    shutil.copytree(pictures / "codec", moved)
-    dxn.train(
-        pictures / "rows.csv",
-        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]"),
-        *(*TINY, f"adapters.image_codes.codec={moved}", f"run={pictures / 'any'}"),
-    )
-    shutil.rmtree(moved)
+    shutil.copytree(pictures / "codec", pictures / "moved")
+    train_any(pictures, "any", codec="moved")
+    shutil.rmtree(pictures / "moved")
     return pictures / "any"
 
 
@@ -204,17 +173,15 @@ def test_the_same_seed_creates_the_same_pictures(trained):
 @pytest.fixture(scope="module", params=["one_by_one", "parallel"])
 def overfitted(pictures, request):
     """A model that knows all rows by heart."""
-    run = pictures / request.param
     parallel = str(request.param == "parallel").lower()
-    dxn.train(
-        pictures / "rows.csv",
-        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]", *TINY),
+    train_any(
+        pictures,
+        request.param,
         *("data.fractions=[1,0,0]", "trainer.patience=0", "trainer.epochs=80", "optimizer.lr=0.01"),
         *("head.unconditional=0.1", "backbone.dropout=0", "adapters.text.max_len=5", "dim=32"),
-        *(f"head.parallel={parallel}", f"adapters.image_codes.codec={pictures / 'codec'}"),
-        f"run={run}",
+        f"head.parallel={parallel}",
     )
-    return dxn.load(run)
+    return dxn.load(pictures / request.param)
 
 
 def test_a_picture_has_the_shade_that_the_text_names(overfitted):
@@ -227,6 +194,23 @@ def test_a_picture_has_the_shade_that_the_text_names(overfitted):
 def test_a_name_is_learned_by_heart(overfitted, pictures):
     given = {"image": str(pictures / "3.png")}
     assert overfitted.create("text", given, temperature=0) == ["a dark one"]
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("image", {"text": "a dark one"}), ("text", {"image": "3.png"})]
+)
+def test_unfinished_values_are_passed_on(overfitted, pictures, name, given, monkeypatch):
+    monkeypatch.setattr("dxn.runs.predictor.writing.PARTS", 1)  # after each step
+    monkeypatch.chdir(pictures)
+    samples = overfitted.samples([given])
+    shown = []
+    text = Text(item=samples[0, 0], samples=samples, create=name, on_text=shown.append)
+    (whole,) = Writer(overfitted.model, overfitted.task).write([text], batch_size=1)
+    if name == "text":
+        assert "".join(shown) == whole == "a dark one"
+    else:
+        assert len(shown) == 8
+        assert torch.equal(shown[-1], whole) and not torch.equal(shown[0], whole)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 2.5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ def generate_parallel(
     steps: int,
     sampler: BatchSampler,
     rules: Rules = Rules(),
+    on_ids: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Return the token ids (B, n) of a sequence per sample (arXiv:2202.04200, section 3.2).
 
@@ -52,6 +54,8 @@ def generate_parallel(
         sampler: A sampler for each sample, which chooses the tokens. The noise is drawn from its
             generator and multiplied by its temperature.
         rules: Rules about the tokens, of which forbidden and forbidden_first are used.
+        on_ids: Function that is called with the token ids (B, n) after each step. An exception in
+            it stops the generation.
     """
     device = memory.x.device
     output = decoder.output_layer()
@@ -81,6 +85,8 @@ def generate_parallel(
         masked = torch.zeros_like(masked)
         masked.scatter_(1, confidence.argsort(1)[:, :remaining], True)
         ids[:, 1:] = chosen.masked_fill(masked, mask_id)
+        if on_ids is not None:
+            on_ids(ids[:, 1:])
     return ids[:, 1:]
 
 

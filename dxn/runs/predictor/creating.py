@@ -39,12 +39,12 @@ def create_files(predictor: Predictor, options: Generate) -> None:
         if options.create is not None:
             predictor.check_created(options.create)
         elif is_table(options.input):  # it has columns of all inputs that are not left out
-            _created(predictor, None, predictor.inputs)
+            created_input(predictor, None, predictor.inputs)
         inputs, rows = read_rows(predictor, options.input, without=options.create or "")
-        name = _created(predictor, options.create, inputs.opened.raws)
+        name = created_input(predictor, options.create, inputs.opened.raws)
     else:
         inputs = read_sample(options.input, predictor.model_inputs.readers, predictor.columns)
-        name = _created(predictor, options.create, inputs)
+        name = created_input(predictor, options.create, inputs)
     reader = predictor.tokenizers[name].reader
     output = None if options.output is None else Path(options.output)
     formats = reader.formats or SUFFIXES
@@ -91,8 +91,17 @@ def create_files(predictor: Predictor, options: Generate) -> None:
     print_line(f"written: {output} ({count(len(records), 'file')}, {TABLE})")
 
 
-def _created(predictor: Predictor, chosen: str | None, given: Container[str]) -> str:
-    """Return the input that is created."""
+def created_input(predictor: Predictor, chosen: str | None, given: Container[str]) -> str:
+    """Return the input that is created.
+
+    Args:
+        predictor: The model.
+        chosen: The input that the user has chosen. None: the only one that is not given.
+        given: Names of the inputs with a value.
+
+    Raises:
+        UserError: If the model does not create it, or there are several.
+    """
     possible = predictor.task.creates
     if chosen is None:
         possible = [name for name in possible if name not in given]

@@ -481,9 +481,7 @@ class Predictor:
         Raises:
             UserError: If the model does not create this input, or was not trained for guidance.
         """
-        from dxn.models.decoding.search import BatchSampler
-        from dxn.runs.predictor.writing import make_samplers
-        from dxn.training.predict import to_device
+        from dxn.runs.predictor.writing import Text, Writer, make_samplers
 
         self.check_created(name)
         samples, items = self._items(inputs)
@@ -505,16 +503,11 @@ class Predictor:
             seed=seed,
             device=self.device,
         )
-        found: list[Any] = []
-        for start in range(0, len(chosen), batch_size):
-            part = slice(start, start + batch_size)
-            batch = to_device(samples.collate(chosen[part]), self.device)
-            tokens, _ = self.model.encode(self.model.embed(batch))
-            sampler = BatchSampler([new() for new in samplers[part]])
-            found += self.task.create(
-                self.model.head, tokens, name, sampler=sampler, guidance=guidance
-            )
-        return found
+        texts = [
+            Text(item=item, samples=samples, create=name, guidance=guidance, new_sampler=new)
+            for item, new in zip(chosen, samplers, strict=True)
+        ]
+        return Writer(self.model, self.task).write(texts, batch_size=batch_size)
 
     @torch.inference_mode()
     def neighbors(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ UNFINISHED = "\ufffd"  # stands for the first bytes of a character whose last by
 # A decoder of words removes the space before an apostrophe when "t" follows, as in "don't".
 UNSURE = f" '’{UNFINISHED}"  # is passed on only when more follows
 
+# To decode unfinished values takes at most one of so many parts of the time.
+PARTS = 10
+
 Decode: TypeAlias = Callable[[list[int]], str]
 
 
@@ -52,7 +56,7 @@ class Cancelled(Exception):
 
 @dataclass(eq=False)
 class Text:
-    """One text to generate.
+    """One text to generate, or one value of another kind, such as a picture.
 
     Args:
         prompt: The text to continue, for a language model.
@@ -63,12 +67,16 @@ class Text:
         item: The prepared sample to describe, for a model that writes a text for a sample, or the
             inputs before the prompt.
         samples: The samples that the item belongs to, which collate it.
+        create: Name of the input that is created from the others of the item. "": the model writes
+            texts.
+        guidance: Scale of the classifier-free guidance of a created input.
         new_sampler: Function that returns the sampler of this text, which chooses its next token.
-        on_text: Function that is called with each new part of the text, while it is generated.
+        on_text: Function that is called with each new part of the text, or with an unfinished value
+            of another kind, while it is generated.
         on_end: Function that is called when the text is complete, although others of its batch may
             go on.
         is_cancelled: Whether nobody waits for the text any more.
-        text: The text.
+        text: The text, or the raw value of the input that is created.
         prompt_ids: Token ids of the prompt.
         ids: Token ids of the new text, without the end token.
         is_complete: Whether it is the complete text.
@@ -82,11 +90,13 @@ class Text:
     stops: Sequence[str] = ()
     item: Mapping[str, Any] | None = None
     samples: Samples | None = None
+    create: str = ""
+    guidance: float = 1.0
     new_sampler: Callable[[], Sampler] = lambda: greedy
-    on_text: Callable[[str], None] | None = None
+    on_text: Callable[[Any], None] | None = None
     on_end: Callable[[], None] | None = None
     is_cancelled: bool = False
-    text: str = ""
+    text: Any = ""
     prompt_ids: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     is_complete: bool = False
@@ -113,7 +123,15 @@ class Text:
         if self.on_text is None and not self.stops:
             return
         # Decoded from the start: the space between two tokens can depend on both of them.
-        text = self._until_stop(decode(self.ids))
+        self.show(decode(self.ids))
+
+    def show(self, value: Any) -> None:
+        """Pass on the rest of an unfinished text, or an unfinished value. None: it has none."""
+        if not isinstance(value, str):
+            if value is not None and self.on_text is not None:
+                self.on_text(value)
+            return
+        text = self._until_stop(value)
         if self.is_stopped:
             self._complete(text)
             return
@@ -121,13 +139,16 @@ class Text:
         if not self.text.startswith(text):
             self._set(text)
 
-    def finish(self, text: str) -> None:
-        """Set the complete text, and pass on the rest of it."""
+    def finish(self, text: Any) -> None:
+        """Set the complete text, and pass on the rest of it, or set a complete value."""
         if not self.is_complete:
-            self._complete(self._until_stop(text))
+            self._complete(self._until_stop(text) if isinstance(text, str) else text)
 
-    def _complete(self, text: str) -> None:
-        self._set(text)
+    def _complete(self, text: Any) -> None:
+        if isinstance(text, str):
+            self._set(text)
+        else:
+            self.text = text
         self.is_complete = True
         if self.on_end is not None:
             self.on_end()
@@ -355,15 +376,15 @@ class Writer:
             )
 
     @torch.inference_mode()
-    def write(self, texts: Sequence[Text], *, batch_size: int) -> list[str]:
+    def write(self, texts: Sequence[Text], *, batch_size: int) -> list[Any]:
         """Generate texts. A text does not depend on the others, and not on the batch size.
 
         Args:
-            texts: The texts.
+            texts: The texts. All of them create the same input with the same guidance, or none.
             batch_size: Number of texts that are generated together.
 
         Returns:
-            The text of each of them, "" for those that nobody waits for.
+            The text or the value of each of them, "" for those that nobody waits for.
         """
         # Prompts of similar length together, so that there is little padding.
         ordered = sorted(texts, key=lambda text: len(text.prompt))
@@ -434,12 +455,18 @@ class Writer:
         batch = to_device(samples.collate(items), self._device)
         encoded, _ = self.model.encode(self.model.embed(batch))
         tokenizer = getattr(task, "tokenizer", None)
-        options: dict[str, Any] = {"max_new": texts[0].max_new, "sampler": texts[0].sampler}
+        options: dict[str, Any] = {"sampler": texts[0].sampler}
+        if texts[0].create:
+            options["sampler"] = BatchSampler([text.sampler for text in texts])
+            options |= {"guidance": texts[0].guidance, "on_step": show_unfinished(texts)}
+            write = partial(task.create, name=texts[0].create)
+        else:
+            write = partial(task.write, max_new=texts[0].max_new)
         if tokenizer is not None:
             options["sampler"] = batch_sampler(texts)
             options["on_tokens"] = partial(pass_on, texts, tokenizer.decode)
         try:
-            results = task.write(self.model.head, encoded, **options)
+            results = write(self.model.head, encoded, **options)
         except Cancelled:
             return
         for text, result in zip(texts, results, strict=True):
@@ -568,6 +595,29 @@ def pass_on(texts: Sequence[Text], decode: Decode, new: Mapping[int, list[int]])
             text.finish(decode(text.ids))
     if all(text.is_done for text in texts):
         raise Cancelled
+
+
+def show_unfinished(texts: Sequence[Text]) -> Callable[[Callable[[int], Any]], None]:
+    """Return the function that shows unfinished values, see the argument on_step of `Task.create`.
+
+    It raises Cancelled if nobody waits for a value any more.
+    """
+    next_time = 0.0
+
+    def show(value_of: Callable[[int], Any]) -> None:
+        nonlocal next_time
+        if all(text.is_done for text in texts):
+            raise Cancelled
+        start = time.monotonic()
+        if start < next_time:
+            return
+        for i, text in enumerate(texts):
+            if text.on_text is not None and not text.is_done:
+                text.show(value_of(i))
+        end = time.monotonic()
+        next_time = end + (PARTS - 1) * (end - start)
+
+    return show
 
 
 def decoder_after(tokenizer: Any, prompt: list[int], *, whole: bool = True) -> Decode:

@@ -1,5 +1,5 @@
 // The answer of the model: a prediction with its probabilities, a forecast, a vector or a text.
-import { make, percent, plain } from "./elements.js";
+import { make, makeMedia, percent, plain } from "./elements.js";
 
 const MAX_BARS = 10;
 
@@ -132,9 +132,20 @@ function showVector(box, vector) {
   make(box, "pre", JSON.stringify(vector), { tabindex: "0" });
 }
 
-// Returns a function of the events of a stream, which shows the text as it appears.
-export function showText(box) {
+// Returns a function of the events of a stream, which shows texts and files as they appear.
+export function showGenerated(box) {
   box.replaceChildren();
-  const line = make(box, "p", "", { class: "answer long", dir: "auto" });
-  return event => { line.textContent = event.generated ?? line.textContent + event.delta; };
+  const lines = [];  // one per value
+  return ({ index, delta, partial, generated, type }) => {
+    const line = lines[index] ??= make(box, "p", "", { class: "answer long preview", dir: "auto" });
+    const value = generated ?? partial ?? line.textContent + delta;
+    if (type) showFile(line, type, value.base64);
+    else line.textContent = typeof value === "string" ? value : JSON.stringify(value);
+  };
+}
+
+function showFile(line, type, content) {
+  line.classList.toggle("tile", type.startsWith("image/"));  // pictures stand side by side
+  const element = line.firstElementChild ?? makeMedia(line, type.split("/")[0], "the created file");
+  element.src = `data:${type};base64,${content}`;
 }

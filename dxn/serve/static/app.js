@@ -1,15 +1,17 @@
 // The page of dxn serve. It has no build step, and uses only files of this server.
-import { showAnswer, showText } from "./answer.js";
+import { showAnswer, showGenerated } from "./answer.js";
 import { curlOf, pythonOf } from "./code.js";
 import { at, make, plain } from "./elements.js";
 import { makeField } from "./fields.js";
 import { eventsOf, request } from "./requests.js";
 
 const OPTIONS = [
-  ["temperature", "1", "0 to 5", "0.1"], ["top_p", "", "all", "0.05"], ["top_k", "", "all", "1"],
-  ["max_new", "", "default", "1"], ["seed", "0", "", "1"],
+  ["temperature", "1", "0 to 5", "0.1"], ["top_p", "", "all", "0.05"], ["top_k", "", "all", "1"], ["seed", "0", "", "1"],
 ];
+const LENGTH = [["max_new", "", "default", "1"]];
+const CREATION = [["guidance", "1", "", "0.5"], ["count", "1", "", "1"]];
 let model = null;
+let options = [];  // the options of the model, as above
 let fields = [];
 let running = null;  // the AbortController of the current request
 
@@ -27,8 +29,7 @@ async function start() {
   document.title = `${model.name || "model"} · dxn`;
   fields = model.inputs.map(input => makeField(at("fields"), input, update));
   if (model.generates) addOptions();
-  at("attend").parentElement.hidden = model.takes_prompt;
-  if (model.takes_prompt) at("attend").checked = false;
+  at("attend").parentElement.hidden = !attends();
   model.examples.forEach(addExample);
   at("examples").hidden = !model.examples.length;
   at("main").hidden = false;
@@ -46,12 +47,21 @@ function fail(error) {
   }
 }
 
+// The attention of these models does not belong to one answer.
+const attends = () => !model.takes_prompt && !model.creates.length;
+const created = () => at("create").value;  // "" for other models
+
 function addOptions() {
   at("options").hidden = false;
-  for (const [name, value, placeholder, step] of OPTIONS) {
+  options = [...OPTIONS, ...(model.creates.length ? CREATION : LENGTH)];
+  at("create-field").hidden = !model.creates.length;
+  for (const name of model.creates) make(at("create"), "option", plain(name), { value: name });
+  at("create").value = model.creates.at(-1) ?? "";
+  at("create").addEventListener("change", update);
+  for (const [name, value, placeholder, step] of options) {
     const label = make(at("option-fields"), "label", `${name} `);
     // A translation or caption is best when it is the most probable text, and not a random one.
-    const start = name === "temperature" && !model.takes_prompt ? "0" : value;
+    const start = name === "temperature" && attends() ? "0" : value;
     const input = make(label, "input", null, { id: `option-${name}`, type: "number", step, value: start, placeholder, min: "0" });
     input.addEventListener("input", update);
   }
@@ -70,6 +80,7 @@ function addExample(example, index) {
       for (const field of fields) {
         // A language model continues the text of an example.
         const name = model.takes_prompt ? Object.keys(example.texts)[0] : field.name;
+        if (name === created()) continue;
         if (name in example.texts) field.setText(example.texts[name]);
         else if (example.files.includes(name)) field.setFile(await exampleFile(index, name));
       }
@@ -94,19 +105,18 @@ function current() {
     const value = field.value();
     return value === null ? [] : [[field.name, value]];
   }));
-  const options = {};
-  if (model.generates) {
-    for (const [name] of OPTIONS) {
-      const text = at(`option-${name}`).value;
-      if (text !== "") options[name] = Number(text);
-    }
+  const chosen = created() ? { create: created() } : {};
+  for (const [name] of options) {
+    const text = at(`option-${name}`).value;
+    if (text !== "") chosen[name] = Number(text);
   }
   const path = model.generates ? "generate" : model.predicts ? "predict" : "embed";
-  return { path, values, options };
+  return { path, values, options: chosen };
 }
 
 function update() {
   if (!model) return;
+  for (const field of fields) field.hide(field.name === created());
   const { path, values, options } = current();
   const needsKey = sessionStorage.getItem("key") !== null;
   const url = new URL(path, location.href).href;
@@ -138,7 +148,7 @@ async function run() {
       const { results } = await request(path, { values, signal: own.signal });
       showAnswer(at("answer"), results[0], path, values);
     }
-    if (at("attend").checked && own === running) await attend(values, own.signal);
+    if (attends() && at("attend").checked && own === running) await attend(values, own.signal);
   } catch (error) {
     if (error.name !== "AbortError") problem(error);
   } finally {
@@ -147,7 +157,7 @@ async function run() {
 }
 
 async function generate(values, options, signal) {
-  const show = showText(at("answer"));
+  const show = showGenerated(at("answer"));
   for await (const event of eventsOf("generate", { values, options: { ...options, stream: true }, signal }))
     show(event);
 }

@@ -1,7 +1,20 @@
 // Elements of the page. Texts are always set as text, never as HTML.
-export { make, percent } from "./attention.js";
+import { make, percent } from "./attention.js";
+export { make, percent };
+
+const SMALL = 100;  // pixels; a smaller picture is enlarged, so that its pixels are visible
 
 export const at = id => document.getElementById(id);
+
+// The content of a file of a kind (image, audio or video); null for another kind.
+export function makeMedia(parent, kind, name) {
+  const tag = { image: "img", audio: "audio", video: "video" }[kind];
+  if (!tag) return null;
+  const element = make(parent, tag, null, tag === "img" ? { alt: name } : { controls: "", "aria-label": name });
+  element.addEventListener("load", () => element.classList.toggle("small", element.naturalWidth < SMALL));
+  element.addEventListener("loadedmetadata", () => element.classList.toggle("small", element.videoWidth < SMALL));
+  return element;
+}
 
 // Characters that change the direction of the text after them, as JSON would write them.
 export function plain(text) {

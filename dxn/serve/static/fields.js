@@ -1,8 +1,6 @@
 // The field of one input: a text, a file, or both.
-import { make, plain } from "./elements.js";
+import { make, makeMedia, plain } from "./elements.js";
 import { Recorder } from "./recorder.js";
-
-const SMALL = 100;  // pixels; a smaller picture is enlarged, so that its pixels are visible
 
 export function makeField(parent, input, changed) {
   const id = `input-${input.name}`;
@@ -82,11 +80,8 @@ export function makeField(parent, input, changed) {
   function show() {
     // Without a type, the kind of the input tells how to show the file.
     const kind = (file.type || input.accept).split("/")[0];
-    const tag = { image: "img", audio: "audio", video: "video" }[kind];
-    if (tag) {
-      const element = make(preview, tag, null, tag === "img" ? { alt: `${input.name}: ${file.name}` } : { controls: "", "aria-label": input.name });
-      element.addEventListener("load", () => element.classList.toggle("small", element.naturalWidth < SMALL));
-      element.addEventListener("loadedmetadata", () => element.classList.toggle("small", element.videoWidth < SMALL));
+    const element = makeMedia(preview, kind, `${input.name}: ${file.name}`);
+    if (element) {
       // A format that the browser does not know can still be one that the model reads.
       element.addEventListener("error", () => element.remove());
       element.src = URL.createObjectURL(file);
@@ -99,7 +94,8 @@ export function makeField(parent, input, changed) {
 
   return {
     name: input.name,
-    value: () => file ?? (text?.value ? text.value : null),
+    value: () => box.hidden ? null : file ?? (text?.value ? text.value : null),
+    hide(isHidden) { box.hidden = isHidden; },
     setText(value) { text.value = value; text.dispatchEvent(new Event("input")); },
     setFile,
     accepts: candidate => input.takes_file && (!input.accept || candidate.type.startsWith(input.accept.replace("*", ""))),

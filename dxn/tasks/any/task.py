@@ -197,7 +197,14 @@ class WriteAny(PerInput[WrittenInput]):
         return tuple(self.target.kinds)
 
     def create(
-        self, head: nn.Module, tokens: Tokens, name: str, *, sampler: Sampler, guidance: float = 1.0
+        self,
+        head: nn.Module,
+        tokens: Tokens,
+        name: str,
+        *,
+        sampler: Sampler,
+        guidance: float = 1.0,
+        on_step: Callable[[Callable[[int], Any]], None] | None = None,
     ) -> list[Any]:
         """Return a raw value of an input for each sample. See `Task.create`."""
         assert isinstance(head, AnyHead) and isinstance(sampler, BatchSampler)
@@ -211,6 +218,17 @@ class WriteAny(PerInput[WrittenInput]):
         decoder = head.decoder if guidance == 1 else Guided(head.decoder, guidance)
         begin, length = vocabulary.begin(name), vocabulary.writings[name].max_len
         rules = vocabulary.rules(name)
+        written: list[list[int]] = [[] for _ in memory.x]
+
+        def show(written: Sequence[Sequence[int]]) -> None:
+            assert on_step is not None
+            on_step(lambda i: vocabulary.unfinished(name, written[i]))
+
+        def append(new: dict[int, list[int]]) -> None:
+            for i, ids in new.items():
+                written[i] += ids
+            show(written)
+
         if self.parallel:
             filled = generate_parallel(
                 decoder,
@@ -221,6 +239,7 @@ class WriteAny(PerInput[WrittenInput]):
                 steps=self.steps,
                 sampler=sampler,
                 rules=rules,
+                on_ids=on_step and (lambda ids: show(ids.tolist())),
             )
             found = [list(takewhile(lambda i: i != vocabulary.end, ids)) for ids in filled.tolist()]
         else:
@@ -233,6 +252,7 @@ class WriteAny(PerInput[WrittenInput]):
                 max_new=length,
                 sampler=sampler,
                 rules=rules,
+                on_tokens=on_step and append,
             )
             found = [each.ids for each in hypotheses]
         return [vocabulary.decode(name, ids) for ids in found]

@@ -14,6 +14,8 @@ from torch import Tensor
 from dxn.models.decoding.rules import Rules
 from dxn.tokenize.codes import CodeTokenizer
 
+UNWRITTEN = -1  # stands for an id that is not written yet
+
 
 class Writing(ABC):
     """How a value of an input is a sequence of ids, and back.
@@ -38,6 +40,10 @@ class Writing(ABC):
     def value(self, ids: Sequence[int]) -> Any:
         """Return the raw value of ids."""
 
+    @abstractmethod
+    def unfinished(self, ids: Sequence[int]) -> Any:
+        """Return the raw value of the ids so far, UNWRITTEN among them. None: it has none."""
+
 
 class Words(Writing):
     """Texts as tokens of their vocabulary.
@@ -59,6 +65,10 @@ class Words(Writing):
     def value(self, ids: Sequence[int]) -> str:
         """Return the text."""
         return self.tokenizer.vocabulary.decode(list(ids), skip_special_tokens=True).strip()
+
+    def unfinished(self, ids: Sequence[int]) -> str | None:
+        """Return the text so far, if it is written from its start."""
+        return None if UNWRITTEN in ids else self.value(ids)
 
 
 class Codes(Writing):
@@ -88,6 +98,18 @@ class Codes(Writing):
         count = max(len(ids) // step, 1) * step
         codes = torch.tensor([*ids, *[0] * step][:count])
         return self.codec.decode(codes.view(-1, self.codec.stages))
+
+    def unfinished(self, ids: Sequence[int]) -> Any:
+        """Return a picture, with the code of the vector nearest to zero where there is none yet.
+
+        An unfinished sound says nothing, and its phase takes long to estimate.
+        """
+        if not self.length or self.codec.task.target.peak is None:
+            return None
+        assert self.vectors is not None
+        blank = int(self.vectors.square().sum(1).argmin())
+        known = [*ids, *[UNWRITTEN] * (self.length - len(ids))]
+        return self.value([blank if i == UNWRITTEN else i for i in known])
 
 
 def writing_of(adapter: Any) -> Writing | None:
@@ -175,6 +197,13 @@ class Vocabulary:
         """Return the raw value of generated tokens, without the begin and end tokens."""
         start = self.start(name)
         return self.writings[name].value([token - start for token in tokens])
+
+    def unfinished(self, name: str, tokens: Sequence[int]) -> Any:
+        """Return the raw value of the tokens so far, or of some of them. None: it has none."""
+        writing, start = self.writings[name], self.start(name)
+        own = range(start, start + writing.size)
+        ids = [token - start if token in own else UNWRITTEN for token in tokens]
+        return writing.unfinished(ids)
 
     def rules(self, name: str) -> Rules:
         """Return the rules of the tokens of an input: its own, and the end token."""

@@ -1,0 +1,101 @@
+"""`POST /generate` of a model of head=any: an input is created from the others."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fastapi import Request, Response
+
+from dxn.core.errors import UserError
+from dxn.runs.predictor.creating import created_input
+from dxn.runs.predictor.writing import Text, make_samplers
+from dxn.serve.answers import event_stream, json_answer, while_connected
+from dxn.serve.body import check_count
+from dxn.serve.prepare import BASE64
+from dxn.serve.schema import GENERATED, INPUTS, RESULTS, CreationBody
+from dxn.serve.service import Service
+from dxn.tokenize.base import Reader
+
+PARTIAL = "partial"  # key of an unfinished picture
+# Media types of the files that `Reader.write` writes.
+TYPES = {".png": "image/png", ".wav": "audio/wav", ".gif": "image/gif"}
+
+
+async def create(request: Request, body: CreationBody, service: Service) -> Response:
+    """Answer a request.
+
+    Raises:
+        Refusal: If it has too many values, too many samples wait, or the time is over.
+        UserError: If a sample or an option cannot be used.
+    """
+    predictor = service.predictor
+    samples = [{n: v for n, v in each.items() if v is not None} for each in body.samples]
+    count = body.count * len(samples)
+    check_count("count", count, service.options)
+    name = created_input(predictor, body.create, set().union(*samples))
+    others = [{n: v for n, v in each.items() if n != name} for each in samples]
+    if not all(others):
+        raise UserError(f"{INPUTS}: needs another input than {name} in each sample")
+    reader = predictor.tokenizers[name].reader
+
+    def make_values() -> list[Text]:
+        samplers = make_samplers(
+            count,
+            temperature=body.temperature,
+            top_k=body.top_k,
+            top_p=body.top_p,
+            seed=body.seed,
+            device=predictor.device,
+        )
+        return [Text(create=name, guidance=body.guidance, new_sampler=new) for new in samplers]
+
+    async def data_of(key: str, value: Any) -> dict[str, Any]:
+        # In another thread, because a large file takes long to write.
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(service.readers, value_data, key, value, reader)
+
+    async def events(parts: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[Any]:
+        async for index, part in parts:
+            if isinstance(part, Text):
+                yield {"index": index, **await data_of(GENERATED, part.text)}
+            elif isinstance(part, str):
+                yield {"index": index, "delta": part}
+            else:
+                yield {"index": index, **await data_of(PARTIAL, part)}
+
+    inputs = [each for each in others for _ in range(body.count)]
+    if body.stream:
+        parts = await service.stream(make_values, inputs, count=count)
+        return event_stream(events(parts), request.url.path)
+    written = await while_connected(request, service.write(make_values, inputs, count=count))
+    results = [await data_of(GENERATED, each.text) for each in written]
+    kind = results[0].get("type")
+    if count == 1 and kind is not None and kind == request.headers.get("accept"):
+        content = base64.b64decode(results[0][GENERATED][BASE64])
+        return Response(content, media_type=kind, headers={"Cache-Control": "no-store"})
+    return json_answer({RESULTS: results})
+
+
+def value_data(key: str, value: Any, reader: Reader) -> dict[str, Any]:
+    """Return a created value as JSON data, in the form in which a request contains it.
+
+    Args:
+        key: Its key in the data.
+        value: The raw value.
+        reader: Reader of such values.
+    """
+    if isinstance(value, str):
+        return {key: value}
+    if value.ndim == 2:  # a series (T, C)
+        return {key: value.tolist()}
+    suffix = reader.formats[0]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"value{suffix}"
+        reader.write(value, path)
+        content = path.read_bytes()
+    return {key: {BASE64: base64.b64encode(content).decode()}, "type": TYPES[suffix]}

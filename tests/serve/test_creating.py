@@ -1,0 +1,134 @@
+"""dxn serve: pictures and texts that a model of head=any creates."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.serving import client_of, error_of
+from helpers.shades import train_any, train_codec
+from PIL import Image
+
+import dxn
+from dxn.serve.creating import value_data
+from dxn.tokenize.audio.reader import AudioReader
+from dxn.tokenize.series.reader import SeriesReader
+from dxn.tokenize.video.reader import VideoReader
+
+NAMED = {"text": "a light one"}
+DRAWN = {"inputs": [NAMED], "create": "image"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("creating")
+    train_codec(folder)
+    train_any(folder, "any", "trainer.epochs=2")
+    return dxn.load(folder / "any")
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    with client_of(model, max_samples=5) as made:
+        yield made
+
+
+def pixels_of(content):
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.format == "PNG"
+        return np.asarray(image)
+
+
+def file_of(value):
+    assert value["type"] == "image/png"
+    return base64.b64decode(value["generated"]["base64"])
+
+
+def events_of(client, body):
+    with client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_created_pictures_are_those_of_the_model_in_python(client, model):
+    options = {"count": 2, "seed": 3, "guidance": 1.5, "temperature": 0.9, "top_k": 20}
+    samples = [NAMED, {"text": "a dark one"}]
+    expected = model.create("image", samples, **options)
+    body = {"inputs": samples, "create": "image", **options}
+    results = client.post("/generate", json=body).json()["results"]
+    for result, picture in zip(results, expected, strict=True):
+        assert np.array_equal(pixels_of(file_of(result)), picture.movedim(0, -1).numpy())
+
+
+def test_a_created_picture_can_be_the_answer_itself(client):
+    whole = client.post("/generate", json=DRAWN).json()["results"][0]
+    form = {"text": (None, NAMED["text"]), "create": (None, "image")}
+    answer = client.post("/generate", files=form, headers={"Accept": "image/png"})
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.content == file_of(whole)
+
+
+def test_a_text_is_created_from_a_created_picture(client, model):
+    picture = client.post("/generate", json=DRAWN).json()["results"][0]["generated"]
+    body = {"inputs": {"image": picture}, "temperature": 0}  # the text is the only one left
+    given = {"image": base64.b64decode(picture["base64"])}
+    expected = model.create("text", given, temperature=0)
+    assert client.post("/generate", json=body).json() == {"results": [{"generated": expected[0]}]}
+    *parts, last = events_of(client, body)
+    assert last == {"index": 0, "generated": expected[0]}
+    assert "".join(part["delta"] for part in parts) == expected[0]
+
+
+def test_a_stream_shows_unfinished_pictures(client, monkeypatch):
+    monkeypatch.setattr("dxn.runs.predictor.writing.PARTS", 1)  # after each step
+    whole = client.post("/generate", json=DRAWN).json()["results"][0]
+    *parts, last = events_of(client, DRAWN)
+    assert last == {"index": 0, **whole}
+    assert len(parts) == 8
+    for part in parts:
+        shape = pixels_of(base64.b64decode(part["partial"]["base64"])).shape
+        assert shape == pixels_of(file_of(whole)).shape
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        ({"create": "sound"}, 422, "sound cannot be created; the inputs that can are text, image"),
+        ({"inputs": [{"text": None}], "create": None}, 422, "set create=text or create=image"),
+        ({"create": "text"}, 422, "needs another input than text in each sample"),
+        ({"count": 6}, 413, "count: at most 5 samples per request, got 6"),
+        ({"guidance": -1}, 422, "guidance: must be at least 0, got -1"),
+        ({"max_new": 3}, 400, "'max_new': there is no such key"),
+        ({"inputs": [{"text": ["x"], "no": 1}]}, 422, "'no': there is no such input"),
+    ],
+)
+def test_wrong_requests_are_refused(client, change, status, message):
+    assert message in error_of(client.post("/generate", json={**DRAWN, **change}), status)
+
+
+def test_other_paths_say_what_to_do(client):
+    assert "use POST /embed or POST /generate" in error_of(
+        client.post("/predict", json={"inputs": [NAMED]}), 404
+    )
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        assert "use POST /generate" in error_of(client.post(path, json={}), 404)
+
+
+def test_the_description_lists_what_can_be_created(client):
+    post = client.get("/openapi.json").json()["paths"]["/generate"]["post"]
+    schema = post["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["properties"]["create"]["enum"] == ["text", "image"]
+    assert {"count", "guidance", "seed", "stream"} <= set(schema["properties"])
+    assert client.get("/model").json()["creates"] == ["text", "image"]
+
+
+def test_values_of_all_kinds_are_json_data():
+    sound = value_data("x", torch.zeros(80), AudioReader())
+    assert sound["type"] == "audio/wav"
+    assert base64.b64decode(sound["x"]["base64"]).startswith(b"RIFF")
+    clip = value_data("x", torch.zeros(2, 3, 4, 4, dtype=torch.uint8), VideoReader())
+    assert clip["type"] == "image/gif"
+    assert value_data("x", torch.ones(2, 1), SeriesReader()) == {"x": [[1.0], [1.0]]}
