@@ -141,7 +141,7 @@ def _all_advice(
     trust: Sequence[str],
 ) -> Iterator[Advice]:
     train = source.splits["train"]
-    is_forecast = task.space is not None and task.space.kind is AnswerKind.QUANTILES
+    is_forecast = task.answer_kind is AnswerKind.QUANTILES
     if is_forecast:
         from dxn.tasks.forecast.task import MANY_WINDOWS
 
@@ -150,7 +150,7 @@ def _all_advice(
     num_files = sum(not readers[key].tabular for key in nodes.values())
     sample = train.take(spaced(len(train))) if len(train) > FIT_ROWS else train
     object_size = None
-    if task.space is not None and task.space.kind is AnswerKind.OBJECTS:
+    if task.answer_kind is AnswerKind.OBJECTS:
         object_size = task.object_size(sample.cells.get(TARGET, ()))
         if object_size is None:  # events, for which there are no rules
             return

@@ -79,6 +79,8 @@ class Evidence:
         attended: Function that returns one encoded sample (1, N, D) and the share (N,) of each of
             its columns in the answer, from the position of the sample and the names of its inputs.
             None: the model has no attention that can be drawn.
+        created: Function that returns the values that the model creates of an input, from its name
+            and rows of the split.
         limits: What also decides about the answers, and has no attention. "": nothing.
     """
 
@@ -86,4 +88,5 @@ class Evidence:
     last: Answers | None
     shown: Callable[[int], dict[str, Shown]]
     attended: Callable[[int, Sequence[str]], tuple[Tokens, np.ndarray] | None]
+    created: Callable[[str, Sequence[int]], list[Shown]]
     limits: str = ""

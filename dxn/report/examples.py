@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from dxn.report.evidence import Answers, Evidence
 from dxn.tasks import Task
 from dxn.tasks.metric import ClassScores, Metric
 from dxn.viz.drawers import Shown, get_drawer
-from dxn.viz.html import escaped, json_script
+from dxn.viz.html import json_script
 from dxn.viz.media import reduced
 from dxn.viz.page import shares_data
 from dxn.viz.sample import SampleView, answer_line, listed_probabilities
@@ -23,7 +23,6 @@ from dxn.viz.sample import SampleView, answer_line, listed_probabilities
 PER_GROUP = 8  # rows of a group
 CANDIDATES = 4 * PER_GROUP  # rows that are looked at, because rows with equal inputs are shown once
 ATTENDED = 4  # samples whose attention is drawn
-PER_PART = 5  # texts from the worst, the middle and the best answers
 MAX_INPUTS = 12  # inputs of a row that are shown; a wide table has hundreds
 HINT = "Many of these rows have a wrong label or an unusual input."
 MAX_TEXT = 400  # characters of a target or an answer
@@ -56,7 +55,8 @@ def row_scores(
     values = metric.value(metric.rows(predictions, targets))[figure]
     higher = metric.is_higher_better(figure)
     # A row with nothing to predict is right.
-    return RowScores(name, (values.nan_to_num(1.0) if higher else values).tolist(), higher)
+    right = values.nan_to_num(1.0, math.inf, -math.inf) if higher else values
+    return RowScores(name, right.tolist(), higher)
 
 
 class Budget:
@@ -78,13 +78,14 @@ class Budget:
         return Markup(html)
 
 
-def single_rows(evidence: Evidence, last: Answers | None, scores: Any) -> dict[str, Any]:
+def single_rows(
+    evidence: Evidence, last: Answers | None, scores: Any, budget: Budget
+) -> dict[str, Any]:
     """Return the parts of the report that show single rows."""
-    empty: dict[str, Any] = {"groups": [], "texts": [], "attention": [], "limits": evidence.limits}
+    empty: dict[str, Any] = {"groups": [], "attention": [], "limits": evidence.limits}
     if last is None or scores is None or not all(map(is_readable, last.truths)):
         return empty
     task, predicted, truths = evidence.task, last.predictions.predicted, last.truths
-    budget = Budget()
 
     def shown(i: int) -> dict[str, Shown]:
         return evidence.shown(last.predictions.rows[i])
@@ -98,7 +99,7 @@ def single_rows(evidence: Evidence, last: Answers | None, scores: Any) -> dict[s
     }
     content = {**empty, "attention": _attention(evidence, last, scores, shown, budget)}
     if task.target.is_text:
-        return {**content, "texts": written(**options, budget=budget)}
+        return content
     found = task.metric.class_scores(predicted, truths)
     content["groups"] = [
         {
@@ -229,8 +230,8 @@ def examples(
         found.append(
             {
                 "where": origins[i],
-                "prediction": _cut(prediction if is_named else _line(answer, prediction)),
-                "truth": _cut(_line(answer, truths[i])),
+                "prediction": cut(prediction if is_named else _line(answer, prediction)),
+                "truth": cut(_line(answer, truths[i])),
                 "is_right": is_right,  # None: it is neither right nor wrong
                 "note": note,
                 "shares": [(n, p, percent(p)) for n, p in listed_probabilities(answer)[:3]],
@@ -241,68 +242,23 @@ def examples(
     return found
 
 
-def written(
-    *,
-    predictions: Sequence[str],
-    truths: Sequence[Any],
-    scores: RowScores,
-    origins: Sequence[str],
-    shown: Callable[[int], Mapping[str, Shown]],
-    budget: Budget,
-) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return generated texts beside their references: the worst, middle and best ones.
-
-    The arguments are those of `examples`.
-    """
-    order = sorted(
-        range(len(predictions)),
-        key=lambda i: scores.values[i],
-        reverse=not scores.higher_is_better,
-    )
-    if scores.values[order[0]] == scores.values[order[-1]]:
-        # No answer is better than another one.
-        order = order[:PER_PART]
-    middle = max((len(order) - PER_PART) // 2, 0)
-    parts = {
-        "Worst": order[:PER_PART],
-        "Typical": order[middle : middle + PER_PART],
-        "Best": order[-PER_PART:][::-1],
-    }
-    if len(order) <= PER_PART:
-        parts = {"Texts": order}
-    seen: set[int] = set()
-    found: list[tuple[str, list[dict[str, Any]]]] = []
-    for title, rows in parts.items():
-        new = [i for i in rows if i not in seen]
-        seen.update(new)
-        texts = [
-            {
-                "where": origins[i],
-                "score": f"{scores.name} {number(scores.values[i])}",
-                "inputs": fragments(shown(i), budget),
-                "truth": _cut(str(truths[i])),
-                "output": marked(_cut(predictions[i]), _cut(str(truths[i]))),
-            }
-            for i in new
-        ]
-        found += [(title, texts)] if texts else []
-    return found
-
-
 def fragments(
-    inputs: Mapping[str, Shown],
+    inputs: Mapping[str, Shown | None],
     budget: Budget,
     marks: Mapping[str, Sequence[Mark | Areas]] | None = None,
 ) -> list[tuple[str, Markup]]:
     """Return the name and the HTML of each input, at most MAX_INPUTS of them.
 
     Args:
-        inputs: The inputs of a row.
+        inputs: The inputs of a row. A dash is shown for None.
         budget: Room for pictures, sounds and clips.
         marks: What is marked in an input, by its name.
     """
     found: list[tuple[str, Markup]] = []
     for name, each in list(inputs.items())[:MAX_INPUTS]:
+        if each is None:
+            found.append((name, Markup("–")))
+            continue
         drawer = get_drawer(each.modality)
         own = (marks or {}).get(name)
         html = drawer.marked_fragment(each, own) if own else drawer.fragment(each)
@@ -317,18 +273,6 @@ def _marks(task: Task, *values: Any) -> dict[str, list[Mark | Areas]]:
         for name, marks in task.marks(value).items():
             found.setdefault(name, []).extend(marks)
     return found
-
-
-def marked(output: str, truth: str) -> Markup:
-    """Return a text as HTML, in which the words that the reference lacks are marked."""
-    words, other = output.split(), truth.split()
-    matcher = difflib.SequenceMatcher(None, other, words, autojunk=False)
-    parts: list[str] = []
-    for tag, _, _, start, stop in matcher.get_opcodes():
-        text = escaped(" ".join(words[start:stop]))
-        if text:
-            parts.append(text if tag == "equal" else f"<mark>{text}</mark>")
-    return Markup(" ".join(parts))
 
 
 def target_text(target: Any) -> str:
@@ -369,5 +313,5 @@ def _key(inputs: Mapping[str, Shown], row: int) -> object:
     return row if None in sources else tuple(map(str, sources))
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"

@@ -13,7 +13,8 @@ from dxn.core.results import ALL, DataFacts, Results
 from dxn.report import scores, tables
 from dxn.report.classes import classes_and_probabilities
 from dxn.report.evidence import Answers, Evidence, RunInfo
-from dxn.report.examples import row_scores, single_rows
+from dxn.report.examples import Budget, row_scores, single_rows
+from dxn.report.sides import side_by_side
 from dxn.tasks import Categorical, Task
 from dxn.viz.charts import task_charts
 from dxn.viz.curves import best_epoch, curve_charts, shown_rows
@@ -41,12 +42,14 @@ def write_report(info: RunInfo, evidence: Evidence) -> Path:
         scored = row_scores(task.metric, last.predictions.predicted, last.truths)
         if scored is not None:
             scores.write(info.folder, scored, last, info.columns)
+    budget = Budget()
     content = {
         **_head(info),
         **_data(info.results.data),
         **_results(info, evidence),
         **classes_and_probabilities(task, last),
-        **single_rows(evidence, last, scored),
+        **single_rows(evidence, last, scored, budget),
+        "sides": side_by_side(evidence, last, scored, budget),
     }
     content["sections"] = _sections(content)
     path = info.folder / REPORT
@@ -196,13 +199,14 @@ def _training(results: Results) -> str:
 
 def _sections(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the ids and names of the sections that the page has."""
+    sides = content["sides"]
     optional = [
         ("training", "Training", content["curves"]),
         ("results", "Results", True),
         ("confusion", "Confusions", content["matrix"] or content["pairs"]),
         ("probabilities", "Probabilities", content["calibration"]),
         ("examples", "Examples", content["groups"]),
-        ("texts", "Texts", content["texts"]),
+        *([(sides["id"], sides["title"], sides["groups"])] if sides else []),
         ("attention", "Attention", content["attention"]),
         ("environment", "Environment", True),
     ]

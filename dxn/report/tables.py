@@ -54,6 +54,14 @@ MEANINGS = {
     "last frame. 0 is as good as repeating, 1 is perfect.",
     "crps": "Continuous ranked probability score: error of the whole predicted distribution. Lower "
     "is better.",
+    "psnr": "Peak signal-to-noise ratio in decibels: 10 log10 of the squared range of the values, "
+    "divided by their mean squared error. 20 is coarse, and 30 is hard to tell from the original.",
+    "snr": "Signal-to-noise ratio in decibels: 10 log10 of the variance of the values, divided by "
+    "their mean squared error. 0 is as good as always giving the mean.",
+    "ssim": "Structural similarity of pictures: means, contrasts and structures of small windows. "
+    "1 is equal.",
+    "bits": "Mean number of bits of the codes of a row.",
+    "codes_used": "Share of the codes that occur in any row, as a mean over the stages.",
     "coverage": "Share of the true values between the lowest and the highest predicted quantile.",
 }
 INTERVAL = (

@@ -91,9 +91,7 @@ def open_source(
     options = signature_of(node.get("_target_"), key="data", trust=trust).parameters
     if is_stream and "chat" in options and node.get("chat") is None:
         node = {**node, "chat": AUTO}
-    finds_objects = isinstance(task, Auto) or (
-        task.space is not None and task.space.kind is AnswerKind.OBJECTS
-    )
+    finds_objects = isinstance(task, Auto) or task.answer_kind is AnswerKind.OBJECTS
     if finds_objects and "objects" in options and node.get("objects") is None:
         node = {**node, "objects": AUTO}
     source = build(node, key="data", trust=trust, readers=by_modality(readers))

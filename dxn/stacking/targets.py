@@ -53,7 +53,7 @@ def score_targets(task: Task, values: Sequence[Any]) -> ScoreTargets | None:
         task: The fitted task.
         values: Targets of the training split.
     """
-    kind = None if task.space is None else task.space.kind
+    kind = task.answer_kind
     if kind not in (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER):
         return None
     target = task.target.collate([task.target.encode(value, {}) for value in values])

@@ -55,13 +55,14 @@ class LossSum(NamedTuple):
 
 
 class AnswerKind(Enum):
-    """What a row gets: a class, labels, a number, quantiles of future values, or objects."""
+    """What a row gets: a class, labels, a number, quantiles of future values, objects or codes."""
 
     CLASS = auto()
     LABELS = auto()
     NUMBER = auto()
     QUANTILES = auto()
     OBJECTS = auto()
+    CODES = auto()
 
 
 class Space(ABC, CheckedMembers):

@@ -25,7 +25,7 @@ from dxn.core.schema import CheckedMembers, Strict, validated
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
 from dxn.tasks.metric import Metric, own_metrics
-from dxn.tasks.space import Batch, LossSum, Space
+from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.target import Target
 
 AnyTarget = TypeVar("AnyTarget", bound=Target)
@@ -79,6 +79,11 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
     min_inputs: ClassVar[int] = 1
     writes: ClassVar[bool] = False
     refused_augmentation: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    @property
+    def answer_kind(self) -> AnswerKind | None:
+        """What a row gets, on which charts depend. Default: that of the space."""
+        return None if self.space is None else self.space.kind
 
     @property
     def objects_in(self) -> str:
@@ -268,6 +273,13 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             None, the default: the targets are no objects in pictures.
         """
         return None
+
+    def restored(self, prediction: Any) -> Mapping[str, Any]:
+        """Return the raw values of inputs that a prediction contains, by input name.
+
+        Default: there are none.
+        """
+        return {}
 
     def marks(self, value: Any) -> Mapping[str, Sequence[Mark | Areas]]:
         """Return what a drawing marks in each input, by input name. Default: nothing.

@@ -57,15 +57,15 @@ class TaskCharts:
 
 
 def task_charts(task: Any, predicted: Sequence[Any], truths: Sequence[Any]) -> TaskCharts | None:
-    """Return the charts of the output space of a task; None if it has none, or there are no rows.
+    """Return the charts of the answers of a task; None if it has none, or there are no rows.
 
     Args:
         task: The task. Its method `answer` converts predictions to class names or numbers.
         predicted: Predictions, in the format of `Task.predict`.
         truths: Parsed targets of the same rows.
     """
-    charts = None if task.space is None else CHARTS.get(task.space.kind)
-    if charts is None or not len(truths):
+    charts = CHARTS.get(task.answer_kind)
+    if charts is None or not len(truths if task.is_supervised else predicted):
         return None
     answers = [task.answer(prediction) for prediction in predicted]
     return charts(task.target.labels or (), answers, truths)
@@ -159,6 +159,7 @@ def line_chart(
     *,
     vertical: float | None = None,
     is_share: bool = False,
+    is_log: bool = False,
 ) -> Chart:
     """Return one line per name, such as a metric of several runs over the epochs.
 
@@ -169,6 +170,7 @@ def line_chart(
         labels: Labels of the horizontal and vertical axis.
         vertical: Position of a dotted vertical line.
         is_share: Whether both axes are from 0 to 1; otherwise the horizontal one has integers.
+        is_log: Whether the vertical axis is logarithmic.
     """
 
     def draw(axis: Axes) -> None:
@@ -183,6 +185,8 @@ def line_chart(
             axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         else:
             axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if is_log:
+            axis.set_yscale("log")
         finish(axis)
 
     return Chart(title, alt, draw)
@@ -317,11 +321,28 @@ def _forecasts(
     return TaskCharts("forecasts.png", title, forecast_charts(answers, truths))
 
 
-# By the kind of the output space of a task.
+def _codes(labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[Any]) -> TaskCharts:
+    size = answers[0]["num_codes"]
+    stages = np.concatenate([answer["prediction"] for answer in answers]).T
+    lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+    for i, codes in enumerate(stages, start=1):
+        counts = np.sort(np.bincount(codes, minlength=size))[::-1]
+        name = f"stage {i}" if len(stages) > 1 else "codes"
+        lines[name] = (range(1, size + 1), (counts / len(codes)).tolist())
+    used = ", ".join(
+        f"{name}: {np.count_nonzero(y):,} of {size:,}" for name, (_, y) in lines.items()
+    )
+    labels = "codes, the most frequent first", "share of the tokens"
+    chart = line_chart("Use of the codes", f"codes that occur: {used}", lines, labels, is_log=True)
+    return TaskCharts("codes.png", chart.title, [chart], f"codes that occur: {used}")
+
+
+# By the kind of the answers of a task.
 CHARTS: dict[AnswerKind | None, Callable[..., TaskCharts]] = {
     AnswerKind.CLASS: _confusion,
     AnswerKind.NUMBER: _scatter,
     AnswerKind.QUANTILES: _forecasts,
+    AnswerKind.CODES: _codes,
 }
 
 

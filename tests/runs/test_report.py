@@ -15,14 +15,16 @@ from PIL import Image
 
 from dxn.cli import main
 from dxn.core.files import write_text
-from dxn.report.examples import Budget, marked
+from dxn.report.examples import Budget
 from dxn.report.run import MAX_CONFIG
+from dxn.report.sides import marked
 from dxn.viz import media as parts
 
 WRITES_REPORTS = True  # see conftest.py
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 NASTY = "</script><script>alert('x')</script> & \"quoted\" <img src=x onerror=alert(1)>"
 EPOCH = "trainer.epochs=1"
+ONLY_IMAGE = ["adapters=[image]", "adapters.image.patch_size=8", "adapters.image.stride=null"]
 
 
 class Page(HTMLParser):
@@ -285,6 +287,29 @@ def test_every_kind_of_target_has_a_report(kind, head, expected, tmp_path):
     scores = json.loads((tmp_path / "run" / "scores.json").read_text())
     assert metrics["intervals"]["all"]
     assert len(scores["values"]) == metrics["evaluated"]
+
+
+@pytest.mark.parametrize(
+    ("data", "tag"),
+    [
+        (["data=digits", *ONLY_IMAGE], "img"),
+        (["data=digits", "adapters=[audio]"], "audio"),
+        (["data=waves", "adapters=[series]"], "img"),
+        (["data=motion", "data.size=16", "adapters.video.patch_size=8"], "video"),
+    ],
+    ids=["pictures", "sounds", "series", "clips"],
+)
+def test_what_a_codec_decodes_is_beside_the_original(data, tag, tmp_path):
+    sizes = ["data.num_train=23", "data.num_validation=11", "data.num_test=13", EPOCH]
+    train(tmp_path, *data, *sizes, *SMALL, "head=codec", "head.levels=[5,5,5]", "head.stages=2")
+    page = Page(tmp_path / "report.html")
+    assert len(page.all(tag)) == 2 * 9
+    ratios = re.findall(r"(psnr|snr) (-?[\d.]+)", page.words.partition("Worst")[2])
+    assert len(ratios) == 9
+    values = [float(value) for _, value in ratios]
+    assert max(values[:3]) <= min(values[3:6]) and max(values[3:6]) <= min(values[6:])
+    assert "Codes of" in page.words
+    assert "Use of the codes" in page.words
 
 
 def test_clips_and_series_are_shown(tmp_path):

@@ -160,6 +160,33 @@ def test_values_of_many_rows_are_files_in_a_folder(trained, pictures, tmp_path, 
     assert all((folder / row["image"]).exists() for row in rows)
 
 
+def test_a_report_has_created_values_beside_true_ones(pictures, tmp_path, capsys):
+    with (pictures / "rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    with (pictures / "gaps.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["text", "image", "split"])
+        writer.writeheader()
+        for i, row in enumerate(rows[1:]):
+            gap = {"image": ""} if i == 34 else {}
+            split = "test" if i > 33 else "validation" if i > 28 else "train"
+            writer.writerow({**row, **gap, "split": split})
+    dxn.train(
+        pictures / "gaps.csv",
+        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]"),
+        *(*TINY, f"adapters.image_codes.codec={pictures / 'codec'}", f"run={tmp_path / 'run'}"),
+    )
+    printed(capsys, "report", f"run={tmp_path / 'run'}", "confine=false")
+    page = (tmp_path / "run" / "report.html").read_text()
+    texts, created = page.partition('id="examples"')[2].split("image from the others")
+    # A text cannot be written from the row without a picture.
+    assert texts.count("Created text") == texts.count("<img") == 4
+    # That row has no true picture.
+    assert created.count("Created image") == 5
+    assert created.count("<img") == 9
+    assert created.count("<h4>True image</h4>–") == 1
+    assert "with temperature 1 and no guidance" in texts
+
+
 def test_the_same_seed_creates_the_same_pictures(trained):
     model = dxn.load(trained)
     first, second, other = (

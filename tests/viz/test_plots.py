@@ -193,9 +193,11 @@ class Asking:
     """A task with an output space; a prediction is an index of a label, or a number."""
 
     target = SimpleNamespace(labels=("a", "b"))
+    is_supervised = True
 
     def __init__(self, space):
         self.space = space
+        self.answer_kind = None if space is None else space.kind
 
     def answer(self, prediction):
         by_label = isinstance(self.space, Categorical)

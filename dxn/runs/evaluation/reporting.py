@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dxn import report as pages
 from dxn import viz
 from dxn.config.settings import Settings, dump_yaml
@@ -16,13 +18,14 @@ from dxn.core.errors import UserError
 from dxn.core.files import LOG
 from dxn.core.results import Results, read_results
 from dxn.core.untrusted import check_file
-from dxn.data.dataset import Opened
+from dxn.data.dataset import Opened, Samples
 from dxn.report.evidence import Answers
 from dxn.runs.data import data_name
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.next_commands import report_again
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
+from dxn.tokenize.codes import CodeTokenizer
 from dxn.training.log import read_log
 from dxn.training.predict import task_results
 
@@ -118,11 +121,23 @@ def evidence(predictor: Predictor, last: Answers | None) -> Any:
             return None
         return found.encoded, found.shares.cpu().numpy()
 
+    def created(name: str, rows: Sequence[int]) -> Any:
+        assert samples is not None
+        # Without the task, which would remove an input as the target.
+        chosen = Samples(samples.opened, predictor.tokenizers)
+        chosen.rows = np.array(rows)
+        prepare = predictor.tokenizers[name]
+        if isinstance(prepare, CodeTokenizer):
+            prepare = prepare.codec.tokenizer
+        values = predictor.create(name, chosen)
+        return [viz.drawers.Shown(prepare.drawing, each, prepare, name=name) for each in values]
+
     return pages.run.Evidence(
         predictor.task,
         last,
         shown,
         attended,
+        created,
         limits=limits_of(predictor),
     )
 

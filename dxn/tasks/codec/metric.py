@@ -62,6 +62,11 @@ class Fidelity(Metric):
         """The ratio that the input has."""
         return "psnr" if self.target.peak else "snr"
 
+    @property
+    def row(self) -> tuple[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The same ratio of each sample."""
+        return self.monitored, self.monitored
+
     def rows(self, predictions: Sequence[Reconstruction], targets: Sequence[None]) -> Tensor:
         """Return the sums of each sample, and its similarity and its bits."""
         rows = [

@@ -18,7 +18,7 @@ from dxn.tasks.codec.head import CodecHead, Coded
 from dxn.tasks.codec.metric import Fidelity, Reconstruction, similarity
 from dxn.tasks.codec.quantize import check_levels
 from dxn.tasks.codec.target import CodecTarget
-from dxn.tasks.space import Batch, LossSum
+from dxn.tasks.space import AnswerKind, Batch, LossSum
 from dxn.tasks.task import Task
 
 EDGE_SCALES = 3  # each half as large as the one before
@@ -57,6 +57,11 @@ class Codec(Task[CodecTarget]):
         check_levels(self.levels)
         self.target = CodecTarget()
         self.metric = Fidelity(self.target, num_codes=math.prod(self.levels))
+
+    @property
+    def answer_kind(self) -> AnswerKind:
+        """The codes of a sample."""
+        return AnswerKind.CODES
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the configuration, see `Task.check`."""
@@ -123,6 +128,19 @@ class Codec(Task[CodecTarget]):
                 Reconstruction(kept, own.half(), size, float(error), float(power), number, ssim)
             )
         return found
+
+    def answer(
+        self, prediction: Reconstruction, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the codes of each token as lists, and the number of codes of a stage."""
+        codes = prediction.codes.tolist()
+        return {"prediction": codes, "num_codes": math.prod(self.levels)}
+
+    def restored(self, prediction: Reconstruction) -> dict[str, Any]:
+        """Return the decoded value."""
+        contents = self.target.contents
+        assert contents is not None
+        return {self.target.input: contents.raw(prediction.values, prediction.size)}
 
     def _edges(self, difference: Tensor) -> Tensor:
         """Return the mean absolute difference of neighboring errors at several scales."""

@@ -39,6 +39,7 @@ class Shown:
         adapter: The input's adapter, which knows the size of a patch.
         source: What `raw` was read from, such as the path of a file.
         name: Name of the input.
+        like: Raw value beside which a series is drawn, in the same range. None: its own range.
     """
 
     modality: str
@@ -47,6 +48,7 @@ class Shown:
     adapter: Any = None
     source: Any = None
     name: str = ""
+    like: Any = None
 
 
 class Drawer:

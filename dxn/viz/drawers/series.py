@@ -78,6 +78,7 @@ def series_panel(shown: Shown) -> Panel:
     missing, the background is grey.
     """
     values = shown.raw.numpy(force=True)[:, :MAX_CHANNELS]
+    like = values if shown.like is None else shown.like.numpy(force=True)
     steps, channels = values.shape
     height = _height(shown)
     figure = new_figure(INCHES, height)
@@ -90,7 +91,7 @@ def series_panel(shown: Shown) -> Panel:
         for start, stop in _runs(np.isnan(channel)):
             axis.fill_between((start, stop), i, i + 1, color=MISSING_COLOR, linewidth=0)
         # 10% of the height stay free above and below the curve.
-        curve = i + 0.9 - 0.8 * _scaled(channel)
+        curve = i + 0.9 - 0.8 * _scaled(channel, like[:, i])
         marker = MARKER if steps <= MAX_POINTS else 0
         axis.plot(time, curve, ".-", color=COLOR, linewidth=1, markersize=marker)
     file = io.BytesIO()
@@ -117,15 +118,19 @@ def _height(shown: Shown) -> float:
     return max(1.2, min(0.5 * channels, 4.0))
 
 
-def _scaled(channel: np.ndarray) -> np.ndarray:
-    """Return the values (T,) from 0 to 1; 0.5 for a constant channel."""
-    if np.isnan(channel).all():
-        return channel
-    low, high = float(np.nanmin(channel)), float(np.nanmax(channel))
+def _scaled(channel: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Return the values (T,), of which those from the smallest to the largest of `like` are 0 to 1.
+
+    With a constant `like`, they are 0.5.
+    """
+    if np.isnan(like).all():
+        return np.full_like(channel, np.nan)
+    low, high = float(np.nanmin(like)), float(np.nanmax(like))
     if high <= low:
         return np.where(np.isnan(channel), np.nan, 0.5)
     # Divided first: the range of huge values exceeds float32.
-    return channel / (high - low) - low / (high - low)
+    # Other values do not reach into the next channel.
+    return np.clip(channel / (high - low) - low / (high - low), -0.1, 1.1)
 
 
 def _runs(mask: np.ndarray) -> Sequence[tuple[int, int]]:

@@ -1,0 +1,212 @@
+"""Answers beside what they are compared with: texts, decoded values and created inputs."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from dxn.core.display import count, duration, number
+from dxn.report.evidence import Answers, Evidence
+from dxn.report.examples import Budget, RowScores, cut, fragments, is_readable, row_scores
+from dxn.tokenize.text.tokenizer import plain_text
+from dxn.viz.drawers import Shown
+from dxn.viz.html import escaped
+
+TEXTS_PER_PART = 5  # from the worst, the middle and the best answers
+VALUES_PER_PART = 3
+CREATED_ROWS = 8  # rows of which each input is created
+CREATED_TOGETHER = 4
+# Seconds after which no more values are created. A report is written after each training.
+CREATED_SECONDS = 30.0
+# A row: "where" it is from, and in "parts" what is side by side: headings, and the HTML of a value,
+# or the names and the HTML of several inputs.
+Row = dict[str, Any]
+
+
+def side_by_side(
+    evidence: Evidence, last: Answers | None, scores: RowScores | None, budget: Budget
+) -> dict[str, Any] | None:
+    """Return the section with answers beside what they are compared with; None: there is none.
+
+    Args:
+        evidence: The model.
+        last: Its predictions.
+        scores: Score of each row; None if the rows have no targets.
+        budget: Room for pictures, sounds and clips.
+    """
+    if last is None or not last.predictions.predicted:
+        return None
+    task, predicted = evidence.task, last.predictions.predicted
+    if task.creates:
+        return _created(evidence, last, budget)
+    if task.restored(predicted[0]):
+        return _restored(evidence, last, budget)
+    if task.target.is_text and scores is not None and all(map(is_readable, last.truths)):
+        return _written(evidence, last, scores, budget)
+    return None
+
+
+def _written(
+    evidence: Evidence, last: Answers, scores: RowScores, budget: Budget
+) -> dict[str, Any]:
+    """Return generated texts beside their references: the worst, middle and best ones."""
+
+    def row(i: int) -> Row:
+        truth = cut(str(last.truths[i]))
+        output = marked(cut(last.predictions.predicted[i]), truth)
+        return {
+            "where": f"{last.origins[i]} · {scores.name} {number(scores.values[i])}",
+            "parts": [
+                ("Source", fragments(evidence.shown(last.predictions.rows[i]), budget)),
+                ("Reference", _text(escaped(truth))),
+                ("Output", _text(output or "(empty)")),
+            ],
+        }
+
+    parts = _ranked(scores, range(len(scores.values)), TEXTS_PER_PART, "Texts")
+    return {
+        "id": "texts",
+        "title": "Texts",
+        "about": "The words of an output that the reference does not have are marked.",
+        "groups": [(title, [row(i) for i in rows]) for title, rows in parts],
+    }
+
+
+def _restored(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any] | None:
+    """Return inputs beside what is decoded from their codes: the worst, middle and best ones."""
+    task, predicted = evidence.task, last.predictions.predicted
+    scores = row_scores(task.metric, predicted, last.truths)
+    if scores is None:
+        return None
+    codes = [task.answer(each)["prediction"] for each in predicted]
+
+    def row(i: int) -> Row:
+        ((name, value),) = task.restored(predicted[i]).items()
+        original = evidence.shown(last.predictions.rows[i])[name]
+        numbers = " ".join("/".join(map(str, stages)) for stages in codes[i])
+        decoded = replace(original, raw=value, source=None, like=original.raw)
+        return {
+            "where": f"{last.origins[i]} · {scores.name} {number(scores.values[i])}",
+            "parts": [
+                ("Original", _drawn(original, budget)),
+                ("Decoded", _drawn(decoded, budget)),
+                (f"Codes of {count(len(codes[i]), 'token')}", _text(escaped(cut(numbers)))),
+            ],
+        }
+
+    # Rows with equal codes, such as copies of a file, are shown once.
+    distinct = {str(each): i for i, each in enumerate(codes)}
+    parts = _ranked(scores, distinct.values(), VALUES_PER_PART, "Rows")
+    return {
+        "id": "examples",
+        "title": "Examples",
+        "about": f"Inputs beside what is decoded from their codes, sorted by {scores.name}.",
+        "groups": [(title, [row(i) for i in rows]) for title, rows in parts],
+    }
+
+
+def _created(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any] | None:
+    """Return rows with each input beside the value that the model creates from the others."""
+    start = time.monotonic()
+    task, samples = evidence.task, last.samples
+    groups: dict[str, list[Row]] = {name: [] for name in task.creates}
+    left_out = ""
+    for first in range(0, CREATED_ROWS, CREATED_TOGETHER):
+        for name, found in groups.items():
+            others = [each for each in samples.inputs if each != name]
+            usable = np.flatnonzero(
+                np.any([samples.opened.present[each] for each in others], axis=0)
+            )
+            spread = np.linspace(0, len(usable) - 1, min(CREATED_ROWS, len(usable))).astype(int)
+            rows = usable[spread][first : first + CREATED_TOGETHER].tolist()
+            if time.monotonic() - start > CREATED_SECONDS:
+                left_out = f" The other rows would need more than {duration(CREATED_SECONDS)}."
+                continue
+            for row, created in zip(rows, evidence.created(name, rows), strict=True):
+                shown = evidence.shown(row)
+                given = {each: shown.get(each) for each in others}
+                found.append(
+                    {
+                        "where": samples.opened.origin[row],
+                        "parts": [
+                            ("Inputs", fragments(given, budget)),
+                            (f"True {name}", _drawn(shown.get(name), budget)),
+                            (f"Created {name}", _answer(created, shown.get(name), budget)),
+                        ],
+                    }
+                )
+    seconds = time.monotonic() - start
+    return {
+        "id": "examples",
+        "title": "Examples",
+        "about": f"Values that the model creates from the other inputs, with temperature 1 and no "
+        f"guidance, beside the true ones. They took {max(seconds, 0.1):.1f} s.{left_out}",
+        "groups": [(f"{name} from the others", rows) for name, rows in groups.items() if rows],
+    }
+
+
+def _answer(created: Shown, true: Shown | None, budget: Budget) -> Markup:
+    """Return a created value. Words that the true value does not have are marked."""
+    if not isinstance(created.raw, str) or true is None:
+        return _drawn(created, budget)
+    return _text(marked(cut(created.raw), cut(plain_text(true.raw))) or "(empty)")
+
+
+def _drawn(shown: Shown | None, budget: Budget) -> Markup:
+    ((_, html),) = fragments({"": shown}, budget)
+    return html
+
+
+def _ranked(
+    scores: RowScores, rows: Iterable[int], size: int, single: str
+) -> list[tuple[str, list[int]]]:
+    """Return the worst, middle and best rows, each row once.
+
+    Args:
+        scores: Score of each row.
+        rows: Rows of which some are returned.
+        size: Number of rows of each kind.
+        single: Title if there is only one kind of rows, because all rows are shown.
+    """
+    values = scores.values
+    order = sorted(rows, key=values.__getitem__, reverse=not scores.higher_is_better)
+    if values[order[0]] == values[order[-1]]:
+        # No answer is better than another one.
+        order = order[:size]
+    middle = max((len(order) - size) // 2, 0)
+    parts = {
+        "Worst": order[:size],
+        "Typical": order[middle : middle + size],
+        "Best": order[-size:][::-1],
+    }
+    if len(order) <= size:
+        parts = {single: order}
+    seen: set[int] = set()
+    found: list[tuple[str, list[int]]] = []
+    for title, part in parts.items():
+        new = [i for i in part if i not in seen]
+        seen.update(new)
+        found += [(title, new)] if new else []
+    return found
+
+
+def marked(output: str, truth: str) -> Markup:
+    """Return a text as HTML, in which the words that the reference lacks are marked."""
+    words, other = output.split(), truth.split()
+    matcher = difflib.SequenceMatcher(None, other, words, autojunk=False)
+    parts: list[str] = []
+    for tag, _, _, start, stop in matcher.get_opcodes():
+        text = escaped(" ".join(words[start:stop]))
+        if text:
+            parts.append(text if tag == "equal" else f"<mark>{text}</mark>")
+    return Markup(" ".join(parts))
+
+
+def _text(html: str) -> Markup:
+    return Markup(f'<p class="text" dir="auto">{html}</p>')
