@@ -17,6 +17,8 @@ class Check(Data):
 
     Args:
         dim: Token width D; has no effect here, but adapters need it.
+        fusion: How the tokens of several inputs are combined; has no effect here, but tasks with
+            queries need its registers.
         seed: Random seed of the splits, if the data has none.
         output: CSV that lists bad rows and files, rows in two splits, and contradictions.
         adapters: Kinds of inputs to read.
@@ -34,6 +36,7 @@ class Check(Data):
     seed: Seed = 0
     output: Annotated[str, OUTPUT_FILE] = "bad_files.csv"
     adapters: Adapters
+    fusion: Annotated[Any, Group("early")]
     head: Annotated[Any, Group("auto")]
     data: Annotated[Any, Group("digits"), DATA_FILES] = None
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from dxn.config.model_plan import read_model_plan
+from dxn.config.model_plan import check_files, read_model_plan
 from dxn.core.errors import UserError
 from dxn.core.files import LABELS
+from dxn.core.schema import validated
 from dxn.core.untrusted import load_json
 from dxn.runs.saved.model_folder import WEIGHTS, model_folder
 from dxn.tasks import Codec
-from dxn.tokenize.base import STATE_FILE
+from dxn.tasks.codec.target import CodecState
+from dxn.tokenize.base import STATE_FILE, read_state
 
 
 def with_codecs(config: dict[str, Any], trust: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -39,20 +40,25 @@ def codec_node(run: str, *, key: str, trust: tuple[str, ...] = ()) -> dict[str, 
         trust: Top-level packages besides dxn whose code the folder may use.
 
     Raises:
-        UserError: If it is not the run of a codec.
+        UserError: If it is not the run of a codec, or a file is missing or damaged.
     """
-    folder = model_folder(Path(run))
-    plan = read_model_plan(folder, trust=trust)
-    labels = load_json(folder / LABELS)
-    if labels.get("task") != Codec.name or "size" not in labels:
-        raise UserError(
-            f"{key}: {run} must be a run of head=codec, got a model of the task "
-            f"{labels.get('task')}; train one with dxn train DATA head=codec"
-        )
-    ((name, each),) = plan.inputs.items()
-    state = None
-    if (folder / STATE_FILE).exists():
-        state = json.loads((folder / STATE_FILE).read_text().splitlines()[0])[each.adapter]
+    try:
+        folder = model_folder(Path(run))
+        check_files(folder)
+        plan = read_model_plan(folder, trust=trust)
+        labels = load_json(folder / LABELS)
+        task = labels.get("task") if isinstance(labels, dict) else None
+        if task != Codec.name or len(plan.inputs) != 1:
+            raise UserError(
+                f"{run} must be a run of head=codec, got a model of the task {task}; train one "
+                "with dxn train DATA head=codec"
+            )
+        size = validated(CodecState, labels, folder / LABELS).size
+        ((name, each),) = plan.inputs.items()
+        has_state = (folder / STATE_FILE).exists()
+        state = read_state(folder, each.adapter) if has_state else None
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error
     return {
         "_target_": "dxn.tasks.codec.stored.StoredCodec",
         "input": name,
@@ -61,6 +67,6 @@ def codec_node(run: str, *, key: str, trust: tuple[str, ...] = ()) -> dict[str, 
         "fusion": {**plan.fusion, "inputs": [name]},
         "backbone": plan.backbone,
         "task": plan.head,
-        "size": labels["size"],
+        "size": list(size),
         "path": str((folder / WEIGHTS).resolve()),
     }

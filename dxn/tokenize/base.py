@@ -438,14 +438,7 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
         """
         if type(self).state is Adapter.state:
             return
-        path = folder / STATE_FILE
-        try:
-            status = path.stat()
-            state = _read_states(path, status.st_mtime_ns, status.st_size)[name]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UserError(f"{path}: has no valid state of the input {name!r}") from error
-        if not isinstance(state, dict):
-            raise UserError(f"{path}: {name}: must be a mapping, got {type(state).__name__}")
+        state, path = read_state(folder, name), folder / STATE_FILE
         try:
             self.load_state(state)
         except KeyError as error:
@@ -535,6 +528,23 @@ def file_of_adapter(folder: Path, name: str, suffix: str) -> Path:
     if len(stem.encode()) > MAX_FILE_NAME:
         stem = blake2b(name.encode(), digest_size=16).hexdigest()
     return folder / f"{stem}.{suffix}"
+
+
+def read_state(folder: Path, name: str) -> dict[str, Any]:
+    """Return the state of an adapter in a model folder, see `Adapter.save`.
+
+    Raises:
+        UserError: If the file is missing or damaged.
+    """
+    path = folder / STATE_FILE
+    try:
+        status = path.stat()
+        state = _read_states(path, status.st_mtime_ns, status.st_size)[name]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path}: has no valid state of the input {name!r}") from error
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: {name}: must be a mapping, got {type(state).__name__}")
+    return state
 
 
 # Each of thousands of columns asks for its own line.

@@ -105,7 +105,7 @@ class CodeAdapter(Adapter):
 
     def __init__(self, dim: int = 128, *, codec: Any = None, dropout: Rate = 0.0):
         super().__init__()
-        if codec is None or isinstance(codec, str):
+        if isinstance(codec, str | int | float | list | dict | None):
             raise ValueError(
                 f"codec: must be the run folder of a trained codec (train one with dxn train DATA "
                 f"head=codec), got {codec!r}"

@@ -173,6 +173,26 @@ def test_pictures_of_several_splits_of_voc_can_have_the_same_name(tmp_path):
         assert [Path(path).parent.name for path in paths] == [folder] * 2
 
 
+def test_boxes_of_coco_follow_from_polygons(tmp_path):
+    write_coco(tmp_path)
+    content = json.loads(coco_of("abc"))
+    boxes = []
+    for item in content["annotations"]:
+        boxes.append(item.pop("bbox"))
+        left, top, width, height = boxes[-1]
+        corners = [left, top, left + width, top + height, left, top + height]
+        item["segmentation"] = [corners[:4] + corners[:2], corners]
+    # Run lengths are masks too; their box is unknown.
+    runs = {"size": [4, 4], "counts": [3, 13]}
+    content["annotations"].append({"image_id": 0, "category_id": 7, "segmentation": runs})
+    (tmp_path / "annotations/instances_train2017.json").write_text(json.dumps(content))
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    cells = source.splits["train"].cells["target"]
+    objects = [each for cell in cells for each in cell]
+    assert [each["bbox"] for each in objects if "bbox" in each] == boxes
+    assert sum("bbox" not in each for each in objects) == 1
+
+
 def test_coco_without_annotations_has_pictures_without_targets(tmp_path):
     write_coco(tmp_path)
     test = json.loads(coco_of("ab"))

@@ -14,6 +14,7 @@ from PIL import Image
 
 import dxn
 from dxn.core.errors import UserError
+from dxn.core.files import write_sums
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.guidance import Guided
 from dxn.runs.predictor.writing import Text, Writer
@@ -291,12 +292,18 @@ def test_the_same_seed_creates_the_same_values_in_any_batch(overfitted):
             "needs another input than image, got image alone",
         ),
         (["input=texts.csv", "output=x"], "set create=text or create=image"),
+        (["input.text=a dark one", "count=2", "output=texts.csv"], "must be a folder for several"),
+        (["input.text=a dark one", "count=2", "output=plain"], "must be a folder for several"),
+        (["input.text=a dark one", "guidance=inf", "output=x.png"], "at least 0 and finite"),
+        (["input.text=a dark one", "max_new=3", "output=x.png"], "max_new: this model creates"),
+        (["input.text=a dark one", "chat=false", "output=x.png"], "chat: this model creates"),
         (["prompt=hello"], "prompt: this model creates an input from others"),
     ],
 )
 def test_wrong_options_are_refused(trained, pictures, arguments, message, capsys, monkeypatch):
     monkeypatch.chdir(pictures)
     (pictures / "texts.csv").write_text("text\na dark one\n")
+    (pictures / "plain").write_text("a file")
     assert message in refused(capsys, "generate", f"run={trained}", *arguments)
 
 
@@ -313,6 +320,51 @@ def test_another_run_is_no_codec(trained, pictures, capsys):
         *TINY,
     )
     assert "must be a run of head=codec" in error
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("labels.json", "[]", "must be a run of head=codec"),
+        ("labels.json", '{"task": "codec", "size": 3}', "size"),
+        ("labels.json", "{", "invalid JSON"),
+        ("labels.json", None, "labels.json is missing"),
+        ("adapters.jsonl", "[1]", "adapters.jsonl: has no valid state of the input 'image'"),
+        ("adapters.jsonl", '{"image": 3}', "adapters.jsonl: image: must be a mapping, got int"),
+        ("model.safetensors", b"damaged", "model.safetensors"),
+    ],
+)
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_damaged_codec_is_refused(pictures, file, content, message, is_listed, tmp_path, capsys):
+    run = tmp_path / "codec"
+    shutil.copytree(pictures / "codec" / "model", run)
+    data = content.encode() if isinstance(content, str) else content
+    (run / file).unlink(missing_ok=True)
+    if data is not None:
+        (run / file).write_bytes(data)
+    if is_listed:
+        write_sums(run)
+    error = refused(
+        capsys,
+        "check",
+        str(pictures / "rows.csv"),
+        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]"),
+        *(f"adapters.image_codes.codec={run}", f"output={tmp_path / 'bad.csv'}"),
+    )
+    assert file in error or "adapters.image_codes.codec: " in error
+    assert (message if is_listed or content is None else file) in error
+
+
+@pytest.mark.parametrize("codec", ["5", "missing", "[1]"])
+def test_what_is_no_codec_is_refused_with_its_option(pictures, codec, tmp_path, capsys):
+    error = refused(
+        capsys,
+        "check",
+        str(pictures / "rows.csv"),
+        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]"),
+        *(f"adapters.image_codes.codec={codec}", f"output={tmp_path / 'bad.csv'}"),
+    )
+    assert "adapters.image_codes" in error
 
 
 def test_a_codec_of_another_modality_is_refused(pictures, capsys):
@@ -362,3 +414,15 @@ def test_a_data_set_is_checked_with_the_codes_of_a_codec(pictures, capsys):
         f"output={pictures / 'bad.csv'}",
     )
     assert "next: dxn train" in out
+
+
+def test_a_check_accepts_the_registers_that_a_codec_needs(pictures, capsys):
+    registers = ["head.latents=6", "fusion.registers=6"]
+    out = printed(
+        capsys,
+        "check",
+        str(pictures / "rows.csv"),
+        *("data.image=image", "adapters=[image]", "head=codec", *registers),
+        f"output={pictures / 'bad.csv'}",
+    )
+    assert "head.latents=6 fusion.registers=6" in out

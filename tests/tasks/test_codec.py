@@ -135,6 +135,16 @@ def test_equal_pictures_have_a_similarity_of_1():
     assert np.isnan(similarity(first[:, :8], first[:, :8]))
 
 
+def test_autocast_does_not_change_the_similarity():
+    first = torch.full((3, 16, 16), 0.5)
+    first[:, ::3] += 0.01
+    second = first + 0.02
+    exact = similarity(first, second)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert similarity(first, second) == exact
+    assert -1 <= exact < 1
+
+
 def setting(make=picture, **options):
     torch.manual_seed(0)
     adapter, raw = make()

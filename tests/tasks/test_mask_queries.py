@@ -160,6 +160,7 @@ def test_a_model_with_queries_trains_and_predicts(tmp_path, capsys):
         (["head.queries=6"], "there are 0 for 6"),
         ([*QUERY, "head.threshold=0.5"], "head.threshold: has an effect on objects only"),
         ([*QUERY, "head.dice=1"], "head.dice: has no effect on queries"),
+        ([*QUERY, "head.channels=32"], "head.channels: has no effect on queries"),
         ([*QUERY, "adapters.image.stride=4"], "patches that do not overlap"),
         ([*QUERY, "trainer.r_drop=1"], "trainer.r_drop: cannot be combined"),
     ],

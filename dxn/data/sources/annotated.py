@@ -160,10 +160,14 @@ def _coco(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
             names = {item["id"]: item["name"] for item in content["categories"]}
             objects: dict[Any, list[dict[str, Any]]] = {}
             for item in content.get("annotations", ()):
-                known = {"label": names[item["category_id"]], "bbox": item["bbox"]}
+                known = {"label": names[item["category_id"]]}
                 known |= {"iscrowd": 1} if item.get("iscrowd") else {}
                 if item.get("segmentation"):
                     known["segmentation"] = _compact(item["segmentation"])
+                if "bbox" in item or "segmentation" not in known:
+                    known["bbox"] = item["bbox"]
+                elif isinstance(known["segmentation"], list):
+                    known["bbox"] = _box_around(known["segmentation"])
                 objects.setdefault(item["image_id"], []).append(known)
             # Pictures of different splits can have the same name.
             own = {p.stem: p for p in pictures if _split_in(p, root) == split}
@@ -175,7 +179,8 @@ def _coco(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{file}: is not in the format of COCO ({type(error).__name__}: {error}); an image "
-                "must have id and file_name, an annotation image_id, category_id and bbox"
+                "must have id and file_name, an annotation image_id, category_id and bbox or "
+                "segmentation"
             ) from error
 
 
@@ -185,6 +190,16 @@ def _compact(area: Any) -> Any:
         return [np.asarray(each, np.float32) for each in area] if isinstance(area, list) else area
     except (TypeError, ValueError):
         return area  # the row is reported when it is read
+
+
+def _box_around(polygons: list[Any]) -> list[float] | None:
+    """Return the left, top, width and height of polygons. None: they are not valid."""
+    try:
+        corners = np.concatenate(polygons).reshape(-1, 2)
+    except ValueError:
+        return None  # the row is reported when it is read
+    start, stop = corners.min(0), corners.max(0)
+    return [*start.tolist(), *(stop - start).tolist()]
 
 
 def _voc(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:

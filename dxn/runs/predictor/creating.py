@@ -25,11 +25,12 @@ def create_files(predictor: Predictor, options: Generate) -> None:
     Raises:
         UserError: If the options do not fit the model or each other.
     """
-    texts = {"prompt": options.prompt, "prompts": options.prompts, "system": options.system}
-    for name, value in texts.items():
-        if value:
+    for name in ("prompt", "prompts", "system", "chat", "max_new"):
+        value = getattr(options, name)
+        if value != getattr(type(options), name):
             raise UserError(
-                f"{name}: this model creates an input from others, got {value!r}; set input.NAME"
+                f"{name}: this model creates an input from others, got {value!r}; leave it "
+                "out and set input.NAME"
             )
     if options.input is None:
         names = " or ".join(f"input.{name}=..." for name in predictor.inputs)
@@ -53,7 +54,7 @@ def create_files(predictor: Predictor, options: Generate) -> None:
     if output is None and reader.formats:
         raise UserError(f"output: needs a file that ends in {endings}")
     is_file = output is not None and output.suffix.lower() in formats
-    if reader.formats and is_many and is_file:
+    if reader.formats and is_many and output is not None and (is_file or output.is_file()):
         raise UserError(f"output: must be a folder for several values of {name}, got {output}")
     if output is not None and not is_file and not (reader.formats and is_many):
         raise UserError(f"output: {name} is written to a file that ends in {endings}, got {output}")

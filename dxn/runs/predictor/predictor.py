@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -479,11 +480,14 @@ class Predictor:
             (C, H, W), sounds (T,), series (T, C) and clips uint8 (T, C, H, W).
 
         Raises:
-            UserError: If the model does not create this input, or was not trained for guidance.
+            UserError: If the model does not create this input, was not trained for guidance, or an
+                option is out of range.
         """
         from dxn.runs.predictor.writing import Text, Writer, make_samplers
 
         self.check_created(name)
+        if not 0 <= guidance < math.inf:
+            raise UserError(f"guidance: must be at least 0 and finite, got {guidance}")
         samples, items = self._items(inputs)
         if samples is None:
             raise UserError(f"input: needs another input than {name}, got none")

@@ -87,7 +87,8 @@ class Fidelity(Metric):
         """Return the ratio in decibels, the mean similarity, and the mean number of bits."""
         error, power, count, ssim, pictures, bits, rows = sums.unbind(-1)
         peak = self.target.peak
-        signal = power if peak is None else peak**2 * count
+        # A constant has no power, so its ratio is undefined.
+        signal = power.where(power > 0, math.nan) if peak is None else peak**2 * count
         results = {self.monitored: 10 * (signal / error).log10()}
         if peak is not None:
             results["ssim"] = ssim / pictures
@@ -112,7 +113,9 @@ def similarity(first: Tensor, second: Tensor) -> float:
     """
     if min(first.shape[1:]) < MIN_SIDE:
         return math.nan
-    distance = torch.arange(MIN_SIDE) - MIN_SIDE // 2
+    # Autocast to bfloat16 would lose the variances, so that the result could be above 1.
+    first, second = first.double(), second.double()
+    distance = torch.arange(MIN_SIDE, dtype=torch.float64) - MIN_SIDE // 2
     weights = (-(distance**2) / (2 * SIGMA**2)).exp()
     window = weights[:, None] * weights / weights.sum() ** 2
 

@@ -49,7 +49,10 @@ class StoredCodec(Recorded, nn.Module):
         if not isinstance(task, Codec):
             raise ValueError(f"a codec needs the task codec, got {type(task).__name__}")
         if state:
-            adapter.load_state(state)
+            try:
+                adapter.load_state(state)
+            except (LookupError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+                raise ValueError(f"state: {type(error).__name__}: {error}") from error
         self.input = input
         self.path = path
         self.task = task

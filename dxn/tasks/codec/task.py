@@ -119,7 +119,7 @@ class Codec(Task[CodecTarget]):
             error = ((first - second) * scale)[known].square().sum()
             power = (second * scale)[known].square().sum()
             ssim = math.nan
-            if contents.peak is not None and size[0] == 1:
+            if contents.peak is not None and self.target.size[0] == 1:
                 pair = (contents.natural(x[0]).clamp(0, 1) for x in (first, second))
                 ssim = similarity(*pair)
             kept = codes[i][mask[i]].to(torch.int32)

@@ -137,11 +137,12 @@ class Segment(Task[PixelClasses]):
         super().check(config)
         registers = config.get("fusion", {}).get("registers") or 0
         check_registers(self.queries, registers, option="head.queries")
-        for option in ("balance", "dice"):
-            if self.queries and getattr(self, option):
+        for option in ("balance", "dice", "channels"):
+            value = getattr(self, option)
+            if self.queries and value != getattr(Segment, option):
                 raise UserError(
-                    f"head.{option}: has no effect on queries, whose loss always counts each "
-                    f"segment alike; leave it out, got {getattr(self, option)}"
+                    f"head.{option}: has no effect on queries, which have a loss and features of "
+                    f"their own; leave it out, got {value}"
                 )
         if self.instances and not self.queries:
             raise UserError(
