@@ -13,7 +13,13 @@ from dxn.data.inspect.check import Report, check, remove_earlier, write_bad
 from dxn.runs.build import build_adapters
 from dxn.runs.codecs import with_codecs
 from dxn.runs.data import find_formats, fit_adapters
-from dxn.runs.decide import assign_inputs, decide_task, open_source, readers_of
+from dxn.runs.decide import (
+    assign_inputs,
+    decide_task,
+    open_source,
+    readers_of,
+    with_written_inputs,
+)
 from dxn.tasks import Auto, Task
 
 
@@ -31,7 +37,7 @@ def check_data(
         The result, and the task that the targets are for.
     """
     remove_earlier(output)
-    config = with_codecs(dict(config), tuple(trust))
+    config = with_written_inputs(with_codecs(dict(config), tuple(trust)), trust)
     task = build(config["head"], key="head", trust=trust)
     readers = readers_of(config, trust)
     source = open_source(config, readers, task, trust)

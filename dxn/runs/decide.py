@@ -13,6 +13,7 @@ from dxn.core.errors import UserError
 from dxn.data.columns.chats import AUTO
 from dxn.data.rows import TARGET, InputSpec, Source
 from dxn.data.splits.unlabeled import without_unlabeled
+from dxn.data.tables.read import as_list
 from dxn.models.pooling import WITH_CLASS
 from dxn.tasks import Auto, Task
 from dxn.tasks.space import AnswerKind
@@ -21,6 +22,7 @@ from dxn.tokenize.recognize import LazyReaders, by_modality
 from dxn.tokenize.text.chat import is_conversation
 
 Config = Mapping[str, Any]
+WRITE_ANY = "dxn.tasks.WriteAny"
 
 # Options that depend on the metrics of the validation split.
 NEED_VALIDATION = (
@@ -96,6 +98,20 @@ def open_source(
         node = {**node, "objects": AUTO}
     source = build(node, key="data", trust=trust, readers=by_modality(readers))
     return without_unlabeled(source, node) if task.is_supervised else source
+
+
+def with_written_inputs(config: dict[str, Any], trust: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the configuration for head=any, whose target columns are inputs that it writes.
+
+    Without data.target, all columns are inputs, also those that other tasks take as the target.
+    """
+    head, data = config["head"], config["data"]
+    parameters = signature_of(data.get("_target_"), key="data", trust=trust).parameters
+    if head.get("_target_") != WRITE_ANY or "target" not in parameters:
+        return config
+    if data.get("target") is not None:
+        head = {**head, "names": as_list(data["target"])}
+    return {**config, "head": head, "data": {**data, "target": []}}
 
 
 def decide_task(

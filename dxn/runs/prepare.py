@@ -56,6 +56,7 @@ from dxn.runs.decide import (
     open_source,
     read_pretraining,
     readers_of,
+    with_written_inputs,
     without_target,
 )
 from dxn.runs.folder import locked, refuse_other_run, run_folder
@@ -234,6 +235,7 @@ def prepare(
             from dxn.runs.codecs import with_codecs
 
             config = with_codecs(config, settings.trust)
+        config = with_written_inputs(config, settings.trust)
 
     # The options that the data determines, and the parts that need no data.
     decided = _decide(config, settings, trainer, members, may_choose=weights is None)

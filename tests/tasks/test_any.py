@@ -307,6 +307,34 @@ def test_wrong_options_are_refused(trained, pictures, arguments, message, capsys
     assert message in refused(capsys, "generate", f"run={trained}", *arguments)
 
 
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [((), ["answer", "image"]), (("data.target=answer",), ["answer"])],
+)
+def test_target_columns_are_inputs_that_are_written(pictures, tmp_path, options, written):
+    table = pictures / "answers.csv"  # "answer" is the target of other tasks
+    table.write_text((pictures / "rows.csv").read_text().replace("text,image", "answer,image"))
+    dxn.train(
+        table,
+        *("data.text=answer", "data.image=image", "head=any", "adapters=[text,image_codes]"),
+        *(*TINY, f"adapters.image_codes.codec={pictures / 'codec'}", f"run={tmp_path / 'run'}"),
+        *options,
+    )
+    predictor = dxn.load(tmp_path / "run")
+    assert list(predictor.task.creates) == written
+    assert list(predictor.inputs) == ["answer", "image"]
+
+
+def test_an_unknown_target_is_refused(pictures, capsys):
+    error = refused(
+        capsys,
+        *("train", str(pictures / "rows.csv"), "data.text=text", "data.image=image", "head=any"),
+        *("adapters=[text,image_codes]", f"adapters.image_codes.codec={pictures / 'codec'}"),
+        *("data.target=photo", *TINY),
+    )
+    assert "data.target: photo cannot be written; the inputs that can are text, image" in error
+
+
 def test_another_run_is_no_codec(trained, pictures, capsys):
     error = refused(
         capsys,

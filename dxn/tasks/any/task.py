@@ -61,7 +61,7 @@ class WrittenInput(PredictedInputs):
                 known = ", ".join(writings) or "none"
                 advice = "pictures and sounds need the adapters image_codes and audio_codes"
                 raise UserError(
-                    f"head.names: {name} cannot be written; the inputs that can are {known} "
+                    f"data.target: {name} cannot be written; the inputs that can are {known} "
                     f"({advice})"
                 )
         if self.names:
