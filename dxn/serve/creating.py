@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from fastapi import Request, Response
@@ -16,14 +14,11 @@ from dxn.runs.predictor.creating import created_input
 from dxn.runs.predictor.writing import Text, make_samplers
 from dxn.serve.answers import event_stream, json_answer, while_connected
 from dxn.serve.body import check_count
-from dxn.serve.prepare import BASE64
+from dxn.serve.prepare import BASE64, value_data
 from dxn.serve.schema import GENERATED, INPUTS, RESULTS, CreationBody
 from dxn.serve.service import Service
-from dxn.tokenize.base import Reader
 
 PARTIAL = "partial"  # key of an unfinished picture
-# Media types of the files that `Reader.write` writes.
-TYPES = {".png": "image/png", ".wav": "audio/wav", ".gif": "image/gif"}
 
 
 async def create(request: Request, body: CreationBody, service: Service) -> Response:
@@ -79,23 +74,3 @@ async def create(request: Request, body: CreationBody, service: Service) -> Resp
         content = base64.b64decode(results[0][GENERATED][BASE64])
         return Response(content, media_type=kind, headers={"Cache-Control": "no-store"})
     return json_answer({RESULTS: results})
-
-
-def value_data(key: str, value: Any, reader: Reader) -> dict[str, Any]:
-    """Return a created value as JSON data, in the form in which a request contains it.
-
-    Args:
-        key: Its key in the data.
-        value: The raw value.
-        reader: Reader of such values.
-    """
-    if isinstance(value, str):
-        return {key: value}
-    if value.ndim == 2:  # a series (T, C)
-        return {key: value.tolist()}
-    suffix = reader.formats[0]
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / f"value{suffix}"
-        reader.write(value, path)
-        content = path.read_bytes()
-    return {key: {BASE64: base64.b64encode(content).decode()}, "type": TYPES[suffix]}

@@ -13,7 +13,7 @@ from dxn.runs.predictor.attention import MAX_WEIGHTS, Attention, attention_on
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Text, Writer, Writing
 from dxn.serve.engine import Job
-from dxn.serve.prepare import Prepared
+from dxn.serve.prepare import Prepared, value_data
 from dxn.serve.refusal import Refusal
 from dxn.serve.schema import GENERATED
 from dxn.training.predict import check_finite, to_device
@@ -77,7 +77,12 @@ class Operations:
         check_finite(output, batch, _name)
         predicted = task.predict(self.predictor.model.head, output, batch)
         pairs = zip(predicted, prepared.cells, strict=True)
-        return [task.answer(each, cells) for each, cells in pairs]
+        answers = [task.answer(each, cells) for each, cells in pairs]
+        for answer, each in zip(answers, predicted, strict=True):
+            for name, raw in task.restored(each).items():
+                reader = self.predictor.tokenizers[name].reader
+                answer |= {**value_data("restored", raw, reader), "restored_in": name}
+        return answers
 
     @torch.inference_mode()
     def _embed(self, prepared: Prepared) -> list[list[float]]:

@@ -1,4 +1,7 @@
-"""From the values of a request to prepared samples. No value is ever opened as a path or an URL."""
+"""From the values of a request to prepared samples, and from raw values to those of an answer.
+
+No value is ever opened as a path or an URL.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,20 @@ import base64
 import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.runs.predictor.predictor import Predictor
-from dxn.tokenize.base import Tokenizer
+from dxn.tasks.space import AnswerKind
+from dxn.tokenize.base import Reader, Tokenizer
 from dxn.tokenize.text.chat import Conversation
 
 BASE64 = "base64"  # key of the object that contains a file in a JSON request
+# Media types of the files that `Reader.write` writes.
+TYPES = {".png": "image/png", ".wav": "audio/wav", ".gif": "image/gif"}
 MAX_SHOWN = 60  # characters of a value in a message
 MAX_DEPTH = 4  # of nested lists; a series has two levels
 LIGHT = 2000  # characters; preparing a shorter text takes less time than passing it to a thread
@@ -103,6 +111,9 @@ def prepare_samples(cells: Sequence[Mapping[str, Any]], predictor: Predictor) ->
         UserError: If a sample cannot be used.
     """
     opened = predictor.samples(cells)
+    if predictor.task.answer_kind is AnswerKind.CODES:
+        # What a codec restores is compared with the input itself.
+        opened = predictor.task_samples(opened.opened)
     if len(opened) != len(cells):
         usable = set(opened.rows)
         missing = next(i for i in range(len(cells)) if i not in usable)
@@ -110,6 +121,26 @@ def prepare_samples(cells: Sequence[Mapping[str, Any]], predictor: Predictor) ->
         raise UserError(f"sample {missing + 1}: has no value for an input; set {needed}")
     items = [opened[0, i] for i in range(len(opened))]
     return Prepared(cells, items, opened)
+
+
+def value_data(key: str, value: Any, reader: Reader) -> dict[str, Any]:
+    """Return a created value as JSON data, in the form in which a request contains it.
+
+    Args:
+        key: Its key in the data.
+        value: The raw value.
+        reader: Reader of such values.
+    """
+    if isinstance(value, str):
+        return {key: value}
+    if value.ndim == 2:  # a series (T, C)
+        return {key: value.tolist()}
+    suffix = reader.formats[0]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"value{suffix}"
+        reader.write(value, path)
+        content = path.read_bytes()
+    return {key: {BASE64: base64.b64encode(content).decode()}, "type": TYPES[suffix]}
 
 
 def _to_cell(value: Any, prepare: Tokenizer, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""dxn serve: pictures and texts that a model of head=any creates."""
+"""dxn serve: pictures and texts that a model of head=any creates, or that a codec restores."""
 
 import base64
 import io
@@ -12,7 +12,7 @@ from helpers.shades import train_any, train_codec
 from PIL import Image
 
 import dxn
-from dxn.serve.creating import value_data
+from dxn.serve.prepare import value_data
 from dxn.tokenize.audio.reader import AudioReader
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.video.reader import VideoReader
@@ -22,9 +22,14 @@ DRAWN = {"inputs": [NAMED], "create": "image"}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("creating")
     train_codec(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder):
     train_any(folder, "any", "trainer.epochs=2")
     return dxn.load(folder / "any")
 
@@ -123,6 +128,24 @@ def test_the_description_lists_what_can_be_created(client):
     assert schema["properties"]["create"]["enum"] == ["text", "image"]
     assert {"count", "guidance", "seed", "stream"} <= set(schema["properties"])
     assert client.get("/model").json()["creates"] == ["text", "image"]
+
+
+def test_a_codec_answers_with_what_it_decodes(folder, model):
+    picture = (folder / "3.png").read_bytes()
+    codec = model.tokenizers["image"].codec
+    codes = codec.encode([codec.reader.read(picture)])[0]
+    with client_of(dxn.load(folder / "codec")) as client:
+        files = [("image", ("x.png", each)) for each in (picture, (folder / "4.png").read_bytes())]
+        result, other = client.post("/predict", files=files).json()["results"]
+        assert "use POST /predict" in error_of(client.post("/generate", json=DRAWN), 404)
+        assert client.get("/model").json()["predicts"]
+    assert result["prediction"] == codes.tolist() and result["num_codes"] == 25
+    assert result["restored_in"] == "image" and result["type"] == "image/png"
+    decoded = pixels_of(base64.b64decode(result["restored"]["base64"]))
+    # Rounded to half precision before.
+    expected = codec.decode(codes).movedim(0, -1).numpy()
+    assert np.abs(decoded.astype(int) - expected).max() <= 1
+    assert other["prediction"] != result["prediction"]
 
 
 def test_values_of_all_kinds_are_json_data():

@@ -271,7 +271,7 @@ def test_the_page_of_all_requests_lists_them(browser, digits):
         assert page.locator("section").count() == 8
 
 
-def test_a_picture_is_created_and_shown(browser, tmp_path):
+def test_created_and_decoded_pictures_are_shown(browser, tmp_path):
     train_codec(tmp_path)
     train_any(tmp_path, "any")
     with server_of(dxn.load(tmp_path / "any")) as url, page_of(browser, url) as page:
@@ -289,3 +289,11 @@ def test_a_picture_is_created_and_shown(browser, tmp_path):
         assert '"create":"image"' in page.text_content("#curl")
         page.select_option("#create", "text")
         assert not page.is_visible("#input-text")
+    with server_of(dxn.load(tmp_path / "codec")) as url, page_of(browser, url) as page:
+        page.set_input_files("#input-image", tmp_path / "3.png")
+        page.click("#run")
+        page.wait_for_selector("#answer figure img")
+        captions = page.eval_on_selector_all(
+            "#answer figcaption", "all => all.map(x => x.innerText)"
+        )
+        assert captions == ["original", "decoded"]

@@ -11,8 +11,10 @@ const SVG = "http://www.w3.org/2000/svg";
 export function showAnswer(box, result, path, values = {}) {
   box.replaceChildren();
   if (path === "embed") return showVector(box, result);
-  const { prediction, probabilities = {}, entities, quantiles, excerpt, objects_in, masks_in } = result;
-  if (objects_in) {
+  const { prediction, probabilities = {}, entities, quantiles, excerpt, objects_in, masks_in, restored_in } = result;
+  if (restored_in) {
+    showRestored(box, result, values[restored_in]);
+  } else if (objects_in) {
     showObjects(box, prediction, values[objects_in]);
   } else if (masks_in) {
     showMask(box, result, values[masks_in]);
@@ -95,6 +97,21 @@ function showMask(box, { prediction, mask, colors }, file) {
   }
 }
 
+// An input of a codec, and beside it what is decoded from its codes.
+function showRestored(box, { prediction, num_codes, restored, type }, file) {
+  const codes = prediction.flat().length.toLocaleString("en");
+  make(box, "p", `${codes} codes, each one of ${num_codes.toLocaleString("en")}`, { class: "soft" });
+  if (!type) return make(box, "pre", JSON.stringify(restored), { tabindex: "0" });
+  const files = [["decoded", dataUrl(type, restored)]];
+  if (file instanceof Blob) files.unshift(["original", URL.createObjectURL(file)]);
+  for (const [name, source] of files) {
+    const figure = make(box, "figure", null, { class: "preview" });
+    // The browser may not know the format of the original.
+    showFile(figure, type, source, name).addEventListener("error", () => figure.remove());
+    make(figure, "figcaption", name, { class: "soft" });
+  }
+}
+
 function draw(parent, name, attributes) {
   const element = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -139,13 +156,16 @@ export function showGenerated(box) {
   return ({ index, delta, partial, generated, type }) => {
     const line = lines[index] ??= make(box, "p", "", { class: "answer long preview", dir: "auto" });
     const value = generated ?? partial ?? line.textContent + delta;
-    if (type) showFile(line, type, value.base64);
+    if (type) showFile(line, type, dataUrl(type, value), "the created file");
     else line.textContent = typeof value === "string" ? value : JSON.stringify(value);
   };
 }
 
-function showFile(line, type, content) {
-  line.classList.toggle("tile", type.startsWith("image/"));  // pictures stand side by side
-  const element = line.firstElementChild ?? makeMedia(line, type.split("/")[0], "the created file");
-  element.src = `data:${type};base64,${content}`;
+const dataUrl = (type, { base64 }) => `data:${type};base64,${base64}`;
+
+function showFile(parent, type, source, name) {
+  parent.classList.toggle("tile", type.startsWith("image/"));  // pictures stand side by side
+  const element = parent.firstElementChild ?? makeMedia(parent, type.split("/")[0], name);
+  element.src = source;
+  return element;
 }
