@@ -197,11 +197,12 @@ def test_any_number_of_codes_can_be_decoded(make):
         size=(groups, height, width),
     )
     assert CodeReader(codec).is_path("1 2 3") == adapter.reader().is_path("1 2 3")
-    complete = Codes(codec).value([1] * codec.num_tokens * 2)
+    complete = Codes(codec).value(torch.ones(codec.num_tokens, 2, dtype=torch.long))
     assert complete.shape[1:] == raw.shape[1:]
     # A generated value can end anywhere.
-    for count in (1, 3, 5, 13):
-        value = Codes(codec).value([1] * count)
+    for count, flat in [(1, True), (3, True), (5, True), (13, True), (1, False), (7, False)]:
+        codes = Codes(codec, flat=flat)
+        value = codes.value(torch.ones(count, codes.stages, dtype=torch.long))
         assert value.shape[1:] == raw.shape[1:] and 0 < len(value) <= len(complete)
 
 

@@ -323,12 +323,20 @@ class Decoder(StepDecoder):
         *,
         num_real: int | None = None,
     ) -> Tensor:
-        """See `StepDecoder.states`."""
+        """See `StepDecoder.states`.
+
+        The ids can be (B, n, R), where R tokens have the same position. Their embeddings are added.
+        Negative ids are no tokens.
+        """
         self._check_length(mask.shape[1])
-        x = self.embedding(ids) * self.scale
+        if ids.ndim == 3:
+            x = (self.embedding(ids.clamp(min=0)) * (ids >= 0)[..., None]).sum(2)
+        else:
+            x = self.embedding(ids)
+        x = x * self.scale
         # Before the positions are added, so that the decoder still knows where it is.
         if self.training and self.token_dropout:
-            keys = Keys.of(ids.shape, ids.device)
+            keys = Keys.of(ids.shape[:2], ids.device)
             draws = keys.noise.draw(keys.tokens, self.dropout.layer)
             x = x * (draws >= threshold(self.token_dropout))[..., None]
         if not caches or caches[0].is_empty:

@@ -450,7 +450,7 @@ class RandomSampler:
 
 
 class BatchSampler:
-    """The sampler of a batch of texts that have one each.
+    """The sampler of a batch of texts that have one each, for the same number of rows of each text.
 
     Args:
         samplers: The sampler of each text.
@@ -464,10 +464,10 @@ class BatchSampler:
         return BatchSampler([self.samplers[i] for i in indices])
 
     def __call__(self, log_probs: Tensor) -> Tensor:
-        """Return the next token (B,) of each text."""
-        assert len(log_probs) == len(self.samplers)
-        parts = [sampler(log_probs[i : i + 1]) for i, sampler in enumerate(self.samplers)]
-        return torch.cat(parts)
+        """Return the next token (B K,) of each row."""
+        assert len(log_probs) % len(self.samplers) == 0
+        parts = zip(self.samplers, log_probs.chunk(len(self.samplers)), strict=True)
+        return torch.cat([sampler(part) for sampler, part in parts])
 
 
 def _samplers(search: Choice) -> Sequence[Sampler]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,7 @@ class AnyHead(GenerateHead):
     Args:
         decoder: See `GenerateHead`.
         num_inputs: Number I of the inputs that can be written.
+        stages: Ids of each of the R stages, of which one token each is predicted at a position.
         unconditional: Probability that a training sample is written without its inputs, for
             classifier-free guidance (arXiv:2207.12598).
         label_smoothing: Amount of label smoothing, from 0 (none) to 1.
@@ -32,11 +34,13 @@ class AnyHead(GenerateHead):
         decoder: nn.Module,
         *,
         num_inputs: int,
+        stages: Sequence[range],
         unconditional: float = 0.0,
         label_smoothing: float = 0.0,
     ):
         super().__init__(decoder, label_smoothing=label_smoothing)
         self.num_inputs = num_inputs
+        self.stages = stages
         self.unconditional = unconditional
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -47,17 +51,23 @@ class AnyHead(GenerateHead):
         """
         memory = self.memory(tokens)
         ids, labels = batch["target"]["ids"], batch["target"]["labels"]
-        states = self.decoder.states(ids.clamp(min=0), ids != IGNORED, memory)
-        known = labels != IGNORED
+        states = self.decoder.states(ids, ids[..., 0] != IGNORED, memory)
+        known = (labels != IGNORED).any(-1)
         logits = self.decoder.output(states[known]).float()
-        true = labels[known]
-        losses = F.cross_entropy(
-            logits, true, reduction="none", label_smoothing=self.label_smoothing
-        )
-        right = (logits.argmax(-1) == true).float()
-        each = torch.stack([losses, torch.ones_like(losses), right], -1)
         rows = known.nonzero()[:, 0]
-        sums = each.new_zeros(len(ids), 3).index_add(0, rows, each)
+        sums = logits.new_zeros(len(ids), 3)
+        for stage, true in zip(self.stages, labels[known].unbind(-1), strict=True):
+            own = logits[:, stage.start : stage.stop]
+            losses = F.cross_entropy(
+                own,
+                true,
+                reduction="none",
+                label_smoothing=self.label_smoothing,
+                ignore_index=IGNORED,
+            )
+            right = own.argmax(-1) == true
+            each = torch.stack([losses, (true != IGNORED).float(), right.float()], -1)
+            sums = sums.index_add(0, rows, each)
         number = batch["target"]["index"]
         statistics = sums.new_zeros(len(ids), self.num_inputs, 3)
         return statistics.index_put((torch.arange(len(ids), device=ids.device), number), sums)

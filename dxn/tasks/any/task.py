@@ -15,6 +15,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import Probability, torch_generator
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Decoder, Memory
+from dxn.models.decoding.delay import Delayed
 from dxn.models.decoding.generation import generate
 from dxn.models.decoding.guidance import Guided
 from dxn.models.decoding.parallel import generate_parallel, num_masked
@@ -54,7 +55,7 @@ class WrittenInput(PredictedInputs):
                 f"head=any: needs two inputs or more, one of which is written from the others, got "
                 f"{', '.join(adapters)}"
             )
-        found = {name: writing_of(adapter) for name, adapter in adapters.items()}
+        found = {name: writing_of(each, parallel=self.parallel) for name, each in adapters.items()}
         writings = {name: each for name, each in found.items() if each is not None}
         for name in self.names:
             if name not in writings:
@@ -84,25 +85,22 @@ class WrittenInput(PredictedInputs):
     def encode(
         self, value: Any, sample: dict[str, Any], rand: Random | None = None
     ) -> dict[str, Any]:
-        """Remove an input from the sample, and return its number, its tokens (n,) and labels (n,).
+        """Remove an input from the sample, and return its number, its ids and labels (n, R).
 
-        The labels are the tokens that are predicted, and IGNORED elsewhere. A sample with one input
-        teaches nothing: its tokens are the begin token alone.
+        The labels are the tokens that are predicted, see `Vocabulary.encode`, and IGNORED
+        elsewhere. A sample with one input teaches nothing: its tokens are begin tokens alone.
         """
         assert rand is not None, "the input is also drawn in validation, see Target.random"
         present = [name for name in self.kinds if name in sample]
         name = rand.choice(present) if present else next(iter(self.kinds))
         number = self.vocabulary.begin(name)
         if not present or sum(isinstance(each, Mapping) for each in sample.values()) < 2:
-            return {
-                "index": number,
-                "ids": torch.tensor([number]),
-                "labels": torch.tensor([IGNORED]),
-            }
-        tokens = self.vocabulary.encode(name, sample.pop(name))
+            ids = torch.full((1, len(self.vocabulary.stages)), number)
+            return {"index": number, "ids": ids, "labels": torch.full_like(ids, IGNORED)}
+        tokens, labels = self.vocabulary.encode(name, sample.pop(name))
         if self.parallel:
             return {"index": number, **self._mask(tokens, rand)}
-        return {"index": number, "ids": tokens[:-1], "labels": tokens[1:]}
+        return {"index": number, "ids": tokens[:-1], "labels": labels[1:]}
 
     def _mask(self, tokens: Tensor, rand: Random) -> dict[str, Tensor]:
         """Mask at least one of the tokens after the begin token, and return ids and labels."""
@@ -116,7 +114,7 @@ class WrittenInput(PredictedInputs):
         return {"ids": tokens, "labels": labels}
 
     def collate(self, targets: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """Return ids and labels (B, n) padded with IGNORED, and the number (B,) of the input."""
+        """Return ids and labels (B, n, R) padded with IGNORED, and the number (B,) of the input."""
         ids, labels = ([target[name] for target in targets] for name in ("ids", "labels"))
         return {
             "ids": nn.utils.rnn.pad_sequence(ids, True, IGNORED),
@@ -187,6 +185,7 @@ class WriteAny(PerInput[WrittenInput]):
         return AnyHead(
             decoder,
             num_inputs=len(self.target.kinds),
+            stages=vocabulary.stages,
             unconditional=self.unconditional,
             label_smoothing=self.label_smoothing,
         )
@@ -217,16 +216,18 @@ class WriteAny(PerInput[WrittenInput]):
         memory = Memory.from_tokens(tokens)
         decoder = head.decoder if guidance == 1 else Guided(head.decoder, guidance)
         begin, length = vocabulary.begin(name), vocabulary.writings[name].max_len
+        stages = vocabulary.writings[name].stages
         rules = vocabulary.rules(name)
-        written: list[list[int]] = [[] for _ in memory.x]
+        # The tokens of each stage of each sample.
+        written: list[list[int]] = [[] for _ in range(len(memory.x) * stages)]
 
         def show(written: Sequence[Sequence[int]]) -> None:
             assert on_step is not None
-            on_step(lambda i: vocabulary.unfinished(name, written[i]))
+            on_step(lambda i: vocabulary.unfinished(name, written[i * stages : (i + 1) * stages]))
 
         def append(new: dict[int, list[int]]) -> None:
-            for i, ids in new.items():
-                written[i] += ids
+            for row, ids in new.items():
+                written[row] += ids
             show(written)
 
         if self.parallel:
@@ -243,16 +244,23 @@ class WriteAny(PerInput[WrittenInput]):
             )
             found = [list(takewhile(lambda i: i != vocabulary.end, ids)) for ids in filled.tolist()]
         else:
+            if stages > 1:
+                allowed = vocabulary.allowed(name).to(memory.x.device)
+                decoder = Delayed(
+                    decoder, allowed=allowed, begin=begin, end=vocabulary.end, length=length
+                )
             prompt = torch.full((len(memory.x), 1), begin, device=memory.x.device)
             hypotheses = generate(
                 decoder,
                 memory,
                 prompt=prompt,
                 end=vocabulary.end,
-                max_new=length,
+                max_new=length + stages - 1,
                 sampler=sampler,
+                count=stages,
                 rules=rules,
                 on_tokens=on_step and append,
             )
             found = [each.ids for each in hypotheses]
-        return [vocabulary.decode(name, ids) for ids in found]
+        rows = range(0, len(found), stages)
+        return [vocabulary.decode(name, found[i : i + stages]) for i in rows]

@@ -5,44 +5,50 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dxn.models.decoding.rules import Rules
+from dxn.tasks.target import IGNORED
 from dxn.tokenize.codes import CodeTokenizer
 
 UNWRITTEN = -1  # stands for an id that is not written yet
 
 
 class Writing(ABC):
-    """How a value of an input is a sequence of ids, and back.
+    """How a value of an input is a sequence of tokens of R ids each, and back.
 
     Attributes:
-        size: Number of ids.
-        length: Number of ids of every value; 0 if values differ, so that an end token follows.
-        max_len: Maximum number of ids of a value.
-        vectors: Known vectors (size, d) of the ids. None: they have none.
+        size: Number of ids of a stage.
+        stages: Number R of ids of a token, each of which is one of a stage of its own.
+        length: Number of tokens of every value; 0 if values differ, so that an end token follows.
+        max_len: Maximum number of tokens of a value.
+        vectors: Known vectors (size, d) of the ids of a stage. None: they have none.
     """
 
     size: int
+    stages: int = 1
     vectors: Tensor | None = None
     length: int = 0
     max_len: int
 
     @abstractmethod
     def ids(self, sample: Mapping[str, Any]) -> Tensor:
-        """Return the ids (n,) of a prepared value."""
+        """Return the ids (n, R) of a prepared value."""
 
     @abstractmethod
-    def value(self, ids: Sequence[int]) -> Any:
-        """Return the raw value of ids."""
+    def value(self, ids: Tensor) -> Any:
+        """Return the raw value of ids (n, R)."""
 
     @abstractmethod
-    def unfinished(self, ids: Sequence[int]) -> Any:
-        """Return the raw value of the ids so far, UNWRITTEN among them. None: it has none."""
+    def unfinished(self, ids: Tensor) -> Any:
+        """Return the raw value of ids (n, R) so far, some of them UNWRITTEN. None: it has none."""
 
 
 class Words(Writing):
@@ -60,46 +66,49 @@ class Words(Writing):
     def ids(self, sample: Mapping[str, Any]) -> Tensor:
         """Return the tokens that are no special ones."""
         ids = sample["ids"]
-        return ids[~torch.isin(ids, torch.tensor(list(self.tokenizer.special_ids)))]
+        return ids[~torch.isin(ids, torch.tensor(list(self.tokenizer.special_ids))), None]
 
-    def value(self, ids: Sequence[int]) -> str:
+    def value(self, ids: Tensor) -> str:
         """Return the text."""
-        return self.tokenizer.vocabulary.decode(list(ids), skip_special_tokens=True).strip()
+        text = self.tokenizer.vocabulary.decode(ids[:, 0].tolist(), skip_special_tokens=True)
+        return text.strip()
 
-    def unfinished(self, ids: Sequence[int]) -> str | None:
+    def unfinished(self, ids: Tensor) -> str | None:
         """Return the text so far, if it is written from its start."""
         return None if UNWRITTEN in ids else self.value(ids)
 
 
 class Codes(Writing):
-    """Pictures, sounds, series and clips as the codes of a codec, stage after stage of a token.
+    """Pictures, sounds, series and clips as the codes of a codec.
 
     Args:
         codec: The codec, a `dxn.tasks.codec.stored.StoredCodec`.
+        flat: Each code is a token, with the same ids in all stages.
     """
 
-    def __init__(self, codec: Any):
+    def __init__(self, codec: Any, *, flat: bool = False):
         self.codec = codec
         self.size = codec.num_codes
-        self.max_len = codec.num_tokens * codec.stages
+        self.stages = 1 if flat else codec.stages
+        self.max_len = codec.num_tokens * codec.stages // self.stages
         self.length = self.max_len if codec.has_fixed_length else 0
         self.vectors = codec.vectors(torch.arange(self.size)[:, None])
 
     def ids(self, sample: Mapping[str, Any]) -> Tensor:
         """Return the codes."""
-        return sample["codes"].flatten()
+        return sample["codes"].reshape(-1, self.stages)
 
-    def value(self, ids: Sequence[int]) -> Any:
+    def value(self, ids: Tensor) -> Any:
         """Return the raw value.
 
         The codes of a last part that is not complete, such as a frame of a clip, are left out.
         """
         step = self.codec.step * self.codec.stages
-        count = max(len(ids) // step, 1) * step
-        codes = torch.tensor([*ids, *[0] * step][:count])
+        count = max(ids.numel() // step, 1) * step
+        codes = F.pad(ids.flatten(), (0, step))[:count]
         return self.codec.decode(codes.view(-1, self.codec.stages))
 
-    def unfinished(self, ids: Sequence[int]) -> Any:
+    def unfinished(self, ids: Tensor) -> Any:
         """Return a picture, with the code of the vector nearest to zero where there is none yet.
 
         An unfinished sound says nothing, and its phase takes long to estimate.
@@ -108,20 +117,24 @@ class Codes(Writing):
             return None
         assert self.vectors is not None
         blank = int(self.vectors.square().sum(1).argmin())
-        known = [*ids, *[UNWRITTEN] * (self.length - len(ids))]
-        return self.value([blank if i == UNWRITTEN else i for i in known])
+        known = F.pad(ids, (0, 0, 0, self.length - len(ids)), value=UNWRITTEN)
+        return self.value(known.masked_fill(known == UNWRITTEN, blank))
 
 
-def writing_of(adapter: Any) -> Writing | None:
+def writing_of(adapter: Any, *, parallel: bool = False) -> Writing | None:
     """Return how the values of an adapter are written. None: they cannot be written."""
     if isinstance(adapter.tokenizer, CodeTokenizer):
-        return Codes(adapter.tokenizer.codec)
+        # In parallel, all codes are written at once, so a delay would save nothing.
+        return Codes(adapter.tokenizer.codec, flat=parallel)
     return Words(adapter.tokenizer) if adapter.has_vocabulary else None
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of all inputs one after another, before them a begin token of each, and an end token.
+    """The ids of all inputs: a begin token of each, an end token, and those of their stages.
+
+    The first stages of all inputs are before the second ones, and so on, so that the output layer
+    of a stage is a part of the output matrix.
 
     Args:
         writings: How the values of each written input are ids, by input name.
@@ -144,35 +157,46 @@ class Vocabulary:
         """Return the id of the token before a value of an input."""
         return list(self.writings).index(name)
 
-    def start(self, name: str) -> int:
-        """Return the first id of an input."""
+    @cached_property
+    def parts(self) -> dict[tuple[str, int], range]:
+        """The ids of each stage of the first input of each group."""
+        kinds = dict.fromkeys(self.groups.values())
+        most = max((each.stages for each in self.writings.values()), default=1)
+        parts: dict[tuple[str, int], range] = {}
         start = self.end + 1
-        for each in self.kinds:
-            if each == self.groups[name]:
-                break
-            start += self.writings[each].size
-        return start
+        for stage in range(most):
+            for name in kinds:
+                if stage < self.writings[name].stages:
+                    parts[name, stage] = range(start, start + self.writings[name].size)
+                    start += self.writings[name].size
+        return parts
+
+    def ids(self, name: str) -> list[range]:
+        """Return the ids of each stage of an input."""
+        return [ids for (kind, _), ids in self.parts.items() if kind == self.groups[name]]
 
     @property
     def size(self) -> int:
         """Number of ids."""
-        sizes = sum(self.writings[each].size for each in self.kinds)
-        return self.end + 1 + sizes + self.parallel
+        return sum(map(len, self.parts.values())) + self.end + 1 + self.parallel
+
+    @cached_property
+    def stages(self) -> list[range]:
+        """The ids of each stage of all inputs. Those of the first one include all other tokens."""
+        starts = [0]
+        for (_, stage), ids in self.parts.items():
+            if stage == len(starts):
+                starts.append(ids.start)
+        return [range(*pair) for pair in pairwise([*starts, self.size])]
 
     def vectors(self) -> Tensor | None:
-        """Return the known vectors (V, d) of all ids, in columns of their own for each input."""
-        parts: list[Tensor] = []
-        for name in self.kinds:
-            own, start = self.writings[name].vectors, self.start(name)
-            if own is None:
-                continue
-            parts.append(F.pad(own, (0, 0, start, self.size - start - len(own))))
-        return torch.cat(parts, 1) if parts else None
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The first input of each group."""
-        return tuple(dict.fromkeys(self.groups.values()))
+        """Return the known vectors (V, d) of all ids, in columns of their own for each stage."""
+        found: list[Tensor] = []
+        for (name, _), ids in self.parts.items():
+            own = self.writings[name].vectors
+            if own is not None:
+                found.append(F.pad(own, (0, 0, ids.start, self.size - ids.stop)))
+        return torch.cat(found, 1) if found else None
 
     @property
     def mask(self) -> int:
@@ -182,38 +206,68 @@ class Vocabulary:
     @property
     def max_len(self) -> int:
         """Maximum number of tokens of a sequence, with those before and after the value."""
-        return max(each.max_len for each in self.writings.values()) + 2
+        return max(each.max_len + each.stages - 1 for each in self.writings.values()) + 2
 
-    def encode(self, name: str, sample: Mapping[str, Any]) -> Tensor:
-        """Return the tokens of a prepared value, with the begin token and end tokens."""
+    def encode(self, name: str, sample: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the tokens (n, R) of a prepared value, and their labels (n, R).
+
+        After the begin tokens, code r of token i is in row i + r. The codes of a stage are between
+        begin and end tokens. Stages that the input does not have are IGNORED. A label is the index
+        of a token among those of its stage. Tokens that follow from others have none.
+        """
         writing = self.writings[name]
-        ids = writing.ids(sample)[: writing.max_len] + self.start(name)
-        end = [] if writing.length else [self.end]
+        values = writing.ids(sample)[: writing.max_len]
+        count = len(values)
+        ends = 0 if writing.length else 1
         if self.parallel:
-            end = [self.end] * (writing.max_len - len(ids))
-        return torch.cat([torch.tensor([self.begin(name)]), ids, torch.tensor(end).long()])
+            ends = writing.max_len - count
+        length = 1 + count + max(writing.stages - 1, ends)
+        tokens = torch.full((length, len(self.stages)), IGNORED)
+        labels = tokens.clone()
+        for stage, ids in enumerate(self.ids(name)):
+            part = slice(1 + stage, 1 + stage + count)
+            tokens[: part.start, stage] = self.begin(name)
+            tokens[part, stage] = values[:, stage] + ids.start
+            tokens[part.stop :, stage] = self.end
+            labels[part, stage] = tokens[part, stage] - self.stages[stage].start
+        labels[1 + count : 1 + count + ends, 0] = self.end
+        return tokens, labels
 
-    def decode(self, name: str, tokens: Sequence[int]) -> Any:
-        """Return the raw value of generated tokens, without the begin and end tokens."""
-        start = self.start(name)
-        return self.writings[name].value([token - start for token in tokens])
+    def decode(self, name: str, tokens: Sequence[Sequence[int]]) -> Any:
+        """Return the raw value of the generated tokens of each stage, without end tokens."""
+        return self.writings[name].value(self._values(name, tokens))
 
-    def unfinished(self, name: str, tokens: Sequence[int]) -> Any:
-        """Return the raw value of the tokens so far, or of some of them. None: it has none."""
-        writing, start = self.writings[name], self.start(name)
-        own = range(start, start + writing.size)
-        ids = [token - start if token in own else UNWRITTEN for token in tokens]
-        return writing.unfinished(ids)
+    def unfinished(self, name: str, tokens: Sequence[Sequence[int]]) -> Any:
+        """Return the raw value of the tokens of each stage so far. None: it has none."""
+        return self.writings[name].unfinished(self._values(name, tokens))
+
+    def _values(self, name: str, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Undo the delay of the tokens of each stage: return (n, R), or UNWRITTEN for others."""
+        columns: list[Tensor] = []
+        for stage, (ids, row) in enumerate(zip(self.ids(name), tokens, strict=True)):
+            column = torch.tensor(row[stage:], dtype=torch.long) - ids.start
+            is_other = (column < 0) | (column >= len(ids))
+            columns.append(column.masked_fill(is_other, UNWRITTEN))
+        return pad_sequence(columns, padding_value=UNWRITTEN)
+
+    def allowed(self, name: str) -> Tensor:
+        """Return the tokens (R, V) that each stage of an input can have, without begin tokens."""
+        writing, parts = self.writings[name], self.ids(name)
+        allowed = torch.zeros(len(parts), self.size, dtype=torch.bool)
+        for row, ids in zip(allowed, parts, strict=True):
+            row[ids.start : ids.stop] = True
+        if isinstance(writing, Words):
+            special = [i for i in writing.tokenizer.special_ids if i < writing.size]
+            allowed[0, [parts[0].start + i for i in special]] = False
+        allowed[0, self.end] = not writing.length
+        return allowed
 
     def rules(self, name: str) -> Rules:
         """Return the rules of the tokens of an input: its own, and the end token."""
-        writing, start = self.writings[name], self.start(name)
-        own = range(start, start + writing.size)
-        allowed = set(own) if writing.length else {*own, self.end}
-        forbidden = tuple(i for i in range(self.size) if i not in allowed)
-        special = ()
-        if isinstance(writing, Words):
-            special = tuple(start + i for i in writing.tokenizer.special_ids if i < writing.size)
+        writing = self.writings[name]
         # At least one token, from which a value can be decoded.
         first = () if writing.length else (self.end,)
-        return Rules(forbidden=(*forbidden, *special), forbidden_first=first)
+        if writing.stages > 1:  # each stage has rules of its own, see `allowed`
+            return Rules(forbidden_first=first)
+        forbidden = (~self.allowed(name)[0]).nonzero()[:, 0].tolist()
+        return Rules(forbidden=forbidden, forbidden_first=first)
