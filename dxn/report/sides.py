@@ -135,7 +135,7 @@ def _created(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any
                     {
                         "where": samples.opened.origin[row],
                         "parts": [
-                            ("Inputs", fragments(given, budget)),
+                            *fragments(given, budget),
                             (f"True {name}", _drawn(shown.get(name), budget)),
                             (f"Created {name}", _answer(created, shown.get(name), budget)),
                         ],

@@ -55,9 +55,9 @@ MEANINGS = {
     "crps": "Continuous ranked probability score: error of the whole predicted distribution. Lower "
     "is better.",
     "psnr": "Peak signal-to-noise ratio in decibels: 10 log10 of the squared range of the values, "
-    "divided by their mean squared error. 20 is coarse, and 30 is hard to tell from the original.",
+    "divided by their mean squared error.",
     "snr": "Signal-to-noise ratio in decibels: 10 log10 of the variance of the values, divided by "
-    "their mean squared error. 0 is as good as always giving the mean.",
+    "their mean squared error. 0 is as good as always giving the mean of the training split.",
     "ssim": "Structural similarity of pictures: means, contrasts and structures of small windows. "
     "1 is equal.",
     "bits": "Mean number of bits of the codes of a row.",

@@ -187,6 +187,9 @@ def line_chart(
             axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if is_log:
             axis.set_yscale("log")
+            # Without powers, which pages cannot show.
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter("")
         finish(axis)
 
     return Chart(title, alt, draw)

@@ -1,6 +1,7 @@
 """Any inputs in, any inputs out: the common vocabulary, the drawn input, and created values."""
 
 import csv
+import io
 import json
 import random
 import shutil
@@ -21,6 +22,7 @@ from dxn.runs.predictor.writing import Text, Writer
 from dxn.tasks import WriteAny
 from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, TextAdapter, TokenizerOptions
+from dxn.viz.drawers import Shown, get_drawer
 
 
 @pytest.fixture(scope="module")
@@ -181,11 +183,21 @@ def test_a_report_has_created_values_beside_true_ones(pictures, tmp_path, capsys
     texts, created = page.partition('id="examples"')[2].split("image from the others")
     # A text cannot be written from the row without a picture.
     assert texts.count("Created text") == texts.count("<img") == 4
+    assert "<h4>image</h4>" in texts
     # That row has no true picture.
     assert created.count("Created image") == 5
     assert created.count("<img") == 9
     assert created.count("<h4>True image</h4>–") == 1
     assert "with temperature 1 and no guidance" in texts
+
+
+def test_codes_without_a_source_are_shown_as_the_decoded_picture(trained, pictures):
+    tokenizer = dxn.load(trained).tokenizers["image"]
+    codes = tokenizer.reader.read(str(pictures / "3.png"))
+    shown = Shown("codes", codes, tokenizer, name="image")
+    decoded = Image.open(io.BytesIO(get_drawer("codes").file(shown)))
+    assert np.array_equal(np.asarray(decoded), tokenizer.codec.decode(codes).permute(1, 2, 0))
+    assert 'alt="image of the sample"' in get_drawer("codes").fragment(shown)
 
 
 def test_the_same_seed_creates_the_same_pictures(trained):
