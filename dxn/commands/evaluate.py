@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge
 
 from dxn.commands.model import Compute, FromWeights, Labels, TableInput
-from dxn.commands.options import Data, InputTable, Seed
+from dxn.commands.options import Data, InputTable, Run, Seed
 from dxn.config.command import OUTPUT_FOLDER
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, PLOTS, PREDICTIONS
@@ -23,10 +25,16 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
         input: Table whose rows are all evaluated, with the columns and target of the training.
         split: Split to evaluate (default: the first of test, validation and train that has rows).
         only: Inputs to use, such as [text] (default: all, each alone, and all but each).
+        create: Input that a model of head=any creates for each row from the other inputs, or from
+            those of only. The metrics are then those of the created values.
+        judge: Run of a model that was trained alone and reads the created values; texts need none.
+        temperature: Divisor of the logits of created values; 0 always chooses the most probable
+            token.
+        guidance: Scale of the classifier-free guidance of created values (arXiv:2207.12598).
         output: Folder for metrics.json, predictions.csv and plots (default:
             RUN/evaluate/date_time).
         keep: Further columns of the table to copy to the output.
-        seed: Random seed of the splits, if the data has none.
+        seed: Random seed of the splits, if the data has none, and of created values.
         confine: Refuse files of input or of the run's data that lead out of its folder.
     """
 
@@ -35,12 +43,17 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
         "dxn evaluate run=outputs/label",
         "dxn evaluate run=outputs/label new.csv",
         "dxn evaluate run=RUN only=[image]",
+        "dxn evaluate run=RUN create=image judge=CLASSIFIER only=[text] guidance=2",
         "dxn evaluate weights=google/vit-base-patch16-224 data.path=photos/",
     )
 
     input: InputTable = None
     split: Literal["train", "validation", "test"] | None = None
     only: Sequence[str] | None = None
+    create: str | None = None
+    judge: Run = None
+    temperature: Annotated[float, Ge(0)] = 1.0
+    guidance: Annotated[float, Ge(0)] = 1.0
     output: Annotated[str | None, OUTPUT_FOLDER] = None
     keep: Sequence[str] = ()
     seed: Seed = 0
@@ -49,30 +62,58 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
     def execute(self) -> int:
         """Evaluate, and write the files."""
         from dxn.core.display import is_main_process, print_line
-        from dxn.runs.evaluation.data import open_evaluation_data, open_table
+        from dxn.runs.evaluation.data import evaluation_source, open_evaluation_data, open_table
         from dxn.runs.evaluation.evaluate import evaluate_data, new_evaluation
         from dxn.runs.monitoring import own_metrics_of
         from dxn.runs.saved.dtypes import difference
+        from dxn.runs.saved.loading import load_predictor
 
         trust = self.settings.folder_trust
         predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
         predictor.task.metric.own = own_metrics_of(self.run, trust)
+        where = nullcontext(Path(self.output)) if self.output else new_evaluation(self.run)
+        source: dict[str, Any] = {
+            "data": self.data,
+            "split": self.split,
+            "confine": self.confine,
+            "chosen": self.settings.chosen,
+            "trust": self.settings.trust,
+            "folder_trust": trust,
+        }
+        if self.create is not None:
+            from dxn.runs.evaluation.created import evaluate_created
+
+            if self.input is not None:
+                raise UserError(
+                    f"input: cannot be combined with create; set data.path={self.input}"
+                )
+            judge = None
+            if self.judge is not None:
+                judge = load_predictor(self.judge, trust=trust, **self.computing())
+            rows = evaluation_source(predictor, self.run, **source)
+            with where as folder:
+                evaluate_created(
+                    predictor,
+                    judge,
+                    rows,
+                    folder,
+                    create=self.create,
+                    only=self.only,
+                    batch_size=self.batch_size,
+                    temperature=self.temperature,
+                    guidance=self.guidance,
+                    seed=self.seed,
+                )
+            return 0
+        for name in ("judge", "temperature", "guidance"):
+            if name in self.settings.chosen:
+                raise UserError(f"{name}: needs create=NAME, an input that a model creates")
         if self.input is None:
-            data = open_evaluation_data(
-                predictor,
-                self.run,
-                data=self.data,
-                split=self.split,
-                confine=self.confine,
-                chosen=self.settings.chosen,
-                trust=self.settings.trust,
-                folder_trust=trust,
-            )
+            data = open_evaluation_data(predictor, self.run, **source)
         elif self.data is not None:
             raise UserError("input: cannot be combined with data; remove one of them")
         else:
             data = open_table(self.input, predictor, keep=self.keep, **self.table_options())
-        where = nullcontext(Path(self.output)) if self.output else new_evaluation(self.run)
         with where as folder:
             evaluate_data(predictor, data, folder, batch_size=self.batch_size, only=self.only)
         if not is_main_process():

@@ -31,7 +31,7 @@ MAX_SEED = 2**63 - 1  # of torch.manual_seed
 def find_runs(key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
     """Return the run folders that an option names: folders, latest, or folders of runs."""
     if isinstance(value, str):
-        folder, note = trained_run(value)
+        folder, note = trained_run(value, key)
         return str(folder), note
     found = [trained_run(text) for text in value]
     notes = [note for _, note in found if note]

@@ -38,12 +38,13 @@ def is_part(folder: Path) -> bool:
     return folder.parent.name in (MEMBERS, TRIALS)
 
 
-def trained_run(text: str) -> tuple[Path, str | None]:
+def trained_run(text: str, key: str = "run") -> tuple[Path, str | None]:
     """Return the run folder or model folder that `run=` names.
 
     Args:
         text: A run folder, a model folder, a folder of runs, "latest", or a model on the hub
             (hf://OWNER/NAME).
+        key: The option, for messages.
 
     Returns:
         The folder, and a line about the choice if there are several runs.
@@ -55,7 +56,7 @@ def trained_run(text: str) -> tuple[Path, str | None]:
         from dxn.runs.saved.hub import download
 
         return download(text), None
-    return _find(text, "run", has_model)
+    return _find(text, key, has_model)
 
 
 def interrupted_run(text: str) -> tuple[Path, str | None]:

@@ -30,6 +30,24 @@ INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "sheet", "on_bad", "confi
 PATHS = ("path", "train", "validation", "test", "name")
 
 
+class EvaluationSource(NamedTuple):
+    """A data set of which a split is evaluated.
+
+    Attributes:
+        source: The data set.
+        split: Name of the split.
+        about: Description of its rows for titles and messages.
+        node: Configuration node of the data set.
+        trust: Top-level packages besides dxn whose code the node may use.
+    """
+
+    source: Source
+    split: str
+    about: str
+    node: Mapping[str, Any]
+    trust: Sequence[str]
+
+
 class EvaluationData(NamedTuple):
     """Opened rows with their targets.
 
@@ -44,7 +62,7 @@ class EvaluationData(NamedTuple):
     opened: Opened
 
 
-def open_evaluation_data(
+def evaluation_source(
     predictor: Predictor,
     run: str | None,
     *,
@@ -54,8 +72,8 @@ def open_evaluation_data(
     chosen: Collection[str] = (),
     trust: Sequence[str] = (),
     folder_trust: Sequence[str] = (),
-) -> EvaluationData:
-    """Open the data that the user named, or otherwise the data of the run.
+) -> EvaluationSource:
+    """Return the data that the user named, or otherwise the data of the run.
 
     Args:
         predictor: The model.
@@ -91,7 +109,13 @@ def open_evaluation_data(
     about = split
     if isinstance(path, str):
         about = path if split == UNDIVIDED else f"{split} of {path}"
-    return EvaluationData(split, about, _open(source, split, predictor))
+    return EvaluationSource(source, split, about, node, trust)
+
+
+def open_evaluation_data(predictor: Predictor, run: str | None, **options: Any) -> EvaluationData:
+    """Open the split of `evaluation_source`, which has the same arguments."""
+    found = evaluation_source(predictor, run, **options)
+    return EvaluationData(found.split, found.about, _open(found.source, found.split, predictor))
 
 
 def open_data_of_run(

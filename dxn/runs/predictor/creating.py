@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from dxn.core.errors import UserError
 from dxn.runs.predictor.option import has_many_samples, is_table, read_sample
 from dxn.runs.predictor.output import SUFFIXES, write_records
 from dxn.runs.predictor.prompts import read_rows
+from dxn.tokenize.base import Reader
 
 if TYPE_CHECKING:
     from dxn.commands.generate import Generate
@@ -83,13 +84,19 @@ def create_files(predictor: Predictor, options: Generate) -> None:
         reader.write(values[0], output)
         print_line(f"written: {output}")
         return
-    output.mkdir(parents=True, exist_ok=True)
-    for i, (row, value) in enumerate(zip(records, values, strict=True)):
-        path = output / f"{i:06}{formats[0]}"
-        reader.write(value, path)
+    for row, path in zip(records, write_values(reader, values, output), strict=True):
         row[name] = path.name
     write_records(output / TABLE, records)
     print_line(f"written: {output} ({count(len(records), 'file')}, {TABLE})")
+
+
+def write_values(reader: Reader, values: Sequence[Any], folder: Path) -> list[Path]:
+    """Write each of several raw values to a file of a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{i:06}{reader.formats[0]}" for i in range(len(values))]
+    for value, path in zip(values, paths, strict=True):
+        reader.write(value, path)
+    return paths
 
 
 def created_input(predictor: Predictor, chosen: str | None, given: Container[str]) -> str:

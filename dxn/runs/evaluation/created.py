@@ -1,0 +1,195 @@
+"""`dxn evaluate create=NAME`: metrics of the values that a model of head=any creates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dxn.core.display import count, print_line
+from dxn.core.errors import UserError
+from dxn.core.files import METRICS, PREDICTIONS
+from dxn.core.processes import processes
+from dxn.core.results import DataFacts, Figures, Results, flat
+from dxn.data.dataset import Samples
+from dxn.data.reading import open_rows
+from dxn.data.rows import TARGET, Rows
+from dxn.runs.evaluation.data import EvaluationSource
+from dxn.runs.evaluation.features import (
+    FRECHET,
+    Features,
+    distance_remarks,
+    feature_metrics,
+    share_equal,
+)
+from dxn.runs.evaluation.figures import print_results
+from dxn.runs.evaluation.judge import Judge
+from dxn.runs.predictor.creating import write_values
+from dxn.runs.predictor.output import Record, write_records
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.table import identify
+from dxn.tasks.metric import defined
+
+CREATED, TRUE = "created", "true"  # rows of the table of metrics
+FILES = "created"  # folder of the created files
+
+
+def evaluate_created(
+    predictor: Predictor,
+    judging: Predictor | None,
+    data: EvaluationSource,
+    folder: Path,
+    *,
+    create: str,
+    only: Sequence[str] | None,
+    batch_size: int,
+    **sampling: Any,
+) -> None:
+    """Create a value for each row, compare the values with the true ones, and write the results.
+
+    The judge reads the created values alone, without the inputs that they were created from.
+
+    Args:
+        predictor: The model of head=any.
+        judging: A model that was trained alone. None: texts are compared with the true ones.
+        data: The rows.
+        folder: Folder to write to.
+        create: Input that is created.
+        only: Inputs that values are created from. Default: all others.
+        batch_size: Number of values per batch.
+        **sampling: The arguments temperature, guidance and seed of `Predictor.create`.
+
+    Raises:
+        UserError: If the model, the judge and the data do not fit each other.
+    """
+    if processes()[1] > 1:
+        raise UserError("create: a single process creates values; start dxn without torchrun")
+    predictor.check_created(create)
+    tokenizer = predictor.tokenizers[create]
+    are_files = bool(tokenizer.reader.formats)
+    judge = None
+    if judging is not None:
+        judge = Judge.of(judging, create, tokenizer.modality, batch_size)
+    elif are_files:
+        raise UserError(
+            f"judge: needs the run of a model that reads {create} ({tokenizer.modality}), such as "
+            "a classifier; set judge=RUN"
+        )
+    rows = predictor.model_inputs.of_source(data.source, data.split)
+    given = _given(predictor, rows, create, only)
+    cells = {name: rows.cells[name] for name in (create, *given)}
+    if judge is not None and (truths := judge.truths(rows, data, predictor)) is not None:
+        cells[TARGET] = truths
+    rows = _complete(replace(rows, cells=cells), create, given)
+    used = {name: predictor.tokenizers[name] for name in given}
+    opened = open_rows(rows, used, on_bad=data.source.on_bad)
+    rows = rows.take(opened.kept)
+    values = predictor.create(create, Samples(opened, used), batch_size=batch_size, **sampling)
+    folder.mkdir(parents=True, exist_ok=True)
+    if are_files:
+        values = [str(path) for path in write_values(tokenizer.reader, values, folder / FILES)]
+    records: Sequence[Record] = [{**identify(opened, i), create: v} for i, v in enumerate(values)]
+    figures: dict[str, dict[str, float]] = {CREATED: {}, TRUE: {}}
+    if not are_files:
+        figures[CREATED]["equal_text"] = share_equal(values, rows.cells[create])
+    remarks: list[str] = []
+    if judge is not None:
+        training = _training_features(judge, predictor, data, create)
+        for key, column in ((TRUE, rows.cells[create]), (CREATED, values)):
+            samples = judge.samples(rows, column)
+            answers, answered = judge.answers(samples, rows)
+            features = judge.features(samples)
+            figures[key] |= answers | feature_metrics(features, training)
+            records = answered or records
+            if len(samples) < len(rows):
+                unread = count(len(rows) - len(samples), f"{key} value")
+                remarks.append(f"the judge cannot read {unread}, such as an empty text")
+        remarks += distance_remarks(features, training)
+    results = _results(figures, predictor if judge is None else judge.model, data, given, remarks)
+    print_line(f"{data.about}: {count(len(rows), f'{create} value')} from {' and '.join(given)}")
+    print_results(results)
+    for remark in remarks:
+        print_line(f"note: {remark}")
+    update = {"task": predictor.task.name, "evaluated": len(rows), "dtype": predictor.dtype}
+    results.model_copy(update=update).write(folder)
+    write_records(folder / PREDICTIONS, records)
+    files = f"{METRICS}, {PREDICTIONS}" + (f", {FILES}/" if are_files else "")
+    print_line(f"written: {folder}: {files}")
+
+
+def _training_features(
+    judge: Judge, creator: Predictor, data: EvaluationSource, create: str
+) -> Features | None:
+    """Return the features of the training values; None if there are none, or they are evaluated."""
+    if data.split == "train" or not data.source.splits.get("train"):
+        return None
+    rows = creator.model_inputs.of_source(data.source, "train")
+    rows = _complete(replace(rows, cells={create: rows.cells[create]}), create, [create])
+    return judge.features(judge.samples(rows, rows.cells[create]))
+
+
+def _results(
+    figures: Figures,
+    answering: Predictor,
+    data: EvaluationSource,
+    given: list[str],
+    remarks: list[str],
+) -> Results:
+    """Return the results, in which the created values are the only set of inputs."""
+    shown = {key: defined(each) for key, each in figures.items() if each}
+    names = list(shown[CREATED])
+    metric = answering.task.metric
+    monitored = metric.monitored if metric.monitored in names else names[0]
+    return Results(
+        split=data.split,
+        task=answering.task.name,
+        monitored=monitored,
+        higher_is_better=monitored != FRECHET and metric.is_higher_better(monitored),
+        metrics=flat(data.split, shown),
+        shown=metric.shown(names),
+        inputs=given,
+        subsets=[CREATED],
+        references=[key for key in shown if key != CREATED],
+        remarks=remarks,
+        data=DataFacts(name=data.about),
+    )
+
+
+def _given(predictor: Predictor, rows: Rows, create: str, only: Sequence[str] | None) -> list[str]:
+    """Return the inputs that values are created from.
+
+    Raises:
+        UserError: If the data or the model does not have one of them, or the created input.
+    """
+    known = [name for name in predictor.inputs if name in rows.cells]
+    others = [name for name in known if name != create]
+    if len(others) == len(known) or not others:
+        raise UserError(
+            f"create: needs rows with {create} and another input of the model, but the data has "
+            f"{', '.join(known) or 'none of them'}"
+        )
+    if wrong := [name for name in only or () if name not in others]:
+        raise UserError(
+            f"only: {create} can be created from {', '.join(others)}, got {', '.join(wrong)}"
+        )
+    return [name for name in others if not only or name in only]
+
+
+def _complete(rows: Rows, create: str, given: Sequence[str]) -> Rows:
+    """Return the rows with a value to compare with, an input to create it from, and an answer.
+
+    Raises:
+        UserError: If there are none.
+    """
+    present = {name: [v is not None for v in column] for name, column in rows.cells.items()}
+    has_input = np.any([present.pop(name) for name in given], axis=0)
+    kept = np.flatnonzero(np.all([has_input, *present.values()], axis=0))
+    if not len(kept):
+        raise UserError(
+            f"create: none of {count(len(rows), 'row')} has {create}, one of "
+            f"{', '.join(given)}, and an answer for the judge; set split or data to other rows"
+        )
+    return rows.take(kept)

@@ -1,0 +1,93 @@
+"""Metrics of created values from features of them, the vectors of a model that judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+FRECHET = "frechet_distance"
+CHUNK = 1024  # rows of a matrix of distances, because there can be many training values
+
+
+class Features(NamedTuple):
+    """Features of values.
+
+    Attributes:
+        vectors: (n, E) float64.
+        digests: Hash of each value.
+    """
+
+    vectors: Tensor
+    digests: Sequence[bytes]
+
+
+def feature_metrics(values: Features, training: Features | None) -> dict[str, float]:
+    """Return the diversity of values, and how they differ from the training values, if known."""
+    vectors = values.vectors
+    figures: dict[str, float] = {}
+    if training is not None:
+        others = training.vectors
+        if min(len(vectors), len(others)) > 1:  # a single value has no covariance
+            figures[FRECHET] = frechet_distance(vectors, others)
+        figures["nearest_distance"] = nearest_distance(vectors, others)
+        known = set(training.digests)
+        copied = [digest in known for digest in values.digests]
+        figures["copied"] = sum(copied) / len(copied)
+    if len(vectors) > 1:
+        figures["diversity"] = diversity(vectors)
+    return figures
+
+
+def distance_remarks(values: Features, training: Features | None) -> list[str]:
+    """Return sentences about the distances from the training values, see `feature_metrics`."""
+    if training is None:
+        return ["there are no distances: the data has no training split besides these rows"]
+    size = values.vectors.shape[1]
+    fewest = min(len(values.digests), len(training.digests))
+    if fewest > size:
+        return []
+    # The covariance is singular, and the distance also depends on the number of rows.
+    return [f"{FRECHET} is too large: it needs more rows than features ({size}), got {fewest}"]
+
+
+def share_equal(texts: Sequence[str], others: Sequence[Any]) -> float:
+    """Return the share of texts that have the same words as others, pair by pair."""
+    pairs = zip(texts, others, strict=True)
+    return sum(a.split() == str(b).split() for a, b in pairs) / len(texts)
+
+
+def frechet_distance(a: Tensor, b: Tensor) -> float:
+    """Return the Fréchet distance of two Gaussians that are fitted to features (arXiv:1706.08500).
+
+    It is |mean(a) - mean(b)|² + tr(A + B - 2 (A B)^½), where A and B are the covariances.
+
+    Args:
+        a: (n, E), n > 1.
+        b: (m, E), m > 1.
+    """
+    shift = (a.mean(0) - b.mean(0)).square().sum()
+    cov_a, cov_b = torch.atleast_2d(a.T.cov()), torch.atleast_2d(b.T.cov())
+    # (A B)^½ has the trace of (A^½ B A^½)^½. This matrix is symmetric, so its eigenvalues are real
+    # and not negative, also of singular covariances. Only rounding errors are below 0.
+    values, basis = torch.linalg.eigh(cov_a)
+    root = basis * values.clamp(min=0).sqrt() @ basis.T
+    cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
+    return max(float(shift + cov_a.trace() + cov_b.trace() - 2 * cross), 0.0)
+
+
+def diversity(vectors: Tensor) -> float:
+    """Return the mean cosine distance of all pairs of features (n, E), n > 1."""
+    units = F.normalize(vectors, dim=1)
+    # The squared length of the sum is the sum of all cosines, also of each feature with itself.
+    cosines = units.sum(0).square().sum() - units.square().sum()
+    return 1 - float(cosines) / (len(units) * (len(units) - 1))
+
+
+def nearest_distance(vectors: Tensor, others: Tensor) -> float:
+    """Return the median distance of features (n, E) to the nearest of other features (m, E)."""
+    nearest = [torch.cdist(part, others).amin(1) for part in vectors.split(CHUNK)]
+    return float(torch.cat(nearest).median())

@@ -1,0 +1,152 @@
+"""A model that was trained alone judges the values that another model creates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dxn.core.errors import UserError
+from dxn.data.dataset import Samples
+from dxn.data.raws import digest_of
+from dxn.data.reading import open_rows
+from dxn.data.rows import TARGET, Rows
+from dxn.data.sources.table import JOINED
+from dxn.runs.evaluation.data import EvaluationSource, source_of
+from dxn.runs.evaluation.features import Features, share_equal
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.table import Record, identify, prediction_records
+from dxn.training.predict import score
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A model that reads one of its inputs alone.
+
+    Args:
+        model: The model.
+        name: The input.
+        batch_size: Number of values per batch.
+    """
+
+    model: Predictor
+    name: str
+    batch_size: int
+
+    @classmethod
+    def of(cls, model: Predictor, created: str, modality: str, batch_size: int) -> Judge:
+        """Return the judge of a created input: it reads its input of the same modality.
+
+        Raises:
+            UserError: If it has no such input, or several of which none has the same name.
+        """
+        same = [name for name, each in model.tokenizers.items() if each.modality == modality]
+        names = [created] if created in same else same
+        if len(names) != 1:
+            inputs = [f"{name} ({each.modality})" for name, each in model.tokenizers.items()]
+            raise UserError(
+                f"judge: must read {created} ({modality}), but its inputs are {', '.join(inputs)}; "
+                "set judge to the run of another model"
+            )
+        return cls(model, names[0], batch_size)
+
+    @property
+    def text(self) -> str | None:
+        """The text that a judge of head=any writes from the input. None: there is none."""
+        for name in self.model.task.creates:
+            if name != self.name and not self.model.tokenizers[name].reader.formats:
+                return name
+        return None
+
+    def truths(
+        self, rows: Rows, data: EvaluationSource, creator: Predictor
+    ) -> Sequence[Any] | None:
+        """Return the true answer for each row: the target of the judge, or the text that it writes.
+
+        Args:
+            rows: The rows, with the inputs of the model that creates values.
+            data: The data set that they are from.
+            creator: The model that creates values.
+
+        Returns:
+            Cells. None: the judge has no answers, but features.
+
+        Raises:
+            UserError: If the data has no column with the answers.
+        """
+        if not self.model.task.is_supervised:
+            return None if self.text is None else rows.cells.get(self.text)
+        target = self.model.target
+        for name, column in creator.columns.items():
+            if column == target and name in rows.cells:
+                return rows.cells[name]
+        source = data.source
+        # The user can choose another column with the same content, such as data.target=digit.
+        is_chosen = data.node.get("target") is not None
+        if target is not None and source.target != target and not is_chosen:
+            # Read again, because a target can change which rows are drawn for a split.
+            node = {**data.node, "target": target.split(JOINED)}
+            try:
+                source = source_of(node, creator, data.trust)
+            except UserError as error:
+                raise UserError(
+                    f"judge: predicts {target}, which the data does not have ({error}); set "
+                    "data.path=... data.target=COLUMN to a column with the same content"
+                ) from error
+        known: dict[str, Any] = {}
+        for each in source.splits.values():
+            known |= zip(each.origin, each.cells.get(TARGET, ()), strict=False)
+        return [known.get(origin) for origin in rows.origin]
+
+    def samples(self, rows: Rows, values: Sequence[Any]) -> Samples:
+        """Return a sample of each value that can be read, which an empty text cannot.
+
+        Args:
+            rows: The rows of the values, with the true answers as targets, if they are known.
+            values: Cells.
+        """
+        task = self.model.task
+        cells = {self.name: values}
+        if has_answers := TARGET in rows.cells and task.is_supervised:
+            cells[TARGET] = rows.cells[TARGET]
+        opened = open_rows(
+            Rows(cells, rows.origin),
+            {self.name: self.model.tokenizers[self.name]},
+            task=task,
+            on_bad="skip",
+            need_target=has_answers,
+        )
+        return Samples(opened, self.model.tokenizers, task=task if has_answers else None)
+
+    def features(self, samples: Samples) -> Features:
+        """Return the features of values."""
+        rows, vectors = self.model.vectors(samples, batch_size=self.batch_size)
+        column = samples.opened.raws[self.name]
+        return Features(vectors.double(), [digest_of(column, row) for row in rows])
+
+    def answers(self, samples: Samples, rows: Rows) -> tuple[dict[str, float], list[Record]]:
+        """Return metrics of the answers for values, and the rows of predictions.csv.
+
+        Args:
+            samples: The values.
+            rows: The rows of all values, with the true answers as targets, if they are known.
+        """
+        model = self.model
+        if model.task.is_supervised:
+            predictions = model.run(samples, batch_size=self.batch_size)
+            figures = score(predictions, samples, model.task)
+            figures.pop("loss")
+            return figures, prediction_records(predictions, samples.opened, model.task)
+        if self.text is None or TARGET not in rows.cells:
+            return {}, []
+        texts = model.create(self.text, samples, temperature=0, batch_size=self.batch_size)
+        kept = np.asarray(samples.opened.kept)[samples.rows]
+        true = [rows.cells[TARGET][row] for row in kept.tolist()]
+        found = zip(samples.rows.tolist(), true, texts, strict=True)
+        records: list[Record] = [
+            {**identify(samples.opened, row), "target": target, "prediction": text}
+            for row, target, text in found
+        ]
+        return {"exact_match": share_equal(texts, true)}, records

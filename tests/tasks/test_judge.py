@@ -1,0 +1,200 @@
+"""A judge reads the values that a model of head=any creates: metrics, distances and errors."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from helpers.newcomer import printed, refused
+from helpers.runs import SMALL_IMAGES
+from helpers.shades import SHADES, train_any
+from PIL import Image
+
+import dxn
+from dxn.runs.evaluation.features import (
+    Features,
+    diversity,
+    feature_metrics,
+    frechet_distance,
+    nearest_distance,
+)
+
+IMAGES = [o for o in SMALL_IMAGES if "image_size" not in o]
+IMAGES += ["data.image=image", "adapters.image.image_size=16", "optimizer.lr=0.01"]
+LEARNED = ["trainer.patience=0", "dim=32", "batch_size=8"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A table of plain pictures, and the runs of a model that creates them and of two judges."""
+    folder = tmp_path_factory.mktemp("judge")
+    rows = []
+    for i in range(60):
+        name = list(SHADES)[i % 3]
+        pixels = np.full((16, 16), SHADES[name] + i // 3, np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+        split = "test" if i % 5 == 4 else "train"
+        rows.append([f"a {name} one", f"{i}.png", name, split])
+    # The same rows with other names of columns.
+    heads = {"rows.csv": ("text", "shade", "split"), "drawn.csv": ("text", "shade", "number")}
+    for file, (text, shade, split) in heads.items():
+        with (folder / file).open("w", newline="") as out:
+            csv.writer(out).writerows([[text, "image", shade, split], *rows])
+    table = folder / "rows.csv"
+    dxn.train(
+        *(table, *IMAGES, "head=codec", "head.levels=[5,5]", "head.stages=2"),
+        *("trainer.epochs=30", "trainer.patience=0", f"run={folder / 'codec'}"),
+    )
+    learned = ["backbone.dropout=0", "optimizer.lr=0.01", *LEARNED]
+    train_any(folder, "any", *learned, "trainer.epochs=80")
+    for target, run in (("shade", "judge"), ("text", "named")):
+        options = [*IMAGES, *LEARNED, "trainer.epochs=15", "preset=plain", "head=classify"]
+        dxn.train(table, f"target={target}", *options, f"run={folder / run}")
+    return folder
+
+
+def metrics(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def test_created_pictures_are_judged_from_their_files(folder, tmp_path, capsys):
+    out = printed(
+        capsys,
+        *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'judge'}"),
+        *("only=[text]", "temperature=0", "guidance=1.5", f"output={tmp_path}"),
+    )
+    assert "12 image values from text" in out
+    assert "frechet_distance is too large: it needs more rows than features (32), got 12" in out
+    found = metrics(tmp_path)
+    assert found["test/accuracy[created]"] == 1 and found["test/accuracy[true]"] == 1
+    for name in ("frechet_distance", "nearest_distance", "copied", "diversity"):
+        assert np.isfinite([found[f"test/{name}[{row}]"] for row in ("created", "true")]).all()
+    assert len(list((tmp_path / "created").glob("*.png"))) == 12
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 12
+    for i, row in enumerate(rows):
+        number = 5 * i + 4
+        assert row["row"] == str(number + 2) and row["target"] == list(SHADES)[number % 3]
+        assert row["prediction"] == row["target"]
+
+
+def test_the_target_of_the_judge_can_be_an_input_of_the_model(folder, tmp_path, capsys):
+    printed(
+        capsys,
+        *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'named'}"),
+        *("temperature=0", f"output={tmp_path}"),
+    )
+    assert metrics(tmp_path)["test/accuracy[created]"] == 1
+
+
+@pytest.fixture
+def right_names(folder):
+    """The share of test pictures from which the model writes the true text."""
+    numbers = range(4, 60, 5)
+    given = [{"image": str(folder / f"{i}.png")} for i in numbers]
+    texts = dxn.load(folder / "any").create("text", given, temperature=0)
+    true = [f"a {list(SHADES)[i % 3]} one" for i in numbers]
+    return np.mean([text == other for text, other in zip(texts, true, strict=True)])
+
+
+def test_created_texts_need_no_judge(folder, right_names, tmp_path, capsys):
+    options = [f"run={folder / 'any'}", "create=text", "temperature=0", f"output={tmp_path}"]
+    printed(capsys, "evaluate", *options)
+    found = metrics(tmp_path)
+    assert found["test/equal_text[created]"] == pytest.approx(right_names)
+    assert found["evaluated"] == 12
+    assert "a dark one" in (tmp_path / "predictions.csv").read_text()
+
+
+def test_a_judge_of_head_any_writes_a_text(folder, right_names, tmp_path, capsys):
+    run = folder / "any"
+    options = [f"run={run}", "create=image", f"judge={run}", f"output={tmp_path}"]
+    printed(capsys, "evaluate", *options)
+    assert metrics(tmp_path)["test/exact_match[true]"] == pytest.approx(right_names)
+
+
+def test_the_target_of_the_judge_is_found_for_drawn_splits(folder, tmp_path, capsys):
+    data = [f"data.path={folder / 'drawn.csv'}", "data.fractions=[0.5,0.2,0.3]"]
+    printed(
+        capsys,
+        *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'judge'}"),
+        *(*data, "only=[text]", "temperature=0", f"output={tmp_path}"),
+    )
+    assert metrics(tmp_path)["test/accuracy[created]"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["create=image"], "judge: needs the run of a model that reads image (image)"),
+        (["create=text", "judge=JUDGE"], "judge: must read text (text), but its inputs are image"),
+        (["create=sound"], "create: sound cannot be created"),
+        (["create=image", "judge=JUDGE", "only=[image]"], "only: image can be created from text"),
+        (["create=image", "judge=nowhere"], "judge: folder not found: nowhere"),
+        (["create=text", "input=rows.csv"], "input: cannot be combined with create; set data.path"),
+        (["guidance=2"], "guidance: needs create=NAME"),
+        (["judge=JUDGE"], "judge: needs create=NAME"),
+        (
+            ["create=image", "judge=JUDGE", "data.path=few.csv"],
+            "judge: predicts shade, which the data does not have (data.target: no column 'shade'",
+        ),
+        (
+            ["create=image", "judge=JUDGE", "data.path=texts.csv"],
+            "data.image: no column 'image' in texts.csv",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(folder, options, message, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "few.csv").write_text("text,image\na dark one,0.png\na gray one,1.png\n")
+    (folder / "texts.csv").write_text("text,shade\na dark one,dark\na gray one,gray\n")
+    words = [option.replace("JUDGE", "judge") for option in options]
+    assert message in refused(capsys, "evaluate", "run=any", *words)
+
+
+def test_a_model_that_creates_nothing_is_refused(folder, capsys):
+    run = f"run={folder / 'judge'}"
+    assert "(train one with head=any)" in refused(capsys, "evaluate", run, "create=image")
+
+
+# Features
+
+
+def test_the_frechet_distance_is_that_of_the_matrix_square_root():
+    rng = torch.Generator().manual_seed(0)
+    a = torch.randn(23, 7, generator=rng, dtype=torch.float64)
+    b = torch.randn(29, 7, generator=rng, dtype=torch.float64) * 2 + 1
+    root = scipy.linalg.sqrtm((a.T.cov() @ b.T.cov()).numpy()).real
+    shift = float((a.mean(0) - b.mean(0)).square().sum())
+    expected = shift + float(a.T.cov().trace() + b.T.cov().trace()) - 2 * np.trace(root)
+    assert frechet_distance(a, b) == pytest.approx(expected, rel=1e-9)
+    assert frechet_distance(b, a) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 40])
+def test_the_frechet_distance_of_singular_covariances_is_exact(rows):
+    rng = torch.Generator().manual_seed(rows)
+    a = torch.randn(rows, 11, generator=rng, dtype=torch.float64)
+    a[:, 3] = 0
+    assert frechet_distance(a, a) == pytest.approx(0, abs=1e-6)
+    assert frechet_distance(a, a + 2) == pytest.approx(11 * 4, rel=1e-6)
+
+
+def test_diversity_is_the_mean_over_pairs():
+    vectors = torch.randn(13, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    cosines = torch.nn.functional.cosine_similarity(vectors[:, None], vectors[None], dim=2)
+    pairs = cosines[~torch.eye(13, dtype=torch.bool)]
+    assert diversity(vectors) == pytest.approx(1 - float(pairs.mean()))
+    assert diversity(vectors[:1].expand(3, -1)) == pytest.approx(0)
+
+
+def test_copied_values_are_counted():
+    vectors = torch.arange(6, dtype=torch.float64).reshape(3, 2)
+    training = Features(vectors + torch.tensor([3.0, 4.0]), [b"a", b"b"])
+    found = feature_metrics(Features(vectors, [b"a", b"c", b"a"]), training)
+    assert found["copied"] == pytest.approx(2 / 3)
+    assert nearest_distance(vectors, vectors) == 0
+    assert nearest_distance(vectors[:1], vectors[:1] + torch.tensor([3.0, 4.0])) == 5
