@@ -50,15 +50,16 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    import importlib
     import warnings
+
+    from dxn.core.lazy import imported
 
     if name not in _MODULES:
         raise AttributeError(f"module 'dxn' has no attribute {name!r}")
     with warnings.catch_warnings():
         # In a notebook, tqdm warns that ipywidgets is missing. dxn shows its progress without it.
         warnings.filterwarnings("ignore", message="IProgress not found")
-        value = getattr(importlib.import_module(_MODULES[name]), name)
+        value = imported(f"{_MODULES[name]}.{name}")
     globals()[name] = value
     return value
 

@@ -104,7 +104,7 @@ def merge_overrides(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
 
 
 # As SAFE_LOADER: in C, if PyYAML contains it.
-SAFE_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+SAFE_DUMPER: Any = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper
 
 
 def dump_yaml(data: Any) -> str:

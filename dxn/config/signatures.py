@@ -15,7 +15,6 @@ import collections.abc
 import dataclasses
 import functools
 import hashlib
-import importlib
 import inspect
 import json
 import re
@@ -29,6 +28,7 @@ from typing import Annotated, Any, Literal, Union
 import annotated_types
 
 from dxn.core.files import write_text
+from dxn.core.lazy import imported
 
 ROOT = Path(__file__).parents[1]
 PATH = ROOT / "conf" / "signatures.json"
@@ -139,7 +139,7 @@ def signature_from(
     # The descriptions of the parameters are those of the class that defines them.
     mro = [
         each
-        for each in getattr(target, "__mro__", ())
+        for each in (inspect.getmro(target) if inspect.isclass(target) else ())
         if "__dataclass_fields__" in vars(each) or vars(each).get("__init__") is target.__init__
     ]
     meanings: dict[str, str] = {}
@@ -271,8 +271,7 @@ def write(targets: Mapping[str, Callable[..., Any]]) -> None:
             plain["others"] = _changed(signature.others)
         signatures[signature.path] = plain
         for path in filter(None, (each.group for each in signature.parameters.values())):
-            module, _, name = path.rpartition(".")
-            remaining.append(signature_from(getattr(importlib.import_module(module), name)))
+            remaining.append(signature_from(imported(path)))
     names = {name: class_path(target) for name, target in sorted(targets.items())}
     content = {"sources": _digest(), "names": names, "signatures": dict(sorted(signatures.items()))}
     write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False))

@@ -1,10 +1,16 @@
-"""Names of a package whose modules are imported on first use."""
+"""Names whose modules are imported on first use."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
+
+
+def imported(path: str) -> Any:
+    """Import the object that a dotted name such as "dxn.tasks.embed.Embed" names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def lazy_names(
@@ -20,7 +26,7 @@ def lazy_names(
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        return imported(f"{package}.{modules[name]}.{name}")
 
     def names() -> list[str]:
         return sorted([*vars(importlib.import_module(package)), *modules])

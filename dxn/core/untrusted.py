@@ -25,7 +25,7 @@ MAX_JSON_BYTES = 64_000_000
 MAX_DEPTH = 32  # mappings and lists inside of each other; the models of dxn need at most ten
 SIMPLE = (str, int, float, bool, type(None))
 # The parser in C is ten times faster. Not every build of PyYAML contains it.
-SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+SAFE_LOADER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 MAX_SHOWN = 60  # characters of a value in a message
 
 

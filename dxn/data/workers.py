@@ -194,5 +194,5 @@ def _unchanged(batch: Any) -> Any:
 
 def _ignore_signals(worker: int) -> None:
     for name in IGNORED:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        if name in signal.Signals.__members__:  # not all systems have all of them
+            signal.signal(signal.Signals[name], signal.SIG_IGN)

@@ -12,7 +12,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import CARD, SUMS
 from dxn.export.card import hub_card
 from dxn.runs.saved import model_folder
-from dxn.runs.saved.hub import NAME, REVISION, endpoint, reason_of
+from dxn.runs.saved.hub import NAME, REVISION, endpoint, reason_of, status_of
 
 
 def publish(
@@ -75,10 +75,9 @@ def publish(
         ) from error
     except UserError:
         raise
-    # The type of errors depends on the HTTP library.
     except Exception as error:
         advice = ""
-        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+        if status_of(error) in (401, 403):
             advice = "; run `hf auth login` with a token that may write to this repository"
         raise UserError(f"push: {repo}: {reason_of(error)}{advice}") from error
     size = sum(path.stat().st_size for path in files.values() if isinstance(path, Path))

@@ -111,7 +111,10 @@ def apply(layer: Cell, *args: Any) -> Any:
 
 def _to_float32(value: Any) -> Any:
     """Convert a tensor, a packed sequence, or a tuple of states."""
-    return value.float() if hasattr(value, "float") else tuple(map(_to_float32, value))
+    # A packed sequence is a tuple, too.
+    if isinstance(value, Tensor | PackedSequence):
+        return value.float()
+    return tuple(map(_to_float32, value))
 
 
 def pack(x: Tensor, mask: Tensor) -> PackedSequence:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from dxn.core.errors import UserError
+from dxn.core.lazy import imported
 from dxn.core.randomness import Probability
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.infer import infer
@@ -55,11 +55,13 @@ class Auto(HeadOptions):
             has_text: Whether an input is a text.
 
         Raises:
-            UserError: If there is no target, or if head=auto lacks a required option of the chosen
-                task.
+            UserError: If there is no target or no task named `hint`, or if head=auto lacks a
+                required option of the chosen task.
         """
         name, reason = (hint, "") if hint else infer(values, words, has_text=has_text)
-        cls = task_class(name)
+        if name not in TASKS:
+            raise UserError(f"head: there is no task {name!r}; choose one of {', '.join(TASKS)}")
+        cls = imported(TASKS[name])
         parameters = inspect.signature(cls).parameters
         # An option that is None is not passed on, so that the task's own default applies.
         options = {
@@ -78,17 +80,3 @@ class Auto(HeadOptions):
             # is what a saved configuration needs.
             node["decoder"] = getattr(node["decoder"], "node", node["decoder"])
         return cls(**options), node, reason
-
-
-def task_class(name: str) -> type[Task]:
-    """Return the class of a registered task.
-
-    Raises:
-        UserError: If there is no task of that name.
-    """
-    if name not in TASKS:
-        raise UserError(f"head: there is no task {name!r}; choose one of {', '.join(TASKS)}")
-    # The registry contains import paths, because the task modules import the registry module:
-    # importing the classes there would be a circular import.
-    module, _, cls = TASKS[name].rpartition(".")
-    return getattr(importlib.import_module(module), cls)

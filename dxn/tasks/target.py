@@ -49,6 +49,7 @@ class Target(CheckedMembers):
         last: Name of the input whose tokens come after those of all others; `bind` sets it. "":
             inputs have the order of their adapters.
         separator: Text between the items of a list, such as labels, in one cell of a CSV file.
+        ends: Ids of the tokens that end a text, of a public checkpoint.
     """
 
     State: ClassVar[type[Strict]] = Strict
@@ -63,6 +64,7 @@ class Target(CheckedMembers):
     prepared_inputs: Sequence[str] = ()
     last: str = ""
     separator: str = "|"
+    ends: Sequence[int] = ()
 
     @property
     def labels(self) -> Sequence[str] | None:

@@ -5,7 +5,6 @@ The readers of dxn are not asked, so that only the one that is chosen is importe
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dxn.core.lazy import imported
 from dxn.core.randomness import evenly_spaced
 from dxn.tokenize.base import READERS, Reader
 from dxn.tokenize.cells.cell_values import MAX_CHARS, find_separator, has_no_value
@@ -57,9 +57,8 @@ class LazyReaders(Mapping[str, Reader]):
 
     def __getitem__(self, key: str) -> Reader:
         if key not in self._built:
-            module, _, name = READERS.get(self.modalities[key], "").rpartition(".")
-            known = self.classes.get(key)
-            self._built[key] = known() if known else vars(importlib.import_module(module))[name]()
+            known = self.classes.get(key) or imported(READERS[self.modalities[key]])
+            self._built[key] = known()
         return self._built[key]
 
     def __iter__(self) -> Iterator[str]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dxn.core.errors import UserError
+from dxn.core.lazy import imported
 from dxn.report.examples import row_scores
 from dxn.tasks import (
     TASKS,
@@ -23,7 +24,6 @@ from dxn.tasks import (
     Target,
     Task,
 )
-from dxn.tasks.auto import task_class
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter, TokenizerOptions
 
 # A small task
@@ -173,7 +173,7 @@ def test_a_misspelled_member_is_an_error_when_the_class_is_defined(base, member,
 
 def test_every_task_says_which_metric_selects_the_best_epoch():
     options = {key: {"decoder": nn.Identity} for key in ("generate", "codec", "any")}
-    tasks = {name: task_class(name)(**options.get(name, {})) for name in TASKS}
+    tasks = {name: imported(TASKS[name])(**options.get(name, {})) for name in TASKS}
     assert {name: task.metric.monitored for name, task in tasks.items()} == {
         "classify": "accuracy",
         "multilabel": "f1_micro",

@@ -94,8 +94,8 @@ class Windows:
     added = (VALUES,)
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "context", "season"):
-            size = getattr(self, name)
+        sizes = {"horizon": self.horizon, "context": self.context, "season": self.season}
+        for name, size in sizes.items():
             if type(size) is not int or not 1 <= size <= MAX_SIZE:
                 raise ValueError(f"windows.{name} must be a positive integer, got {size!r}")
         names = [*self.target, *self.covariates, *self.known, *self.static, *self.ids]

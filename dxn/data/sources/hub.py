@@ -22,6 +22,7 @@ from dxn.data.sources.shards import (
     Shards,
     Stream,
     check_archive,
+    is_file,
     path_of,
     to_columns,
 )
@@ -296,7 +297,7 @@ def to_table(rows: Any, origin: Path) -> Table:
     """
     rows = rows.with_format(None)  # such as "torch", which would give tensors as cells
     for name, feature in rows.features.items():
-        if hasattr(feature, "decode"):
+        if is_file(feature):
             rows = rows.cast_column(name, type(feature)(decode=False))
     columns = to_columns(rows.features, {name: rows[name] for name in rows.features})
     return Table(columns, Origins([origin], np.arange(1, len(rows) + 1)))

@@ -175,8 +175,9 @@ def _storable(value: Any) -> Any:
     # An array and its sample rate.
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], np.ndarray):
         return _sound(*value)
-    # A picture of Pillow.
-    return _encoded(value) if hasattr(value, "save") and hasattr(value, "mode") else value
+    # Without an import of Pillow, nobody can have made a picture.
+    images: Any = sys.modules.get("PIL.Image")
+    return _encoded(value) if images and isinstance(value, images.Image) else value
 
 
 def _picture(pixels: np.ndarray) -> bytes:

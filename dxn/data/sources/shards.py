@@ -202,11 +202,15 @@ def to_columns(
     return columns
 
 
+def is_file(feature: Any) -> bool:
+    """Return whether a feature of the library `datasets` is an encoded file, such as an image."""
+    # Features are recognized by their attributes, because their types differ between versions.
+    return hasattr(feature, "decode")
+
+
 def _converter(feature: Any) -> Callable[[Any], Any] | None:
     """Return the function that converts the values of a feature; None: they stay as they are."""
-    # Features are recognized by their attributes, because their types differ between versions of
-    # the library. A feature with `decode` is an encoded file, such as an image.
-    if hasattr(feature, "decode"):
+    if is_file(feature):
         return lambda value: value and (value["bytes"] or _cached(value["path"]))
     # A feature with `int2str` is a ClassLabel.
     if hasattr(feature, "int2str"):

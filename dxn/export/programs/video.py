@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray:
         raise ValueError(
             f"longer than {options['max_seconds']:g} s or {options['max_frames']:,} frames"
         )
-    if hasattr(value, "seek"):
+    if not isinstance(value, str | os.PathLike):
         value.seek(0)
     wanted = _wanted(times, end, options)
     frames: list[np.ndarray] = []

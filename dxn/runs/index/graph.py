@@ -62,7 +62,7 @@ def search_graph(
     found = graph.search(queries, count)
     # Parts of a graph can be unreachable, and the rows of a damaged one can be out of range.
     # Only the results of several queries have counts.
-    counts = getattr(found, "counts", len(found.keys))
+    counts = found.counts if len(queries) > 1 else len(found.keys)
     if np.min(counts) < count or found.keys.max() >= size:
         raise UserError(
             f"approximate: {path}: has fewer than {count} valid results for a query; set a smaller "

@@ -13,6 +13,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.data.series.grid import read_grid
 from dxn.data.sources.detect import ARRAYS
+from dxn.tasks.forecast.task import FutureValues
 
 if TYPE_CHECKING:
     from dxn.runs.predictor.predictor import Predictor
@@ -36,8 +37,7 @@ def write_frames(output: Path, predictor: Predictor, source: Any) -> str:
     """
     task: Any = predictor.task
     target = task.target
-    frame = getattr(target, "frame", None)
-    if frame is None:
+    if not isinstance(target, FutureValues) or target.frame is None:
         raise UserError(
             f"output: only a model that forecasts frames of cells can write a {ARRAY} file, got "
             f"{output}; use a .csv file"
@@ -53,7 +53,7 @@ def write_frames(output: Path, predictor: Predictor, source: Any) -> str:
     order = np.argsort(predictions.rows)
     forecasts = torch.stack([predictions.predicted[i] for i in order])
     middle = task.quantiles.index(0.5)
-    frames = forecasts[..., middle].float().unflatten(2, frame).numpy(force=True)
+    frames = forecasts[..., middle].float().unflatten(2, target.frame).numpy(force=True)
     is_one = len(frames) == 1
     array = frames[0] if is_one else frames
     with atomic_file(output) as partial, partial.open("wb") as file:

@@ -246,7 +246,7 @@ class Writer:
             self.end = token_of(self.tokenizer, self._ends())
             ends: list[int] = [] if self.end is None else [self.end]
             # A public checkpoint names its end tokens. A template can have another one.
-            if public := getattr(task.target, "ends", ()):
+            if public := task.target.ends:
                 ends = [*public, *(ends if self.template is not None else ())]
                 self.end = ends[0]
             self.ends = ends

@@ -107,10 +107,17 @@ def endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
+def status_of(error: BaseException) -> int | None:
+    """Return the status of the answer in an error of the hub library. None: there is no answer."""
+    # The type of these errors depends on the HTTP library.
+    response: Any = getattr(error, "response", None)
+    return None if response is None else response.status_code
+
+
 def reason_of(error: BaseException) -> str:
     """Return the message of an error of the hub library in one line."""
-    response: Any = getattr(error, "response", None)
-    status = f"status {response.status_code}: " if response is not None else ""
+    code = status_of(error)
+    status = "" if code is None else f"status {code}: "
     # The message of an error during an upload has no details; those are in its cause.
     parts = [str(each) for each in (error, error.__cause__) if each is not None and str(each)]
     text = " ".join(" ".join(parts).split()) or type(error).__name__

@@ -132,11 +132,12 @@ class TargetTokenizer:
         self.end_ids = self._ids_of("marks.end", marks.end, tokenizer) or [
             _named("end", ENDS, tokenizer)
         ]
-        forbidden = {
-            name: self._ids_of(f"rules.{name}", getattr(rules, name), tokenizer)
-            for name in ("forbidden", "forbidden_first")
-        }
-        self.rules = replace(rules, **forbidden)
+        first = self._ids_of("rules.forbidden_first", rules.forbidden_first, tokenizer)
+        self.rules = replace(
+            rules,
+            forbidden=self._ids_of("rules.forbidden", rules.forbidden, tokenizer),
+            forbidden_first=first,
+        )
         # A tokenizer.json can enable both, but max_len and the task already handle the length.
         tokenizer.no_truncation()
         tokenizer.no_padding()

@@ -137,9 +137,13 @@ class Segment(Task[PixelClasses]):
         super().check(config)
         registers = config.get("fusion", {}).get("registers") or 0
         check_registers(self.queries, registers, option="head.queries")
-        for option in ("balance", "dice", "channels"):
-            value = getattr(self, option)
-            if self.queries and value != getattr(Segment, option):
+        options = (
+            ("balance", self.balance, Segment.balance),
+            ("dice", self.dice, Segment.dice),
+            ("channels", self.channels, Segment.channels),
+        )
+        for option, value, default in options:
+            if self.queries and value != default:
                 raise UserError(
                     f"head.{option}: has no effect on queries, which have a loss and features of "
                     f"their own; leave it out, got {value}"
@@ -154,10 +158,13 @@ class Segment(Task[PixelClasses]):
                 "head.threshold: has an effect on objects only; leave it out, or set "
                 f"head.instances=true, got {self.threshold}"
             )
-        for option in ("names", "ignore", "tile"):
-            value = getattr(self, option)
-            is_set = value is not None if option == "ignore" else bool(value)
-            if self.instances and is_set:
+        semantic = {
+            "names": self.names or None,
+            "ignore": self.ignore,
+            "tile": self.tile or None,
+        }
+        for option, value in semantic.items():
+            if self.instances and value is not None:
                 raise UserError(
                     f"head.{option}: cannot be combined with head.instances=true; leave it out, "
                     f"got {value}"

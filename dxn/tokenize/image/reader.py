@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 from dxn.core.files import atomic_file
@@ -236,7 +236,7 @@ def num_pages(source: Any) -> int:
     if isinstance(source, np.ndarray | Tensor):
         return 1
     with _open_image(source) as image:
-        return getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+        return image.n_frames if isinstance(image, TiffImagePlugin.TiffImageFile) else 1
 
 
 def resize(

@@ -109,8 +109,9 @@ class SeriesAdapter(Adapter):
             raise ValueError(
                 f"stride must be at most patch_size, got {stride} and patch_size={patch_size}"
             )
-        for name in ("end_token", "fill_start"):
-            if getattr(patch, name) and channels != "separate":
+        added = {"end_token": patch.end_token, "fill_start": patch.fill_start}
+        for name, value in added.items():
+            if value and channels != "separate":
                 raise ValueError(f"patch.{name} needs channels=separate, got channels={channels}")
         self.dim = dim
         self.patch_size = patch_size
