@@ -19,8 +19,6 @@ from dxn.core.tokens import Tokens, can_read, is_full, matmul_dtype
 from dxn.models.attention import Attention, Group, head_sizes
 from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, PositionOptions, make_norm
 from dxn.models.positions import (
-    Alibi,
-    BucketBias,
     as_offsets,
     last_index,
     make_attn_mask,
@@ -96,8 +94,12 @@ class Backbone(Recorded, nn.Module):
         # What is added to the scores of all blocks, as a function of the distance of two tokens.
         self.bias: nn.Module | None = None
         if position.kind == "alibi":
+            from dxn.models.layers import Alibi
+
             self.bias = Alibi(num_heads)
         elif position.kind == "buckets":
+            from dxn.models.layers import BucketBias
+
             self.bias = BucketBias(
                 num_heads, position.num_buckets, position.max_distance, causal=causal
             )

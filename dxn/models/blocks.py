@@ -186,7 +186,7 @@ def make_norm(
     """
     if kind == "layer":
         return nn.LayerNorm(dim, eps=eps, bias=bias)
-    from dxn.models.norms import RMSNorm
+    from dxn.models.layers import RMSNorm
 
     return RMSNorm(dim, eps=eps, unit_offset=unit_offset)
 
@@ -286,7 +286,7 @@ class Block(nn.Module):
         self.mlp = mlp
         self.mlp_out: nn.Module = nn.Identity()
         if layer_scale is not None:
-            from dxn.models.norms import LayerScale
+            from dxn.models.layers import LayerScale
 
             self.attn_out = LayerScale(dim, layer_scale)
             self.mlp_out = LayerScale(dim, layer_scale)

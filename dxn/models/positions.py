@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 from dxn.core.tokens import is_full, matmul_dtype
 
@@ -96,64 +96,6 @@ def token_index(mask: Tensor) -> Tensor:
 def last_index(mask: Tensor, n: int) -> Tensor:
     """Return the index (B, n) of the last n real tokens of mask (B, N) among its real tokens."""
     return mask.sum(1, keepdim=True) + torch.arange(-n, 0, device=mask.device)
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """Return the ALiBi slopes (H,): 2^(-8/H), 2^(-16/H), ... (arXiv:2108.12409, section 3)."""
-    return 2 ** (-8 * torch.arange(1, num_heads + 1) / num_heads)
-
-
-class Alibi(nn.Module):
-    """Adds a penalty to the scores that grows with the distance (arXiv:2108.12409)."""
-
-    slopes: Tensor
-
-    def __init__(self, num_heads: int):
-        super().__init__()
-        # Not persistent, because the slopes can be computed from num_heads.
-        self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
-
-    def forward(self, relative: Tensor) -> Tensor:
-        """Return the numbers (B, H, M, N) for relative positions (B, M, N)."""
-        return -rearrange(self.slopes, "h -> 1 h 1 1") * relative.abs()[:, None]
-
-
-class BucketBias(nn.Module):
-    """Adds a learned number to the scores, per head and range of relative positions.
-
-    The source is T5 (arXiv:1910.10683, section 2.1). Half of the ranges have one distance each, and
-    the others grow logarithmically. Without `causal`, half of all ranges are for later tokens.
-
-    Args:
-        num_heads: Number of heads H.
-        num_buckets: Number of ranges.
-        max_distance: Distance from which all distances are in the last range.
-        causal: Whether there are no later tokens.
-    """
-
-    def __init__(self, num_heads: int, num_buckets: int, max_distance: int, *, causal: bool):
-        super().__init__()
-        self.causal = causal
-        self.size = num_buckets if causal else num_buckets // 2  # ranges of each direction
-        self.max_distance = max_distance
-        if max_distance <= self.size // 2:
-            raise ValueError(
-                f"max_distance must be larger than the {self.size // 2} distances with a range of "
-                f"their own, got {max_distance}"
-            )
-        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads).normal_(std=0.02))
-
-    def forward(self, relative: Tensor) -> Tensor:
-        """Return the numbers (B, H, M, N) for relative positions (B, M, N)."""
-        distance = (-relative).clamp(min=0) if self.causal else relative.abs()
-        exact = self.size // 2
-        ratio = math.log(self.max_distance / exact)
-        far = (distance.clamp(min=1) / exact).log() / ratio * (self.size - exact)
-        bucket = torch.where(distance < exact, distance, exact + far.long())
-        bucket = bucket.clamp(max=self.size - 1)
-        if not self.causal:
-            bucket = bucket + (relative > 0) * self.size
-        return rearrange(self.weight[bucket], "b m n h -> b h m n")
 
 
 def rope_factors(

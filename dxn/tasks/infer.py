@@ -9,7 +9,10 @@ import shlex
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.tasks.names import class_name
@@ -27,6 +30,9 @@ SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"
 SUGGESTED = (";", ",", " / ", "/", " + ", "+", "&", "\t", " ")
 QUOTES = "'\""
 LISTS = ("[", "(", "{")  # first characters of a text that can be a list or an object
+MASK = "mask"  # key of the mask in a cell that also has the names of the classes
+MASK_SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm")
+MAX_MASKS = 20  # cells in which masks are recognized
 
 ANSWER = {"text", "answer_start"}  # keys of an answer
 # Usual names of a text that contains answers, the most likely one first.
@@ -83,11 +89,8 @@ def infer(
             "head=auto: there are no target values to infer a task from; set data.target=COLUMN, "
             "or head=masked to train without targets"
         )
-    if not isinstance(cells[0], int | float):
-        from dxn.tasks.segment.masks import are_masks  # few columns have files
-
-        if are_masks(cells):
-            return "segment", ""
+    if all(map(_is_mask, cells[:MAX_MASKS])):
+        return "segment", ""
     # Lists: positions of entities, one tag per word, or labels.
     if not isinstance(cells[0], str | int | float) or str(cells[0]).lstrip().startswith(LISTS):
         # Few columns contain lists.
@@ -142,6 +145,15 @@ def infer(
     if problem:
         raise UserError(f"data.target: {problem}")
     return "classify", explain_classes(cells) or explain_joined(cells)
+
+
+def _is_mask(cell: Any) -> bool:
+    """Return whether a cell is a mask: an existing file without loss, an array or a mapping."""
+    if isinstance(cell, Mapping):
+        return MASK in cell
+    if isinstance(cell, np.ndarray):
+        return cell.ndim == 2 and cell.dtype == np.uint8
+    return isinstance(cell, str) and cell.lower().endswith(MASK_SUFFIXES) and Path(cell).is_file()
 
 
 def are_answers(values: Sequence[Any]) -> bool:

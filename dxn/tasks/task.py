@@ -13,20 +13,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
 from dxn.core.files import LABELS
-from dxn.core.marks import Areas, Mark
 from dxn.core.schema import CheckedMembers, Strict, validated
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
 from dxn.tasks.metric import Metric, own_metrics
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.target import Target
+
+if TYPE_CHECKING:
+    from dxn.core.marks import Areas, Mark
 
 AnyTarget = TypeVar("AnyTarget", bound=Target)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Rate, check_rate
 from dxn.core.errors import UserError
-from dxn.models.frozen import FrozenKind, FrozenLinear
 from dxn.models.fusion import shared_name
 from dxn.models.model import MultimodalModel
+
+if TYPE_CHECKING:
+    from dxn.models.frozen import FrozenKind
 
 MAX_LISTED = 6  # linear layers that an error message lists, so that it fits on a few lines
 # The name of a target, and its pattern: the linear layers of all blocks, also those of a decoder.
@@ -60,7 +62,7 @@ class Finetune:
         self,
         *,
         freeze: int | Literal["all"] | Sequence[str] | None = None,
-        base: FrozenKind | None = None,
+        base: Literal["int8", "nf4"] | None = None,
         lora_rank: Annotated[int, Ge(0)] = 0,
         lora_alpha: Annotated[float, Gt(0)] | None = None,
         lora_dropout: Rate = 0.0,
@@ -141,6 +143,8 @@ class Finetune:
         return shared_name(name).startswith(blocks)
 
     def _quantize(self, model: MultimodalModel, kind: FrozenKind) -> None:
+        from dxn.models.frozen import FrozenLinear
+
         replaced: dict[nn.Module, FrozenLinear] = {}
         for name, layer in list(model.named_modules(remove_duplicate=False)):
             # Adapters receive precise numbers, and a head gives them.
@@ -242,6 +246,8 @@ def merged(model: nn.Module) -> dict[str, Tensor]:
 
     Every update is added to its matrix.
     """
+    from dxn.models.frozen import FrozenLinear
+
     state = model.state_dict()
     # A layer comes before its update.
     for name, module in model.named_modules(remove_duplicate=False):

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from dxn.core.display import Display, print_line
 from dxn.core.errors import UserError
 from dxn.core.processes import from_all, processes
-from dxn.core.results import Figures, Results, flat
 from dxn.core.runtime import free_memory, is_out_of_memory, release_memory
 from dxn.data.dataset import Samples
 from dxn.models.model import Network, as_float
@@ -27,6 +26,7 @@ from dxn.tasks.metric import defined
 from dxn.tasks.task import Task
 
 if TYPE_CHECKING:
+    from dxn.core.results import Figures, Results
     from dxn.data.loader import BatchOrder
 
 Result = TypeVar("Result")
@@ -426,6 +426,8 @@ def task_results(task: Task, split: str, figures: Figures, **others: Any) -> Res
         figures: Metrics by row of the table.
         **others: Further fields of `Results`.
     """
+    from dxn.core.results import Results, flat  # a prediction has none
+
     return Results(
         split=split,
         task=task.name,

@@ -8,7 +8,8 @@ from torch import nn
 from dxn.models import Attention
 from dxn.models.attention import attend
 from dxn.models.blocks import DropPath, Mlp
-from dxn.models.positions import alibi_slopes, apply_rope, make_attn_mask, rope_factors, token_index
+from dxn.models.layers import alibi_slopes
+from dxn.models.positions import apply_rope, make_attn_mask, rope_factors, token_index
 
 B, N, D, H = 3, 7, 20, 5
 

@@ -20,7 +20,8 @@ from torch import nn
 from dxn.core.dropout import Dropout, Keys, number_layers
 from dxn.models import Attention, Backbone, BlockOptions, Mlp
 from dxn.models.blocks import DropPath, make_norm
-from dxn.models.positions import Alibi, make_attn_mask, rope_factors
+from dxn.models.layers import Alibi
+from dxn.models.positions import make_attn_mask, rope_factors
 
 B, N, D, H, DEPTH = 3, 7, 10, 5, 2
 POSITIONS, NORMS, MLPS = ("none", "rotary", "alibi"), ("layer", "rms"), ("gelu", "swiglu")

@@ -24,7 +24,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from dxn.models.attention import attend, attention_weights
 from dxn.models.backbone import Backbone
 from dxn.models.blocks import PositionOptions, RopeScaling
-from dxn.models.positions import BucketBias, apply_rope, rope_factors
+from dxn.models.layers import BucketBias
+from dxn.models.positions import apply_rope, rope_factors
 from dxn.models.scores import Score
 
 SCALINGS = [

@@ -35,7 +35,7 @@ from torch import nn
 
 from dxn.models import Attention, Mlp
 from dxn.models.blocks import make_norm
-from dxn.models.norms import LayerScale
+from dxn.models.layers import LayerScale
 from dxn.models.positions import rope_factors
 
 

@@ -25,7 +25,8 @@ from helpers.reference import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dxn.models.positions import Alibi, make_attn_mask
+from dxn.models.layers import Alibi
+from dxn.models.positions import make_attn_mask
 
 
 @pytest.mark.parametrize("with_slopes", [False, True])

@@ -7,7 +7,6 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from PIL import Image
 from dxn.core.errors import UserError
 from dxn.core.marks import Described
 from dxn.core.untrusted import shortened
+from dxn.tasks.infer import MASK
 from dxn.tasks.segment.drawn import Drawn
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.media import bytes_or_path
@@ -24,10 +24,7 @@ from dxn.tokenize.media import bytes_or_path
 FORMATS = ("PNG", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 50_000_000
 MAX_VALUES = 256  # a picture with more different values is a photo instead of a mask
-SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm")
-MAX_INSPECTED = 20  # cells in which masks are recognized
-# Keys of a cell that also has the names of the classes.
-MASK, NAMES = "mask", "names"
+NAMES = "names"  # key of a cell that also has the names of the classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +62,6 @@ class Mask(Described):
                 f"{self.size}; start again"
             )
         return values
-
-
-def are_masks(cells: Sequence[Any]) -> bool:
-    """Return whether the cells are masks: existing files without loss, arrays or mappings."""
-    return bool(cells) and all(map(_is_mask, cells[:MAX_INSPECTED]))
-
-
-def _is_mask(cell: Any) -> bool:
-    if isinstance(cell, Mapping):
-        return MASK in cell
-    if isinstance(cell, np.ndarray):
-        return cell.ndim == 2 and cell.dtype == np.uint8
-    return isinstance(cell, str) and cell.lower().endswith(SUFFIXES) and Path(cell).is_file()
 
 
 def names_of(cell: Any) -> dict[int, str]:
