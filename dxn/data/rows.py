@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 VALUES = "values"  # column with the series that a layout or a file format of series adds
 TARGET = "target"  # key of the targets in Rows.cells and in batches
+AUTO = "auto"  # an option that names columns: the columns with usual names
 # At most so many rows, which are evenly spaced, decide what is in a column and fit a vocabulary.
 FIT_ROWS = 100_000
 CHUNK_ROWS = 10_000  # cells that exist as Python objects at the same time while a column is read

@@ -10,8 +10,7 @@ from dxn.config.instantiate import build, resolve, signature_of
 from dxn.config.model_plan import Input
 from dxn.config.values import lookup
 from dxn.core.errors import UserError
-from dxn.data.columns.chats import AUTO
-from dxn.data.rows import TARGET, InputSpec, Source
+from dxn.data.rows import AUTO, TARGET, InputSpec, Source
 from dxn.data.splits.unlabeled import without_unlabeled
 from dxn.data.tables.read import as_list
 from dxn.models.pooling import WITH_CLASS

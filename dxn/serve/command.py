@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
+from dxn.data.files import OutsidePath
 from dxn.data.rows import TARGET, Rows
-from dxn.data.sources.confine import OutsidePath
 from dxn.report.examples import target_text
 from dxn.runs.engine.cluster import require_ray
 from dxn.runs.evaluation.data import rows_of_run

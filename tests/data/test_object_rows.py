@@ -9,8 +9,8 @@ from helpers.newcomer import printed, refused, run, write_csv
 from helpers.runs import SMALL_IMAGES
 from PIL import Image
 
-from dxn.data.columns.object_rows import AUTO, OBJECTS, ObjectRows, find_object_rows
-from dxn.data.rows import as_column
+from dxn.data.columns.object_rows import OBJECTS, ObjectRows, find_object_rows
+from dxn.data.rows import AUTO, as_column
 from dxn.data.series.layouts import layout_of
 from dxn.data.tables.read import Table, read_table
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
-from dxn.data.rows import CHUNK_ROWS, Column, as_column, join_columns
+from dxn.data.rows import AUTO, CHUNK_ROWS, Column, as_column, join_columns
 from dxn.data.tables.read import Table, as_list, column_name
 from dxn.tokenize.text.chat import is_conversation, split_files
 
 MESSAGES = "messages"
-AUTO = "auto"
 # Usual names of the columns of a message of the user, in order, and of the answer. The second
 # column of the user can be empty or missing.
 USUAL = (("instruction", "input", "output"), ("prompt", "completion"), ("prompt", "response"))

@@ -15,11 +15,10 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.core.marks import LABELS, LISTS, NUMBERS
-from dxn.data.rows import as_column
+from dxn.data.rows import AUTO, as_column
 from dxn.data.tables.read import Table
 from dxn.tokenize.media import SUFFIXES
 
-AUTO = "auto"
 OBJECTS = "objects"  # the column with the list of objects of a file
 UNNAMED = "object"  # the class of all objects of a table without a column of classes
 # Names of a column with files, if their suffixes do not tell, as in "image_id".

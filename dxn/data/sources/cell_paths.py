@@ -9,7 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dxn.data.sources.confine import OutsidePath, confined
+from dxn.data.files import OutsidePath
+from dxn.data.sources.confine import confined
 from dxn.tokenize.media import embedded_file
 
 FILE_URL = "file://"

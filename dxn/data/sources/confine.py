@@ -11,17 +11,8 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
+from dxn.data.files import OutsidePath
 from dxn.data.sources.detect import CONFINE
-
-
-class OutsidePath(str):
-    """A path that leads out of the data folder, so its file is not read.
-
-    Attributes:
-        reason: Why it is refused, and what to do.
-    """
-
-    reason: str
 
 
 def confined(path: str | Path, root: Path, key: str = CONFINE) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
+from dxn.data.files import OutsidePath
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source, Validate
 from dxn.data.sources.archive import read_archive
-from dxn.data.sources.confine import OutsidePath, confined
+from dxn.data.sources.confine import confined
 from dxn.data.sources.detect import ARCHIVES, METADATA, is_metadata
 from dxn.data.splits.split import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
 from dxn.tokenize.base import Reader

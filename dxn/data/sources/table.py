@@ -14,7 +14,6 @@ import numpy as np
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
 from dxn.data.columns.answers import are_parts, with_positions
-from dxn.data.columns.chats import AUTO, Chats, find_chats
 from dxn.data.columns.choose import (
     USUAL_TARGETS,
     candidate_targets,
@@ -26,7 +25,7 @@ from dxn.data.columns.infer import Readers
 from dxn.data.columns.mapping import map_columns
 from dxn.data.columns.object_rows import OBJECTS, find_object_rows
 from dxn.data.columns.useless import names_new_groups
-from dxn.data.rows import InputSpec, OnBad, Rows, Source, Validate
+from dxn.data.rows import AUTO, InputSpec, OnBad, Rows, Source, Validate
 from dxn.data.series.long import Long, WideColumns
 from dxn.data.sources.detect import CONFINE, TABLES, table_format, tables_in, tables_of_splits
 from dxn.data.splits.split import (
@@ -216,6 +215,8 @@ def from_tables(
     notes = list(whole.notes)
     inputs = [str(name) for option in columns.values() for name in as_list(option)]
     if chat is not None and layout is None:
+        from dxn.data.columns.chats import find_chats
+
         words = next((name for name, reader in readers.items() if reader.words), "")
         if not (columns.get(words) and chat == AUTO):
             layout = find_chats(whole, chat)
@@ -239,6 +240,7 @@ def from_tables(
     if layout is not None:
         named = [target, exclude, split, group, list(holdout or ()), *columns.values()]
         required = {str(name) for option in named for name in as_list(option)}
+        from dxn.data.columns.chats import Chats
         from dxn.data.series.layouts import rearrange
 
         before = whole.columns
@@ -457,7 +459,8 @@ def paths_by_split(
         by_split = _tables_by_split(paths[0], key)
     if confine is None:
         return by_split
-    from dxn.data.sources.confine import OutsidePath, confined
+    from dxn.data.files import OutsidePath
+    from dxn.data.sources.confine import confined
 
     for file in chain.from_iterable(by_split.values()):
         found = confined(file, paths[0], confine)

@@ -41,7 +41,8 @@ def tables_of(path: str, *, confine: bool = False) -> list[str]:
     if _is_folder(path):
         tables = list(map(str, tables_in(Path(path)) or sorted(Path(path).glob(f"*{SHARD}"))))
         if confine:
-            from dxn.data.sources.confine import OutsidePath, confined
+            from dxn.data.files import OutsidePath
+            from dxn.data.sources.confine import confined
 
             for table in tables:
                 found = confined(table, Path(path), "confine")
