@@ -153,7 +153,7 @@ class MultimodalModel(Network):
             if adapter.parts > 1:
                 window = parts[0].x.shape[1] // adapter.parts
         if window and parts[0].x.shape[1] > window:
-            from dxn.models.windows import encode_windows
+            from dxn.models.separate import encode_windows
 
             return encode_windows(self, parts[0], window)
         return self.fusion(parts, self.backbone)

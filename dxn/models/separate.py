@@ -1,4 +1,4 @@
-"""Inputs that are encoded alone, because the head compares them with each other."""
+"""Parts that are encoded alone: inputs that a head compares, and windows of a long input."""
 
 from __future__ import annotations
 
@@ -54,3 +54,35 @@ def encode_alone(model: MultimodalModel, parts: Sequence[Tokens]) -> tuple[Token
     no_rows = some.new_zeros(len(some), dtype=torch.bool)
     mask = torch.stack([masks.get(name, no_rows) for name in model.inputs], 1)
     return join(encoded), InputVectors(x, mask)
+
+
+def encode_windows(model: MultimodalModel, tokens: Tokens, window: int) -> tuple[Tokens, Tensor]:
+    """Encode each window of `window` columns alone.
+
+    The windows are encoded one after the other, so that a long input needs little memory.
+
+    Args:
+        model: The model.
+        tokens: Tokens of its only input.
+        window: Number of columns of a window.
+
+    Returns:
+        The encoded Tokens of all windows, and the mean (B, width) of the vectors of the windows of
+        each sample.
+    """
+    size = tokens.x.shape[0]
+    parts: list[Tokens] = []
+    totals: list[Tensor] = []
+    for start in range(0, tokens.x.shape[1], window):
+        mask = tokens.mask[:, start : start + window]
+        rows = mask.any(1).nonzero().flatten()  # the samples that are so long
+        columns = Tokens(tokens.x[rows, start : start + window], mask[rows])
+        with selected(rows, start // window):
+            encoded, vectors = model.fusion([columns], model.backbone)
+        parts.append(replace(encoded, spans=()).spread(rows, size))
+        totals.append(vectors.new_zeros(size, vectors.shape[1]).index_add(0, rows, vectors))
+    joined = join(parts)
+    if joined.x.shape[1] == tokens.x.shape[1]:  # there are no leading tokens
+        joined = replace(joined, spans=tokens.spans)
+    counts = torch.stack([part.mask.any(1) for part in parts]).sum(0)
+    return joined, torch.stack(totals).sum(0) / counts.clamp(min=1)[:, None]

@@ -17,8 +17,8 @@ from dxn.core.display import number
 from dxn.tasks.space import AnswerKind
 from dxn.viz.chart import Chart, finish, write_png
 from dxn.viz.confusion import about_counts, confusion_charts, confusion_counts
+from dxn.viz.drawers.frames import GAP, draw_frame, value_range
 from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, plain_numbers, shortened
-from dxn.viz.frames import GAP, draw_frame, value_range
 
 SET_LENGTH = 40  # characters of the name of a set of inputs, which is longer than a class name
 MAX_DOTS = 1500  # of a scatter plot; with more points, their density is drawn

@@ -10,7 +10,7 @@ from helpers.newcomer import printed, refused
 from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, EarlyFusion
 from dxn.models.pooling import CLASS
-from dxn.tasks.matching import assign
+from dxn.tasks.detect.matching import assign
 from dxn.tasks.segment.mask_head import MaskHead
 from dxn.tasks.segment.mask_space import Segments, match, points_of, set_loss
 from dxn.tokenize.patches import PatchGrid

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dxn.tasks.detect.boxes import centers, overlaps
+from dxn.tasks.detect.matching import Matches, assign
 from dxn.tasks.detect.target import DetectedObjects
-from dxn.tasks.matching import Matches, assign
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 
 # Weights of the classification, of the distance of the boxes and of their overlap.

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dxn.tasks.matching import Matches, assign
+from dxn.tasks.detect.matching import Matches, assign
 from dxn.tasks.segment.mask_head import MaskQueries, at_pixels, covered
 from dxn.tasks.segment.space import PerPixel
 from dxn.tasks.segment.target import PixelClasses

@@ -8,9 +8,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, leading_tokens, linears, patch_matrix
-from dxn.weights.families import hf
 from dxn.weights.family import (
     Architecture,
     Classifier,

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from dxn.core.files import TARGET_TOKENIZER
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, flattened, linears, without_leading_rows
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
 # Whether the embedded tokens have a norm, and the place of the norms of the blocks.

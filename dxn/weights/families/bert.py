@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, linears
-from dxn.weights.families import hf
 from dxn.weights.family import (
     Architecture,
     Classifier,

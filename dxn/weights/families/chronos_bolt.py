@@ -8,9 +8,10 @@ from __future__ import annotations
 from einops import rearrange
 from torch import Tensor
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import linears
-from dxn.weights.families import hf, t5
+from dxn.weights.families import t5
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
 CONFIG = "chronos_config"

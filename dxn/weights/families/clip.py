@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     LayerNames,
@@ -13,7 +14,6 @@ from dxn.weights.conversions import (
     linears,
     stacked,
 )
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
 BLOCK: LayerNames = {

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     LayerNames,
@@ -17,7 +18,6 @@ from dxn.weights.conversions import (
     copied,
     halves_swapped,
 )
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap
 
 BLOCK: LayerNames = {

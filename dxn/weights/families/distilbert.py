@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, linears
-from dxn.weights.families import bert, hf
+from dxn.weights.families import bert
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap
 
 BLOCK: LayerNames = {

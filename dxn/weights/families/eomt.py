@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     LayerNames,
@@ -16,7 +17,6 @@ from dxn.weights.conversions import (
     patch_matrix,
     patch_positions,
 )
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
 BLOCK: LayerNames = {

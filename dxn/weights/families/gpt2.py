@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, linears, transposed
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, TensorMap
 
 NORMS = {"attn_norm": "ln_1", "mlp_norm": "ln_2"}

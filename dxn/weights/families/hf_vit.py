@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     blocks,
     mean_of_classifiers,
 )
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap
 
 # Classifiers of a distilled DeiT: on the class token and on the distillation token.

@@ -8,9 +8,10 @@ from typing import Any
 
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import ADAPTERS
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import linears
-from dxn.weights.families import clip, hf, llama, siglip
+from dxn.weights.families import clip, llama, siglip
 from dxn.weights.family import Architecture, Family, Options, TensorMap
 from dxn.weights.tokenizers import read_tokenizer
 

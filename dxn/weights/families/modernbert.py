@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, halves_swapped, linears
-from dxn.weights.families import hf, rotary
-from dxn.weights.families.rotary import FULL, SLIDING
+from dxn.weights.families.llama import FULL, SLIDING, rotary_options
 from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
 
 BLOCK: LayerNames = {
@@ -79,7 +79,7 @@ def position_options(checkpoint: Checkpoint) -> Options:
         "rope_local_base_freq": config["local_rope_theta"],
     }
     # local_attention is the width of the whole window.
-    return rotary.position_options(checkpoint, settings, kinds, config["local_attention"] // 2)
+    return rotary_options(checkpoint, settings, kinds, config["local_attention"] // 2)
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint, read_json
 from dxn.weights.conversions import blocks, copied, linears, map_pooling
-from dxn.weights.families import clip, hf
+from dxn.weights.families import clip
 from dxn.weights.families.clip import PATCHES, POSITIONS, WORDS, image_prefix, text_prefix
 from dxn.weights.family import Architecture, Family, TensorMap
 

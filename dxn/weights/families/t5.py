@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, linears
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, Options, TensorMap
 
 ATTENTION: LayerNames = {

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from einops import rearrange
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, linears
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap, TensorSource
 
 PATCHES = "embeddings.patch_embeddings.projection"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint, read_json
 from dxn.weights.conversions import LayerNames, blocks, copied, linears
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
 BLOCK: LayerNames = {

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, linears
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, Options, TensorMap
 
 DECODER = "head.decoder"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dxn.tokenize.patches import as_pair
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, linears, patch_matrix
-from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
 QUERIES = "embeddings.detection_tokens"
