@@ -11,6 +11,7 @@ from dxn.core.errors import UserError
 from dxn.data.rows import InputSpec, Rows, Source
 from dxn.datasets.checks import check_counts
 
+UNANSWERABLE = 0.2  # share of the questions without an answer
 FIRST = (
     *("Ada", "Bruno", "Carla", "Dmitri", "Elena", "Farid", "Greta", "Hugo", "Ines", "Jonas"),
     *("Keiko", "Luis", "Mara", "Nils", "Olga", "Pavel", "Rosa", "Samir", "Tara", "Ugo"),
@@ -88,7 +89,6 @@ def questions(
     num_validation: int = 500,
     num_test: int = 500,
     num_facts: int = 8,
-    unanswerable: float = 0.2,
     seed: int = 0,
 ) -> Source:
     """Generate texts with facts about several people, and a question about each text.
@@ -102,7 +102,6 @@ def questions(
         num_test: Number of test questions.
         num_facts: Number of sentences of a text. With 60, a text has about 440 words, which do not
             fit into one window.
-        unanswerable: Share of the questions without an answer, from 0 to 1.
         seed: Random seed of the data set.
 
     Raises:
@@ -111,12 +110,10 @@ def questions(
     counts = check_counts(num_train, num_validation, num_test)
     if not 2 <= num_facts <= 100:
         raise UserError(f"data.num_facts: must be from 2 to 100, got {num_facts}")
-    if not 0 <= unanswerable <= 1:
-        raise UserError(f"data.unanswerable: must be from 0 to 1, got {unanswerable}")
     splits: dict[str, Rows] = {}
     for name, count in counts.items():
         rand = Random(f"{seed}/{name}")
-        rows = [_row(rand, num_facts, rand.random() < unanswerable) for _ in range(count)]
+        rows = [_row(rand, num_facts, rand.random() < UNANSWERABLE) for _ in range(count)]
         asked, contexts, answers = map(list, zip(*rows, strict=True))
         cells = {"question": asked, "context": contexts, "target": answers}
         splits[name] = Rows(cells, [f"questions {name} row {i + 1}" for i in range(count)])

@@ -17,7 +17,7 @@ import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.export.card import USE, _without_home
-from dxn.runs.saved.hub import HubModel
+from dxn.runs.saved.hub import parse
 
 REPO = "ann/fruit"
 # huggingface_hub itself uploads with an argument that its HTTP library deprecates.
@@ -218,5 +218,5 @@ def test_files_in_folders_are_not_downloaded(run, hub):
 
 
 def test_a_name_is_parsed_with_its_revision():
-    assert HubModel.parse("hf://ann/a.b-c@v1.0") == HubModel("ann/a.b-c", "v1.0")
-    assert HubModel.parse("hf://ann/fruit") == HubModel("ann/fruit")
+    assert parse("hf://ann/a.b-c@v1.0") == ("ann/a.b-c", "v1.0")
+    assert parse("hf://ann/fruit") == ("ann/fruit", None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -20,33 +19,22 @@ PATTERNS = ("*.json", "*.yaml", "*.safetensors", SUMS, CARD)
 MAX_REASON = 300  # characters of an error of the library
 
 
-@dataclass(frozen=True)
-class HubModel:
-    """A repository on the hub.
+def parse(text: str, key: str = "run") -> tuple[str, str | None]:
+    """Return the repository and the revision of a text such as hf://OWNER/NAME@REVISION.
 
-    Args:
-        repo: Name of the repository, OWNER/NAME.
-        revision: Branch, tag or commit. None: the main branch.
+    The revision is a branch, a tag or a commit; None: the main branch.
+
+    Raises:
+        UserError: If the text is not written in this way.
     """
-
-    repo: str
-    revision: str | None = None
-
-    @classmethod
-    def parse(cls, text: str, key: str = "run") -> HubModel:
-        """Return the repository of a text such as hf://OWNER/NAME@REVISION.
-
-        Raises:
-            UserError: If the text is not written in this way.
-        """
-        repo, mark, revision = text.removeprefix(HUB).partition("@")
-        is_valid = NAME.fullmatch(repo) and (not mark or REVISION.fullmatch(revision))
-        if not is_valid or ".." in text:
-            raise UserError(
-                f"{key}: a model on the hub is written hf://OWNER/NAME or "
-                f"hf://OWNER/NAME@REVISION, got {text[:200]}"
-            )
-        return cls(repo, revision or None)
+    repo, mark, revision = text.removeprefix(HUB).partition("@")
+    is_valid = NAME.fullmatch(repo) and (not mark or REVISION.fullmatch(revision))
+    if not is_valid or ".." in text:
+        raise UserError(
+            f"{key}: a model on the hub is written hf://OWNER/NAME or "
+            f"hf://OWNER/NAME@REVISION, got {text[:200]}"
+        )
+    return repo, revision or None
 
 
 def download(name: str, key: str = "run") -> Path:
@@ -59,15 +47,15 @@ def download(name: str, key: str = "run") -> Path:
     Raises:
         UserError: If the repository or the revision does not exist, or cannot be downloaded.
     """
-    model = HubModel.parse(name, key)
+    repo, revision = parse(name, key)
     # The library is slow to import, and most commands do not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    def fetch(revision: str | None, *patterns: str) -> Path:
+    def fetch(commit: str | None, *patterns: str) -> Path:
         folder = snapshot_download(
-            model.repo,
-            revision=revision,
+            repo,
+            revision=commit,
             allow_patterns=list(patterns),
             ignore_patterns=["*/*"],  # a * matches slashes too, but a model folder has no folders
             endpoint=endpoint(),
@@ -76,27 +64,27 @@ def download(name: str, key: str = "run") -> Path:
 
     try:
         # First, because the weights of another library can have many gigabytes.
-        folder = fetch(model.revision, CONFIG)
+        folder = fetch(revision, CONFIG)
         has_config = (folder / CONFIG).exists()
         if has_config:
             # The name of the folder is the commit, so that both come from the same one.
             folder = fetch(folder.name, *PATTERNS)
     except RevisionNotFoundError as error:
         raise UserError(
-            f"{key}: {model.repo} has no revision {model.revision}; check the part after @"
+            f"{key}: {repo} has no revision {revision}; check the part after @"
         ) from error
     except RepositoryNotFoundError as error:
         raise UserError(
-            f"{key}: {model.repo}: not found on the hub; check the spelling, or log in with "
+            f"{key}: {repo}: not found on the hub; check the spelling, or log in with "
             "`hf auth login` if it is private"
         ) from error
     # The type of connection errors depends on the HTTP library.
     except Exception as error:
-        raise UserError(f"{key}: {model.repo} cannot be downloaded: {reason_of(error)}") from error
+        raise UserError(f"{key}: {repo} cannot be downloaded: {reason_of(error)}") from error
     if not has_config:
         raise UserError(
-            f"{key}: {model.repo} is not a model of dxn: it has no config.yaml; for other models, "
-            f"use weights={model.repo}"
+            f"{key}: {repo} is not a model of dxn: it has no config.yaml; for other models, "
+            f"use weights={repo}"
         )
     return folder
 
