@@ -107,10 +107,6 @@ class LoaderOptions:
     cache_gb: Annotated[float, Ge(0)] = CACHE_GB
     overfit: Annotated[int, Ge(0)] = 0
 
-    def dropped_inputs(self) -> InputDropout:
-        """Return the options of dropping inputs."""
-        return InputDropout(self.input_dropout, self.input_dropout_until, self.input_dropout_below)
-
 
 class BatchOrder:
     """The batches of each epoch, as a batch sampler of torch.

@@ -27,15 +27,11 @@ from dxn.core.runtime import release_memory
 from dxn.data.dataset import Opened, Samples, make_samples
 from dxn.data.inspect.fingerprint import differences, fingerprint
 from dxn.data.inspect.quality import find_problems
-from dxn.data.loader import LoaderOptions
+from dxn.data.loader import InputDropout, LoaderOptions
 from dxn.data.rows import Source
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.presets.preset import choose_options, recommended_weights
-from dxn.runs.build import (
-    adapters_of,
-    build_adapters,
-    build_model,
-)
+from dxn.runs.build import adapters_of, build_adapters, build_model
 from dxn.runs.data import (
     count_classes,
     data_name,
@@ -162,7 +158,9 @@ class Training:
             task,
             "train",
             augment=not loader.overfit,
-            input_dropout=loader.dropped_inputs(),
+            input_dropout=InputDropout(
+                loader.input_dropout, loader.input_dropout_until, loader.input_dropout_below
+            ),
             repeats=loader.repeats,
         )
 
