@@ -238,7 +238,7 @@ def check_output(
     except UserError:
         raise
     except (OSError, ValueError) as error:  # too long, or with a zero byte
-        reason = getattr(error, "strerror", None) or error
+        reason = (isinstance(error, OSError) and error.strerror) or error
         raise UserError(
             f"{key}: {value[:MAX_SHOWN]} cannot be written ({reason}); choose another path"
         ) from error

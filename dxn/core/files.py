@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import stat
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -155,10 +156,12 @@ def own_descriptor(path: Path) -> int:
     Raises:
         UserError: If it is a link, which could lead to any file of the user, or a device.
     """
-    # Non-blocking, because opening a pipe would otherwise wait for its reader.
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
-    # Windows would otherwise translate line ends.
-    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    if sys.platform == "win32":
+        flags |= os.O_BINARY  # line ends would otherwise be translated
+    else:
+        # Non-blocking, because opening a pipe would otherwise wait for its reader.
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:

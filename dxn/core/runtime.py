@@ -156,7 +156,7 @@ def release_memory() -> None:
 
 def num_cores() -> int:
     """Return the number of processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # it does not exist on macOS and Windows
+    if sys.platform == "linux":  # the function does not exist on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 

@@ -110,7 +110,7 @@ class PackedLinear(InferenceLinear):
             and weight.dtype in PACKED_DTYPES
             and weight.numel() > 0
             and torch.backends.mkldnn.is_available()
-            and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+            and _KERNEL is not None
             # oneDNN has no fast kernels for bf16 on older processors.
             and (weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
         )
