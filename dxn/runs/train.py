@@ -144,10 +144,12 @@ def train_one(
                 for name, reasons in met.items():
                     run.splits[name].bad_later.update(reasons)
             if not state.best_epoch:
+                few = f"; rows with fewer than {task.min_inputs} inputs have no loss"
                 raise UserError(
                     f"the validation {monitored} and loss were NaN in all "
                     f"{state.epoch} epochs, so there is no best epoch; lower optimizer.lr, and "
                     "look for extreme values with dxn check"
+                    f"{few if task.min_inputs > 1 else ''}"
                 )
             # Imported here, as it is needed only after the training.
             from dxn.runs.evaluation.finish import evaluate

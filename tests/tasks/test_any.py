@@ -310,6 +310,7 @@ def test_the_same_seed_creates_the_same_values_in_any_batch(overfitted):
         (["input.text=a dark one", "guidance=inf", "output=x.png"], "at least 0 and finite"),
         (["input.text=a dark one", "max_new=3", "output=x.png"], "max_new: this model creates"),
         (["input.text=a dark one", "chat=false", "output=x.png"], "chat: this model creates"),
+        (["input=empty.csv", "create=image", "output=x"], "needs rows with another input than"),
         (["prompt=hello"], "prompt: this model creates an input from others"),
     ],
 )
@@ -317,6 +318,7 @@ def test_wrong_options_are_refused(trained, pictures, arguments, message, capsys
     monkeypatch.chdir(pictures)
     (pictures / "texts.csv").write_text("text\na dark one\n")
     (pictures / "plain").write_text("a file")
+    (pictures / "empty.csv").write_text("text,image\n,1.png\n")
     assert message in refused(capsys, "generate", f"run={trained}", *arguments)
 
 
@@ -346,6 +348,47 @@ def test_an_unknown_target_is_refused(pictures, capsys):
         *("data.target=photo", *TINY),
     )
     assert "data.target: photo cannot be written; the inputs that can are text, image" in error
+
+
+def test_rows_with_one_input_alone_are_refused(pictures, tmp_path, capsys):
+    table = pictures / "alone.csv"
+    lines = [f"a dark one {i}," if i % 2 else f",{i}.png" for i in range(40)]
+    table.write_text("\n".join(["text,image", *lines]))
+    error = refused(
+        capsys,
+        "train",
+        str(table),
+        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]", *TINY),
+        *(f"adapters.image_codes.codec={pictures / 'codec'}", f"run={tmp_path / 'run'}"),
+    )
+    assert "no row of the training split has text or image and another input" in error
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_validation_rows_with_one_input_alone_are_named(pictures, tmp_path, capsys):
+    table = pictures / "split.csv"
+    lines = [f"a dark one {i},{i}.png,train" for i in range(20)]
+    lines += [f"a dark one {i},,validation" for i in range(20, 30)]
+    table.write_text("\n".join(["text,image,split", *lines]))
+    error = refused(
+        capsys,
+        "train",
+        str(table),
+        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]", *TINY),
+        *(f"adapters.image_codes.codec={pictures / 'codec'}", f"run={tmp_path / 'run'}"),
+    )
+    assert "rows with fewer than 2 inputs have no loss" in error
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_a_value_does_not_depend_on_the_others_of_its_batch(overfitted, guidance):
+    inputs = [{"text": text} for text in ("a dark one", "one", "a light one a dark one", "gray")]
+    options = {"guidance": guidance, "top_k": 5}
+    together = overfitted.create("image", inputs, seed=3, **options)
+    alone = [
+        overfitted.create("image", each, seed=3 + i, **options)[0] for i, each in enumerate(inputs)
+    ]
+    assert all(map(torch.equal, together, alone))
 
 
 def test_another_run_is_no_codec(trained, pictures, capsys):

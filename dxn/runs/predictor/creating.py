@@ -44,6 +44,8 @@ def create_files(predictor: Predictor, options: Generate) -> None:
             created_input(predictor, None, predictor.inputs)
         inputs, rows = read_rows(predictor, options.input, without=options.create or "")
         name = created_input(predictor, options.create, inputs.opened.raws)
+        if not rows:
+            raise UserError(f"input: needs rows with another input than {name}, got none")
     else:
         inputs = read_sample(options.input, predictor.model_inputs.readers, predictor.columns)
         name = created_input(predictor, options.create, inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from random import Random
 from typing import Annotated, Any
@@ -167,6 +167,19 @@ class WriteAny(PerInput[WrittenInput]):
         self.decoder = decoder
         self.unconditional = unconditional
         self.label_smoothing = label_smoothing
+
+    def prepare_loss(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Count the tokens of each input.
+
+        Raises:
+            UserError: If no sample has two inputs, so that there is nothing to learn.
+        """
+        super().prepare_loss(samples)
+        if not any(self.usual.values()):
+            raise UserError(
+                "head=any: an input is written from the others of its row, but no row of the "
+                f"training split has {' or '.join(self.target.kinds)} and another input"
+            )
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> AnyHead:
         """Build a head with a decoder for the tokens of all inputs."""
