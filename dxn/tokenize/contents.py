@@ -28,7 +28,8 @@ class PatchContents:
         channels: Number C of channels.
         shift: What is added to values times `scale`, of a shape that can be expanded to (C, H, W).
         scale: See `shift`. The result has the unit of the raw value, with pixels from 0 to 1.
-        restore: Function that returns the raw value of values (G, C, H, W) in their unit.
+        restore: Function that returns the raw value of values (G, C, H, W) in their unit. None: the
+            values do not determine it.
         peak: Largest difference of two values in their unit. None: there is no such limit.
     """
 
@@ -37,7 +38,7 @@ class PatchContents:
     channels: int
     shift: Tensor
     scale: Tensor
-    restore: Callable[[Tensor], Any]
+    restore: Callable[[Tensor], Any] | None
     peak: float | None = None
 
     @property
@@ -114,4 +115,5 @@ class PatchContents:
 
     def raw(self, values: Tensor, size: tuple[int, int, int]) -> Any:
         """Return the raw value of the normalized values (N, K) of its columns."""
+        assert self.restore is not None, "codecs refuse such inputs"
         return self.restore(self.natural(self.joined(values[None].float().cpu(), size)[0]))

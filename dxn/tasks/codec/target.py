@@ -59,6 +59,11 @@ class CodecTarget(Target):
                 f"head=codec: needs an input of patches (image, audio, video or series), got "
                 f"{self.input} ({adapter.modality})"
             )
+        if contents.restore is None:
+            raise UserError(
+                f"head=codec: {self.input} cannot be computed from the values of its patches; a "
+                "spectrogram needs the options frontend=mel and scale=log"
+            )
         if contents.grid.size != contents.grid.stride:
             raise UserError(
                 f"adapters.{adapter.modality}.stride: head=codec needs patches that do not overlap,"

@@ -166,13 +166,15 @@ class AudioAdapter(Adapter):
     def contents(self) -> PatchContents:
         """Return the features of the columns: mel bins, or samples of the waveform."""
         mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
+        spectrogram = self.tokenizer.spectrogram
+        has_waveform = spectrogram is None or spectrogram.has_waveform
         return PatchContents(
             grid=self.grid,
             read=partial(_feature_contents, mean=mean, std=std),
             channels=1,
             shift=mean,
             scale=std,
-            restore=self.tokenizer.waveform,
+            restore=self.tokenizer.waveform if has_waveform else None,
         )
 
     def describe(self, raw: Tensor) -> str:

@@ -12,7 +12,6 @@ from annotated_types import Gt
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.errors import UserError
 from dxn.core.schema import options
 
 Frontend = Literal["mel", "kaldi", "whisper"]
@@ -168,6 +167,11 @@ class Spectrogram:
             return self._mel(raw, gains)
         return self._kaldi(raw) if self.options.frontend == "kaldi" else self._whisper(raw)
 
+    @property
+    def has_waveform(self) -> bool:
+        """Whether a sound can be computed from the spectrogram."""
+        return (self.options.frontend, self.options.scale) == ("mel", "log")
+
     def waveform(self, mel: Tensor) -> Tensor:
         """Return a waveform (T,) with this log-mel spectrogram (frames, F).
 
@@ -175,15 +179,10 @@ class Spectrogram:
         phases are those of Griffin and Lim (1984). Clips sound robotic, because a mel spectrogram
         has no phases and few frequencies.
 
-        Raises:
-            UserError: If the spectrogram is not one of frontend=mel and scale=log.
+        It must be one that `has_waveform`.
         """
+        assert self.has_waveform
         options = self.options
-        if (options.frontend, options.scale) != ("mel", "log"):
-            raise UserError(
-                "adapters.audio.spectrogram: a sound can be computed from frontend=mel and "
-                f"scale=log only, got frontend={options.frontend} and scale={options.scale}"
-            )
         import torchaudio
 
         power = (mel.T.exp() - FLOOR).clamp(min=0)

@@ -216,11 +216,7 @@ class AudioTokenizer(Tokenizer):
         return self.spectrogram(raw, gains)
 
     def waveform(self, features: Tensor) -> Tensor:
-        """Return a clip (T,) with the features (1, 1, frames, F), before normalization.
-
-        Raises:
-            UserError: If the spectrogram cannot be undone.
-        """
+        """Return a clip (T,) with the features (1, 1, frames, F), before normalization."""
         if self.spectrogram is None:
             return features.flatten()
         return self.spectrogram.waveform(features[0, 0])
