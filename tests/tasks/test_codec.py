@@ -207,6 +207,17 @@ def test_any_number_of_codes_can_be_decoded(make):
         assert value.shape[1:] == raw.shape[1:] and 0 < len(value) <= len(complete)
 
 
+@pytest.mark.parametrize("size", [(0, 20, 28), (1, -8, 28), (1, 20)])
+def test_a_damaged_size_of_a_stored_codec_is_refused(size):
+    adapter, _ = picture()
+    task = Codec(decoder=partial(Backbone, D, depth=1, num_heads=2), levels=[5, 5])
+    backbone = Backbone(D, depth=1, num_heads=2)
+    fusion = EarlyFusion(D, inputs=["x"])
+    parts = {"adapter": adapter, "fusion": fusion, "backbone": backbone, "task": task}
+    with pytest.raises(ValueError, match="size must be three positive numbers"):
+        StoredCodec(input="x", size=size, **parts)
+
+
 @torch.no_grad()
 def test_the_terms_of_the_loss_add_up():
     task, model, batch = setting()

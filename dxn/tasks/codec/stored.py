@@ -48,6 +48,8 @@ class StoredCodec(Recorded, nn.Module):
         super().__init__()
         if not isinstance(task, Codec):
             raise ValueError(f"a codec needs the task codec, got {type(task).__name__}")
+        if len(size) != 3 or min(size) < 1:
+            raise ValueError(f"size must be three positive numbers, got {list(size)}")
         if state:
             try:
                 adapter.load_state(state)
