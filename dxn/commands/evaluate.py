@@ -31,6 +31,7 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
         temperature: Divisor of the logits of created values; 0 always chooses the most probable
             token.
         guidance: Scale of the classifier-free guidance of created values (arXiv:2207.12598).
+            Default: as in dxn generate.
         output: Folder for metrics.json, predictions.csv and plots (default:
             RUN/evaluate/date_time).
         keep: Further columns of the table to copy to the output.
@@ -53,7 +54,7 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
     create: str | None = None
     judge: Run = None
     temperature: Annotated[float, Ge(0)] = 1.0
-    guidance: Annotated[float, Ge(0)] = 1.0
+    guidance: Annotated[float, Ge(0)] | None = None
     output: Annotated[str | None, OUTPUT_FOLDER] = None
     keep: Sequence[str] = ()
     seed: Seed = 0

@@ -32,7 +32,8 @@ class Generate(FromWeights, Compute):
         top_k: Sample from this number of most probable tokens (default: all).
         top_p: Sample from the most probable tokens with this total probability (arXiv:1904.09751).
         guidance: Scale of the classifier-free guidance of a model of head=any: larger values follow
-            the inputs more closely, with less variety (arXiv:2207.12598).
+            the inputs more closely, with less variety (arXiv:2207.12598); 1: no guidance.
+            Default: 3 if the model was trained for it.
         count: Number of texts to generate, per prompt.
         output: .csv, .jsonl, .json or .parquet file for the texts (default: print them). With
             head=any: file for the picture, sound, series or clip, or a folder for many of them.
@@ -60,7 +61,7 @@ class Generate(FromWeights, Compute):
     temperature: Annotated[float, Ge(0)] = 1.0
     top_k: Count | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
-    guidance: Annotated[float, Ge(0)] = 1.0
+    guidance: Annotated[float, Ge(0)] | None = None
     count: Count = 1
     output: Annotated[str | None, OUTPUT_FILE] = None
     seed: Seed = 0
@@ -82,7 +83,7 @@ class Generate(FromWeights, Compute):
 
                 create_files(predictor, self)
                 return 0
-        guidance = None if self.guidance == 1 else f"{self.guidance:g}"
+        guidance = None if self.guidance is None else f"{self.guidance:g}"
         for name, value in {"create": self.create, "guidance": guidance}.items():
             if value is not None:
                 raise UserError(

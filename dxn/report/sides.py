@@ -145,8 +145,8 @@ def _created(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any
     return {
         "id": "examples",
         "title": "Examples",
-        "about": f"Values that the model creates from the other inputs, with temperature 1 and no "
-        f"guidance, beside the true ones. They took {max(seconds, 0.1):.1f} s.{left_out}",
+        "about": f"Values that the model creates from the other inputs, with temperature 1 and the "
+        f"default guidance, beside the true ones. They took {max(seconds, 0.1):.1f} s.{left_out}",
         "groups": [(f"{name} from the others", rows) for name, rows in groups.items() if rows],
     }
 

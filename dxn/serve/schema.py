@@ -122,12 +122,12 @@ class CreationBody(Body, Sampling):
         None, description="Input that is created (default: the only one that is not given)."
     )
     count: int = Field(1, ge=1, description="Number of values per sample.")
-    guidance: float = Field(
-        1.0,
+    guidance: float | None = Field(
+        None,
         ge=0,
         lt=1e6,
         description="Scale of the classifier-free guidance: larger values follow the inputs more "
-        "closely, with less variety.",
+        "closely, with less variety (default: 3 if the model was trained for it; 1: none).",
     )
     seed: int = Field(0, ge=-MAX_SEED, le=MAX_SEED, description="Random seed of sampling.")
 

@@ -202,7 +202,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         name: str,
         *,
         sampler: Callable[[Tensor], Tensor],
-        guidance: float = 1.0,
+        guidance: float | None = None,
         on_step: Callable[[Callable[[int], Any]], None] | None = None,
     ) -> list[Any]:
         """Return a raw value of an input for each sample, if it is one of `creates`.
@@ -212,7 +212,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             tokens: Encoded tokens (B, N, D) of the other inputs.
             name: Name of the input.
             sampler: Function that chooses the next token from log-probabilities (B, V).
-            guidance: Scale of the classifier-free guidance. 1: no guidance.
+            guidance: Scale of the classifier-free guidance. 1: no guidance. None: that of the task.
             on_step: Function that is called after each step with a function, which returns the
                 unfinished value of a sample, by its index. The latter returns None if an unfinished
                 value cannot be decoded.

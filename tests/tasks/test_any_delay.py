@@ -186,7 +186,7 @@ def test_steps_with_caches_read_and_compute_what_the_training_does(name, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(Decoder, "states", recorded)
         sampler = BatchSampler([make_sampler(1.0, seed=3)])
-        value = task.create(head, tokens, name, sampler=sampler)[0]
+        value = task.create(head, tokens, name, sampler=sampler, guidance=1.0)[0]
     words = task.target.vocabulary
     stages = words.writings[name].stages
     # The last step can be one whose tokens are known: the end token after the maximum length, which

@@ -457,7 +457,7 @@ class Predictor:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        guidance: float = 1.0,
+        guidance: float | None = None,
         seed: int = 0,
         batch_size: int = 16,
     ) -> list[Any]:
@@ -471,7 +471,8 @@ class Predictor:
             top_k: Sample from this number of most probable tokens. Default: all.
             top_p: Sample from the most probable tokens with this total probability. Default: all.
             guidance: Scale of the classifier-free guidance (arXiv:2207.12598): larger values follow
-                the other inputs more closely, with less variety. 1: no guidance.
+                the other inputs more closely, with less variety. 1: no guidance. Default: 3 if the
+                model was trained for it.
             seed: Random seed of sampling.
             batch_size: Number of values per batch.
 
@@ -486,7 +487,7 @@ class Predictor:
         from dxn.runs.predictor.writing import Text, Writer, make_samplers
 
         self.check_created(name)
-        if not 0 <= guidance < math.inf:
+        if guidance is not None and not 0 <= guidance < math.inf:
             raise UserError(f"guidance: must be at least 0 and finite, got {guidance}")
         samples, items = self._items(inputs)
         if samples is None:

@@ -91,7 +91,7 @@ class Text:
     item: Mapping[str, Any] | None = None
     samples: Samples | None = None
     create: str = ""
-    guidance: float = 1.0
+    guidance: float | None = None
     new_sampler: Callable[[], Sampler] = lambda: greedy
     on_text: Callable[[Any], None] | None = None
     on_end: Callable[[], None] | None = None

@@ -9,7 +9,7 @@ const OPTIONS = [
   ["temperature", "1", "0 to 5", "0.1"], ["top_p", "", "all", "0.05"], ["top_k", "", "all", "1"], ["seed", "0", "", "1"],
 ];
 const LENGTH = [["max_new", "", "default", "1"]];
-const CREATION = [["guidance", "1", "", "0.5"], ["count", "1", "", "1"]];
+const CREATION = [["guidance", "", "default", "0.5"], ["count", "1", "", "1"]];
 let model = null;
 let options = [];  // the options of the model, as above
 let fields = [];
