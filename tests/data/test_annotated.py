@@ -193,6 +193,17 @@ def test_boxes_of_coco_follow_from_polygons(tmp_path):
     assert sum("bbox" not in each for each in objects) == 1
 
 
+@pytest.mark.parametrize("polygons", [[[]], [[1, 2, 3]], [5]])
+def test_objects_of_coco_with_invalid_polygons_have_no_box(polygons, tmp_path):
+    write_coco(tmp_path)
+    content = json.loads(coco_of("a"))
+    del content["annotations"][0]["bbox"]
+    content["annotations"][0]["segmentation"] = polygons
+    (tmp_path / "annotations/instances_train2017.json").write_text(json.dumps(content))
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    assert source.splits["train"].cells["target"][0][0]["bbox"] is None
+
+
 def test_coco_without_annotations_has_pictures_without_targets(tmp_path):
     write_coco(tmp_path)
     test = json.loads(coco_of("ab"))

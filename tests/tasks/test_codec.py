@@ -11,6 +11,7 @@ import torch
 from helpers.newcomer import printed, refused
 from helpers.runs import SMALL_IMAGES
 from helpers.tasks import build_model, make_batch
+from scipy.ndimage import gaussian_filter
 
 import dxn
 from dxn.models import Backbone
@@ -237,6 +238,53 @@ def test_errors_that_are_the_same_everywhere_have_no_edges():
     shifted = replace(output, values=target["values"] + 1)
     loss = task.loss(shifted, batch)
     assert loss.total == pytest.approx(float(loss.weight))
+
+
+def ssim_of(first, second):
+    """Structural similarity (Wang et al., 2004) of pictures (C, H, W), without the border."""
+
+    def smooth(x):
+        return gaussian_filter(x, 1.5, radius=5, axes=(1, 2))[:, 5:-5, 5:-5]
+
+    a, b = smooth(first), smooth(second)
+    variances = smooth(first**2) - a**2 + smooth(second**2) - b**2
+    covariance = smooth(first * second) - a * b
+    lights = (2 * a * b + 1e-4) / (a**2 + b**2 + 1e-4)
+    return (lights * (2 * covariance + 9e-4) / (variances + 9e-4)).mean()
+
+
+@torch.no_grad()
+def test_psnr_and_ssim_are_those_of_numpy():
+    task, model, batch = setting()
+    output, target = model(batch), batch["target"]["values"]
+    noise = torch.randn(target.shape, generator=torch.Generator().manual_seed(1))
+    # The first row is closer to the true values than the second one.
+    noisy = target + noise * torch.tensor([0.05, 0.8])[:, None, None]
+    found = task.predict(model.head, replace(output, values=noisy), batch)
+    contents, metric = task.target.contents, task.metric
+    true, decoded = (
+        contents.natural(contents.joined(values, found[0].size))[:, 0].double().numpy()
+        for values in (target, noisy)
+    )
+    rows = metric.rows(found, [None, None])
+    errors = ((true - decoded) ** 2).mean((1, 2, 3))
+    expected = pytest.approx((-10 * np.log10(errors)).tolist(), rel=1e-5)
+    assert metric.value(rows)["psnr"].tolist() == expected
+    total = {name: float(value) for name, value in metric.value(rows.sum(0)).items()}
+    assert total["psnr"] == pytest.approx(-10 * np.log10(errors.mean()), rel=1e-5)
+    similar = [ssim_of(*pair) for pair in zip(true, decoded.clip(0, 1), strict=True)]
+    assert total["ssim"] == pytest.approx(np.mean(similar), rel=1e-5)
+
+
+@torch.no_grad()
+def test_snr_divides_the_variance_by_the_squared_error():
+    task, model, batch = setting(series)
+    target = batch["target"]
+    output = replace(model(batch), values=target["values"] * 0.9)
+    found = task.predict(model.head, output, batch)
+    # The error is a tenth of each deviation from the mean: 20 dB.
+    value = task.metric.value(task.metric.rows(found, [None, None]))["snr"]
+    assert value.tolist() == pytest.approx([20, 20], abs=1e-3)
 
 
 DIGITS = [

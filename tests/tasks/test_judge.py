@@ -19,7 +19,10 @@ from dxn.runs.evaluation.features import (
     feature_metrics,
     frechet_distance,
     nearest_distance,
+    share_equal,
 )
+from dxn.tokenize import TextAdapter
+from dxn.tokenize.text.options import TokenizerOptions
 
 IMAGES = [o for o in SMALL_IMAGES if "image_size" not in o]
 IMAGES += ["data.image=image", "adapters.image.image_size=16", "optimizer.lr=0.01"]
@@ -45,7 +48,7 @@ def folder(tmp_path_factory):
     table = folder / "rows.csv"
     dxn.train(
         *(table, *IMAGES, "head=codec", "head.levels=[5,5]", "head.stages=2"),
-        *("trainer.epochs=30", "trainer.patience=0", f"run={folder / 'codec'}"),
+        *(*LEARNED, "trainer.epochs=30", f"run={folder / 'codec'}"),
     )
     learned = ["backbone.dropout=0", "optimizer.lr=0.01", *LEARNED]
     train_any(folder, "any", *learned, "trainer.epochs=80")
@@ -126,9 +129,39 @@ def test_the_target_of_the_judge_is_found_for_drawn_splits(folder, tmp_path, cap
     assert metrics(tmp_path)["test/accuracy[created]"] == 1
 
 
+def test_the_user_chooses_another_column_than_the_target_of_the_judge(folder, tmp_path, capsys):
+    rows = [[f"a {name} one", f"{i}.png", "a dark one"] for i, name in enumerate(SHADES)]
+    with (folder / "phrases.csv").open("w", newline="") as out:
+        csv.writer(out).writerows([["text", "image", "phrase"], *rows])
+    printed(
+        capsys,
+        *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'named'}"),
+        *(f"data.path={folder / 'phrases.csv'}", "data.target=phrase", f"output={tmp_path}"),
+    )
+    assert metrics(tmp_path)["all/accuracy[true]"] == pytest.approx(1 / 3)
+
+
+def test_tables_with_the_same_name_have_their_own_answers(folder, tmp_path, capsys):
+    parts = [f"data.{split}={folder / split}/rows.csv" for split in ("train", "test")]
+    for split, first in (("train", 0), ("test", 1)):
+        (folder / split).mkdir()
+        with (folder / split / "rows.csv").open("w", newline="") as out:
+            names = [(i, list(SHADES)[i % 3]) for i in range(first, first + 9)]
+            rows = [[f"a {name} one", folder / f"{i}.png", name] for i, name in names]
+            csv.writer(out).writerows([["text", "image", "shade"], *rows])
+    for split in ("train", "test"):
+        printed(
+            capsys,
+            *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'judge'}"),
+            *(*parts, "data.confine=false", f"split={split}", f"output={tmp_path / split}"),
+        )
+        assert metrics(tmp_path / split)[f"{split}/accuracy[true]"] == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["create=image", "judge=codec", "data.path=one.csv"], "judge: it has no answers for"),
         (["create=image"], "judge: needs the run of a model that reads image (image)"),
         (["create=text", "judge=JUDGE"], "judge: must read text (text), but its inputs are image"),
         (["create=sound"], "create: sound cannot be created"),
@@ -149,6 +182,7 @@ def test_the_target_of_the_judge_is_found_for_drawn_splits(folder, tmp_path, cap
 )
 def test_wrong_options_are_refused(folder, options, message, capsys, monkeypatch):
     monkeypatch.chdir(folder)
+    (folder / "one.csv").write_text("text,image\na dark one,0.png\n")
     (folder / "few.csv").write_text("text,image\na dark one,0.png\na gray one,1.png\n")
     (folder / "texts.csv").write_text("text,shade\na dark one,dark\na gray one,gray\n")
     words = [option.replace("JUDGE", "judge") for option in options]
@@ -198,3 +232,17 @@ def test_copied_values_are_counted():
     assert found["copied"] == pytest.approx(2 / 3)
     assert nearest_distance(vectors, vectors) == 0
     assert nearest_distance(vectors[:1], vectors[:1] + torch.tensor([3.0, 4.0])) == 5
+
+
+def test_the_nearest_distance_is_a_median():
+    vectors, others = torch.tensor([[0.0], [10.0]]).double(), torch.tensor([[1.0], [13.0]]).double()
+    assert nearest_distance(vectors, others) == 2
+
+
+@pytest.mark.parametrize(("lowercase", "share"), [(True, 1), (False, 0.5)])
+def test_true_texts_are_compared_in_the_form_that_the_model_writes(lowercase, share):
+    adapter = TextAdapter(16, tokenizer=TokenizerOptions(kind="word", lowercase=lowercase))
+    adapter.fit(["A caf\N{LATIN SMALL LETTER E WITH ACUTE}", "a dark one"])
+    written = ["a caf\N{LATIN SMALL LETTER E WITH ACUTE}", "a dark one"]
+    true = ["a cafe\N{COMBINING ACUTE ACCENT}", "A dark one"]
+    assert share_equal(written, true, adapter.tokenizer) == share

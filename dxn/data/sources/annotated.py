@@ -196,9 +196,9 @@ def _box_around(polygons: list[Any]) -> list[float] | None:
     """Return the left, top, width and height of polygons. None: they are not valid."""
     try:
         corners = np.concatenate(polygons).reshape(-1, 2)
+        start, stop = corners.min(0), corners.max(0)
     except ValueError:
         return None  # the row is reported when it is read
-    start, stop = corners.min(0), corners.max(0)
     return [*start.tolist(), *(stop - start).tolist()]
 
 

@@ -94,7 +94,7 @@ def evaluate_created(
     records: Sequence[Record] = [{**identify(opened, i), create: v} for i, v in enumerate(values)]
     figures: dict[str, dict[str, float]] = {CREATED: {}, TRUE: {}}
     if not are_files:
-        figures[CREATED]["equal_text"] = share_equal(values, rows.cells[create])
+        figures[CREATED]["equal_text"] = share_equal(values, rows.cells[create], tokenizer)
     remarks: list[str] = []
     if judge is not None:
         training = _training_features(judge, predictor, data, create)
@@ -106,7 +106,7 @@ def evaluate_created(
             records = answered or records
             if len(samples) < len(rows):
                 unread = count(len(rows) - len(samples), f"{key} value")
-                remarks.append(f"the judge cannot read {unread}, such as an empty text")
+                remarks.append(f"the metrics are without {unread} that the judge cannot read")
         remarks += distance_remarks(features, training)
     results = _results(figures, predictor if judge is None else judge.model, data, given, remarks)
     print_line(f"{data.about}: {count(len(rows), f'{create} value')} from {' and '.join(given)}")
@@ -138,8 +138,17 @@ def _results(
     given: list[str],
     remarks: list[str],
 ) -> Results:
-    """Return the results, in which the created values are the only set of inputs."""
-    shown = {key: defined(each) for key, each in figures.items() if each}
+    """Return the results, in which the created values are the only set of inputs.
+
+    Raises:
+        UserError: If there are no metrics of them.
+    """
+    shown = {key: found for key, each in figures.items() if (found := defined(each))}
+    if CREATED not in shown:
+        raise UserError(
+            "judge: it has no answers for these rows, and a single value without training rows has "
+            "no other metrics; set judge to a classifier, or data to more rows"
+        )
     names = list(shown[CREATED])
     metric = answering.task.metric
     monitored = metric.monitored if metric.monitored in names else names[0]

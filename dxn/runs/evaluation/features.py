@@ -48,16 +48,26 @@ def distance_remarks(values: Features, training: Features | None) -> list[str]:
         return ["there are no distances: the data has no training split besides these rows"]
     size = values.vectors.shape[1]
     fewest = min(len(values.digests), len(training.digests))
-    if fewest > size:
+    if fewest > size or fewest < 2:
         return []
     # The covariance is singular, and the distance also depends on the number of rows.
     return [f"{FRECHET} is too large: it needs more rows than features ({size}), got {fewest}"]
 
 
-def share_equal(texts: Sequence[str], others: Sequence[Any]) -> float:
-    """Return the share of texts that have the same words as others, pair by pair."""
-    pairs = zip(texts, others, strict=True)
-    return sum(a.split() == str(b).split() for a, b in pairs) / len(texts)
+def share_equal(texts: Sequence[str], others: Sequence[Any], tokenizer: Any) -> float:
+    """Return the share of texts that have the same words as others, pair by pair.
+
+    Args:
+        texts: Texts that a model wrote.
+        others: True texts.
+        tokenizer: Tokenizer of the texts, which can convert them to lower case.
+    """
+    normalizer = tokenizer.vocabulary.normalizer
+    equal = 0
+    for text, other in zip(texts, others, strict=True):
+        true = str(other) if normalizer is None else normalizer.normalize_str(str(other))
+        equal += text.split() == true.split()
+    return equal / len(texts)
 
 
 def frechet_distance(a: Tensor, b: Tensor) -> float:
@@ -90,4 +100,5 @@ def diversity(vectors: Tensor) -> float:
 def nearest_distance(vectors: Tensor, others: Tensor) -> float:
     """Return the median distance of features (n, E) to the nearest of other features (m, E)."""
     nearest = [torch.cdist(part, others).amin(1) for part in vectors.split(CHUNK)]
-    return float(torch.cat(nearest).median())
+    # Not Tensor.median, which is the lower one of two middle values.
+    return float(torch.cat(nearest).quantile(0.5))

@@ -79,12 +79,13 @@ class Judge:
         if not self.model.task.is_supervised:
             return None if self.text is None else rows.cells.get(self.text)
         target = self.model.target
-        for name, column in creator.columns.items():
-            if column == target and name in rows.cells:
-                return rows.cells[name]
         source = data.source
-        # The user can choose another column with the same content, such as data.target=digit.
-        is_chosen = data.node.get("target") is not None
+        # The user can choose another column with the same content, such as data.target=digit. The
+        # data of a run of head=any has an empty list.
+        is_chosen = bool(data.node.get("target"))
+        for name, column in creator.columns.items():
+            if column == target and name in rows.cells and not is_chosen:
+                return rows.cells[name]
         if target is not None and source.target != target and not is_chosen:
             # Read again, because a target can change which rows are drawn for a split.
             node = {**data.node, "target": target.split(JOINED)}
@@ -95,6 +96,10 @@ class Judge:
                     f"judge: predicts {target}, which the data does not have ({error}); set "
                     "data.path=... data.target=COLUMN to a column with the same content"
                 ) from error
+        own = source.splits.get(data.split)
+        if own is not None and list(own.origin) == list(rows.origin):
+            return own.cells.get(TARGET, [None] * len(rows))
+        # Other rows were drawn for the split.
         known: dict[str, Any] = {}
         for each in source.splits.values():
             known |= zip(each.origin, each.cells.get(TARGET, ()), strict=False)
@@ -149,4 +154,5 @@ class Judge:
             {**identify(samples.opened, row), "target": target, "prediction": text}
             for row, target, text in found
         ]
-        return {"exact_match": share_equal(texts, true)}, records
+        tokenizer = model.tokenizers[self.text]
+        return {"exact_match": share_equal(texts, true, tokenizer)}, records
