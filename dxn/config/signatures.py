@@ -117,7 +117,8 @@ class Signature:
 def marks_of(annotation: Any) -> list[Any]:
     """Return what Annotated[str, PATH], for example, adds to a type or to its alternatives."""
     members = (annotation, *typing.get_args(annotation))
-    return [mark for each in members for mark in getattr(each, "__metadata__", ())]
+    annotated = [each for each in members if typing.get_origin(each) is Annotated]
+    return [mark for each in annotated for mark in each.__metadata__]
 
 
 # Cached, because evaluating postponed annotations is slow compared with the checks that need them.

@@ -135,8 +135,9 @@ class CheckedMembers:
         super().__init_subclass__()
         base = next(each for each in cls.__mro__ if CheckedMembers in each.__bases__)
         known = [name for name in (*vars(base), *base.__annotations__) if not name.startswith("_")]
+        members = {*dir(base), *known}
         for name in vars(cls).keys() - inspect.get_annotations(cls).keys():
-            if name.startswith("_") or hasattr(base, name) or name in known:
+            if name.startswith("_") or name in members:
                 continue
             similar = difflib.get_close_matches(name, known, 1, SIMILAR)
             # A name such as `use_vocabulary` contains the whole name of a member.

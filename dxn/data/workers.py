@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import connection
@@ -84,7 +85,7 @@ class Workers(DataLoader):
         The handler raises the error of a dead worker wherever the main thread is at that moment.
         torch also looks for dead workers while it waits for a batch, where the error is expected.
         """
-        before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+        before = None if sys.platform == "win32" else signal.getsignal(signal.SIGCHLD)
         try:
             iterator = super().__iter__()
         except RuntimeError as error:

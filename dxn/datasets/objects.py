@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -68,21 +69,13 @@ def objects(
     counts = check_counts(num_train, num_validation, num_test)
     if size < MIN_SIZE:
         raise UserError(f"data.size: must be at least {MIN_SIZE} pixels, got {size}")
-    form = Form(ask, masks, instances)
-    splits = {name: _rows(name, count, size, form, seed) for name, count in counts.items()}
+    make_rows = partial(_rows, size=size, ask=ask, masks=masks, instances=instances, seed=seed)
+    splits = {name: make_rows(name, count) for name, count in counts.items()}
     inputs = {"image": InputSpec("drawn", "image")}
     if ask:
         inputs = {"text": InputSpec("question", "text"), **inputs}
     task = "segment" if masks or instances else "detect"
     return Source(splits, inputs, target="mask" if masks else "objects", task=task, name="objects")
-
-
-class Form(NamedTuple):
-    """What the rows contain, see `objects`."""
-
-    ask: bool
-    masks: bool
-    instances: bool
 
 
 def scene(rng: np.random.Generator) -> list[Thing]:
@@ -131,8 +124,10 @@ def mask(things: Sequence[Thing], size: int) -> dict[str, Any]:
     return {"mask": values, "names": dict(enumerate((BACKGROUND, *SHAPES)))}
 
 
-def _rows(split: str, count: int, size: int, form: Form, seed: int) -> Rows:
-    """Generate the rows of a split. Each row depends only on (seed, split, row)."""
+def _rows(
+    split: str, count: int, *, size: int, ask: bool, masks: bool, instances: bool, seed: int
+) -> Rows:
+    """Generate the rows of a split, see `objects`. Each row depends only on (seed, split, row)."""
     images: list[np.ndarray] = []
     texts: list[str] = []
     found: list[Any] = []
@@ -140,7 +135,7 @@ def _rows(split: str, count: int, size: int, form: Form, seed: int) -> Rows:
         rng = np.random.default_rng([seed, SPLITS.index(split), row])
         things = scene(rng)
         images.append(draw(rng, things, size))
-        if form.ask:
+        if ask:
             present = [(thing.colour, thing.shape) for thing in things]
             others = [pair for pair in product(COLOURS, SHAPES) if pair not in present]
             is_absent = not present or rng.random() < ABSENT
@@ -148,9 +143,9 @@ def _rows(split: str, count: int, size: int, form: Form, seed: int) -> Rows:
             colour, shape = choices[int(rng.integers(len(choices)))]
             texts.append(f"the {colour} {shape}")
             things = [t for t in things if (t.colour, t.shape) == (colour, shape)]
-        describe = instance if form.instances else box
-        found.append(mask(things, size) if form.masks else [describe(t, size) for t in things])
+        describe = instance if instances else box
+        found.append(mask(things, size) if masks else [describe(t, size) for t in things])
     cells: dict[str, Any] = {"image": images, TARGET: found}
-    if form.ask:
+    if ask:
         cells = {"text": texts, **cells}
     return Rows(cells, [f"objects row {i + 1}" for i in range(count)])

@@ -11,7 +11,6 @@ from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
 from dxn.data.inspect.check import Report, check, remove_earlier, write_bad
 from dxn.runs.build import build_adapters
-from dxn.runs.codecs import with_codecs
 from dxn.runs.data import find_formats, fit_adapters
 from dxn.runs.decide import (
     assign_inputs,
@@ -20,6 +19,7 @@ from dxn.runs.decide import (
     readers_of,
     with_written_inputs,
 )
+from dxn.runs.saved.codecs import with_codecs
 from dxn.tasks import Auto, Task
 
 

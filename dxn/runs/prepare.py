@@ -230,7 +230,7 @@ def prepare(
     if old is None:
         refuse_without_effect(config, settings.overrides)
         if any(isinstance(node.get("codec"), str) for node in config["adapters"].values()):
-            from dxn.runs.codecs import with_codecs
+            from dxn.runs.saved.codecs import with_codecs
 
             config = with_codecs(config, settings.trust)
         config = with_written_inputs(config, settings.trust)

@@ -19,7 +19,7 @@ from dxn.core.display import list_names
 from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
-from dxn.tasks.class_metrics import hidden_metrics, per_class, with_unknown
+from dxn.tasks.classify import hidden_metrics, per_class, with_unknown
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.infer import SEPARATOR, explain_joined, list_of
 from dxn.tasks.metric import ClassScores, Metric, f1_scores

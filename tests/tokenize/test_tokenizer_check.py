@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dxn.core import tokenizer_check
 from dxn.core.errors import UserError
-from dxn.core.regex_check import regex_fault
+from dxn.core.tokenizer_check import regex_fault
 from dxn.tokenize.text.options import TokenizerKind
 from dxn.tokenize.text.vocabulary import encode, load_tokenizer, save_tokenizer, train_tokenizer
 

@@ -137,8 +137,7 @@ def _plain(value: Any) -> Any:
     """Return a value of a data frame as a table file has it."""
     if isinstance(value, np.generic):
         return value.item()
-    # A pandas.Timestamp, which is a datetime with another text.
-    if hasattr(value, "to_pydatetime"):
+    if isinstance(value, sys.modules["pandas"].Timestamp):  # a datetime with another text
         return value.to_pydatetime(warn=False)
     if isinstance(value, Path):
         return str(value)

@@ -212,15 +212,17 @@ def _converter(feature: Any) -> Callable[[Any], Any] | None:
     """Return the function that converts the values of a feature; None: they stay as they are."""
     if is_file(feature):
         return lambda value: value and (value["bytes"] or _cached(value["path"]))
-    # A feature with `int2str` is a ClassLabel.
-    if hasattr(feature, "int2str"):
+    if name_of := _class_names(feature):
         # -1 means that a row has no label, for example in a test split without public labels.
-        return lambda value: None if value is None or value < 0 else feature.int2str(value)
-    # A list of class labels.
-    items: Any = getattr(feature, "feature", None)
-    if hasattr(items, "int2str"):
-        return lambda value: value and list(map(items.int2str, value))
+        return lambda value: None if value is None or value < 0 else name_of(value)
+    if name_of_item := _class_names(getattr(feature, "feature", None)):  # of a list
+        return lambda value: value and list(map(name_of_item, value))
     return None
+
+
+def _class_names(feature: Any) -> Callable[[int], str] | None:
+    """Return the function from the number of a class to its name, if the feature has classes."""
+    return getattr(feature, "int2str", None)
 
 
 def _cached(path: str | None) -> Path | None:

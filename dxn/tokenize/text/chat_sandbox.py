@@ -10,6 +10,7 @@ import datetime
 import json
 import time
 from collections.abc import Iterable, Iterator
+from types import BuiltinMethodType, MethodType
 from typing import Any, ClassVar
 
 from jinja2 import Template, TemplateError, nodes, pass_context, pass_eval_context
@@ -93,12 +94,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Count a call, and limit the texts that `replace` and `join` make."""
         context[LIMITS].step()
-        owner = getattr(obj, "__self__", None)
-        name = getattr(obj, "__name__", "")
-        if isinstance(owner, str) and name == "replace":
-            return _replace(owner, *args, **kwargs)
-        if isinstance(owner, str) and name == "join":
-            args = (_checked_parts(args[0], owner),)
+        # The second type is that of the methods of escaped texts, which are written in Python.
+        if isinstance(obj, BuiltinMethodType | MethodType) and isinstance(obj.__self__, str):
+            if obj.__name__ == "replace":
+                return _replace(obj.__self__, *args, **kwargs)
+            if obj.__name__ == "join":
+                args = (_checked_parts(args[0], obj.__self__),)
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:

@@ -6,7 +6,6 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -183,28 +182,13 @@ class VideoReader(Reader):
         rates: list[float] = []
         for cell in cells:
             with suppress(BadMedia):  # the data set reports invalid files itself
-                rates.append(video_header(cell).fps)
+                rates.append(frame_rate(cell))
         known = [rate for rate in rates if rate]
         sizes = ImageReader().describe([], [raw[0] for raw in raws])
         parts.append(f"size after reading: {sizes}")
         if known:
             parts.append(f"{_range(sorted(known), ' frames per second')} in the files")
         return "; ".join(parts)
-
-
-@dataclass(frozen=True)
-class VideoHeader:
-    """Properties of a video that its header announces.
-
-    Args:
-        height: Height in pixels, before a rotation that the file asks for.
-        width: Width in pixels.
-        fps: Average number of frames per second. 0: unknown.
-    """
-
-    height: int
-    width: int
-    fps: float
 
 
 def read_video(
@@ -269,19 +253,16 @@ def read_video(
     return torch.stack(pictures)
 
 
-def video_header(source: Any) -> VideoHeader:
-    """Return the properties of a source of `read_video`, without decoding it.
+def frame_rate(source: Any) -> float:
+    """Return the frames per second that the header of a video announces; 0 if it announces none.
 
     Raises:
         BadMedia: If the source cannot be read.
     """
     if isinstance(source, np.ndarray | Tensor):
-        height, width = _frames_of_array(source).shape[2:]
-        return VideoHeader(height, width, 0)
+        return 0.0
     with open_container(source, UNSUPPORTED) as container:
-        stream = _video_stream(container)
-        context = stream.codec_context
-        return VideoHeader(context.height, context.width, float(stream.average_rate or 0))
+        return float(_video_stream(container).average_rate or 0)
 
 
 def sample_times(

@@ -8,11 +8,10 @@ from importlib.metadata import entry_points
 from dxn.core.errors import UserError
 from dxn.weights.families.ast import AST
 from dxn.weights.families.bart import BART
-from dxn.weights.families.bert import BERT, ROBERTA
+from dxn.weights.families.bert import BERT, DISTILBERT, ROBERTA
 from dxn.weights.families.chronos_bolt import CHRONOS_BOLT
 from dxn.weights.families.clip import CLIP_IMAGE, CLIP_TEXT
 from dxn.weights.families.dinov2 import DINOV2, DINOV2_REGISTERS
-from dxn.weights.families.distilbert import DISTILBERT
 from dxn.weights.families.eomt import EOMT
 from dxn.weights.families.gpt2 import GPT2
 from dxn.weights.families.hf_vit import HF_VIT

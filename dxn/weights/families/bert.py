@@ -1,6 +1,7 @@
-"""BERT (arXiv:1810.04805), RoBERTa (arXiv:1907.11692) and XLM-R, with or without a classifier.
+"""BERT (arXiv:1810.04805), RoBERTa (arXiv:1907.11692), XLM-R and DistilBERT (arXiv:1910.01108).
 
 RoBERTa and XLM-R are BERT with an offset in the position embeddings and another classifier.
+DistilBERT is BERT without segments and without a pooler. Its layers have other names.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ ROBERTAS = {
     "roberta": "RobertaForSequenceClassification",
     "xlm-roberta": "XLMRobertaForSequenceClassification",
 }
+DISTILBERT_BLOCK: LayerNames = {
+    "attn.qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    "attn.proj": "attention.out_lin",
+    "attn_norm": "sa_layer_norm",
+    "mlp.up": "ffn.lin1",
+    "mlp.down": "ffn.lin2",
+    "mlp_norm": "output_layer_norm",
+}
+DISTILBERT_EPS = 1e-12  # a constant in transformers, which config.json does not contain
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
@@ -159,7 +169,7 @@ def first_position(checkpoint: Checkpoint) -> int:
 
 
 def base_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the bare model, "bert." or "roberta.", or "" if there is no head."""
+    """Return the prefix of the bare model, such as "bert.", or "" if there is no head."""
     # XLM-R has the prefix of RoBERTa.
     name = hf.model_type(checkpoint).removeprefix("xlm-")
     return hf.prefix(checkpoint, name, "embeddings.word_embeddings.weight")
@@ -179,4 +189,67 @@ ROBERTA = replace(
     name="RoBERTa",
     matches=hf.is_type(*ROBERTAS),
     ignored=(*IGNORED, r"(roberta\.)?pooler\."),  # not used if there is a classifier
+)
+
+
+def distilbert_architecture(checkpoint: Checkpoint) -> Architecture:
+    config = checkpoint.settings
+    p = base_prefix(checkpoint)
+    max_len = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
+    labels = hf.class_names(checkpoint, "classifier")
+    return Architecture(
+        dim=config["dim"],
+        adapters={"text": text_options(max_len=max_len, eps=DISTILBERT_EPS)},
+        backbone={
+            "depth": config["n_layers"],
+            "num_heads": config["n_heads"],
+            "block": {
+                "mlp": hf.activation(checkpoint, config, "activation"),
+                "hidden_dim": config["hidden_dim"],
+            },
+            "norm": {"eps": DISTILBERT_EPS, "place": "post"},
+        },
+        fusion={"pool": "first"},
+        labels=labels,
+        # The layer `pre_classifier` exists only in models with a classifier.
+        **(hf.span_options(checkpoint) or {"head": {"hidden": "relu"} if labels else {}}),
+    )
+
+
+def distilbert_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = base_prefix(checkpoint)
+    return {
+        "adapters.text.embedding.weight": copied(f"{p}embeddings.word_embeddings.weight"),
+        "adapters.text.pos_embed.weight": copied(f"{p}embeddings.position_embeddings.weight"),
+        **blocks(
+            DISTILBERT_BLOCK,
+            prefix=p + "transformer.layer.{i}",
+            depth=architecture.backbone["depth"],
+        ),
+        **linears(
+            {
+                "adapters.text.norm": f"{p}embeddings.LayerNorm",
+                "head.pre.dense": "pre_classifier",
+                "head.out": "classifier",
+            }
+        ),
+        **hf.span_tensors(checkpoint, architecture),
+    }
+
+
+def distilbert_classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+    layers = {"head.pre.dense": "pre_classifier", "head.out": "classifier"}
+    name = "DistilBertForSequenceClassification"
+    return hf.classifier(name, labels, layers, prefix="distilbert.")
+
+
+DISTILBERT = Family(
+    "DistilBERT",
+    hf.is_type("distilbert"),
+    distilbert_architecture,
+    distilbert_tensor_map,
+    # The masked language model's head has the layers vocab_transform, vocab_layer_norm and
+    # vocab_projector.
+    ignored=(*IGNORED, r"vocab_"),
+    classifier=distilbert_classifier,
 )
