@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request, Response
@@ -54,14 +55,16 @@ async def create(request: Request, body: CreationBody, service: Service) -> Resp
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(service.readers, value_data, key, value, reader)
 
-    async def events(parts: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[Any]:
-        async for index, part in parts:
-            if isinstance(part, Text):
-                yield {"index": index, **await data_of(GENERATED, part.text)}
-            elif isinstance(part, str):
-                yield {"index": index, "delta": part}
-            else:
-                yield {"index": index, **await data_of(PARTIAL, part)}
+    async def events(stream: AsyncGenerator[tuple[int, Any]]) -> AsyncIterator[Any]:
+        # Closed at once if the client leaves while a file is written, so that the model stops.
+        async with aclosing(stream) as parts:
+            async for index, part in parts:
+                if isinstance(part, Text):
+                    yield {"index": index, **await data_of(GENERATED, part.text)}
+                elif isinstance(part, str):
+                    yield {"index": index, "delta": part}
+                else:
+                    yield {"index": index, **await data_of(PARTIAL, part)}
 
     inputs = [each for each in others for _ in range(body.count)]
     if body.stream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -127,7 +127,7 @@ class Service:
         *,
         count: int,
         only_texts: bool = False,
-    ) -> AsyncIterator[tuple[int, Any]]:
+    ) -> AsyncGenerator[tuple[int, Any]]:
         """Start to generate texts.
 
         Args:
@@ -164,7 +164,7 @@ class Service:
             except TimeoutError:
                 raise timed_out(self.options.timeout) from None
             for index, text in enumerate(texts):
-                send = partial(_send, loop, parts, index)
+                send = partial(loop.call_soon_threadsafe, _put, parts, count, index)
                 text.on_text = None if only_texts else send
                 text.on_end = partial(send, text)
             # Only texts and values for samples with the same options are generated together.
@@ -184,7 +184,7 @@ class Service:
         end: float,
         *,
         renews: bool,
-    ) -> AsyncIterator[tuple[int, Any]]:
+    ) -> AsyncGenerator[tuple[int, Any]]:
         """Yield the parts of a stream. None marks the end of the job.
 
         The arguments are those of `stream`, and whether the time begins again with each part.
@@ -255,6 +255,8 @@ async def _result(job: Job) -> Any:
         job.is_cancelled = True
 
 
-def _send(loop: asyncio.AbstractEventLoop, parts: Parts, index: int, part: Any) -> None:
-    """Pass a part of a text from the model thread to the event loop."""
-    loop.call_soon_threadsafe(parts.put_nowait, (index, part))
+def _put(parts: Parts, count: int, index: int, part: Any) -> None:
+    """Add a part of one of `count` texts, which the model thread passes to the event loop."""
+    # A slow client gets fewer unfinished values, which would otherwise fill the memory.
+    if isinstance(part, str | Text) or parts.qsize() < count:
+        parts.put_nowait((index, part))

@@ -1,17 +1,23 @@
 """dxn serve: pictures and texts that a model of head=any creates, or that a codec restores."""
 
+import asyncio
 import base64
+import http.client
 import io
 import json
+import time
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import torch
-from helpers.serving import client_of, error_of
+from helpers.serving import client_of, error_of, server_of
 from helpers.shades import train_any, train_codec
 from PIL import Image
 
 import dxn
+from dxn.models.decoding.generation import Generation
+from dxn.runs.predictor.writing import Text
 from dxn.serve.prepare import value_data
 from dxn.tokenize.audio.reader import AudioReader
 from dxn.tokenize.series.reader import SeriesReader
@@ -98,6 +104,51 @@ def test_a_stream_shows_unfinished_pictures(client, monkeypatch):
         assert shape == pixels_of(file_of(whole)).shape
 
 
+def test_a_client_that_reads_nothing_does_not_fill_the_memory(client, monkeypatch):
+    monkeypatch.setattr("dxn.runs.predictor.writing.PARTS", 1)  # after each step
+
+    async def unread():
+        texts = [Text(create="image") for _ in range(2)]
+        parts = await client.service.stream(lambda: texts, [NAMED] * 2, count=2)
+        while not all(text.is_complete for text in texts):
+            await asyncio.sleep(0.01)
+        return [part async for part in parts]
+
+    parts = client.portal.call(unread)
+    assert sorted(index for index, part in parts if isinstance(part, Text)) == [0, 1]
+    assert len(parts) == 4  # one unfinished picture of each
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_model_stops_when_the_client_of_a_stream_leaves(model, count, monkeypatch):
+    monkeypatch.setattr("dxn.runs.predictor.writing.PARTS", 1)
+    step = Generation.step
+    steps = []
+
+    def slowly(self):
+        time.sleep(0.3)
+        steps.append(len(self.samples))
+        step(self)
+
+    def write_slowly(*arguments):
+        time.sleep(0.1)  # so that the client leaves while the second picture is written
+        return value_data(*arguments)
+
+    monkeypatch.setattr(Generation, "step", slowly)
+    monkeypatch.setattr("dxn.serve.creating.value_data", write_slowly)
+    with server_of(model) as url:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
+        body = {**DRAWN, "count": count, "stream": True}
+        connection.request("POST", "/generate", json.dumps(body))
+        assert connection.getresponse().read(20).startswith(b"data: ")
+        connection.close()
+        # The model is free for the next request.
+        connection.request("POST", "/embed", json.dumps({"inputs": [NAMED]}))
+        assert connection.getresponse().status == 200
+        connection.close()
+    assert len(steps) < 4
+
+
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [
@@ -105,6 +156,7 @@ def test_a_stream_shows_unfinished_pictures(client, monkeypatch):
         ({"inputs": [{"text": None}], "create": None}, 422, "set create=text or create=image"),
         ({"create": "text"}, 422, "needs another input than text in each sample"),
         ({"count": 6}, 413, "count: at most 5 samples per request, got 6"),
+        ({"guidance": 2e6}, 422, "guidance: must be at most 1e+06"),
         ({"guidance": -1}, 422, "guidance: must be at least 0, got -1"),
         ({"max_new": 3}, 400, "'max_new': there is no such key"),
         ({"inputs": [{"text": ["x"], "no": 1}]}, 422, "'no': there is no such input"),

@@ -307,7 +307,7 @@ def test_the_same_seed_creates_the_same_values_in_any_batch(overfitted):
         (["input=texts.csv", "output=x"], "set create=text or create=image"),
         (["input.text=a dark one", "count=2", "output=texts.csv"], "must be a folder for several"),
         (["input.text=a dark one", "count=2", "output=plain"], "must be a folder for several"),
-        (["input.text=a dark one", "guidance=inf", "output=x.png"], "at least 0 and finite"),
+        (["input.text=a dark one", "guidance=2e6", "output=x.png"], "must be from 0 to 1e+06"),
         (["input.text=a dark one", "max_new=3", "output=x.png"], "max_new: this model creates"),
         (["input.text=a dark one", "chat=false", "output=x.png"], "chat: this model creates"),
         (["input=empty.csv", "create=image", "output=x"], "needs rows with another input than"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -484,11 +483,11 @@ class Predictor:
             UserError: If the model does not create this input, was not trained for guidance, or an
                 option is out of range.
         """
-        from dxn.runs.predictor.writing import Text, Writer, make_samplers
+        from dxn.runs.predictor.writing import MAX_GUIDANCE, Text, Writer, make_samplers
 
         self.check_created(name)
-        if guidance is not None and not 0 <= guidance < math.inf:
-            raise UserError(f"guidance: must be at least 0 and finite, got {guidance}")
+        if guidance is not None and not 0 <= guidance <= MAX_GUIDANCE:
+            raise UserError(f"guidance: must be from 0 to {MAX_GUIDANCE:g}, got {guidance}")
         samples, items = self._items(inputs)
         if samples is None:
             raise UserError(f"input: needs another input than {name}, got none")
