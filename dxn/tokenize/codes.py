@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -118,8 +119,9 @@ class CodeAdapter(Adapter):
         self.dim = dim
         # The tokenizer owns it: weights that never change are no parameters of the model.
         self.tokenizer = CodeTokenizer(codec)
-        self.num_codes = codec.num_codes
-        self.project = nn.Linear(codec.width, dim)
+        # A copy, which moves to the device of the model. The codec stays on the CPU.
+        self.scalars = copy.deepcopy(codec.scalars)
+        self.project = nn.Linear(self.scalars.width, dim)
         self.pos_embed = PosEmbed1d("sinusoidal", dim=dim, max_len=0)
         self.places = nn.Linear(dim, dim)
         self.dropout = Dropout(dropout)
@@ -131,7 +133,7 @@ class CodeAdapter(Adapter):
     def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, M, D)."""
         codes, lengths = batch["codes"], batch["lengths"]
-        x = self.project(self.tokenizer.codec.vectors(codes).to(self.places.weight.dtype))
+        x = self.project(self.scalars.vectors(codes).to(self.places.weight.dtype))
         count = x.shape[1]
         x = x + self.places(self.pos_embed(count, x.device).to(x.dtype))
         mask = torch.arange(count, device=x.device) < lengths[:, None]
@@ -143,7 +145,7 @@ class CodeAdapter(Adapter):
 
     def describe(self, raw: Tensor) -> str:
         """Describe the codes of one raw value."""
-        return f"{len(raw)} tokens of {raw.shape[1]} codes each, of {self.num_codes:,}"
+        return f"{len(raw)} tokens of {raw.shape[1]} codes each, of {self.scalars.num_codes:,}"
 
     def save(self, folder: Path, name: str) -> None:
         """Write the weights of the codec."""

@@ -22,6 +22,7 @@ from dxn.runs.predictor.writing import Text, Writer
 from dxn.tasks import WriteAny
 from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, TextAdapter, TokenizerOptions
+from dxn.training.predict import to_device
 from dxn.viz.drawers import Shown, get_drawer
 
 
@@ -135,6 +136,17 @@ def test_a_saved_codec_decodes_with_the_statistics_of_its_pictures(trained, pict
     assert torch.equal(codec.task.target.contents.shift.flatten(), before.mean)
 
 
+def test_codes_are_embedded_on_the_device_of_the_model(trained, pictures):
+    model = dxn.load(trained)
+    samples = model.samples([{"image": str(pictures / "3.png")}])
+    device = torch.device("meta")
+    batch = to_device(samples.collate([samples[0, 0]]), device)
+    tokens = model.model.adapter("image").to(device)(batch["image"])
+    assert tokens.x.device == device and tokens.x.shape[1] == 4
+    # The codec stays on the CPU, where values are read.
+    assert samples.tokenizers["image"].codec.scalars.counts.device.type == "cpu"
+
+
 def test_a_picture_of_another_size_than_those_of_the_codec_is_refused(trained, tmp_path, capsys):
     Image.fromarray(np.zeros((8, 16), np.uint8)).save(tmp_path / "flat.png")
     error = refused(capsys, "generate", f"run={trained}", f"input.image={tmp_path / 'flat.png'}")
@@ -188,7 +200,7 @@ def test_a_report_has_created_values_beside_true_ones(pictures, tmp_path, capsys
     assert created.count("Created image") == 5
     assert created.count("<img") == 9
     assert created.count("<h4>True image</h4>–") == 1
-    assert "with temperature 1 and no guidance" in texts
+    assert "with temperature 1 and the default guidance" in texts
 
 
 def test_codes_without_a_source_are_shown_as_the_decoded_picture(trained, pictures):
@@ -226,7 +238,9 @@ def overfitted(pictures, request):
 
 def test_a_picture_has_the_shade_that_the_text_names(overfitted):
     for name, shade in SHADES.items():
-        created = overfitted.create("image", {"text": f"a {name} one"}, temperature=0)[0]
+        given = {"text": f"a {name} one"}
+        # Without guidance: these are the rows as they were learned.
+        created = overfitted.create("image", given, temperature=0, guidance=1)[0]
         nearest = min(SHADES.values(), key=lambda each: abs(float(created.float().mean()) - each))
         assert nearest == shade
 

@@ -88,11 +88,12 @@ class Codes(Writing):
 
     def __init__(self, codec: Any, *, flat: bool = False):
         self.codec = codec
-        self.size = codec.num_codes
-        self.stages = 1 if flat else codec.stages
-        self.max_len = codec.num_tokens * codec.stages // self.stages
+        self.per_token = codec.scalars.stages
+        self.size = codec.scalars.num_codes
+        self.stages = 1 if flat else self.per_token
+        self.max_len = codec.num_tokens * self.per_token // self.stages
         self.length = self.max_len if codec.has_fixed_length else 0
-        self.vectors = codec.vectors(torch.arange(self.size)[:, None])
+        self.vectors = codec.scalars.vectors(torch.arange(self.size)[:, None])
 
     def ids(self, sample: Mapping[str, Any]) -> Tensor:
         """Return the codes."""
@@ -103,10 +104,10 @@ class Codes(Writing):
 
         The codes of a last part that is not complete, such as a frame of a clip, are left out.
         """
-        step = self.codec.step * self.codec.stages
+        step = self.codec.step * self.per_token
         count = max(ids.numel() // step, 1) * step
         codes = F.pad(ids.flatten(), (0, step))[:count]
-        return self.codec.decode(codes.view(-1, self.codec.stages))
+        return self.codec.decode(codes.view(-1, self.per_token))
 
     def unfinished(self, ids: Tensor) -> Any:
         """Return a picture, with the code of the vector nearest to zero where there is none yet.

@@ -13,6 +13,7 @@ from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
 from dxn.core.tensors import TensorFiles, write_tensors
 from dxn.models.model import MultimodalModel
+from dxn.tasks.codec.quantize import FiniteScalars
 from dxn.tasks.codec.task import Codec
 from dxn.tokenize.base import Reader
 
@@ -76,23 +77,9 @@ class StoredCodec(Recorded, nn.Module):
         return self.tokenizer.reader
 
     @property
-    def num_codes(self) -> int:
-        """Number of codes of a stage."""
-        return self.model.head.scalars.num_codes
-
-    @property
-    def stages(self) -> int:
-        """Number R of codes of a token."""
-        return self.model.head.scalars.stages
-
-    @property
-    def width(self) -> int:
-        """Number d of numbers of a code vector."""
-        return self.model.head.scalars.width
-
-    def vectors(self, codes: Tensor) -> Tensor:
-        """Return the vectors (..., d), from -1 to 1, of codes (..., R)."""
-        return self.model.head.scalars.vectors(codes)
+    def scalars(self) -> FiniteScalars:
+        """What makes codes of vectors, and vectors of codes."""
+        return self.model.head.scalars
 
     @property
     def has_fixed_length(self) -> bool:
