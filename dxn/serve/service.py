@@ -164,7 +164,7 @@ class Service:
             except TimeoutError:
                 raise timed_out(self.options.timeout) from None
             for index, text in enumerate(texts):
-                send = partial(loop.call_soon_threadsafe, _put, parts, count, index)
+                send = partial(_send, loop, parts, count, index)
                 text.on_text = None if only_texts else send
                 text.on_end = partial(send, text)
             # Only texts and values for samples with the same options are generated together.
@@ -255,8 +255,8 @@ async def _result(job: Job) -> Any:
         job.is_cancelled = True
 
 
-def _put(parts: Parts, count: int, index: int, part: Any) -> None:
-    """Add a part of one of `count` texts, which the model thread passes to the event loop."""
+def _send(loop: asyncio.AbstractEventLoop, parts: Parts, count: int, index: int, part: Any) -> None:
+    """Pass a part of one of `count` texts from the model thread to the event loop."""
     # A slow client gets fewer unfinished values, which would otherwise fill the memory.
     if isinstance(part, str | Text) or parts.qsize() < count:
-        parts.put_nowait((index, part))
+        loop.call_soon_threadsafe(parts.put_nowait, (index, part))
