@@ -335,9 +335,10 @@ def _codes(labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[An
     used = ", ".join(
         f"{name}: {np.count_nonzero(y):,} of {size:,}" for name, (_, y) in lines.items()
     )
-    labels = "codes, the most frequent first", "share of the tokens"
-    chart = line_chart("Use of the codes", f"codes that occur: {used}", lines, labels, is_log=True)
-    return TaskCharts("codes.png", chart.title, [chart], f"codes that occur: {used}")
+    axes = "codes, the most frequent first", "share of the tokens"
+    about = f"codes that occur: {used}"
+    chart = line_chart("Use of the codes", about, lines, axes, is_log=True)
+    return TaskCharts("codes.png", chart.title, [chart], about)
 
 
 # By the kind of the answers of a task.

@@ -189,6 +189,15 @@ def test_wrong_options_are_refused(folder, options, message, capsys, monkeypatch
     assert message in refused(capsys, "evaluate", "run=any", *words)
 
 
+def test_values_that_the_judge_cannot_read_are_named(folder, capsys):
+    rows = "".join(f"a {name} one,nowhere.png,{name}\n" for name in SHADES)
+    (folder / "lost.csv").write_text(f"text,image,shade\n{rows}")
+    options = ["create=image", f"judge={folder / 'judge'}", f"data.path={folder / 'lost.csv'}"]
+    message = refused(capsys, "evaluate", f"run={folder / 'any'}", "only=[text]", *options)
+    assert "judge: cannot read any of 3 values of image" in message
+    assert "lost.csv row 2: image: " in message
+
+
 def test_a_model_that_creates_nothing_is_refused(folder, capsys):
     run = f"run={folder / 'judge'}"
     assert "(train one with head=any)" in refused(capsys, "evaluate", run, "create=image")

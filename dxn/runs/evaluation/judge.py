@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.data.raws import digest_of
-from dxn.data.reading import open_rows
+from dxn.data.reading import survey_rows
 from dxn.data.rows import TARGET, Rows
 from dxn.data.sources.table import JOINED
 from dxn.runs.evaluation.data import EvaluationSource, source_of
@@ -111,18 +112,27 @@ class Judge:
         Args:
             rows: The rows of the values, with the true answers as targets, if they are known.
             values: Cells.
+
+        Raises:
+            UserError: If none can be read.
         """
         task = self.model.task
         cells = {self.name: values}
         if has_answers := TARGET in rows.cells and task.is_supervised:
             cells[TARGET] = rows.cells[TARGET]
-        opened = open_rows(
+        opened = survey_rows(
             Rows(cells, rows.origin),
             {self.name: self.model.tokenizers[self.name]},
             task=task,
             on_bad="skip",
             need_target=has_answers,
         )
+        if not len(opened):
+            raise UserError(
+                f"judge: cannot read any of {count(len(rows), 'value')} of {self.name}; the first "
+                f"problem is {opened.bad[0].origin}: {opened.bad[0]}; check the data, the judge, "
+                "and the model that creates values"
+            )
         return Samples(opened, self.model.tokenizers, task=task if has_answers else None)
 
     def features(self, samples: Samples) -> Features:
