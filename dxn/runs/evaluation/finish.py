@@ -198,9 +198,8 @@ def about_split(split: str) -> list[str]:
         ]
     if split == "validation":
         return [
-            "note: there is no test split, so these are the metrics of the validation split, which "
-            "also selected the epoch and the factors of a mixture; expect slightly worse ones for "
-            "new data"
+            "note: there is no test split, so these are the metrics of the validation split, by "
+            "which the epoch and other values were chosen; expect slightly worse ones for new data"
         ]
     return []
 
