@@ -116,7 +116,7 @@ def test_a_client_that_reads_nothing_does_not_fill_the_memory(client, monkeypatc
 
     parts = client.portal.call(unread)
     assert sorted(index for index, part in parts if isinstance(part, Text)) == [0, 1]
-    assert len(parts) == 4  # one unfinished picture of each
+    assert len(parts) < 8  # and not all of 5 unfinished pictures of each
 
 
 @pytest.mark.parametrize("count", [1, 3])
