@@ -80,7 +80,6 @@ function addExample(example, index) {
       for (const field of fields) {
         // A language model continues the text of an example.
         const name = model.takes_prompt ? Object.keys(example.texts)[0] : field.name;
-        if (name === created()) continue;
         if (name in example.texts) field.setText(example.texts[name]);
         else if (example.files.includes(name)) field.setFile(await exampleFile(index, name));
       }
