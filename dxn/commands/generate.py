@@ -33,7 +33,7 @@ class Generate(FromWeights, Compute):
         top_p: Sample from the most probable tokens with this total probability (arXiv:1904.09751).
         guidance: Scale of the classifier-free guidance of a model of head=any: larger values follow
             the inputs more closely, with less variety (arXiv:2207.12598); 1: no guidance.
-            Default: 3 if the model was trained for it, and 1 for texts.
+            Default: 2 if the model was trained for it, and 1 for texts.
         count: Number of texts to generate, per prompt.
         output: .csv, .jsonl, .json or .parquet file for the texts (default: print them). With
             head=any: file for the picture, sound, series or clip, or a folder for many of them.

@@ -127,7 +127,7 @@ class CreationBody(Body, Sampling):
         ge=0,
         le=MAX_GUIDANCE,
         description="Scale of the classifier-free guidance: larger values follow the inputs more "
-        "closely, with less variety (default: 3 if the model was trained for it; 1: none).",
+        "closely, with less variety (default: 2 if the model was trained for it; 1: none).",
     )
     seed: int = Field(0, ge=-MAX_SEED, le=MAX_SEED, description="Random seed of sampling.")
 

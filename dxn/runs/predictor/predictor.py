@@ -470,7 +470,7 @@ class Predictor:
             top_k: Sample from this number of most probable tokens. Default: all.
             top_p: Sample from the most probable tokens with this total probability. Default: all.
             guidance: Scale of the classifier-free guidance (arXiv:2207.12598): larger values follow
-                the other inputs more closely, with less variety. 1: no guidance. Default: 3 if the
+                the other inputs more closely, with less variety. 1: no guidance. Default: 2 if the
                 model was trained for it, and 1 for texts.
             seed: Random seed of sampling.
             batch_size: Number of values per batch.
