@@ -187,7 +187,7 @@ def language_cases(model: MultimodalModel) -> list[Tensors]:
 
 def decoder_cases(decoder: Decoder, memories: Sequence[Tensors]) -> list[Tensors]:
     """Return inputs of a `DecoderGraph` for the outputs of the encoder."""
-    vocabulary = decoder.embedding.num_embeddings
+    vocabulary = len(decoder.output.matrix)
     pairs = zip(memories, _lengths(decoder.max_len), strict=True)
     return [
         {**_step(decoder.backbone, len(m["memory_mask"]), past, new, vocabulary), **m}
