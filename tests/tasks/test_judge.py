@@ -71,10 +71,13 @@ def test_created_pictures_are_judged_from_their_files(folder, tmp_path, capsys):
     assert "12 image values from text" in out
     assert "frechet_distance is too large: it needs more rows than features (32), got 12" in out
     found = metrics(tmp_path)
-    assert found["test/accuracy[created]"] == 1 and found["test/accuracy[true]"] == 1
-    for name in ("frechet_distance", "nearest_distance", "copied", "diversity"):
-        assert np.isfinite([found[f"test/{name}[{row}]"] for row in ("created", "true")]).all()
+    for row in ("created", "restored", "true"):
+        assert found[f"test/accuracy[{row}]"] == 1
+        for name in ("frechet_distance", "nearest_distance", "copied", "diversity"):
+            assert np.isfinite(found[f"test/{name}[{row}]"])
+    assert found["test/nearest_distance[restored]"] != found["test/nearest_distance[true]"]
     assert len(list((tmp_path / "created").glob("*.png"))) == 12
+    assert len(list((tmp_path / "restored").glob("*.png"))) == 12
     with (tmp_path / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 12

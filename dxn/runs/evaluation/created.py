@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ from dxn.runs.predictor.output import Record, write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify
 from dxn.tasks.metric import defined
+from dxn.tokenize.base import BadMedia
+from dxn.tokenize.codes import CodeTokenizer
 
-CREATED, TRUE = "created", "true"  # rows of the table of metrics
+CREATED, RESTORED, TRUE = "created", "restored", "true"  # rows of the table of metrics
 FILES = "created"  # folder of the created files
 
 
@@ -50,7 +53,8 @@ def evaluate_created(
 ) -> None:
     """Create a value for each row, compare the values with the true ones, and write the results.
 
-    The judge reads the created values alone, without the inputs that they were created from.
+    The judge reads the created values alone, without the inputs that they were created from. It
+    also reads the true values, and those that the codec restores from them, to show what it loses.
 
     Args:
         predictor: The model of head=any.
@@ -96,28 +100,51 @@ def evaluate_created(
     if not are_files:
         figures[CREATED]["equal_text"] = share_equal(values, rows.cells[create], tokenizer)
     remarks: list[str] = []
+    about_distances: list[str] = []
     if judge is not None:
         training = _training_features(judge, predictor, data, create)
-        for key, column in ((TRUE, rows.cells[create]), (CREATED, values)):
+        columns = {TRUE: rows.cells[create]}
+        if isinstance(tokenizer, CodeTokenizer):
+            columns[RESTORED] = _restored(tokenizer, rows.cells[create], folder / RESTORED)
+        for key, column in (columns | {CREATED: values}).items():
             samples = judge.samples(rows, column)
             answers, answered = judge.answers(samples, rows)
             features = judge.features(samples)
-            figures[key] |= answers | feature_metrics(features, training)
+            figures[key] = figures.get(key, {}) | answers | feature_metrics(features, training)
+            about_distances = distance_remarks(features, training)
             records = answered or records
             if len(samples) < len(rows):
                 unread = count(len(rows) - len(samples), f"{key} value")
                 remarks.append(f"the metrics are without {unread} that the judge cannot read")
-        remarks += distance_remarks(features, training)
-    results = _results(figures, predictor if judge is None else judge.model, data, given, remarks)
+    results = _results(
+        figures,
+        predictor if judge is None else judge.model,
+        data,
+        given,
+        [*remarks, *about_distances],
+    )
     print_line(f"{data.about}: {count(len(rows), f'{create} value')} from {' and '.join(given)}")
     print_results(results)
-    for remark in remarks:
+    for remark in results.remarks:
         print_line(f"note: {remark}")
     update = {"task": predictor.task.name, "evaluated": len(rows), "dtype": predictor.dtype}
     results.model_copy(update=update).write(folder)
     write_records(folder / PREDICTIONS, records)
     files = f"{METRICS}, {PREDICTIONS}" + (f", {FILES}/" if are_files else "")
     print_line(f"written: {folder}: {files}")
+
+
+def _restored(tokenizer: CodeTokenizer, cells: Sequence[Any], folder: Path) -> list[Any]:
+    """Return files with what the codec restores, and cells that it cannot read as they are."""
+    values: dict[int, Any] = {}
+    for i, cell in enumerate(cells):
+        with suppress(BadMedia):  # the judge cannot read it either
+            codes = tokenizer.reader.read(cell)
+            assert codes is not None, "rows without the value are left out"
+            values[i] = tokenizer.codec.decode(codes.long())
+    paths = write_values(tokenizer.reader, [*values.values()], folder)
+    files = dict(zip(values, map(str, paths), strict=True))
+    return [files.get(i, cell) for i, cell in enumerate(cells)]
 
 
 def _training_features(
