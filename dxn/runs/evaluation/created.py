@@ -130,8 +130,10 @@ def evaluate_created(
     update = {"task": predictor.task.name, "evaluated": len(rows), "dtype": predictor.dtype}
     results.model_copy(update=update).write(folder)
     write_records(folder / PREDICTIONS, records)
-    files = f"{METRICS}, {PREDICTIONS}" + (f", {FILES}/" if are_files else "")
-    print_line(f"written: {folder}: {files}")
+    written = [METRICS, PREDICTIONS, *([f"{FILES}/"] if are_files else [])]
+    if RESTORED in figures:
+        written.append(f"{RESTORED}/")
+    print_line(f"written: {folder}: {', '.join(written)}")
 
 
 def _restored(tokenizer: CodeTokenizer, cells: Sequence[Any], folder: Path) -> list[Any]:
