@@ -21,7 +21,6 @@ from dxn.tokenize.recognize import LazyReaders, by_modality
 from dxn.tokenize.text.chat import is_conversation
 
 Config = Mapping[str, Any]
-WRITE_ANY = "dxn.tasks.WriteAny"
 
 # Options that depend on the metrics of the validation split.
 NEED_VALIDATION = (
@@ -100,13 +99,17 @@ def open_source(
 
 
 def with_written_inputs(config: dict[str, Any], trust: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the configuration for head=any, whose target columns are inputs that it writes.
+    """Return the configuration for a task whose target columns are inputs that it writes.
 
     Without data.target, all columns are inputs, also those that other tasks take as the target.
     """
     head, data = config["head"], config["data"]
+    if "_target_" not in head:
+        return config  # a later error says what is missing
+    task: Any = resolve(head["_target_"], key="head", trust=trust)
     parameters = signature_of(data.get("_target_"), key="data", trust=trust).parameters
-    if head.get("_target_") != WRITE_ANY or "target" not in parameters:
+    is_task = isinstance(task, type) and issubclass(task, Task)
+    if not (is_task and task.targets_are_inputs and "target" in parameters):
         return config
     if data.get("target") is not None:
         head = {**head, "names": as_list(data["target"])}

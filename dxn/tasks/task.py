@@ -69,6 +69,8 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
             encoded alone, as `dxn.models.InputVectors`. The head then has the same attribute.
         min_inputs: Minimum number of inputs of a sample that can be evaluated.
         writes: Whether the predictions are texts, which `write` generates.
+        targets_are_inputs: Whether the target columns are inputs, whose names are the option
+            `names` of the task.
         refused_augmentation: Options of the augmentation of pictures that targets cannot follow,
             and what they do.
     """
@@ -80,6 +82,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
     separates_inputs: ClassVar[bool] = False
     min_inputs: ClassVar[int] = 1
     writes: ClassVar[bool] = False
+    targets_are_inputs: ClassVar[bool] = False
     refused_augmentation: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @property

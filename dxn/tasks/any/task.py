@@ -155,6 +155,7 @@ class WriteAny(PerInput[WrittenInput]):
 
     name = "any"
     min_inputs = 2  # one is written from the others
+    targets_are_inputs = True
 
     def __init__(
         self,
