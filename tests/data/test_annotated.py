@@ -193,7 +193,9 @@ def test_boxes_of_coco_follow_from_polygons(tmp_path):
     assert sum("bbox" not in each for each in objects) == 1
 
 
-@pytest.mark.parametrize("polygons", [[[]], [[1, 2, 3]], [5]])
+@pytest.mark.parametrize(
+    "polygons", [[[]], [[1, 2, 3]], [5], [["a", "b"]], [{}, {}], [[10**400, 1, 2, 3, 4, 5]]]
+)
 def test_objects_of_coco_with_invalid_polygons_have_no_box(polygons, tmp_path):
     write_coco(tmp_path)
     content = json.loads(coco_of("a"))

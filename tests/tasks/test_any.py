@@ -364,33 +364,30 @@ def test_an_unknown_target_is_refused(pictures, capsys):
     assert "data.target: photo cannot be written; the inputs that can are text, image" in error
 
 
-def test_rows_with_one_input_alone_are_refused(pictures, tmp_path, capsys):
-    table = pictures / "alone.csv"
-    lines = [f"a dark one {i}," if i % 2 else f",{i}.png" for i in range(40)]
-    table.write_text("\n".join(["text,image", *lines]))
-    error = refused(
+def refused_lines(lines, pictures, tmp_path, capsys):
+    """Return the error of a training with a table of these lines."""
+    table = pictures / "refused.csv"
+    table.write_text("\n".join(lines))
+    return refused(
         capsys,
         "train",
         str(table),
         *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]", *TINY),
         *(f"adapters.image_codes.codec={pictures / 'codec'}", f"run={tmp_path / 'run'}"),
     )
+
+
+def test_rows_with_one_input_alone_are_refused(pictures, tmp_path, capsys):
+    lines = [f"a dark one {i}," if i % 2 else f",{i}.png" for i in range(40)]
+    error = refused_lines(["text,image", *lines], pictures, tmp_path, capsys)
     assert "no row of the training split has text or image and another input" in error
     assert not (tmp_path / "run" / "model").exists()
 
 
 def test_validation_rows_with_one_input_alone_are_named(pictures, tmp_path, capsys):
-    table = pictures / "split.csv"
     lines = [f"a dark one {i},{i}.png,train" for i in range(20)]
     lines += [f"a dark one {i},,validation" for i in range(20, 30)]
-    table.write_text("\n".join(["text,image,split", *lines]))
-    error = refused(
-        capsys,
-        "train",
-        str(table),
-        *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]", *TINY),
-        *(f"adapters.image_codes.codec={pictures / 'codec'}", f"run={tmp_path / 'run'}"),
-    )
+    error = refused_lines(["text,image,split", *lines], pictures, tmp_path, capsys)
     assert "rows with fewer than 2 inputs have no loss" in error
 
 

@@ -112,6 +112,7 @@ def test_later_objects_lie_over_earlier_ones_and_crowds_behind_all():
         ({"label": "cat", "segmentation": "x"}, "must be a list of polygons"),
         ({"label": "cat", "segmentation": 5}, "must be a list of polygons"),
         ({"label": "cat", "segmentation": [[1, 2, 3, 1e99]]}, "must be a list of polygons"),
+        ({"label": "cat", "segmentation": [[1, 2, 3, 10**400]]}, "must be a list of polygons"),
     ],
 )
 def test_objects_without_an_area_are_refused(item, problem):

@@ -188,16 +188,16 @@ def _compact(area: Any) -> Any:
     """Return polygons as arrays, because millions of numbers in lists need much memory."""
     try:
         return [np.asarray(each, np.float32) for each in area] if isinstance(area, list) else area
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return area  # the row is reported when it is read
 
 
 def _box_around(polygons: list[Any]) -> list[float] | None:
     """Return the left, top, width and height of polygons. None: they are not valid."""
     try:
-        corners = np.concatenate(polygons).reshape(-1, 2)
+        corners = np.concatenate(polygons, dtype=np.float32).reshape(-1, 2)
         start, stop = corners.min(0), corners.max(0)
-    except ValueError:
+    except (TypeError, ValueError):
         return None  # the row is reported when it is read
     return [*start.tolist(), *(stop - start).tolist()]
 

@@ -137,7 +137,7 @@ def polygons(area: Any) -> list[np.ndarray]:
         # Only a damaged file has corners that far outside of a picture.
         if all(np.abs(each).max(initial=0) < 1e6 for each in found):
             return [each for each in found if len(each) > 2]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise BadMedia(
         "a segmentation must be a list of polygons [x, y, x, y, x, y], or run lengths with the "
