@@ -125,6 +125,8 @@ def _created(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any
             )
             spread = np.linspace(0, len(usable) - 1, min(CREATED_ROWS, len(usable))).astype(int)
             rows = usable[spread][first : first + CREATED_TOGETHER].tolist()
+            if not rows:
+                continue
             if time.monotonic() - start > CREATED_SECONDS:
                 left_out = f" The other rows would need more than {duration(CREATED_SECONDS)}."
                 continue

@@ -7,6 +7,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from dxn.cli import main
 from dxn.core.files import write_text
 from dxn.report.examples import Budget
 from dxn.report.run import MAX_CONFIG
-from dxn.report.sides import marked
+from dxn.report.sides import marked, side_by_side
 from dxn.viz import media as parts
+from dxn.viz.drawers import Shown
 
 WRITES_REPORTS = True  # see conftest.py
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -310,6 +312,30 @@ def test_what_a_codec_decodes_is_beside_the_original(data, tag, tmp_path):
     assert max(values[:3]) <= min(values[3:6]) and max(values[3:6]) <= min(values[6:])
     assert "Codes of" in page.words
     assert "Use of the codes" in page.words
+
+
+@pytest.mark.parametrize(("rows", "is_short"), [(3, False), (8, True)])
+def test_created_rows_that_are_left_out_are_mentioned(rows, is_short, monkeypatch):
+    texts = [Shown("text", "a red one", None) for _ in range(rows)]
+    seconds = iter(range(0, 1000, 40))  # each look at the clock is 40 s after the last one
+    monkeypatch.setattr("dxn.report.sides.CREATED_SECONDS", 100.0)
+    monkeypatch.setattr("dxn.report.sides.time", SimpleNamespace(monotonic=seconds.__next__))
+    opened = SimpleNamespace(
+        present={name: np.ones(rows, bool) for name in ("first", "second")},
+        origin=[f"row {i}" for i in range(rows)],
+    )
+    evidence = SimpleNamespace(
+        task=SimpleNamespace(creates=["first", "second"]),
+        shown=lambda row: {"first": texts[row], "second": texts[row]},
+        created=lambda name, chosen: [texts[row] for row in chosen],
+    )
+    last = SimpleNamespace(
+        predictions=SimpleNamespace(predicted=[None] * rows),
+        samples=SimpleNamespace(inputs=["first", "second"], opened=opened),
+    )
+    section = side_by_side(evidence, last, None, Budget())
+    assert [len(part) for _, part in section["groups"]] == [min(rows, 4)] * 2
+    assert ("The other rows would need more than" in section["about"]) is is_short
 
 
 def test_clips_and_series_are_shown(tmp_path):

@@ -161,6 +161,22 @@ def test_tables_with_the_same_name_have_their_own_answers(folder, tmp_path, caps
         assert metrics(tmp_path / split)[f"{split}/accuracy[true]"] == 1
 
 
+def test_training_rows_without_the_created_input_give_no_distances(folder, tmp_path, capsys):
+    for split, picture in (("train", ""), ("test", "{}.png")):
+        names = enumerate(SHADES)
+        rows = [[f"a {name} one", picture.format(i), name] for i, name in names]
+        with (folder / f"{split}_part.csv").open("w", newline="") as out:
+            csv.writer(out).writerows([["text", "image", "shade"], *rows])
+    parts = [f"data.{split}={folder / split}_part.csv" for split in ("train", "test")]
+    out = printed(
+        capsys,
+        *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'judge'}"),
+        *(*parts, "only=[text]", f"output={tmp_path}"),
+    )
+    assert "there are no distances: the data has no training values besides these rows" in out
+    assert metrics(tmp_path)["test/accuracy[true]"] == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sklearn.metrics
+import torch
 from helpers.drawing import cut_off, headline, pixels_of, texts, title
 from matplotlib.font_manager import fontManager
 
@@ -21,6 +22,7 @@ from dxn.viz.confusion import (
     confusion_charts,
     confusion_counts,
 )
+from dxn.viz.drawers import FramesDrawer, Shown
 from dxn.viz.figure import new_figure, save, set_title, shortened, wrapped
 from dxn.viz.fonts import DEFAULT_FONT, families, legible, text_width
 from dxn.viz.sample import answer_line, listed_probabilities
@@ -387,3 +389,13 @@ def test_the_largest_probabilities_come_first():
     shares = {f"c{i}": i / 100 for i in range(9)}
     listed = listed_probabilities({"prediction": "c8", "probabilities": shares})
     assert listed == [("c8", 0.08), ("c7", 0.07), ("c6", 0.06), ("c5", 0.05), ("c4", 0.04)]
+
+
+def test_decoded_frames_have_the_colors_of_the_original():
+    grid = SimpleNamespace(reader=SimpleNamespace(frame=(2, 3)))
+    original = torch.arange(12.0).view(2, 6)
+    plain = FramesDrawer().panel(Shown("frames", original, grid)).pixels
+    same = FramesDrawer().panel(Shown("frames", original, grid, like=original)).pixels
+    lower = FramesDrawer().panel(Shown("frames", original / 2, grid, like=original)).pixels
+    assert np.array_equal(same, plain)
+    assert not np.array_equal(lower, plain)

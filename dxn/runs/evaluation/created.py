@@ -156,8 +156,9 @@ def _training_features(
     if data.split == "train" or not data.source.splits.get("train"):
         return None
     rows = creator.model_inputs.of_source(data.source, "train")
-    rows = _complete(replace(rows, cells={create: rows.cells[create]}), create, [create])
-    return judge.features(judge.samples(rows, rows.cells[create]))
+    rows = replace(rows, cells={create: rows.cells[create]})
+    rows = rows.take(np.flatnonzero([value is not None for value in rows.cells[create]]))
+    return judge.features(judge.samples(rows, rows.cells[create])) if len(rows) else None
 
 
 def _results(

@@ -45,7 +45,7 @@ def feature_metrics(values: Features, training: Features | None) -> dict[str, fl
 def distance_remarks(values: Features, training: Features | None) -> list[str]:
     """Return sentences about the distances from the training values, see `feature_metrics`."""
     if training is None:
-        return ["there are no distances: the data has no training split besides these rows"]
+        return ["there are no distances: the data has no training values besides these rows"]
     size = values.vectors.shape[1]
     fewest = min(len(values.digests), len(training.digests))
     if fewest > size or fewest < 2:

@@ -39,7 +39,7 @@ class Shown:
         adapter: The input's adapter, which knows the size of a patch.
         source: What `raw` was read from, such as the path of a file.
         name: Name of the input.
-        like: Raw value beside which a series is drawn, in the same range. None: its own range.
+        like: Raw value that gives the range in which a series or frames are drawn. None: `raw`.
     """
 
     modality: str

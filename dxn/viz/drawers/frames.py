@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import matplotlib as mpl
 import numpy as np
+from torch import Tensor
 
 from dxn.viz.drawers.drawer import Shown
 from dxn.viz.drawers.heat import Panel
@@ -44,7 +45,7 @@ class FramesDrawer(PanelDrawer):
         """Return the frames in rows of PER_ROW frames."""
         height, width = shown.preprocessor.reader.frame
         frames = _frames(shown)
-        limits = value_range(frames)
+        limits = value_range(frames if shown.like is None else _frames(shown, shown.like))
         zoom = zoom_of(height, width)
         cell = _cell(shown)
         down, across = -(-len(frames) // PER_ROW), min(len(frames), PER_ROW)
@@ -85,9 +86,10 @@ class FramesDrawer(PanelDrawer):
         return f"{shown.name or 'series'}: {len(shown.raw)} frames of {height}×{width} cells"
 
 
-def _frames(shown: Shown) -> np.ndarray:
-    """Return the drawn frames (T, H, W)."""
-    frames = shown.raw[-MAX_FRAMES:].unflatten(1, shown.preprocessor.reader.frame)
+def _frames(shown: Shown, values: Tensor | None = None) -> np.ndarray:
+    """Return the drawn frames (T, H, W) of the input, or of other values of the same shape."""
+    raw = shown.raw if values is None else values
+    frames = raw[-MAX_FRAMES:].unflatten(1, shown.preprocessor.reader.frame)
     return frames.numpy(force=True)
 
 
