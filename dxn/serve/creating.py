@@ -73,7 +73,8 @@ async def create(request: Request, body: CreationBody, service: Service) -> Resp
     written = await while_connected(request, service.write(make_values, inputs, count=count))
     results = [await data_of(GENERATED, each.text) for each in written]
     kind = results[0].get("type")
-    if count == 1 and kind is not None and kind == request.headers.get("accept"):
+    accepted = request.headers.get("accept", "").split(",")
+    if count == 1 and kind in [each.partition(";")[0].strip() for each in accepted]:
         content = base64.b64decode(results[0][GENERATED][BASE64])
         return Response(content, media_type=kind, headers={"Cache-Control": "no-store"})
     return json_answer({RESULTS: results})

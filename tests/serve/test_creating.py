@@ -74,10 +74,11 @@ def test_created_pictures_are_those_of_the_model_in_python(client, model):
         assert np.array_equal(pixels_of(file_of(result)), picture.movedim(0, -1).numpy())
 
 
-def test_a_created_picture_can_be_the_answer_itself(client):
+@pytest.mark.parametrize("accept", ["image/png", "image/png;q=0.9, */*"])
+def test_a_created_picture_can_be_the_answer_itself(client, accept):
     whole = client.post("/generate", json=DRAWN).json()["results"][0]
     form = {"text": (None, NAMED["text"]), "create": (None, "image")}
-    answer = client.post("/generate", files=form, headers={"Accept": "image/png"})
+    answer = client.post("/generate", files=form, headers={"Accept": accept})
     assert answer.headers["content-type"] == "image/png"
     assert answer.content == file_of(whole)
 
