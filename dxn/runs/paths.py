@@ -5,6 +5,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ BEST_RUN = "best"  # folder of the best of them
 LATEST = "latest"
 AUTO = "auto"  # of `resume`: the newest unfinished run of the same command
 HUB = "hf://"  # start of the name of a model on the hub
+TIME = re.compile(r"\d{4}-\d\d-\d\d_[\d.-]+")  # folder of a run without a name
 RUNS = Path("outputs")  # default of the key `output` of dxn train
 MAX_DEPTH = 3  # a search has the folder of its best run below that of its name
 
@@ -31,6 +33,11 @@ def member_folders(folder: Path) -> list[Path]:
     """Return the run folders of the members in a run folder; none if it is not an ensemble."""
     paths = [path for path in (folder / MEMBERS).glob("*") if path.name.isdecimal()]
     return sorted(paths, key=lambda path: int(path.name))
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a run for its title: that of its folder, unless it is a time."""
+    return folder.parent.name if TIME.fullmatch(folder.name) else folder.name
 
 
 def is_part(folder: Path) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import socket
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ from dxn.data.rows import TARGET, Rows
 from dxn.report.examples import target_text
 from dxn.runs.engine.cluster import require_ray
 from dxn.runs.evaluation.data import rows_of_run
+from dxn.runs.paths import name_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Writer
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from dxn.commands.options import RayOptions
 
 LIBRARIES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
-TIME = re.compile(r"\d{4}-\d\d-\d\d_[\d.-]+")  # folder of a run without a name
 BACKLOG = 512  # connections that the operating system accepts before the server does
 # Of the examples of the page.
 MAX_BYTES = 5_000_000  # of a file; all examples are in memory
@@ -92,11 +91,6 @@ def serve(
         replicas.run(lambda: make_app(load()), options, ray_options, listener, ready=ready)
     print_line("stopped")
     return 0
-
-
-def name_of(folder: Path) -> str:
-    """Return the name of a run for its title: that of its folder, unless it is a time."""
-    return folder.parent.name if TIME.fullmatch(folder.name) else folder.name
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -23,6 +23,7 @@ from dxn.report.evidence import Answers
 from dxn.runs.data import data_name
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.next_commands import report_again
+from dxn.runs.paths import name_of
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tokenize.codes import CodeTokenizer
@@ -184,7 +185,7 @@ def _info(
         about.append(("initial weights", str(values["weights"]["source"])))
     return pages.run.RunInfo(
         folder=folder,
-        title=str(values.get("name") or results.target or folder.parent.name or folder.name),
+        title=str(values.get("name") or results.target or name_of(folder.absolute())),
         command=shlex.join(["dxn", "train", *overrides]),
         config=dump_yaml(settings.plain()),
         about=about,
