@@ -171,23 +171,25 @@ def run_curl(command, *, is_json=True):
     return json.loads(done.stdout) if is_json else done.stdout
 
 
+# The browser creates the events of a drop and a paste, with a picture of one pixel.
+GIVE = """async ({target, kind}) => {
+    const canvas = document.createElement("canvas");
+    const blob = await new Promise(resolve => canvas.toBlob(resolve));
+    const data = new DataTransfer();
+    data.items.add(new File([blob], `${kind}.png`, {type: "image/png"}));
+    const options = {bubbles: true, cancelable: true};
+    const event = kind === "drop"
+        ? new DragEvent("drop", {...options, dataTransfer: data})
+        : new ClipboardEvent("paste", {...options, clipboardData: data});
+    document.querySelector(target).dispatchEvent(event);
+}"""
+
+
 def test_a_dropped_and_a_pasted_picture_are_taken(browser, digits):
-    # The browser creates the events of a drop and a paste, with a picture of one pixel.
-    script = """async ({target, kind}) => {
-        const canvas = document.createElement("canvas");
-        const blob = await new Promise(resolve => canvas.toBlob(resolve));
-        const data = new DataTransfer();
-        data.items.add(new File([blob], `${kind}.png`, {type: "image/png"}));
-        const options = {bubbles: true, cancelable: true};
-        const event = kind === "drop"
-            ? new DragEvent("drop", {...options, dataTransfer: data})
-            : new ClipboardEvent("paste", {...options, clipboardData: data});
-        document.querySelector(target).dispatchEvent(event);
-    }"""
     with page_of(browser, digits) as page:
         page.wait_for_selector(".drop")
         for kind, target in (("drop", ".drop"), ("paste", "body")):
-            page.evaluate(script, {"kind": kind, "target": target})
+            page.evaluate(GIVE, {"kind": kind, "target": target})
             page.get_by_text(f"{kind}.png,").wait_for()
             page.click("#run")
             wait_for_answer(page)
@@ -287,8 +289,11 @@ def test_created_and_decoded_pictures_are_shown(browser, tmp_path):
             16,
         ]
         assert '"create":"image"' in page.text_content("#curl")
+        # The picture is created, so that a pasted one would have no effect.
+        page.evaluate(GIVE, {"kind": "paste", "target": "body"})
         page.select_option("#create", "text")
         assert not page.is_visible("#input-text")
+        assert "paste.png" not in page.text_content("#fields")
     with server_of(dxn.load(tmp_path / "codec")) as url, page_of(browser, url) as page:
         page.set_input_files("#input-image", tmp_path / "3.png")
         page.click("#run")

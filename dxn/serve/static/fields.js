@@ -98,7 +98,7 @@ export function makeField(parent, input, changed) {
     hide(isHidden) { box.hidden = isHidden; },
     setText(value) { text.value = value; text.dispatchEvent(new Event("input")); },
     setFile,
-    accepts: candidate => input.takes_file && (!input.accept || candidate.type.startsWith(input.accept.replace("*", ""))),
+    accepts: candidate => !box.hidden && input.takes_file && (!input.accept || candidate.type.startsWith(input.accept.replace("*", ""))),
     clear() {
       if (text) this.setText("");
       if (picker) setFile(null);
