@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -96,33 +96,20 @@ def evaluate_created(
     if are_files:
         values = [str(path) for path in write_values(tokenizer.reader, values, folder / FILES)]
     records: Sequence[Record] = [{**identify(opened, i), create: v} for i, v in enumerate(values)]
-    figures: dict[str, dict[str, float]] = {CREATED: {}, TRUE: {}}
-    if not are_files:
-        figures[CREATED]["equal_text"] = share_equal(values, rows.cells[create], tokenizer)
+    figures: dict[str, dict[str, float]] = {}
     remarks: list[str] = []
-    about_distances: list[str] = []
     if judge is not None:
-        training = _training_features(judge, predictor, data, create)
         columns = {TRUE: rows.cells[create]}
         if isinstance(tokenizer, CodeTokenizer):
             columns[RESTORED] = _restored(tokenizer, rows.cells[create], folder / RESTORED)
-        for key, column in (columns | {CREATED: values}).items():
-            samples = judge.samples(rows, column)
-            answers, answered = judge.answers(samples, rows)
-            features = judge.features(samples)
-            figures[key] = figures.get(key, {}) | answers | feature_metrics(features, training)
-            about_distances = distance_remarks(features, training)
-            records = answered or records
-            if len(samples) < len(rows):
-                unread = count(len(rows) - len(samples), f"{key} value")
-                remarks.append(f"the metrics are without {unread} that the judge cannot read")
-    results = _results(
-        figures,
-        predictor if judge is None else judge.model,
-        data,
-        given,
-        [*remarks, *about_distances],
-    )
+        training = _training_features(judge, predictor, data, create)
+        figures, remarks, answered = _judged(judge, rows, columns | {CREATED: values}, training)
+        records = answered or records
+    if not are_files:
+        equal = share_equal(values, rows.cells[create], tokenizer)
+        figures[CREATED] = {"equal_text": equal} | figures.get(CREATED, {})
+    answering = predictor if judge is None else judge.model
+    results = _results(figures, answering, data, given, remarks)
     print_line(f"{data.about}: {count(len(rows), f'{create} value')} from {' and '.join(given)}")
     print_results(results)
     for remark in results.remarks:
@@ -134,6 +121,30 @@ def evaluate_created(
     if RESTORED in figures:
         written.append(f"{RESTORED}/")
     print_line(f"written: {folder}: {', '.join(written)}")
+
+
+def _judged(
+    judge: Judge, rows: Rows, columns: Mapping[str, Sequence[Any]], training: Features | None
+) -> tuple[dict[str, dict[str, float]], list[str], Sequence[Record]]:
+    """Judge several columns of values of the same rows.
+
+    Returns:
+        The metrics of each column, remarks about them, and the answers for the last column.
+    """
+    figures: dict[str, dict[str, float]] = {}
+    remarks: list[str] = []
+    about_distances: list[str] = []
+    records: Sequence[Record] = []
+    for key, column in columns.items():
+        samples = judge.samples(rows, column)
+        answers, records = judge.answers(samples, rows)
+        features = judge.features(samples)
+        figures[key] = answers | feature_metrics(features, training)
+        about_distances = distance_remarks(features, training)
+        if len(samples) < len(rows):
+            unread = count(len(rows) - len(samples), f"{key} value")
+            remarks.append(f"the metrics are without {unread} that the judge cannot read")
+    return figures, [*remarks, *about_distances], records
 
 
 def _restored(tokenizer: CodeTokenizer, cells: Sequence[Any], folder: Path) -> list[Any]:
