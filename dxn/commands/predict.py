@@ -54,7 +54,6 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
     def execute(self) -> int:
         """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
         from dxn.core.display import count, is_main_process, next_step, print_line
-        from dxn.data.dataset import Samples
         from dxn.data.sources.detect import ARRAYS
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.table import predicted_rows, record_line
@@ -109,9 +108,8 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
                 write_records(output, records)
                 print_line(f"written: {output} ({rows_text(len(records), 0)})")
             return 0
-        # Samples without a task: a target column in a new table has no effect.
         opened = predictor.model_inputs.option(self.input, keep=self.keep, **self.table_options())
-        samples = Samples(opened, predictor.tokenizers)
+        samples = predictor.model_inputs.prepared(opened)
         if draws and output is not None:
             self._draw(predictor, samples, output)
             return 0

@@ -36,7 +36,6 @@ from dxn.serve.schema import (
     Sampling,
     described,
     option_problem,
-    predicts,
     refused,
 )
 from dxn.serve.service import Service
@@ -207,7 +206,7 @@ class OpenAI:
         task = self.predictor.task
         reason = chat_reason = ""
         if self.writer.obstacle or not self.writer.takes_prompt:
-            advice = "/predict" if predicts(task) else "/embed"
+            advice = "/predict" if task.has_answers else "/embed"
             advice = "/generate" if task.writes or task.creates else advice
             reason = f"not for this model, whose task is {task.name}; use POST {advice}"
             chat_reason = reason

@@ -16,7 +16,6 @@ from typing import Any
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.runs.predictor.predictor import Predictor
-from dxn.tasks.space import AnswerKind
 from dxn.tokenize.base import Reader, Tokenizer
 from dxn.tokenize.text.chat import Conversation
 
@@ -111,9 +110,6 @@ def prepare_samples(cells: Sequence[Mapping[str, Any]], predictor: Predictor) ->
         UserError: If a sample cannot be used.
     """
     opened = predictor.samples(cells)
-    if predictor.task.answer_kind is AnswerKind.CODES:
-        # What a codec restores is compared with the input itself.
-        opened = predictor.task_samples(opened.opened)
     if len(opened) != len(cells):
         usable = set(opened.rows)
         missing = next(i for i in range(len(cells)) if i not in usable)

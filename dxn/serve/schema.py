@@ -24,8 +24,6 @@ from dxn.runs.predictor.writing import MAX_GUIDANCE, MAX_SEED, Writer
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import takes_text
 from dxn.serve.refusal import KINDS, Refusal
-from dxn.tasks import Task
-from dxn.tasks.space import AnswerKind
 from dxn.tokenize.base import Tokenizer
 
 INPUTS = "inputs"
@@ -346,16 +344,11 @@ def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
         "target": predictor.target,
         "inputs": inputs,
         "labels": labels[:MAX_LABELS],
-        "predicts": predicts(predictor.task),
+        "predicts": predictor.task.has_answers,
         "generates": generates,
         "creates": creates,
         "takes_prompt": generates and writer.takes_prompt,
     }
-
-
-def predicts(task: Task) -> bool:
-    """Whether `POST /predict` answers: with a prediction, or with the codes of a codec."""
-    return task.is_supervised or task.answer_kind is AnswerKind.CODES
 
 
 def _before_prompt(predictor: Predictor, writer: Writer) -> dict[str, Tokenizer]:

@@ -229,6 +229,11 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """Whether the targets are in a column of the data. Each row then has a prediction."""
         return self.target.source == "column"
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether each row gets an answer: a prediction, or the codes of a codec."""
+        return self.is_supervised or self.answer_kind is AnswerKind.CODES
+
     def answer(self, prediction: Any, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Convert a prediction to JSON-serializable data, for the Python interface.
 

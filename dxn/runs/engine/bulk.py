@@ -130,7 +130,7 @@ class Reading:
             on_bad=self.on_bad,
             need_target=False,
         )
-        samples = Samples(opened, self.inputs.tokenizers, only=self.only)
+        samples = self.inputs.prepared(opened, self.only)
         order = BatchOrder(samples, self.batch_size)
         batches = [order.prepare(key) for key in order]
         # What the answers show of the rows, without the raw values.

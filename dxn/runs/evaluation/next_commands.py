@@ -99,9 +99,7 @@ def next_commands(run: Training) -> list[list[str]]:
         # A command that needs no new data. A path of the environment is not saved.
         if not any(path[0] == "data" for path in run.settings.hidden):
             commands.append(["evaluate", *model])
-    verb, output = (
-        ("predict", "answers.csv") if run.task.is_supervised else ("embed", "vectors.npy")
-    )
+    verb, output = ("predict", "answers.csv") if run.task.has_answers else ("embed", "vectors.npy")
     if rows:
         commands.append([verb, *model, *rows, f"output={output}"])
     elif sample:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dxn.core.display import count, named, print_line
 from dxn.core.errors import UserError
-from dxn.data.dataset import Opened, printable
+from dxn.data.dataset import Opened, Samples, printable
 from dxn.data.rows import TARGET
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia, Reader, Tokenizer
@@ -98,6 +98,14 @@ class ModelInputs:
             budget=CacheBudget(PREDICTED_GB),
             validate="headers",
         )
+
+    def prepared(self, opened: Opened, only: Sequence[str] | None = None) -> Samples:
+        """Return opened rows as samples. A target column in new data has no effect.
+
+        The samples of a codec contain the values with which those that it decodes are compared.
+        """
+        task = self.task if self.task.has_answers and not self.task.is_supervised else None
+        return Samples(opened, self.tokenizers, task=task, only=only)
 
     # The options of a command
 

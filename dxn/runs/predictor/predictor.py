@@ -189,7 +189,7 @@ class Predictor:
         """Return the opened rows of a data frame, and the predictions."""
         self.require_answers()
         opened = self.model_inputs.frame(frame)
-        return opened, self.run(Samples(opened, self.tokenizers))
+        return opened, self.run(self.model_inputs.prepared(opened))
 
     def _index(self, frame: Any) -> Any:
         """Return the index of a data frame; None if a layout has rearranged its rows."""
@@ -241,12 +241,12 @@ class Predictor:
         )
 
     def require_answers(self) -> None:
-        """Check that the model predicts one value per sample.
+        """Check that the model has an answer for each sample.
 
         Raises:
             UserError: If it does not, such as a language model.
         """
-        if self.task.is_supervised:
+        if self.task.has_answers:
             return
         advice = "use dxn embed, or dxn generate for a language model"
         if self.task.separates_inputs:
@@ -563,7 +563,7 @@ class Predictor:
         Raises:
             UserError: If a file cannot be read or an input is unknown.
         """
-        return Samples(self.model_inputs.samples(samples), self.tokenizers)
+        return self.model_inputs.prepared(self.model_inputs.samples(samples))
 
     def _samples(self, data: Any, inputs: dict[str, Any]) -> Samples:
         """Read the samples of `data`, see `predict`, or the only sample `inputs`."""
@@ -572,7 +572,7 @@ class Predictor:
         data = self.model_inputs.argument(data, inputs)
         if isinstance(data, dict | list):
             return self.samples(data if isinstance(data, list) else [data])
-        return Samples(self.model_inputs.frame(data), self.tokenizers)
+        return self.model_inputs.prepared(self.model_inputs.frame(data))
 
     def task_samples(self, opened: Opened, *, only: Sequence[str] | None = None) -> Samples:
         """Return the samples of opened rows with their targets, without augmentation."""

@@ -223,7 +223,8 @@ def answer_lines(answer: Mapping[str, Any]) -> list[str]:
     lines += [f"  {p:.4f}  {name}" for name, p in ranked[:MAX_LISTED]]
     if len(ranked) > MAX_LISTED:
         lines.append(f"  and {len(ranked) - MAX_LISTED:,} more")
-    return lines
+    figures: Mapping[str, float | None] = answer.get("fidelity", {})
+    return lines + [f"  {n}: {format_number(x)}" for n, x in figures.items() if x is not None]
 
 
 def record_line(record: Mapping[str, Any]) -> str:

@@ -62,7 +62,7 @@ class Card:
         if data.name:
             lines += ["## Metrics", "", *_figure_lines(results), ""]
             lines += ["## Training", "", "```bash", self.command(), "```", ""]
-        call = "predict" if self.task.is_supervised else "embed"
+        call = "predict" if self.task.has_answers else "embed"
         lines += [
             "## Use",
             "",

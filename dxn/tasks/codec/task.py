@@ -132,9 +132,22 @@ class Codec(Task[CodecTarget]):
     def answer(
         self, prediction: Reconstruction, inputs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the codes of each token as lists, and the number of codes of a stage."""
+        """Return the codes of each token as lists, the number of codes of a stage, and how close
+        the decoded value is.
+        """
         codes = prediction.codes.tolist()
-        return {"prediction": codes, "num_codes": math.prod(self.levels)}
+        figures = self.metric.value(self.metric.rows([prediction], [None])[0])
+        # JSON has no NaN, such as the similarity of small pictures.
+        fidelity = {name: float(x) if x.isfinite() else None for name, x in figures.items()}
+        return {"prediction": codes, "num_codes": math.prod(self.levels), "fidelity": fidelity}
+
+    def columns(
+        self, prediction: Any, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the codes, the number of tokens, and how close the decoded value is."""
+        answer = self.answer(prediction)
+        tokens = len(answer["prediction"])
+        return {"prediction": answer["prediction"], "tokens": tokens, **answer["fidelity"]}
 
     def restored(self, prediction: Reconstruction) -> dict[str, Any]:
         """Return the decoded value."""
