@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
 from dxn.models.pooling import registers_of
 from dxn.tasks.codec.quantize import FiniteScalars
+from dxn.tasks.codec.target import CodecTarget
 from dxn.tasks.space import Batch
+from dxn.tokenize.patches import ResidualConv
 from dxn.tokenize.positions import PosEmbed1d
+
+FEATURES = 16  # of a cell of a patch
+CONVS = 2  # before the layer whose outputs are values
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +37,54 @@ class Coded:
     mask: Tensor
 
 
+class PatchDecoder(nn.Module):
+    """Maps tokens to the values of their patches.
+
+    A linear layer gives each cell of a patch, such as a pixel, a few features. Convolutions over
+    the joined patches follow, so that outlines go on across patches.
+
+    Args:
+        dim: Width D of a token.
+        target: The values of the patches. Its size is that of the largest sample.
+    """
+
+    def __init__(self, dim: int, target: CodecTarget):
+        super().__init__()
+        assert target.contents is not None
+        self.target = target
+        self.contents = target.contents
+        self.cells = math.prod(self.contents.grid.size)
+        self.features = nn.Linear(dim, FEATURES * self.cells)
+        self.convs = nn.ModuleList(ResidualConv(FEATURES, (3, 3), (1, 1)) for _ in range(CONVS))
+        self.out = nn.Conv2d(FEATURES, self.contents.channels, 3, padding=1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return the normalized values (B, N, K).
+
+        Args:
+            x: (B, N, D).
+            mask: (B, N) bool. True at the real patches.
+        """
+        size = self.contents.size(x.shape[1], self.target.size)
+        inside = mask[..., None].expand(-1, -1, self.cells)
+        x, inside = (
+            rearrange(self.contents.joined(each, size), "b g c h w -> (b g) c h w")
+            for each in (self.features(x), inside)
+        )
+        # Padding is 0 in each layer, so that other samples have no effect.
+        x = x.contiguous(memory_format=torch.channels_last) * inside
+        for conv in self.convs:
+            x = conv(x, inside)
+        patches = self.contents.grid.windows(self.out(x))
+        return rearrange(patches, "(b g) c h w p q -> b (g h w) (c p q)", b=len(mask)).float()
+
+
 class CodecHead(nn.Module):
     """Rounds encoded tokens to codes, and decodes these by a second transformer.
 
     Args:
         dim: Width D of a token.
-        input: Name of the input.
-        num_outputs: Number K of values of a patch.
+        target: The input and the values of its patches.
         levels: See `FiniteScalars`.
         stages: Number R of codes of a token, see `FiniteScalars`.
         latents: Number M of registers that become the codes, instead of the tokens of the input
@@ -48,15 +96,14 @@ class CodecHead(nn.Module):
         self,
         dim: int,
         *,
-        input: str,
-        num_outputs: int,
+        target: CodecTarget,
         levels: Sequence[int],
         decoder: Callable[[], nn.Module],
         stages: int = 1,
         latents: int = 0,
     ):
         super().__init__()
-        self.input = input
+        self.input = target.input
         self.latents = latents
         self.scalars = FiniteScalars(levels, stages=stages)
         self.down = nn.Linear(dim, self.scalars.width)
@@ -66,7 +113,7 @@ class CodecHead(nn.Module):
         self.places = nn.Linear(dim, dim)
         self.latent_places = nn.Linear(dim, dim) if latents else None
         self.decoder = decoder()
-        self.out = nn.Linear(dim, num_outputs)
+        self.out = PatchDecoder(dim, target)
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Coded:
         """Return the decoded values and the codes."""
@@ -102,9 +149,9 @@ class CodecHead(nn.Module):
         places = self.places(self.codes_embed(num_columns, x.device).to(x.dtype))
         if self.latent_places is None:
             x = x + places
-            return self.out(self.decoder(Tokens(x, mask, (), coded.num_real)).x).float()
+            return self.out(self.decoder(Tokens(x, mask, (), coded.num_real)).x, mask)
         table = self.codes_embed(x.shape[1], x.device).to(x.dtype)
         x = x + self.latent_places(table)
         x = torch.cat([x, places.expand(len(x), -1, -1)], 1)
         both = torch.cat([coded.mask, mask], 1)
-        return self.out(self.decoder(Tokens(x, both)).x[:, -num_columns:]).float()
+        return self.out(self.decoder(Tokens(x, both)).x[:, -num_columns:], mask)

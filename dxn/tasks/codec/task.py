@@ -71,12 +71,9 @@ class Codec(Task[CodecTarget]):
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> CodecHead:
         """Build a head with a quantization and a decoder."""
-        contents = self.target.contents
-        assert contents is not None
         return CodecHead(
             dim,
-            input=self.target.input,
-            num_outputs=contents.num_outputs,
+            target=self.target,
             levels=self.levels,
             stages=self.stages,
             latents=self.latents,
