@@ -44,6 +44,7 @@ class Facts:
         object_size: Usual height and width of the objects that are to be found, in pixels, or as
             fractions if both are at most 1. None: the targets are no objects.
         is_forecast: Whether the target continues a series.
+        is_codec: Whether the input itself is restored.
         epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
             into the time limit of the training, from the measured speed of the backbone.
     """
@@ -54,4 +55,5 @@ class Facts:
     prefix: str = ""
     object_size: Sequence[float] | None = None
     is_forecast: bool = False
+    is_codec: bool = False
     epochs_within_limit: Callable[[float], float] = lambda tokens: math.inf

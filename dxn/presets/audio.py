@@ -48,8 +48,12 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         "sample_rate": rate,
         "tokens": "frames",
         "frame_size": 4 if is_alone else 8,
-        "stem": "residual" if has_residual else "conv",
         "spectrogram.n_mels": 40 if rate <= 8_000 else 64,
+    }
+    if facts.is_codec:
+        return [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
+    options |= {
+        "stem": "residual" if has_residual else "conv",
         "normalize.kind": "clip",
         "augment.speed": 0.1,
         "augment.freq_mask": 8 if is_alone else 5,

@@ -18,7 +18,7 @@ FEW_ROWS = 5000  # training rows up to which augmentation is strong
 
 
 def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
-    """Return options for classifying images without a pretrained model.
+    """Return options for images without a pretrained model.
 
     Args:
         cells: Paths, bytes, PIL images or arrays.
@@ -47,6 +47,9 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
             options["in_channels"] = 1
         advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
         return [*advice, *_backbone_advice(about, is_alone=facts.num_inputs == 1)]
+    if facts.is_codec:
+        options = _for_codes(height, width) | ({"in_channels": 1} if are_gray else {})
+        return [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
     # Next to other inputs, 16 to 25 tokens: how inputs belong together is learned sooner from few
     # tokens.
     is_alone = facts.num_files == 1
@@ -81,6 +84,20 @@ def _backbone_advice(about: str, *, is_alone: bool) -> Iterator[Advice]:
     # A small model stays near chance for the first epochs. A gate and Muon make this time shorter.
     yield Advice("backbone.block.mlp", "swiglu", about)
     yield Advice(*MUON, about)
+
+
+def _for_codes(height: int, width: int) -> dict[str, Any]:
+    """Return options for restoring images, all of which need one size."""
+    side = max(height, width)
+    patch = 4 if side <= SMALL else 8
+    scale = min(LARGE / side, 1.0) / patch
+    size = [max(round(scale * each), 1) * patch for each in (height, width)]
+    return {
+        "stem": "conv",
+        "patch_size": patch,
+        "image_size": size,
+        "resize.mode": "stretch",
+    }
 
 
 def _for_objects(height: int, width: int, object_size: Sequence[float]) -> dict[str, Any]:

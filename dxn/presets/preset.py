@@ -51,6 +51,7 @@ MAX_EPOCHS, MIN_EPOCHS = 100, 6
 PATIENCE = 0.3  # of the epochs; the learning rate must have decayed before the training stops
 FEW, SOME, MANY = 2_000, 5_000, 20_000  # rows for batch sizes; few rows are memorized soon
 MINUTES, MANY_MINUTES = 5.0, 15.0
+CODEC_BATCH = 16  # each sample of a codec has hundreds of values to learn from
 INPUT_DROPOUT = 0.3  # with several inputs, or several columns of a small table
 LEARNING = 0.5  # validation loss, relative to the first epoch, of a model that is not at chance
 SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
@@ -84,7 +85,8 @@ def choose_options(
         trust: Top-level packages besides dxn whose code the configuration may use.
     """
     values = copy.deepcopy(dict(config))
-    has_preset = task.space is not None and task.space.kind is not None
+    is_codec = task.answer_kind is AnswerKind.CODES
+    has_preset = is_codec or (task.space is not None and task.space.kind is not None)
     is_used = config["preset"] == AUTO and not config.get("pretrain") and has_preset
     if not is_used or not source.splits.get("train"):
         return values, []
@@ -160,6 +162,7 @@ def _all_advice(
         num_files,
         object_size=object_size,
         is_forecast=is_forecast,
+        is_codec=task.answer_kind is AnswerKind.CODES,
     )
     minutes = _minutes(facts)
     if is_chosen("trainer.max_minutes", chosen):
@@ -190,9 +193,17 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
     if facts.is_forecast:
         yield from _forecast_advice(facts, about)
         return
+    if facts.is_codec:
+        yield from _schedule(rows, VIEWS, about, batch_size=CODEC_BATCH)
+        yield Advice("trainer.max_minutes", _minutes(facts), about)
+        yield Advice("trainer.ema_decay", 0.99, about)
+        yield Advice("backbone.dropout", 0.0, about)
+        yield Advice("head.absolute", 1.0, about)
+        yield Advice(*MUON, about)
+        return
     if facts.object_size is not None:
         # A picture has several objects, so that fewer pictures make a batch.
-        yield from _schedule(rows, VIEWS, about, smallest_batch=8)
+        yield from _schedule(rows, VIEWS, about, batch_size=8 if rows < FEW else None)
         yield Advice("trainer.max_minutes", _minutes(facts), about)
         yield Advice("trainer.ema_decay", 0.99, about)
         return
@@ -227,7 +238,8 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
 
 
 def _minutes(facts: Facts) -> float:
-    many = facts.rows >= MANY or facts.num_files > 1 or facts.object_size is not None
+    has_many_values = facts.object_size is not None or facts.is_codec
+    many = facts.rows >= MANY or facts.num_files > 1 or has_many_values
     return MANY_MINUTES if many else MINUTES
 
 
@@ -302,13 +314,15 @@ def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:
         yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
 
 
-def _schedule(rows: int, views: int, about: str, smallest_batch: int = 32) -> Iterator[Advice]:
+def _schedule(
+    rows: int, views: int, about: str, batch_size: int | None = None
+) -> Iterator[Advice]:
     """Yield the number of epochs in which a training sees this many samples, and what follows."""
     epochs = min(max(math.ceil(views / rows), MIN_EPOCHS), MAX_EPOCHS)
     yield Advice("trainer.epochs", epochs, about)
     yield Advice("trainer.patience", PATIENCE, about)
-    batch_size = smallest_batch if rows < FEW else 128 if rows >= MANY else 64
-    yield Advice("batch_size", batch_size, about)
+    usual = 32 if rows < FEW else 128 if rows >= MANY else 64
+    yield Advice("batch_size", batch_size or usual, about)
 
 
 def _lines(used: Sequence[Advice]) -> list[str]:

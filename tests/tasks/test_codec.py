@@ -59,8 +59,9 @@ def series(channels="joint"):
     return fitted(adapter, torch.randn(50, 3, generator=torch.Generator().manual_seed(0)))
 
 
-def sound():
-    adapter = AudioAdapter(D, sample_rate=8000, spectrogram=SpectrogramOptions(n_mels=40))
+def sound(**options):
+    spectrogram = SpectrogramOptions(n_mels=40)
+    adapter = AudioAdapter(D, sample_rate=8000, spectrogram=spectrogram, **options)
     time = torch.arange(6000) / 8000
     return fitted(adapter, 0.3 * (2 * torch.pi * 440 * time).sin())
 
@@ -206,6 +207,21 @@ def test_any_number_of_codes_can_be_decoded(make):
         codes = Codes(codec, flat=flat)
         value = codes.value(torch.ones(count, codes.stages, dtype=torch.long))
         assert value.shape[1:] == raw.shape[1:] and 0 < len(value) <= len(complete)
+
+
+@pytest.mark.parametrize(
+    "make", [clip, series, partial(series, "independent"), sound, partial(sound, frame_size=8)]
+)
+@torch.no_grad()
+def test_longer_samples_of_a_batch_do_not_change_the_decoded_values(make):
+    task, model, _ = setting(make)
+    adapter, raw = make()
+    short = raw[: 2 * len(raw) // 3]
+    alone, beside = (
+        model(make_batch(task, {"x": adapter}, {"x": raws})).values[0]
+        for raws in ([short], [short, raw])
+    )
+    torch.testing.assert_close(beside[: len(alone)], alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(0, 20, 28), (1, -8, 28), (1, 20)])

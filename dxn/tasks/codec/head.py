@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from einops import rearrange
+from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
@@ -53,8 +53,7 @@ class PatchDecoder(nn.Module):
         assert target.contents is not None
         self.target = target
         self.contents = target.contents
-        self.cells = math.prod(self.contents.grid.size)
-        self.features = nn.Linear(dim, FEATURES * self.cells)
+        self.features = nn.Linear(dim, FEATURES * math.prod(self.contents.grid.size))
         self.convs = nn.ModuleList(ResidualConv(FEATURES, (3, 3), (1, 1)) for _ in range(CONVS))
         self.out = nn.Conv2d(FEATURES, self.contents.channels, 3, padding=1)
 
@@ -65,18 +64,23 @@ class PatchDecoder(nn.Module):
             x: (B, N, D).
             mask: (B, N) bool. True at the real patches.
         """
-        size = self.contents.size(x.shape[1], self.target.size)
-        inside = mask[..., None].expand(-1, -1, self.cells)
-        x, inside = (
-            rearrange(self.contents.joined(each, size), "b g c h w -> (b g) c h w")
-            for each in (self.features(x), inside)
-        )
+        grid, (_, height, width) = self.contents.grid, self.target.size
+        across = grid.count(width, 1)
+        # Pictures and frames have one size. Other samples are joined along time, whatever the
+        # length of the longest one of the batch is.
+        is_picture = self.contents.peak is not None
+        down = grid.count(height, 0) if is_picture else x.shape[1] // across
+        sizes = {"h": down, "w": across, "p": grid.size[0], "q": grid.size[1]}
+        x = rearrange(self.features(x), "b (g h w) (f p q) -> (b g) f (h p) (w q)", **sizes)
+        inside = repeat(mask, "b (g h w) -> (b g) 1 (h p) (w q)", **sizes)
         # Padding is 0 in each layer, so that other samples have no effect.
         x = x.contiguous(memory_format=torch.channels_last) * inside
         for conv in self.convs:
             x = conv(x, inside)
-        patches = self.contents.grid.windows(self.out(x))
-        return rearrange(patches, "(b g) c h w p q -> b (g h w) (c p q)", b=len(mask)).float()
+        x = self.out(x)
+        return rearrange(
+            x, "(b g) c (h p) (w q) -> b (g h w) (c p q)", b=len(mask), **sizes
+        ).float()
 
 
 class CodecHead(nn.Module):
