@@ -41,13 +41,18 @@ def node_of(part: Any, key: str) -> dict[str, Any]:
         arguments = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.init}
     elif isinstance(part, Recorded):
         node = {"_target_": _name(type(part))}
-        arguments = _named(type(part), *part.__dict__["_arguments"])
+        arguments = arguments_of(part)
     else:
         raise UserError(
             f"{key}: {type(part).__name__} cannot be saved; use plain data, or parts of dxn or of "
             "classes that derive from them"
         )
     return node | {name: _plain(value, f"{key}.{name}") for name, value in arguments.items()}
+
+
+def arguments_of(part: Recorded) -> dict[str, Any]:
+    """Return the arguments from which a part was built, by the names of the parameters."""
+    return _named(type(part), *part.__dict__["_arguments"])
 
 
 def _plain(value: Any, key: str) -> Any:

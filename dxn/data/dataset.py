@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.data.rows import TARGET
-from dxn.tokenize.base import Tokenizer
+from dxn.tokenize.base import BadMedia, Tokenizer
 
 if TYPE_CHECKING:
     from dxn.data.loader import InputDropout, Loader
@@ -355,7 +355,10 @@ class Samples(Dataset):
                 # photo in each epoch takes much less time than preparing it.
                 names = self._present(row)
                 value = {name: digest_of(self.opened.raws[name], row) for name in names}
-            encoded = target.encode(value, sample, rand)
+            try:
+                encoded = target.encode(value, sample, rand)
+            except BadMedia as error:
+                raise UserError(f"{self.describe(i)}: {error}") from error
             if encoded is not None:
                 sample[TARGET] = encoded
         numbers = self.opened.numbers

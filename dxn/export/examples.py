@@ -191,8 +191,8 @@ def examples(name: str, tokenizer: Tokenizer, count: int, rand: random.Random) -
     """
     if isinstance(tokenizer, CodeTokenizer):
         raise UserError(
-            f"export: the input {name} is made of the codes of a codec, which cannot be exported; "
-            "use dxn serve, or dxn.load in Python"
+            f"export: the codes of the input {name} cannot be read by an exported model; set "
+            f"adapters.{name}_codes.read=values and train again, or use dxn serve"
         )
     make = EXAMPLES.get(tokenizer.modality)
     if make is None:

@@ -36,6 +36,11 @@ def check_exportable(predictor: Predictor) -> None:
         UserError: If the model cannot be exported.
     """
     check_backbones(predictor.network)
+    if predictor.task.creates:
+        raise UserError(
+            "export: a model of head=any cannot be exported; use dxn generate or dxn serve, or "
+            "dxn.load in Python"
+        )
     writes = predictor.task.writes
     if writes:
         _decoder(predictor)

@@ -314,9 +314,7 @@ def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:
         yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
 
 
-def _schedule(
-    rows: int, views: int, about: str, batch_size: int | None = None
-) -> Iterator[Advice]:
+def _schedule(rows: int, views: int, about: str, batch_size: int | None = None) -> Iterator[Advice]:
     """Yield the number of epochs in which a training sees this many samples, and what follows."""
     epochs = min(max(math.ceil(views / rows), MIN_EPOCHS), MAX_EPOCHS)
     yield Advice("trainer.epochs", epochs, about)

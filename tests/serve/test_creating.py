@@ -185,7 +185,7 @@ def test_the_description_lists_what_can_be_created(client):
 
 def test_a_codec_answers_with_what_it_decodes(folder, model):
     picture = (folder / "3.png").read_bytes()
-    codec = model.tokenizers["image"].codec
+    codec = model.adapters["image"].codec
     codes = codec.encode([codec.reader.read(picture)])[0]
     with client_of(dxn.load(folder / "codec")) as client:
         files = [("image", ("x.png", each)) for each in (picture, (folder / "4.png").read_bytes())]

@@ -1,7 +1,6 @@
 """Any inputs in, any inputs out: the common vocabulary, the drawn input, and created values."""
 
 import csv
-import io
 import json
 import random
 import shutil
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.newcomer import printed, refused
+from helpers.runs import SMALL_IMAGES
 from helpers.shades import SHADES, TINY, train_any, train_codec
 from PIL import Image
 
@@ -22,8 +22,6 @@ from dxn.runs.predictor.writing import Text, Writer
 from dxn.tasks import WriteAny
 from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, TextAdapter, TokenizerOptions
-from dxn.training.predict import to_device
-from dxn.viz.drawers import Shown, get_drawer
 
 
 @pytest.fixture(scope="module")
@@ -129,28 +127,39 @@ def test_a_picture_is_created_from_a_text(trained, tmp_path, capsys):
 
 
 def test_a_saved_codec_decodes_with_the_statistics_of_its_pictures(trained, pictures):
-    codec = dxn.load(trained).tokenizers["image"].codec
+    codec = dxn.load(trained).adapters["image"].codec
     before = dxn.load(pictures / "codec").model.adapter("image")
     adapter = codec.model.adapter("image")
     assert torch.equal(adapter.mean, before.mean)
     assert torch.equal(codec.task.target.contents.shift.flatten(), before.mean)
 
 
-def test_codes_are_embedded_on_the_device_of_the_model(trained, pictures):
-    model = dxn.load(trained)
-    samples = model.samples([{"image": str(pictures / "3.png")}])
-    device = torch.device("meta")
-    batch = to_device(samples.collate([samples[0, 0]]), device)
-    tokens = model.model.adapter("image").to(device)(batch["image"])
-    assert tokens.x.device == device and tokens.x.shape[1] == 4
-    # The codec stays on the CPU, where values are read.
-    assert samples.tokenizers["image"].codec.scalars.counts.device.type == "cpu"
+def test_the_codec_stays_on_the_cpu(trained):
+    adapter = dxn.load(trained).adapters["image"].to(torch.device("meta"))
+    assert {each.device.type for each in adapter.parameters()} == {"meta"}
+    assert {each.device.type for each in adapter.codec.parameters()} == {"cpu"}
 
 
-def test_a_picture_of_another_size_than_those_of_the_codec_is_refused(trained, tmp_path, capsys):
-    Image.fromarray(np.zeros((8, 16), np.uint8)).save(tmp_path / "flat.png")
-    error = refused(capsys, "generate", f"run={trained}", f"input.image={tmp_path / 'flat.png'}")
-    assert "has another size than those of the codec: 2 tokens instead of 4" in error
+def test_a_picture_of_another_size_than_those_of_the_codec_is_refused(pictures, tmp_path, capsys):
+    options = [option for option in SMALL_IMAGES if "image_size" not in option]
+    dxn.train(
+        pictures / "rows.csv",
+        *(*options, "data.image=image", "adapters.image.image_size=16", "head=codec"),
+        *("adapters.image.resize.mode=within", "trainer.epochs=1", f"run={tmp_path / 'codec'}"),
+    )
+    flat = tmp_path / "flat.png"
+    Image.fromarray(np.zeros((8, 16), np.uint8)).save(flat)
+    table = tmp_path / "rows.csv"
+    rows = "".join(f"{name},{pictures / '3.png'}\n" for name in "abcdefgh")
+    table.write_text(f"text,image\n{rows}flat,{flat}\n")
+    error = refused(
+        capsys,
+        *("train", str(table), "data.confine=false", "data.text=text", "data.image=image"),
+        *("head=any", "adapters=[text,image_codes]", *TINY, "data.fractions=[1,0,0]"),
+        *(f"adapters.image_codes.codec={tmp_path / 'codec'}", f"run={tmp_path / 'run'}"),
+    )
+    assert f"rows.csv row 10 ({flat}): image has another size than the codec needs" in error
+    assert "2 tokens instead of 4" in error
 
 
 def test_a_text_is_created_from_a_picture(trained, pictures, capsys):
@@ -204,22 +213,13 @@ def test_a_report_has_created_values_beside_true_ones(pictures, tmp_path, capsys
     assert "with temperature 1 and the default guidance" in texts
 
 
-def test_codes_without_a_source_are_shown_as_the_decoded_picture(trained, pictures):
-    tokenizer = dxn.load(trained).tokenizers["image"]
-    codes = tokenizer.reader.read(str(pictures / "3.png"))
-    shown = Shown("codes", codes, tokenizer, name="image")
-    decoded = Image.open(io.BytesIO(get_drawer("codes").file(shown)))
-    assert np.array_equal(np.asarray(decoded), tokenizer.codec.decode(codes).permute(1, 2, 0))
-    assert 'alt="image of the sample"' in get_drawer("codes").fragment(shown)
-
-
 def test_the_same_seed_creates_the_same_pictures(trained):
     model = dxn.load(trained)
     first, second, other = (
         model.create("image", {"text": "a dark one"}, seed=seed)[0] for seed in (1, 1, 2)
     )
     assert torch.equal(first, second)
-    assert first.dtype == torch.uint8 and first.shape == (3, 16, 16)
+    assert first.dtype == torch.uint8 and first.shape == (1, 16, 16)
     assert other.shape == first.shape
 
 
@@ -403,6 +403,23 @@ def test_a_value_does_not_depend_on_the_others_of_its_batch(overfitted, guidance
     assert all(map(torch.equal, together, alone))
 
 
+@pytest.mark.parametrize("read", ["codes", "values"])
+def test_a_classifier_reads_codes_or_values(pictures, read, tmp_path, capsys):
+    run, picture = tmp_path / "run", pictures / "3.png"
+    printed(
+        capsys,
+        *("train", str(pictures / "rows.csv"), "target=text", "data.image=image"),
+        *("adapters=[image_codes]", f"adapters.image_codes.codec={pictures / 'codec'}"),
+        *(f"adapters.image_codes.read={read}", f"run={run}", *TINY[:5], "data.on_bad=skip"),
+    )
+    tokens = dxn.load(run).adapters["image"].tokens([str(picture)])
+    assert tokens.x.shape[:2] == (1, 4)
+    assert tokens.spans[0].coords.isnan().all() == (read == "codes")
+    drawn = tmp_path / "attention.html"
+    printed(capsys, "attend", f"run={run}", f"input.image={picture}", f"output={drawn}")
+    assert drawn.exists()
+
+
 def test_another_run_is_no_codec(trained, pictures, capsys):
     error = refused(
         capsys,
@@ -491,7 +508,7 @@ def test_codes_have_a_drawing_of_their_attention(trained, pictures, tmp_path, ca
     ("arguments", "message"),
     [
         (["predict", "input.text=a dark one"], "use dxn generate create=image, or dxn embed"),
-        (["export"], "made of the codes of a codec, which cannot be exported"),
+        (["export"], "a model of head=any cannot be exported"),
         (["evaluate", "only=[text]"], "needs at least 2 inputs of a row"),
     ],
 )

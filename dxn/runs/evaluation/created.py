@@ -34,7 +34,7 @@ from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify
 from dxn.tasks.metric import defined
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.codes import CodeTokenizer
+from dxn.tokenize.codes import CodeAdapter
 
 CREATED, RESTORED, TRUE = "created", "restored", "true"  # rows of the table of metrics
 FILES = "created"  # folder of the created files
@@ -100,8 +100,9 @@ def evaluate_created(
     remarks: list[str] = []
     if judge is not None:
         columns = {TRUE: rows.cells[create]}
-        if isinstance(tokenizer, CodeTokenizer):
-            columns[RESTORED] = _restored(tokenizer, rows.cells[create], folder / RESTORED)
+        adapter = predictor.adapters[create]
+        if isinstance(adapter, CodeAdapter):
+            columns[RESTORED] = _restored(adapter.codec, rows.cells[create], folder / RESTORED)
         training = _training_features(judge, predictor, data, create)
         figures, remarks, answered = _judged(judge, rows, columns | {CREATED: values}, training)
         records = answered or records
@@ -147,15 +148,14 @@ def _judged(
     return figures, [*remarks, *about_distances], records
 
 
-def _restored(tokenizer: CodeTokenizer, cells: Sequence[Any], folder: Path) -> list[Any]:
+def _restored(codec: Any, cells: Sequence[Any], folder: Path) -> list[Any]:
     """Return files with what the codec restores, and cells that it cannot read as they are."""
     values: dict[int, Any] = {}
     for i, cell in enumerate(cells):
         with suppress(BadMedia):  # the judge cannot read it either
-            codes = tokenizer.reader.read(cell)
-            assert codes is not None, "rows without the value are left out"
-            values[i] = tokenizer.codec.decode(codes.long())
-    paths = write_values(tokenizer.reader, [*values.values()], folder)
+            (codes,) = codec.encode([codec.reader.read(cell)])
+            values[i] = codec.decode(codes)
+    paths = write_values(codec.reader, [*values.values()], folder)
     files = dict(zip(values, map(str, paths), strict=True))
     return [files.get(i, cell) for i, cell in enumerate(cells)]
 

@@ -26,7 +26,6 @@ from dxn.runs.evaluation.next_commands import report_again
 from dxn.runs.paths import name_of
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
-from dxn.tokenize.codes import CodeTokenizer
 from dxn.training.log import read_log
 from dxn.training.predict import task_results
 
@@ -128,8 +127,6 @@ def evidence(predictor: Predictor, last: Answers | None) -> Any:
         chosen = Samples(samples.opened, predictor.tokenizers)
         chosen.rows = np.array(rows)
         prepare = predictor.tokenizers[name]
-        if isinstance(prepare, CodeTokenizer):
-            prepare = prepare.codec.tokenizer
         values = predictor.create(name, chosen)
         return [viz.drawers.Shown(prepare.drawing, each, prepare, name=name) for each in values]
 

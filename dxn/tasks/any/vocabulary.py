@@ -16,7 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dxn.models.decoding.rules import Rules
 from dxn.tasks.target import IGNORED
-from dxn.tokenize.codes import CodeTokenizer
+from dxn.tokenize.base import BadMedia
+from dxn.tokenize.codes import CodeAdapter
 
 UNWRITTEN = -1  # stands for an id that is not written yet
 
@@ -96,8 +97,18 @@ class Codes(Writing):
         self.vectors = codec.scalars.vectors(torch.arange(self.size)[:, None])
 
     def ids(self, sample: Mapping[str, Any]) -> Tensor:
-        """Return the codes."""
-        return sample["codes"].reshape(-1, self.stages)
+        """Return the codes.
+
+        Raises:
+            BadMedia: If there are too few or too many.
+        """
+        codes = sample["codes"] if "codes" in sample else self.codec.codes(sample)
+        if self.length and len(codes) != self.codec.num_tokens:
+            raise BadMedia(
+                f"{self.codec.input} has another size than the codec needs: {len(codes)} tokens "
+                f"instead of {self.codec.num_tokens}; train the codec with resize.mode=stretch"
+            )
+        return codes.reshape(-1, self.stages)
 
     def value(self, ids: Tensor) -> Any:
         """Return the raw value.
@@ -124,9 +135,9 @@ class Codes(Writing):
 
 def writing_of(adapter: Any, *, parallel: bool = False) -> Writing | None:
     """Return how the values of an adapter are written. None: they cannot be written."""
-    if isinstance(adapter.tokenizer, CodeTokenizer):
+    if isinstance(adapter, CodeAdapter):
         # In parallel, all codes are written at once, so a delay would save nothing.
-        return Codes(adapter.tokenizer.codec, flat=parallel)
+        return Codes(adapter.codec, flat=parallel)
     return Words(adapter.tokenizer) if adapter.has_vocabulary else None
 
 

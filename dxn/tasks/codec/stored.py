@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dxn.core.arguments import Recorded
+from dxn.core.arguments import Recorded, arguments_of
 from dxn.core.errors import UserError
 from dxn.core.tensors import TensorFiles, write_tensors
 from dxn.models.model import MultimodalModel
@@ -57,7 +58,9 @@ class StoredCodec(Recorded, nn.Module):
             except (LookupError, ValueError, TypeError, RuntimeError, OverflowError) as error:
                 raise ValueError(f"state: {type(error).__name__}: {error}") from error
         self.input = input
+        self.state = state
         self.path = path
+        self._codes: dict[bytes, Tensor] = {}  # of each sample, by its digest
         self.task = task
         task.target.bind({input: adapter})
         groups, height, width = size
@@ -103,20 +106,42 @@ class StoredCodec(Recorded, nn.Module):
         assert contents is not None
         return self.num_tokens if self.has_fixed_length else contents.step(self.task.target.size)
 
-    @torch.inference_mode()
+    def new_adapter(self, **changes: Any) -> Any:
+        """Return an adapter with new weights that prepares values as that of the codec.
+
+        Args:
+            changes: Arguments that differ from those of the codec.
+        """
+        old = self.model.adapter(self.input)
+        arguments = arguments_of(old) | changes
+        arguments.pop("augment", None)  # would change the values in each epoch
+        new = type(old)(**arguments)
+        if self.state:
+            new.load_state(self.state)
+        statistics = dict(old.named_buffers())
+        for name, buffer in new.named_buffers():
+            buffer.copy_(statistics[name])
+        new.tokenizer = new.tokenizer.plain()
+        return new
+
+    def codes(self, sample: Mapping[str, Any]) -> Tensor:
+        """Return the codes (M, R) of a prepared value. They are kept, and so computed once."""
+        digest = blake2b(digest_size=16)
+        for value in sample.values():
+            digest.update(value.numpy().tobytes())
+        key = digest.digest()
+        if key not in self._codes:
+            part = self.tokenizer.collate([sample])
+            (codes,) = self._encoded(part, 1)
+            self._codes[key] = codes.to(torch.int32)
+        return self._codes[key].long()
+
     def encode(self, raws: Sequence[Any]) -> list[Tensor]:
         """Return the codes (M, R) of raw values."""
         found: list[Tensor] = []
         for start in range(0, len(raws), BATCH):
-            part = self.tokenizer.batch(raws[start : start + BATCH])
-            size = len(raws[start : start + BATCH])
-            part["rows"] = torch.arange(size)
-            batch = {"#size": size, self.input: part}
-            tokens, _ = self.model.encode(self.model.embed(batch))
-            codes = self.model.head.codes(tokens)
-            mask = tokens.select(self.input).mask
-            for own, real in zip(codes, mask, strict=True):
-                found.append((own if self.model.head.latents else own[real]).clone())
+            part = raws[start : start + BATCH]
+            found += self._encoded(self.tokenizer.batch(part), len(part))
         return found
 
     @torch.inference_mode()
@@ -137,6 +162,17 @@ class StoredCodec(Recorded, nn.Module):
         mask = torch.ones(1, count, dtype=torch.bool)
         values = head.values(codes[None], mask)[0]
         return contents.raw(values, contents.size(count, self.task.target.size))
+
+    @torch.inference_mode()
+    def _encoded(self, part: dict[str, Any], size: int) -> list[Tensor]:
+        """Return the codes (M, R) of each of the prepared values of a batch."""
+        batch = {"#size": size, self.input: {**part, "rows": torch.arange(size)}}
+        tokens, _ = self.model.encode(self.model.embed(batch))
+        codes = self.model.head.codes(tokens)
+        mask = tokens.select(self.input).mask
+        if self.model.head.latents:
+            return [own.clone() for own in codes]
+        return [own[real] for own, real in zip(codes, mask, strict=True)]
 
     def save(self, path: Path) -> None:
         """Write the weights to a file."""

@@ -7,7 +7,6 @@ from importlib.metadata import entry_points
 
 from dxn.viz.drawers.audio import AudioDrawer
 from dxn.viz.drawers.cell import CellDrawer
-from dxn.viz.drawers.codes import CodesDrawer
 from dxn.viz.drawers.drawer import COPIES, Drawer, Shown, is_file
 from dxn.viz.drawers.frames import FramesDrawer
 from dxn.viz.drawers.heat import Panel
@@ -38,7 +37,6 @@ DRAWERS: dict[str, type[Drawer]] = {
     "video": VideoDrawer,
     "series": SeriesDrawer,
     "frames": FramesDrawer,
-    "codes": CodesDrawer,
     "number": CellDrawer,
     "category": CellDrawer,
     "date": CellDrawer,
