@@ -31,7 +31,7 @@ def train_codec(folder):
         folder / "rows.csv",
         *(*options, "data.image=image", "adapters.image.image_size=16", "head=codec"),
         *("head.levels=[5,5]", "head.stages=2", "trainer.epochs=30", "optimizer.lr=0.01"),
-        *("trainer.patience=0", f"run={folder / 'codec'}"),
+        *("trainer.patience=0", "preset=plain", f"run={folder / 'codec'}"),
     )
 
 

@@ -16,8 +16,8 @@ from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 SHORT = [*SMALL, "trainer.max_minutes=0.001"]
 
 
-def advised(adapter, cells, *, rows=1000, num_inputs=1):
-    facts = Facts(rows, num_inputs, num_inputs, "adapters.x")
+def advised(adapter, cells, *, rows=1000, num_inputs=1, is_codec=False):
+    facts = Facts(rows, num_inputs, num_inputs, "adapters.x", is_codec=is_codec)
     return {each.key: each.value for each in RULES[adapter.modality](cells, facts)}
 
 
@@ -145,6 +145,34 @@ def test_the_patches_of_small_images_are_small():
         assert options["backbone.block.mlp"] == "swiglu"
         assert options["optimizer._target_"] == "dxn.training.optim.muon"
         assert (options["adapters.x.stem"], options["backbone.depth"]) == ("residual", 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "patch", "size"),
+    [((28, 20), 4, [28, 20]), ((60, 45), 8, [64, 48]), ((300, 30), 8, [64, 8])],
+)
+def test_all_pictures_of_a_codec_get_one_size_and_stay_as_they_are(shape, patch, size):
+    found = advised(ImageAdapter(8), [np.zeros((*shape, 3), np.uint8)], is_codec=True)
+    assert found == {
+        "adapters.x.stem": "conv",
+        "adapters.x.patch_size": patch,
+        "adapters.x.image_size": size,
+        "adapters.x.resize.mode": "stretch",
+    }
+
+
+def test_a_codec_is_trained_without_dropout_on_small_batches(tmp_path):
+    for i in range(40):
+        pixels = np.random.default_rng(i).integers(0, 256, (12, 12, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+    rows = "".join(f"{tmp_path}/{i}.png\n" for i in range(40))
+    (tmp_path / "table.csv").write_text(f"image\n{rows}")
+    options = ["data.image=image", "adapters=[image]", "head=codec", f"run={tmp_path}/run"]
+    short = [option for option in SHORT if "batch_size" not in option]
+    assert main(["train", str(tmp_path / "table.csv"), *short, *options]) == 0
+    config = saved(tmp_path / "run")
+    assert (config["batch_size"], config["backbone"]["dropout"]) == (16, 0.0)
+    assert config["adapters"]["image"]["image_size"] == [12, 12]
 
 
 def test_pictures_are_trained_with_muon_unless_the_user_chooses_an_optimizer(tmp_path, capsys):

@@ -219,7 +219,7 @@ def test_the_same_seed_creates_the_same_pictures(trained):
         model.create("image", {"text": "a dark one"}, seed=seed)[0] for seed in (1, 1, 2)
     )
     assert torch.equal(first, second)
-    assert first.dtype == torch.uint8 and first.shape == (1, 16, 16)
+    assert first.dtype == torch.uint8 and first.shape == (3, 16, 16)
     assert other.shape == first.shape
 
 
