@@ -9,7 +9,7 @@ from typing import Any
 from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.data.rows import AUTO, CHUNK_ROWS, Column, as_column, join_columns
-from dxn.data.tables.read import Table, as_list, column_name
+from dxn.data.tables.read import Layout, Table, as_list, column_name
 from dxn.tokenize.text.chat import is_conversation, split_files
 
 MESSAGES = "messages"
@@ -22,7 +22,7 @@ CONVERSATIONS = (MESSAGES, "conversation", "conversations")
 
 
 @dataclass(frozen=True)
-class Chats:
+class Chats(Layout):
     """Each row is a conversation.
 
     Args:
@@ -33,15 +33,11 @@ class Chats:
     columns: Sequence[str]
 
     kind = "chat"
-    ids = ()
 
     def __post_init__(self) -> None:
-        if not self.columns or not all(isinstance(name, str) for name in self.columns):
+        is_list = isinstance(self.columns, list | tuple) and len(self.columns) > 0
+        if not is_list or not all(isinstance(name, str) for name in self.columns):
             raise ValueError(f"must be a column of messages, or columns, got {self.columns!r}")
-
-    @property
-    def added(self) -> Sequence[str]:
-        return () if len(self.columns) == 1 else (MESSAGES,)
 
     @property
     def column(self) -> str:
@@ -75,18 +71,6 @@ class Chats:
             parts.append(as_column([_messages(row) for row in rows], is_json=True))
         kept = {name: cells for name, cells in table.columns.items() if name not in self.columns}
         return replace(table, columns={**kept, MESSAGES: join_columns(parts)})
-
-    def node(self) -> dict[str, Any]:
-        return {self.kind: list(self.columns)}
-
-    def options(self) -> dict[str, Any]:
-        return self.node()
-
-    @classmethod
-    def from_option(cls, value: Any) -> Chats:
-        if not isinstance(value, str | list):
-            raise ValueError(f"must be a column or a list of columns, got {value!r}")
-        return cls(as_list(value))
 
 
 def _with_files(table: Table, column: str, option: str) -> Table:

@@ -16,7 +16,7 @@ import numpy as np
 from dxn.core.errors import UserError
 from dxn.core.marks import LABELS, LISTS, NUMBERS
 from dxn.data.rows import AUTO, as_column
-from dxn.data.tables.read import Table
+from dxn.data.tables.read import Layout, Table
 from dxn.tokenize.media import SUFFIXES
 
 OBJECTS = "objects"  # the column with the list of objects of a file
@@ -29,7 +29,7 @@ SIZES = ("width", "height", "depth", "image_width", "image_height")  # of a pict
 
 
 @dataclass(frozen=True)
-class ObjectRows:
+class ObjectRows(Layout):
     """Several rows are one file: each row is an object in it, or says that there is none.
 
     Args:
@@ -44,7 +44,6 @@ class ObjectRows:
     places: Mapping[str, str] = field(default_factory=dict)
 
     kind = OBJECTS
-    added = (OBJECTS,)
 
     def __post_init__(self) -> None:
         if not isinstance(self.places, Mapping):
@@ -52,10 +51,6 @@ class ObjectRows:
         names = [self.file, self.label, *chain.from_iterable(self.places.items())]
         if not all(isinstance(name, str) for name in names):
             raise ValueError(f"file, label and places must be names of columns, got {names!r}")
-
-    @property
-    def ids(self) -> Sequence[str]:
-        return ()
 
     def apply(
         self,
@@ -126,19 +121,8 @@ class ObjectRows:
             objects.append(found)
         return objects
 
-    def node(self) -> dict[str, Any]:
-        return {
-            self.kind: {"file": self.file, "label": self.label, "places": dict(self.places)},
-        }
-
     def options(self) -> dict[str, Any]:
         return {self.kind: self.file}
-
-    @classmethod
-    def from_option(cls, value: Any) -> ObjectRows:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"must be a mapping with file, label and places, got {value!r}")
-        return cls(**value)
 
 
 def find_object_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -12,14 +12,14 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import as_column
-from dxn.data.tables.read import Table
+from dxn.data.tables.read import Layout, Table
 
 WORD = re.compile(r"words?|tokens?", re.IGNORECASE)
 MIN_WORDS = 2  # mean number of rows per sentence from which the rows are recognized as words
 
 
 @dataclass(frozen=True)
-class Sentences:
+class Sentences(Layout):
     """Several rows are one sentence: each row is a word.
 
     Args:
@@ -32,7 +32,6 @@ class Sentences:
     columns: Sequence[str]
 
     kind = "sentence"
-    added = ()
 
     def __post_init__(self) -> None:
         names = [self.id, *self.columns]
@@ -81,17 +80,8 @@ class Sentences:
         first = np.array([rows[0] for rows in sentences], np.int64)
         return Table(packed, table.origins.take(first), table.notes, table.path)
 
-    def node(self) -> dict[str, Any]:
-        return {self.kind: {"id": self.id, "columns": list(self.columns)}}
-
     def options(self) -> dict[str, Any]:
         return {self.kind: self.id}
-
-    @classmethod
-    def from_option(cls, value: Any) -> Sentences:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"must be a mapping with id and columns, got {value!r}")
-        return cls(**value)
 
 
 def find_sentences(

@@ -6,15 +6,14 @@ source sets `Source.layout` to `Layout.node()`. The model folder stores it with 
 config.yaml, `Predictor.layout` is the layout again, and `rows_of_table(..., layout=...)` applies it
 to new tables, so that predict and evaluate rearrange them as the training did. A node is plain data
 with one key, the kind, as in `{"wide": "t_*"}`. `layout_of` checks a node, which can come from a
-stranger's model folder. A new kind of layout needs a class with the members of `Layout` and a line
-in LAYOUTS.
+stranger's model folder. A new kind of layout needs a subclass of `Layout` and a line in LAYOUTS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol, Self
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.data.columns.chats import Chats
@@ -23,69 +22,7 @@ from dxn.data.columns.sentences import Sentences
 from dxn.data.series.long import Long, WideColumns
 from dxn.data.series.wide import Wide
 from dxn.data.series.windows import Windows
-from dxn.data.tables.read import Table
-
-
-class Layout(Protocol):
-    """How a table is rearranged.
-
-    Attributes:
-        kind: Key of the node.
-    """
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def added(self) -> Sequence[str]:
-        """Columns that `apply` adds."""
-        ...
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """Columns that identify a row of the new table. They are not inputs."""
-        ...
-
-    def apply(
-        self,
-        table: Table,
-        *,
-        key: str = "data.",
-        required: Collection[str] = (),
-        with_target: bool = True,
-        notes: list[str] | None = None,
-    ) -> Table:
-        """Return the rearranged table.
-
-        Args:
-            table: The table as it was read.
-            key: Prefix of the options in error messages; "" for a table of predict or evaluate.
-            required: Columns that later code needs, such as the target.
-            with_target: Whether the rows are used with their targets. False: predict.
-            notes: Sentences about what was left out are appended to this list.
-
-        Raises:
-            UserError: If a column is missing, or the rows cannot be rearranged.
-        """
-        ...
-
-    def node(self) -> dict[str, Any]:
-        """Return the layout as plain data with one key, its kind, see `layout_of`."""
-        ...
-
-    def options(self) -> dict[str, Any]:
-        """Return the options of a data source that create this layout again."""
-        ...
-
-    @classmethod
-    def from_option(cls, value: Any) -> Self:
-        """Create the layout from the value of its node.
-
-        Raises:
-            ValueError: If the value is not valid.
-        """
-        ...
-
+from dxn.data.tables.read import Layout, Table
 
 LAYOUTS: dict[str, type[Layout]] = {
     "wide": Wide,
@@ -147,7 +84,13 @@ def layout_of(node: Any) -> Layout:
     (kind, value), *_ = node.items()
     if kind not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {kind!r}")
+    layout: Any = LAYOUTS[kind]
+    names = [each.name for each in fields(layout)]
     try:
-        return LAYOUTS[kind].from_option(value)
+        if names == ["columns"]:
+            return layout(value)
+        if not isinstance(value, Mapping):
+            raise ValueError(f"must be a mapping with {', '.join(names)}, got {value!r}")
+        return layout(**value)
     except TypeError as error:  # an unknown argument, or a value of a wrong type
         raise ValueError(f"layout.{kind}: {error}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
-from dxn.data.tables.read import Table, as_list
+from dxn.data.tables.read import Layout, Table, as_list
 from dxn.tokenize.series.values import number_of
 
 # Columns of the time steps of one series per row: those of each channel, or of the only channel.
@@ -24,7 +24,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Long:
+class Long(Layout):
     """Several rows are one series: each row is a time step, and a column says to which series.
 
     Args:
@@ -43,7 +43,6 @@ class Long:
     step: float | None = None
 
     kind = "long"
-    added = (VALUES,)
 
     def __post_init__(self) -> None:
         for name in (self.id, self.time):
@@ -112,18 +111,6 @@ class Long:
         packed = {name: as_column(values) for name, values in new.items()}
         origins = table.origins.take(np.array(first, np.int64))
         return Table(packed, origins, table.notes, table.path)
-
-    def node(self) -> dict[str, Any]:
-        return {self.kind: {name: v for name, v in asdict(self).items() if v is not None}}
-
-    def options(self) -> dict[str, Any]:
-        return self.node()
-
-    @classmethod
-    def from_option(cls, value: Any) -> Long:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"must be a mapping with id and values, got {value!r}")
-        return cls(**value)
 
     def _steps(
         self,

@@ -10,11 +10,11 @@ from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.layout_columns import check_unused, matching_columns, series_cell
 from dxn.data.series.long import WideColumns
-from dxn.data.tables.read import Table, as_list
+from dxn.data.tables.read import Layout, Table, as_list
 
 
 @dataclass(frozen=True)
-class Wide:
+class Wide(Layout):
     """One row is one series, whose time steps are columns of the table.
 
     Args:
@@ -25,8 +25,6 @@ class Wide:
     columns: WideColumns
 
     kind = "wide"
-    added = (VALUES,)
-    ids = ()
 
     def __post_init__(self) -> None:
         groups = self.columns.values() if isinstance(self.columns, Mapping) else [self.columns]
@@ -78,13 +76,3 @@ class Wide:
             )
         columns[VALUES] = as_column(cells)
         return Table(columns, table.origins, table.notes, table.path)
-
-    def node(self) -> dict[str, Any]:
-        return {self.kind: self.columns}
-
-    def options(self) -> dict[str, Any]:
-        return self.node()
-
-    @classmethod
-    def from_option(cls, value: Any) -> Wide:
-        return cls(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -15,7 +15,7 @@ from dxn.data.rows import VALUES, as_column
 from dxn.data.series.clock import Clock
 from dxn.data.series.layout_columns import check_unused
 from dxn.data.series.steps import MAX_VALUES, OneHot, Series, group_rows, read_series
-from dxn.data.tables.read import Table
+from dxn.data.tables.read import Layout, Table
 from dxn.tokenize.cells.numbers import NumberFormat
 
 MAX_SIZE = 100_000  # of the options, which can come from an untrusted model folder
@@ -59,7 +59,7 @@ class FutureTimes(Sequence[Any]):
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(Layout):
     """The rows are time steps of one or several series, which are cut into windows.
 
     Args:
@@ -91,7 +91,6 @@ class Windows:
     formats: Sequence[Sequence[str] | Mapping[str, Sequence[str]]] | None = None
 
     kind = "windows"
-    added = (VALUES,)
 
     def __post_init__(self) -> None:
         sizes = {"horizon": self.horizon, "context": self.context, "season": self.season}
@@ -302,19 +301,10 @@ class Windows:
             f"steps, and leave {self.target_name} empty there"
         )
 
-    def node(self) -> dict[str, Any]:
-        return {self.kind: {name: v for name, v in asdict(self).items() if v is not None}}
-
     def options(self) -> dict[str, Any]:
         # The step between the rows and the formats are not options: they are found in the table.
         node = self.node()[self.kind]
         return {name: node[name] for name in node if name not in ("clock", "formats")}
-
-    @classmethod
-    def from_option(cls, value: Any) -> Windows:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"must be a mapping with target and horizon, got {value!r}")
-        return cls(**value)
 
 
 def static_values(table: Table, column: str, series_id: str | None) -> dict[Any, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -113,6 +113,56 @@ class Table:
     def origin(self, i: int) -> str:
         """Return the file and number of row i, such as "train.csv row 17"."""
         return self.origins[i]
+
+
+class Layout:
+    """How a table is rearranged. Base class of dataclasses, see `dxn.data.series.layouts`.
+
+    Attributes:
+        kind: Key of the node.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Columns that identify a row of the new table. They are not inputs. Default: none."""
+        return ()
+
+    def apply(
+        self,
+        table: Table,
+        *,
+        key: str = "data.",
+        required: Collection[str] = (),
+        with_target: bool = True,
+        notes: list[str] | None = None,
+    ) -> Table:
+        """Return the rearranged table.
+
+        Args:
+            table: The table as it was read.
+            key: Prefix of the options in error messages; "" for a table of predict or evaluate.
+            required: Columns that later code needs, such as the target.
+            with_target: Whether the rows are used with their targets. False: predict.
+            notes: Sentences about what was left out are appended to this list.
+
+        Raises:
+            UserError: If a column is missing, or the rows cannot be rearranged.
+        """
+        raise NotImplementedError
+
+    def node(self) -> dict[str, Any]:
+        """Return the layout as plain data with one key, its kind, see `layout_of`.
+
+        The value is a mapping of the fields, or the columns if there is no other field.
+        """
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        return {self.kind: values["columns"] if list(values) == ["columns"] else values}
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of a data source that create this layout again."""
+        return self.node()
 
 
 def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
