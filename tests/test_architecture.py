@@ -46,7 +46,7 @@ KNOW_MODALITIES = (
 # a key of an entity and of OpenAI's API.
 COLUMN_NAMES = {
     ("core/marks.py", "category"),
-    ("data/columns/answers.py", "text"),
+    ("data/tables/squad.py", "text"),
     ("data/columns/choose.py", "category"),
     ("data/sources/detect.py", "image"),
     ("data/sources/detect.py", "text"),

@@ -334,29 +334,12 @@ def present_values(columns: Sequence[tuple[Sequence[Any], np.ndarray]]) -> Seque
     column, present = columns[0]
     if len(columns) == 1 and isinstance(column, Column | FileColumn):
         return column.take(np.flatnonzero(present))
-    return PresentValues(columns)
-
-
-class PresentValues(Sequence[Any]):
-    """The raw values of several inputs of an adapter, see `present_values`."""
-
-    def __init__(self, columns: Sequence[tuple[Sequence[Any], np.ndarray]]):
-        self.columns = [column for column, _ in columns]
-        rows = [np.flatnonzero(present) for _, present in columns]
-        self.column_of = np.repeat(np.arange(len(columns)), [len(each) for each in rows])
-        self.row_of = np.concatenate(rows)
-
-    def __len__(self) -> int:
-        return len(self.row_of)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        return self.columns[self.column_of[index]][int(self.row_of[index])]
+    rows = [np.flatnonzero(present) for _, present in columns]
+    column_of = np.repeat(np.arange(len(columns)), [len(each) for each in rows])
+    row_of = np.concatenate(rows)
+    return Column(
+        range(len(row_of)), decode=lambda i: columns[int(column_of[i])][0][int(row_of[i])]
+    )
 
 
 def lengths_of(column: Sequence[Any], rows: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:

@@ -229,16 +229,14 @@ def assign_inputs(
     return inputs, options
 
 
-def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task | None:
-    """Build the task of the node `pretrain`; None without pretraining.
+def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task:
+    """Build the task of the node `pretrain`.
 
     Raises:
         UserError: If an option of `pretrain` is out of range, or the task cannot be combined with
             the rest of the configuration.
     """
-    node = config.get("pretrain")
-    if not node:
-        return None
+    node = config["pretrain"]
     if node["epochs"] < 1:
         raise UserError(f"pretrain.epochs: must be at least 1, got {node['epochs']}")
     if not 0 <= node["warmup"] < 1:

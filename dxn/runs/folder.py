@@ -67,12 +67,6 @@ def has_checkpoint(folder: Path) -> bool:
     return bool(all_checkpoints(folder / CHECKPOINTS))
 
 
-def after_restart(settings: Settings) -> Settings:
-    """Return the settings that continue the run, if torchrun has restarted its processes."""
-    folder = None if settings.is_resumed else _folder_before_restart(settings.values)
-    return settings if folder is None else continued(folder, settings)
-
-
 def newest_unfinished(settings: Settings) -> Settings:
     """Return the settings for `resume=auto`, which continue a run of the same command, if any.
 
@@ -113,7 +107,7 @@ def continued(folder: Path, settings: Settings) -> Settings:
     return replace(saved, values=values, hidden=hidden)
 
 
-def _folder_before_restart(values: Mapping[str, Any]) -> Path | None:
+def folder_before_restart(values: Mapping[str, Any]) -> Path | None:
     """Return the run folder of this training before torchrun restarted its processes.
 
     Returns:
@@ -140,7 +134,7 @@ def ensemble_folder(settings: Settings) -> Path:
     values = settings.values
     if values["resume"]["run"]:
         return Path(values["resume"]["run"])
-    own = _folder_before_restart(values)
+    own = folder_before_restart(values)
     if own is not None:
         return own
     data = values["data"]

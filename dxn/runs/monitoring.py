@@ -25,7 +25,7 @@ MAX_SAMPLES = 64  # of the validation split, whose metrics tell the names
 
 
 def check_metrics(
-    model: MultimodalModel, task: Task, samples: Samples | None, monitor: str | None
+    model: MultimodalModel, task: Task, samples: Samples, monitor: str | None
 ) -> None:
     """Compute all metrics of a few validation rows with the untrained model.
 
@@ -34,7 +34,7 @@ def check_metrics(
     Args:
         model: The model.
         task: Its task.
-        samples: The validation split. None: there is none.
+        samples: The validation split.
         monitor: Name of the metric that the user wants to select the best epoch. None: that of the
             task.
 
@@ -42,8 +42,6 @@ def check_metrics(
         UserError: If the monitored metric does not exist or is not defined for the validation
             split, or a metric of the user fails or has the name of another one.
     """
-    if samples is None or (monitor is None and not task.metric.own):
-        return
     samples.keep(min(MAX_SAMPLES, len(samples)))
     # The loader draws random numbers, and this check must not change the training.
     with torch.random.fork_rng(devices=[]):

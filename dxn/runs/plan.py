@@ -23,6 +23,8 @@ from dxn.core.files import CHECKPOINTS, SUMS, check_sums, link, replace_folder, 
 from dxn.core.processes import Launch
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
+from dxn.runs.build import save_fitted
+from dxn.tasks import Task
 
 FOLDER = Path(CHECKPOINTS) / "start"
 PLAN = "plan.json"
@@ -95,19 +97,21 @@ class Plan(Strict):
         )
 
 
-def write_plan(folder: Path, plan: Plan, settings: Settings, fitted: Mapping[str, bytes]) -> None:
+def write_plan(
+    folder: Path, plan: Plan, settings: Settings, adapters: Mapping[str, Any], task: Task
+) -> None:
     """Write the configuration and the plan of a new run.
 
     Args:
         folder: The run folder.
         plan: The plan.
         settings: The settings, whose secrets are not written.
-        fitted: The files of the fitted adapters and the fitted task.
+        adapters: The fitted adapters.
+        task: The fitted task.
     """
     settings.save(folder)
     with replace_folder(folder / FOLDER) as new:
-        for name, content in fitted.items():
-            (new / name).write_bytes(content)
+        save_fitted(new, adapters, task)
         (new / PLAN).write_text(_plan_text(plan, settings), encoding="utf-8")
         write_sums(new)
 

@@ -271,7 +271,8 @@ def prepare(
     _use_metrics(task, trainer, settings)
     splits = _open_and_fit(plan, decided, adapters, is_fitted=fitted is not None)
     prints = fingerprint(splits)
-    _check_same(prints, trainer)
+    if num_processes > 1:
+        _check_same(prints)
     if old is not None:
         check_data(old, prints, settings)
     tokenizers = {name: adapters[key].tokenizer for name, key in plan.model.keys.items()}
@@ -314,7 +315,9 @@ def prepare(
         warnings=warnings,
     )
     # Also of a resumed run: a function of a Python program is not in its configuration.
-    check_metrics(model, task, run.validation_samples(task), trainer.monitor)
+    validation = run.validation_samples(task)
+    if validation is not None and (trainer.monitor is not None or task.metric.own):
+        check_metrics(model, task, validation, trainer.monitor)
     # Only now, so that a training that is refused leaves no folder.
     run = replace(run, folder=_write_start(run, stack))
     print_line(f"run folder: {run.folder}")
@@ -374,7 +377,7 @@ def _decide(
     # What can be checked before the data is read, which can take minutes.
     first = build(config["head"], key="head", trust=trust)
     check_combinations(config, first, trust, ensemble=members)
-    pretraining = read_pretraining(config, trust)
+    pretraining = read_pretraining(config, trust) if config["pretrain"] else None
     parts = {name: build(config[name], key=name, trust=trust) for name in PARTS}
 
     readers = readers_of(config, trust)
@@ -479,10 +482,8 @@ def _open_and_fit(
     return splits
 
 
-def _check_same(prints: Mapping[str, Any], trainer: Trainer) -> None:
+def _check_same(prints: Mapping[str, Any]) -> None:
     """Refuse data that differs between the processes, such as an old copy of a table."""
-    if trainer.accelerator.num_processes == 1:
-        return
     received = from_all(lambda: prints)
 
     def compare() -> None:
@@ -518,8 +519,7 @@ def _write_start(run: Training, stack: ExitStack) -> Path:
         stack.enter_context(locked(folder, main=True))
         # Another training may have started in the same folder since the first check.
         refuse_other_run(folder)
-        fitted = fitted_files(adapters_of(run.model), run.task)
-        write_plan(folder, run.plan, run.settings, fitted)
+        write_plan(folder, run.plan, run.settings, adapters_of(run.model), run.task)
     return folder
 
 

@@ -23,7 +23,7 @@ from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import ALL, BEST, Results
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.runs.build import adapters_of, make_head
-from dxn.runs.folder import after_restart, has_checkpoint, newest_unfinished
+from dxn.runs.folder import continued, folder_before_restart, has_checkpoint, newest_unfinished
 from dxn.runs.paths import AUTO
 from dxn.runs.plan import read_plan
 from dxn.runs.prepare import Training, prepare, run_finetune
@@ -100,7 +100,9 @@ def train_one(
             the training has stopped.
         Interrupted: If the user interrupts the training. The message says how to continue it.
     """
-    settings = after_restart(settings)
+    folder = None if settings.is_resumed else folder_before_restart(settings.values)
+    if folder is not None:
+        settings = continued(folder, settings)
     node = settings.values["trainer"]
     if settings.is_resumed and node["precision"] == "auto":
         # The precision that the run measured when it started.

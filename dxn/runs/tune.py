@@ -231,7 +231,8 @@ def _check_options(settings: Settings) -> None:
     config, trust = settings.values, settings.trust
     refuse_without_effect(config, settings.overrides)
     check_combinations(config, build(config["head"], key="head", trust=trust), trust)
-    read_pretraining(config, trust)
+    if config["pretrain"]:
+        read_pretraining(config, trust)
     for name in (*PARTS, "backbone", "trainer"):
         build(config[name], key=name, trust=trust)
 

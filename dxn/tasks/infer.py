@@ -21,7 +21,6 @@ from dxn.tokenize.cells.numbers import (
     NumberFormat,
     Numbers,
     are_codes,
-    are_numbers,
     read_numbers,
 )
 
@@ -120,7 +119,7 @@ def infer(
             "task predicts; add a column with a number (such as days) or a class (such as the "
             "month), or set head=classify to make each value a class"
         )
-    elif are_identifiers(cells) and not are_numbers(cells):
+    elif are_identifiers(cells) and read_numbers(cells) is None:
         problem = (
             f"contains identifiers such as {str(cells[0])!r}: {distinct:,} different values in "
             f"{len(cells):,} rows; choose another column, or set head=classify to make each "
@@ -131,7 +130,7 @@ def infer(
     # Texts are mostly distinct, unlike the names of classes. Single words must be more distinct
     # than texts of several words.
     is_text = not problem and len(cells) >= MIN_TEXTS and all(isinstance(c, str) for c in cells)
-    if is_text and distinct > len(cells) / 2 and not are_numbers(cells):
+    if is_text and distinct > len(cells) / 2 and read_numbers(cells) is None:
         if statistics.fmean(len(cell.split()) for cell in cells) > 1:
             return "generate", ""
         if distinct > DISTINCT * len(cells):
@@ -216,7 +215,7 @@ def kind_of(values: Sequence[Any]) -> str:
         return "no values"
     if are_dates(present):
         return "dates"
-    if are_numbers(present) and not are_codes(present):
+    if read_numbers(present) is not None and not are_codes(present):
         return "numbers"
     if any(isinstance(value, list | dict) for value in present):
         return "lists or objects"
@@ -237,7 +236,7 @@ def are_label_lists(values: Sequence[Any]) -> bool:
 
 def are_joined(values: Sequence[Any], separator: str = SEPARATOR) -> bool:
     """Return whether cells are labels with a separator between them."""
-    if are_numbers(values):
+    if read_numbers(values) is not None:
         return False  # a number never contains a separator
     joined = [str(value).split(separator) for value in values if separator in str(value)]
     pieces = [piece.strip() for parts in joined for piece in parts]

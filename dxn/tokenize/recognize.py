@@ -21,7 +21,7 @@ from dxn.core.randomness import evenly_spaced
 from dxn.tokenize.base import READERS, Reader
 from dxn.tokenize.cells.cell_values import MAX_CHARS, find_separator, has_no_value
 from dxn.tokenize.cells.dates import are_dates
-from dxn.tokenize.cells.numbers import are_codes, are_numbers
+from dxn.tokenize.cells.numbers import are_codes, read_numbers
 from dxn.tokenize.media import SOUND_TRACK, kinds_of
 from dxn.tokenize.series.values import NPY, SEPARATORS, SUFFIXES, is_number
 
@@ -128,7 +128,7 @@ def scores_of(cells: Sequence[Any]) -> dict[str, float]:
     present = [cell for cell in cells if not has_no_value(cell)]
     if are_file_names(present):  # "0.wav" could be 0 of the unit wav
         return files
-    have_numbers, have_dates = are_numbers(present), are_dates(present)
+    have_numbers, have_dates = read_numbers(present) is not None, are_dates(present)
     have_booleans = [isinstance(cell, bool) for cell in present]
     # Zip codes and dates such as 20260131 are written like numbers.
     have_codes = have_numbers and are_codes(present)

@@ -14,9 +14,9 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.data.columns.answers import with_positions
 from dxn.data.rows import Origins, as_column
 from dxn.data.tables.read import Table
+from dxn.data.tables.squad import with_positions
 from dxn.datasets import questions
 from dxn.export.programs.answers import best
 from dxn.tasks.span.windows import Windows

@@ -87,7 +87,7 @@ def _cells(column: Sequence[Any], present: np.ndarray) -> npt.NDArray[np.uint8]:
         content[is_known] = facts["digest"][is_known]
         for i in np.flatnonzero(present & ~is_known).tolist():
             content[i] = digest_of(column, i)
-    elif _are_floats(column):
+    elif set(map(type, column)) - {type(None)} == {float}:
         # A missing number becomes NaN, and the last byte tells it apart from a NaN in the data.
         content = np.array(list(column), np.float64)
     else:
@@ -96,11 +96,6 @@ def _cells(column: Sequence[Any], present: np.ndarray) -> npt.NDArray[np.uint8]:
             if present[i]:
                 content[i] = digest_of_text(cell) if type(cell) is str else digest(cell)
     return np.hstack([content[:, None].view(np.uint8), present[:, None].view(np.uint8)])
-
-
-def _are_floats(column: Sequence[Any]) -> bool:
-    first = next((cell for cell in column if cell is not None), None)
-    return type(first) is float and set(map(type, column)) <= {float, type(None)}
 
 
 def _digest(content: bytes) -> str:

@@ -13,7 +13,6 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
-from dxn.data.columns.answers import are_parts, with_positions
 from dxn.data.columns.choose import (
     USUAL_TARGETS,
     candidate_targets,
@@ -39,6 +38,7 @@ from dxn.data.splits.split import (
 )
 from dxn.data.splits.unlabeled import add_missing_targets
 from dxn.data.tables.read import ReadOptions, Table, as_list, column_name, concatenate, read_table
+from dxn.data.tables.squad import are_parts, with_positions
 
 if TYPE_CHECKING:
     from dxn.data.series.layouts import Layout

@@ -33,8 +33,7 @@ def input_codes(splits: Iterable[Rows], files: Sequence[str]) -> dict[str, np.nd
     codes: dict[str, np.ndarray] = {}
     for name in names:
         cells = [rows.cells.get(name, [None] * len(rows)) for rows in parts]
-        columns = [each if isinstance(each, Column) else as_column(each) for each in cells]
-        column = join_columns(columns)
+        column = join_columns([as_column(each) for each in cells])
         if name in files:
             column = with_files(column)
         codes[name] = codes_of(column)
@@ -97,8 +96,7 @@ def units_of(rows: Rows, files: Sequence[str]) -> np.ndarray:
     columns = [row_codes(codes, len(rows))]
     columns += [_without_placeholders(codes[name]) for name in files if name in codes]
     if rows.groups is not None:
-        groups = rows.groups if isinstance(rows.groups, Column) else as_column(rows.groups)
-        columns.append(codes_of(groups))
+        columns.append(codes_of(as_column(rows.groups)))
     every = np.arange(len(rows))
     # The edges of a graph whose components are the units: from the first row with a code to others.
     edges = [np.empty((2, 0), np.int64)]

@@ -181,11 +181,6 @@ def sample(values: Sequence[Any], count: int = SAMPLE) -> Sequence[Any]:
     return values[:: max(1, len(values) // count)]
 
 
-def are_numbers(values: Sequence[Any]) -> bool:
-    """Return whether the values are numbers, apart from a few cells such as "N/A"."""
-    return read_numbers(values) is not None
-
-
 def are_codes(values: Sequence[Any]) -> bool:
     """Return whether the values are digits such as zip codes, which can start with a zero."""
     texts = [value for value in values if isinstance(value, str)]
