@@ -428,13 +428,14 @@ def _decide(
 
 def _use_metrics(task: Task, trainer: Trainer, settings: Settings) -> None:
     """Add the metrics of the user to the task, and choose the one that selects the best epoch."""
-    check_own_metrics(settings.metrics)
     task.metric.own = {**trainer.metrics, **settings.metrics}
-    if task.metric.own and not task.is_supervised:
-        raise UserError(
-            f"metrics: head={task.name} has no targets that a metric could compare; remove "
-            f"{', '.join(task.metric.own)}"
-        )
+    if task.metric.own:
+        check_own_metrics(task.metric.own)
+        if not task.is_supervised:
+            raise UserError(
+                f"metrics: head={task.name} has no targets that a metric could compare; remove "
+                f"{', '.join(task.metric.own)}"
+            )
     if trainer.monitor not in (None, task.metric.monitored):
         task.metric.monitored = trainer.monitor
 

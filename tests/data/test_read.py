@@ -8,7 +8,7 @@ import pytest
 from helpers.data import write_table
 
 from dxn.core.errors import UserError
-from dxn.data.tables.read import ReadOptions, concatenate, read_table
+from dxn.data.tables.read import concatenate, read_table
 
 ROWS = [{"review": f"a fine film ({i})", "label": ("good", "bad")[i % 2]} for i in range(23)]
 
@@ -79,7 +79,7 @@ def test_a_cell_may_exceed_the_limit_of_the_csv_module(tmp_path):
 
 def test_the_separator_is_an_option(tmp_path):
     path = write_table(tmp_path / "my.csv", ROWS, sep=";")
-    table = read_table(Path(path), ReadOptions(sep=";"))
+    table = read_table(Path(path), sep=";")
     assert table.columns["review"] == [row["review"] for row in ROWS]
     assert table.notes == []
 
@@ -116,7 +116,7 @@ def test_unicode_is_detected_by_its_byte_order_mark(tmp_path, encoding):
 
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16-le", "utf-8-sig"])
 def test_the_encoding_is_an_option(tmp_path, encoding):
-    table = read_table(write(tmp_path / "my.csv", TEXT, encoding), ReadOptions(encoding=encoding))
+    table = read_table(write(tmp_path / "my.csv", TEXT, encoding), encoding=encoding)
     assert table.columns == {"text": ["schön"], "label": ["gut"]}
 
 
@@ -125,25 +125,25 @@ def test_the_encoding_is_an_option(tmp_path, encoding):
     [
         (
             "cp1252",
-            ReadOptions(),
+            {},
             "{path} row 2: byte 0xf6 is not valid utf-8; set data.encoding=cp1252 or the encoding "
             "of the file, or save it as UTF-8",
         ),
         (
             "utf-16-le",
-            ReadOptions(prefix=""),
+            {"prefix": ""},
             "{path} row 2: byte 0xf6 is not valid utf-8; set encoding=utf-16-le or the encoding "
             "of the file, or save it as UTF-8",
         ),
         (
             "cp1252",
-            ReadOptions(encoding="utf-8"),
+            {"encoding": "utf-8"},
             "{path} row 2: byte 0xf6 is not valid utf-8; set data.encoding to the encoding of the "
             "file, got utf-8",
         ),
         (
             "utf-8",
-            ReadOptions(encoding="utf8000"),
+            {"encoding": "utf8000"},
             "data.encoding: unknown encoding 'utf8000'; use a name such as utf-8, utf-16 or cp1252",
         ),
     ],
@@ -151,7 +151,7 @@ def test_the_encoding_is_an_option(tmp_path, encoding):
 def test_a_wrong_encoding_is_explained(tmp_path, written, options, message):
     path = write(tmp_path / "my.csv", TEXT, written)
     with pytest.raises(UserError) as caught:
-        read_table(path, options)
+        read_table(path, **options)
     assert str(caught.value) == message.format(path=path)
 
 
@@ -194,7 +194,7 @@ def test_a_sheet_of_a_workbook_is_read_with_its_types_and_row_numbers(tmp_path):
     }
     assert [table.origin(i) for i in range(2)] == ["my.xlsx row 2", "my.xlsx row 4"]
     assert table.notes == ["sheet of my.xlsx: first (data.sheet sets it; the others are other)"]
-    other = read_table(path, ReadOptions(sheet="other"))
+    other = read_table(path, sheet="other")
     assert (other.columns, other.notes) == (
         {"a": ["x"]},
         ["sheet of my.xlsx: other (data.sheet sets it; the others are first)"],
@@ -204,20 +204,20 @@ def test_a_sheet_of_a_workbook_is_read_with_its_types_and_row_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ([], ReadOptions(), "{path} row 1: each column must have a name, got an empty sheet"),
+        ([], {}, "{path} row 1: each column must have a name, got an empty sheet"),
         (
             [["a", None], [1, 2]],
-            ReadOptions(),
+            {},
             "{path} row 1: each column must have a name, got 'a', ''",
         ),
         (
             [["a", "a"], [1, 2]],
-            ReadOptions(),
+            {},
             "{path} row 1: column names must be unique, got 'a' more than once; rename a column",
         ),
         (
             [["a"], [1]],
-            ReadOptions(sheet="b"),
+            {"sheet": "b"},
             "data.sheet: no sheet 'b' in {path}; it has one",
         ),
     ],
@@ -225,7 +225,7 @@ def test_a_sheet_of_a_workbook_is_read_with_its_types_and_row_numbers(tmp_path):
 def test_a_sheet_that_is_no_table_is_explained(tmp_path, rows, options, message):
     path = write_book(tmp_path / "my.xlsx", one=rows)
     with pytest.raises(UserError) as caught:
-        read_table(path, options)
+        read_table(path, **options)
     assert str(caught.value) == message.format(path=path)
 
 
@@ -371,7 +371,7 @@ def test_an_unknown_column_is_refused_with_the_closest_name(tmp_path):
 def test_a_file_that_cannot_be_read_is_explained(tmp_path, name, content, sep, message):
     path = write(tmp_path / name, content)
     with pytest.raises(UserError) as caught:
-        read_table(path, ReadOptions(sep=sep))
+        read_table(path, sep=sep)
     assert str(caught.value) == message.format(path=path)
 
 

@@ -17,7 +17,7 @@ from dxn.data.series.season import find_season
 from dxn.data.series.steps import OneHot, Series, column_format, group_rows
 from dxn.data.series.windows import Windows
 from dxn.data.splits.split import SPLITS, UNDIVIDED, check_fractions
-from dxn.data.tables.read import ReadOptions, Table, as_list, concatenate, read_table
+from dxn.data.tables.read import Table, as_list, concatenate, read_table
 from dxn.tokenize.cells.numbers import read_numbers
 
 # Names of time columns whose cells can be numbers, such as years, in lower case.
@@ -88,9 +88,11 @@ def timeline(
         UserError: If the table cannot be read, a column does not exist or has no numbers or times,
             or the series are too short.
     """
-    options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet)
+    tables = [
+        read_table(Path(file), sep=sep, encoding=encoding, sheet=sheet) for file in as_list(path)
+    ]
     return forecast_source(
-        concatenate([read_table(Path(file), options) for file in as_list(path)]),
+        concatenate(tables),
         readers=readers,
         stride=stride,
         fractions=fractions,

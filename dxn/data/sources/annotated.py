@@ -21,7 +21,6 @@ from dxn.data.sources.confine import confined
 from dxn.data.sources.detect import (
     PICTURE_FOLDERS,
     SPLIT_NAMES,
-    Annotations,
     annotations_of,
     in_folder,
     mask_stem,
@@ -95,8 +94,9 @@ def annotated(
             f"{root}: has no boxes in the format of COCO, Pascal VOC or YOLO, and no folders "
             "called images and masks; check the path"
         )
+    form, files = found
     index = {path.stem: path for path in _pictures(root)}
-    pictures = list(READERS[found.format](root, found, index))
+    pictures = list(READERS[form](root, files, index))
     if not pictures:
         raise UserError(f"{root}: there are annotations, but none of their pictures was found")
     rows: dict[str, Rows] = {}
@@ -109,8 +109,8 @@ def annotated(
             ],
         }
         rows[split] = Rows(cells, [picture.origin for picture in own])
-    has_masks = found.format == "masks"
-    notes = [] if has_masks else [f"boxes in the format of {found.format}"]
+    has_masks = form == "masks"
+    notes = [] if has_masks else [f"boxes in the format of {form}"]
     if UNDIVIDED in rows and len(rows) > 1:
         # Such as pictures that are in none of the lists of Pascal VOC.
         unused = rows.pop(UNDIVIDED)
@@ -139,10 +139,10 @@ def _pictures(root: Path) -> list[Path]:
     )
 
 
-def _coco(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
+def _coco(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Iterator[Picture]:
     """Yield the pictures of the JSON files of COCO."""
     by_split: dict[str, Path] = {}
-    for file in found.files:
+    for file in files:
         split = _split_of(file.stem) or _split_in(file, root)
         other = by_split.setdefault(split, file)
         # COCO also has files of keypoints and captions for the same pictures.
@@ -202,7 +202,7 @@ def _box_around(polygons: list[Any]) -> list[float] | None:
     return [*start.tolist(), *(stop - start).tolist()]
 
 
-def _voc(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
+def _voc(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Iterator[Picture]:
     """Yield the pictures of the XML files of Pascal VOC."""
     lists = root / LISTS if (root / LISTS).is_dir() else root
     splits: dict[str, str] = {}
@@ -212,7 +212,7 @@ def _voc(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
             splits.update({Path(line.split()[0]).stem: split for line in lines if line.split()})
     by_split = {(_split_in(path, root), path.stem): path for path in _pictures(root)}
-    for file in found.files:
+    for file in files:
         try:
             tree = ElementTree.parse(file)
             objects: list[dict[str, Any]] = []
@@ -238,16 +238,16 @@ def _voc(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[
         yield Picture(split, path, str(file.relative_to(root)), objects)
 
 
-def _yolo(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
+def _yolo(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Iterator[Picture]:
     """Yield the pictures of YOLO. A picture without a text file has no objects.
 
     Files of different splits can have the same name.
     """
-    names = _class_names(root, found)
+    names = _class_names(root, files)
     pictures = _pictures(root)
     num_pictures = Counter(path.stem for path in pictures)
-    by_stem = {file.stem: file for file in found.files}
-    by_split = {(_split_in(file, root), file.stem): file for file in found.files}
+    by_stem = {file.stem: file for file in files}
+    by_split = {(_split_in(file, root), file.stem): file for file in files}
     for path in pictures:
         split, stem = _split_in(path, root), path.stem
         objects: list[dict[str, Any]] = []
@@ -269,11 +269,11 @@ def _yolo(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator
         yield Picture(split, path, origin, objects)
 
 
-def _masks(root: Path, found: Annotations, index: Mapping[str, Path]) -> Iterator[Picture]:
+def _masks(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Iterator[Picture]:
     """Yield the pictures with masks. Files of different splits can have the same name."""
-    names = _class_names(root, found)
-    masks = {(_split_in(file, root), mask_stem(file)): file for file in found.files}
-    known = {*found.files}
+    names = _class_names(root, files)
+    masks = {(_split_in(file, root), mask_stem(file)): file for file in files}
+    known = {*files}
     for path in _pictures(root):
         if path in known or not in_folder(path, root, PICTURE_FOLDERS):
             continue
@@ -298,7 +298,7 @@ def _yolo_box(numbers: Sequence[float]) -> dict[str, Any]:
     return {"box": [min(across), min(down), max(across), max(down)]}
 
 
-def _class_names(root: Path, found: Annotations) -> dict[int, str]:
+def _class_names(root: Path, files: Sequence[Path]) -> dict[int, str]:
     """Return the names of the classes of YOLO, by number."""
     for file in (*sorted(root.glob("*.yaml")), *sorted(root.glob("*.yml"))):
         import yaml
@@ -319,7 +319,7 @@ def _class_names(root: Path, found: Annotations) -> dict[int, str]:
                 ) from None
         if isinstance(names, list):
             return dict(enumerate(map(str, names)))
-    for folder in (root, *{file.parent for file in found.files}):
+    for folder in (root, *{file.parent for file in files}):
         file = folder / "classes.txt"
         if file.exists():
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()

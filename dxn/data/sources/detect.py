@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from dxn.core.errors import UserError, similar
 
@@ -41,19 +41,8 @@ PICTURE_FOLDERS = ("image", "img", "picture", "jpegimages")
 MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")
 MASK_SUFFIX = re.compile(r"_(mask|masks|label|labels|seg|gt|l)$", re.IGNORECASE)
 MAX_ANNOTATIONS = 2**31  # bytes
+AnnotationFormat = Literal["COCO", "Pascal VOC", "YOLO", "masks"]
 CONFINE = "data.confine"  # option that refuses paths out of the folder of the data
-
-
-class Annotations(NamedTuple):
-    """The files with the boxes of the objects in the pictures of a folder, or with masks.
-
-    Args:
-        format: Their format.
-        files: The files, sorted by name.
-    """
-
-    format: Literal["COCO", "Pascal VOC", "YOLO", "masks"]
-    files: list[Path]
 
 
 def infer_source(path: str | Path | Sequence[str]) -> str:
@@ -158,8 +147,11 @@ def tables_of_splits(folder: Path) -> dict[str, Path]:
     return tables
 
 
-def annotations_of(folder: Path) -> Annotations | None:
-    """Return the annotations of a folder of pictures; None if there are none."""
+def annotations_of(folder: Path) -> tuple[AnnotationFormat, list[Path]] | None:
+    """Return the format and the files of the boxes of the objects in pictures, or of their masks.
+
+    The files are sorted by name. None: the folder has no annotations.
+    """
     files = [
         file
         for depth in ("*", "*/*", "*/*/*")
@@ -168,10 +160,10 @@ def annotations_of(folder: Path) -> Annotations | None:
     ]
     coco = [file for file in files if file.suffix == JSON and _contains(file, COCO)]
     if coco:
-        return Annotations("COCO", coco)
+        return "COCO", coco
     voc = [file for file in files if file.suffix == ".xml"]
     if voc and _contains(voc[0], VOC):
-        return Annotations("Pascal VOC", voc)
+        return "Pascal VOC", voc
     labels = [
         file
         for file in files
@@ -182,14 +174,14 @@ def annotations_of(folder: Path) -> Annotations | None:
     has_pictures = any("images" in file.relative_to(folder).parts for file in files)
     yolo = [file for file in labels if file.name != "classes.txt"]
     if yolo and (has_names or has_pictures):
-        return Annotations("YOLO", yolo)
+        return "YOLO", yolo
     masks = [file for file in files if file.suffix.lower() in MASKS]
     masks = [file for file in masks if in_folder(file, folder, MASK_FOLDERS)]
     stems = {mask_stem(file) for file in masks}
     others = (file for file in files if in_folder(file, folder, PICTURE_FOLDERS))
     # Classes can be folders of any name, whose files have the same names.
     is_found = any(file.stem in stems for file in others) and _is_mask(masks[0], folder)
-    return Annotations("masks", masks) if is_found else None
+    return ("masks", masks) if is_found else None
 
 
 def _is_mask(file: Path, root: Path) -> bool:

@@ -37,7 +37,7 @@ from dxn.data.splits.split import (
     usual_split_column,
 )
 from dxn.data.splits.unlabeled import add_missing_targets
-from dxn.data.tables.read import ReadOptions, Table, as_list, column_name, concatenate, read_table
+from dxn.data.tables.read import Table, as_list, column_name, concatenate, read_table
 from dxn.data.tables.squad import are_parts, with_positions
 
 if TYPE_CHECKING:
@@ -134,10 +134,10 @@ def table(
         {"train": train, "validation": validation, "test": test},
         confine=CONFINE if confine else None,
     )
-    options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet)
+    options = {"sep": sep, "encoding": encoding, "sheet": sheet}
     tables: dict[str, Table] = {}
     for name, files in paths.items():
-        tables[name] = concatenate([read_table(file, options) for file in files])
+        tables[name] = concatenate([read_table(file, **options) for file in files])
     layout = None
     if wide is not None or long.id is not None:
         from dxn.data.series.layouts import chosen_layout  # few tables have series
@@ -349,9 +349,9 @@ def rows_of_table(
         whole = path
     else:
         paths = paths_by_split(path, {}, "input", confine=outside)
-        options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet, prefix="")
+        options = {"sep": sep, "encoding": encoding, "sheet": sheet}
         files = chain.from_iterable(paths.values())
-        whole = concatenate([read_table(file, options) for file in files])
+        whole = concatenate([read_table(file, **options, prefix="") for file in files])
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     whole = with_positions(whole)

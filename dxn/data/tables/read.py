@@ -22,23 +22,6 @@ from dxn.data.tables.json import read_json, read_jsonl
 from dxn.data.tables.ts import read_ts
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """How to read table files.
-
-    Args:
-        sep: Separator of CSV cells. None: detect it.
-        encoding: Encoding of text formats. None: UTF-8, or UTF-16 with a byte order mark.
-        sheet: Name of the sheet of an Excel file. None: the first one with a table.
-        prefix: Prefix of these options on the command line, for error messages.
-    """
-
-    sep: str | None = None
-    encoding: str | None = None
-    sheet: str | None = None
-    prefix: str = "data."
-
-
 def column_name(name: str) -> str:
     """Return the name of a column in its usual form: composed, and without outer spaces.
 
@@ -165,7 +148,14 @@ class Layout:
         return self.node()
 
 
-def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
+def read_table(
+    path: Path,
+    *,
+    sep: str | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
+    prefix: str = "data.",
+) -> Table:
     """Read one table file.
 
     CSV cells are not converted; only an empty or blank cell becomes None. The header of a CSV or
@@ -173,7 +163,10 @@ def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
 
     Args:
         path: The file. Its name determines the format.
-        options: How to read the file.
+        sep: Separator of CSV cells. None: detect it.
+        encoding: Encoding of text formats. None: UTF-8, or UTF-16 with a byte order mark.
+        sheet: Name of the sheet of an Excel file. None: the first one with a table.
+        prefix: Prefix of these options on the command line, for error messages.
 
     Raises:
         UserError: If the file cannot be read; the message names the file and the row.
@@ -190,11 +183,11 @@ def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
     if form == ".parquet":
         columns, lines = read_parquet(path)
     elif form == ".xlsx":
-        columns, lines = read_excel(path, options.sheet, f"{options.prefix}sheet", notes)
+        columns, lines = read_excel(path, sheet, f"{prefix}sheet", notes)
     else:
-        key = f"{options.prefix}encoding"
+        key = f"{prefix}encoding"
         # A whole JSON file is usually one line.
-        text = read_text(path, options.encoding, key=key, has_lines=form != ".json")
+        text = read_text(path, encoding, key=key, has_lines=form != ".json")
         if form == ".jsonl":
             columns, lines = read_jsonl(path, text)
         elif form == ".json":
@@ -205,8 +198,8 @@ def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
             columns, lines = read_conll(path, text, notes)
         else:
             default = "\t" if form == ".tsv" else ","
-            key = f"{options.prefix}sep"
-            columns, lines = read_csv(path, text, options.sep, default, key, notes)
+            key = f"{prefix}sep"
+            columns, lines = read_csv(path, text, sep, default, key, notes)
     packed: dict[str, Column] = {}
     for name, cells in columns.items():
         present = cells if isinstance(cells, Column) else list(map(blank_to_none, cells))

@@ -228,8 +228,14 @@ class Predictor:
             UserError: If a sample lacks an input that the task needs, or an output of the model is
                 not finite.
         """
-        if self.task.is_supervised:
-            _check_required(samples, self.task.target.required)
+        for name in self.task.target.required if self.task.is_supervised else ():
+            present = samples.opened.present.get(name)
+            for row in samples.rows:
+                if present is None or not present[row]:
+                    raise UserError(
+                        f"{samples.opened.origin[row]}: no value of the input {name}, which this "
+                        "model needs for each answer; add it"
+                    )
         return predict(
             self.network,
             self.task,
@@ -583,15 +589,3 @@ class Predictor:
     def batch(self, samples: Samples, i: int) -> dict[str, Any]:
         """Return a batch with opened sample i, on the model's device."""
         return to_device(samples.collate([samples[0, i]]), self.device)
-
-
-def _check_required(samples: Samples, required: Sequence[str]) -> None:
-    """Raise UserError if a sample lacks an input that the task needs for each answer."""
-    for name in required:
-        present = samples.opened.present.get(name)
-        for row in samples.rows:
-            if present is None or not present[row]:
-                raise UserError(
-                    f"{samples.opened.origin[row]}: no value of the input {name}, which this model "
-                    "needs for each answer; add it"
-                )

@@ -10,7 +10,7 @@ from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.data.tables.files import read_text
-from dxn.data.tables.read import ReadOptions, read_table
+from dxn.data.tables.read import read_table
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.table import identify
 
@@ -82,7 +82,7 @@ def write_texts(
 
 def _column(path: Path) -> list[str]:
     """Return the column `prompt` of a table."""
-    table = read_table(path, ReadOptions(prefix=""))
+    table = read_table(path, prefix="")
     cells = table.column(COLUMN, "prompts")
     for i, cell in enumerate(cells):
         if cell is None:

@@ -45,7 +45,7 @@ def forecaster(
     """
     from dxn.data.rows import VALUES
     from dxn.data.series.timeline import find_windows
-    from dxn.data.tables.read import ReadOptions, read_table
+    from dxn.data.tables.read import read_table
     from dxn.tasks.forecast.task import FutureValues
 
     future = predictor.task.target
@@ -59,7 +59,7 @@ def forecaster(
             f"data.{unknown[0]}: no such option; a prediction has data.target, data.time and "
             "data.series_id"
         )
-    table = read_table(Path(path), ReadOptions(sep=sep, encoding=encoding, sheet=sheet))
+    table = read_table(Path(path), sep=sep, encoding=encoding, sheet=sheet)
     notes: list[str] = []
     windows, _ = find_windows(
         table,
