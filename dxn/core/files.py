@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 from dxn.core.errors import UserError
 
@@ -145,13 +145,12 @@ def append_line(path: Path, line: str) -> None:
         file.write(f"{line}\n")
 
 
-def open_own(path: Path) -> TextIO:
-    """Open a text file to read it and to append to it, see `own_descriptor`."""
-    return os.fdopen(own_descriptor(path), "a+", encoding="utf-8")
-
-
-def own_descriptor(path: Path) -> int:
+def open_own(path: Path, *, binary: bool = False) -> IO[Any]:
     """Open a file to read it and to append to it. It is created if necessary.
+
+    Args:
+        path: The file.
+        binary: Whether it contains bytes. Default: it is a text in UTF-8.
 
     Raises:
         UserError: If it is a link, which could lead to any file of the user, or a device.
@@ -171,7 +170,7 @@ def own_descriptor(path: Path) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise UserError(f"{path}: must be a regular file, got {_what(path)}; remove it")
-    return descriptor
+    return os.fdopen(descriptor, "a+b") if binary else os.fdopen(descriptor, "a+", encoding="utf-8")
 
 
 def lock(file: IO[Any]) -> bool:

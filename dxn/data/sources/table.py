@@ -134,10 +134,10 @@ def table(
         {"train": train, "validation": validation, "test": test},
         confine=CONFINE if confine else None,
     )
-    options = {"sep": sep, "encoding": encoding, "sheet": sheet}
     tables: dict[str, Table] = {}
     for name, files in paths.items():
-        tables[name] = concatenate([read_table(file, **options) for file in files])
+        parts = [read_table(file, sep=sep, encoding=encoding, sheet=sheet) for file in files]
+        tables[name] = concatenate(parts)
     layout = None
     if wide is not None or long.id is not None:
         from dxn.data.series.layouts import chosen_layout  # few tables have series
@@ -349,9 +349,9 @@ def rows_of_table(
         whole = path
     else:
         paths = paths_by_split(path, {}, "input", confine=outside)
-        options = {"sep": sep, "encoding": encoding, "sheet": sheet}
         files = chain.from_iterable(paths.values())
-        whole = concatenate([read_table(file, **options, prefix="") for file in files])
+        tables = [read_table(f, sep=sep, encoding=encoding, sheet=sheet, prefix="") for f in files]
+        whole = concatenate(tables)
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     whole = with_positions(whole)

@@ -22,7 +22,7 @@ import pyarrow.parquet
 import dxn
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
-from dxn.core.files import atomic_file, explain_full_disk, lock, own_descriptor, sync, write_text
+from dxn.core.files import atomic_file, explain_full_disk, lock, open_own, sync, write_text
 from dxn.core.printable import json_text
 from dxn.core.processes import from_first
 from dxn.core.schema import Strict, validated
@@ -121,7 +121,7 @@ class RowWriter:
         self.written = Written(identity=identity)
         if not self.part.exists():
             self._save()  # before the file, so that a file without it is not ours
-        self.file = os.fdopen(own_descriptor(self.part), "a+b")
+        self.file = open_own(self.part, binary=True)
         if not lock(self.file):
             self.file.close()
             raise UserError(f"output: another process is writing {path}; wait until it ends")
