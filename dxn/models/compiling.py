@@ -51,11 +51,6 @@ def call(function: Callable[..., Any], *args: Any, fullgraph: bool = False) -> A
     return function(*args)
 
 
-def failure() -> str | None:
-    """Return why this machine cannot compile. None: it can, or has not tried yet."""
-    return _failures[0] if _failures else None
-
-
 @cache
 def _compiled(function: Callable[..., Any], fullgraph: bool) -> Callable[..., Any]:
     # torch reads this attribute of all inputs when it compiles, and warns about itself.

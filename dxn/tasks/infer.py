@@ -234,11 +234,11 @@ def are_label_lists(values: Sequence[Any]) -> bool:
     )
 
 
-def are_joined(values: Sequence[Any], separator: str = SEPARATOR) -> bool:
-    """Return whether cells are labels with a separator between them."""
+def are_joined(values: Sequence[Any]) -> bool:
+    """Return whether cells are labels with SEPARATOR between them."""
     if read_numbers(values) is not None:
         return False  # a number never contains a separator
-    joined = [str(value).split(separator) for value in values if separator in str(value)]
+    joined = [str(value).split(SEPARATOR) for value in values if SEPARATOR in str(value)]
     pieces = [piece.strip() for parts in joined for piece in parts]
     # Labels repeat. If most pieces are distinct, the separator is punctuation in a text.
     labels_repeat = len(set(pieces)) <= len(pieces) / 2

@@ -71,11 +71,11 @@ def picture_source(pixels: np.ndarray, *, drawing: bool = False, side: int = SID
     return data_url("image/jpeg", encoded(image, "JPEG", quality=QUALITY))
 
 
-def reduced(source: str, *, side: int = SIDE) -> str:
+def reduced(source: str) -> str:
     """Return a smaller copy of a picture that is a data URL of a PNG."""
     content = base64.b64decode(source.partition(",")[2])
     pixels = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
-    return picture_source(pixels, side=side)
+    return picture_source(pixels)
 
 
 def player(samples: np.ndarray, rate: int, label: str) -> str:

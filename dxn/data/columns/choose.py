@@ -360,7 +360,7 @@ def _check_labels(table: Table, targets: Sequence[str]) -> None:
 
 
 def identifying_columns(
-    table: Table, used: Sequence[str | None], keep: Sequence[str], key: str = "keep"
+    table: Table, used: Sequence[str | None], keep: Sequence[str]
 ) -> dict[str, Sequence[Any]]:
     """Return the columns to copy to the results, so that they can be matched with the table.
 
@@ -368,7 +368,6 @@ def identifying_columns(
         table: All rows.
         used: Columns that are inputs, target or split, which are not ids.
         keep: Further columns that the user wants in the results.
-        key: Option that contains `keep`, for error messages.
 
     Raises:
         UserError: If a column of `keep` does not exist.
@@ -378,7 +377,7 @@ def identifying_columns(
         if name not in used and is_identifier(values):
             columns[name] = values
     for name in keep:
-        columns[name] = table.column(name, key)
+        columns[name] = table.column(name, "keep")
     return columns
 
 
