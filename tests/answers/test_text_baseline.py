@@ -1,10 +1,8 @@
 """The baseline of texts reads the raw text: all words, whole texts, and parts of words."""
 
-import subprocess
-import sys
-
 import pandas as pd
 import pytest
+from helpers.exports import probabilities
 from helpers.runs import SMALL, train
 
 import dxn
@@ -73,13 +71,5 @@ def test_the_exported_program_reads_the_whole_text(tmp_path):
     assert main(["export", f"run={tmp_path / 'run'}", f"output={out}"]) == 0
     expected = dxn.load(tmp_path / "run").predict(text=ends_of_texts(3))
     assert expected["prediction"] == "b"
-    answer = run_program(out, ends_of_texts(3))
-    assert answer == pytest.approx(expected["probabilities"]["b"], abs=1e-4)
-
-
-def run_program(folder, text):
-    """The probability of the class b, from the program of the export."""
-    command = [sys.executable, "example.py", f"text={text}"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
-    return {label: float(probability) for probability, label in rows}["b"]
+    answer = probabilities(out, f"text={ends_of_texts(3)}")
+    assert answer["b"] == pytest.approx(expected["probabilities"]["b"], abs=1e-4)

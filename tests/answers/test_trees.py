@@ -1,12 +1,10 @@
 """The baseline of a table has gradient-boosted trees, which are saved and exported with it."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.exports import probabilities
 from helpers.runs import SMALL, changed_stack, train
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
@@ -115,14 +113,6 @@ def test_two_classes_share_the_trees_of_one_logit(classes):
     assert (weight[:, 0] == -weight[:, 1]).all() and (weight != 0).all()
 
 
-def run_program(folder, row):
-    """The probability of the class "same", from the program of the export."""
-    command = [sys.executable, "example.py", *(f"{name}={x}" for name, x in row.items())]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
-    return {label: float(probability) for probability, label in rows}["same"]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_exported_program_answers_the_same_as_the_model_with_trees(classes, tmp_path):
     out = tmp_path / "out"
@@ -132,7 +122,8 @@ def test_the_exported_program_answers_the_same_as_the_model_with_trees(classes, 
     without = {name: x for name, x in SOME_ROW.items() if name != "a"}
     for row in ({**without, "city": "city 0|city 1"}, {**SOME_ROW, "city": "new"}):
         expected = model.predict(**row)["probabilities"]["same"]
-        assert run_program(out, row) == pytest.approx(expected, abs=1e-4)
+        found = probabilities(out, *(f"{name}={x}" for name, x in row.items()))
+        assert found["same"] == pytest.approx(expected, abs=1e-4)
 
 
 def table(seed=0):

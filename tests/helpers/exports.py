@@ -1,10 +1,13 @@
 """Programs of exported models."""
 
 import contextlib
+import functools
 import importlib
 import json
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -37,15 +40,54 @@ def exported(run, folder):
         yield about, lambda sample: answer(prepare(sample, about, part["inputs"]))
 
 
+# Starts a process for each line of its input. Importing torch takes most of the time of an example,
+# so one process imports it, never imports dxn, and forks the others. It does not import onnxruntime
+# either, which starts a thread: a process with threads must not be forked.
+EXAMPLES = """
+import json, os, runpy, sys
+import tokenizers, torch
+import torch._export.serde.serialize, torch.fx.experimental.symbolic_shapes
+
+sys.modules["dxn"] = None
+for line in sys.stdin:
+    folder, arguments, *outputs = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        for number, path in enumerate(outputs, 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        sys.argv = ["example.py", *arguments]
+        runpy.run_path("example.py", run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@functools.cache
+def examples():
+    """The process that starts the examples, which ends with this one."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", EXAMPLES], **pipes)
+
+
 def example(folder, *arguments):
     """What example.py of an exported folder prints, in a process that cannot import dxn."""
-    code = (
-        "import runpy, sys; sys.modules['dxn'] = None; sys.argv = sys.argv[1:]; "
-        "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
-        "runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    command = [sys.executable, "-c", code, str(folder / "example.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        outputs = [Path(scratch, name) for name in ("stdout", "stderr")]
+        request = [str(folder), arguments, *map(str, outputs)]
+        examples().stdin.write(f"{json.dumps(request)}\n")
+        examples().stdin.flush()
+        code = int(examples().stdout.readline())
+        return subprocess.CompletedProcess(arguments, code, *(p.read_text() for p in outputs))
+
+
+def probabilities(folder, *arguments):
+    """The probabilities by label that example.py of an exported folder prints."""
+    result = example(folder, *arguments)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split() for line in result.stdout.splitlines() if line.startswith("  ")]
+    return {label: float(probability) for probability, label in rows}
 
 
 def assert_answers_are_equal(model, folder, question, context):
