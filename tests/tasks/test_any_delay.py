@@ -1,10 +1,12 @@
 """The delay pattern of codes: several stages are written at once, each one step later."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+from dxn.core.build_limit import build_limit
 from dxn.core.tokens import Tokens
 from dxn.models import Backbone
 from dxn.models.decoding.decoder import Decoder, Memory
@@ -43,6 +45,18 @@ def vocabulary():
         "title": Numbers(7, 1, 5, fixed=False),
     }
     return Vocabulary(writings, {name: name for name in writings} | {"title": "word"})
+
+
+def test_a_model_of_many_codes_can_be_loaded():
+    sound = Numbers(1024, 2, 13, fixed=False, vectors=True)
+    many = Vocabulary(
+        {"word": Numbers(70, 1, 5, fixed=False), "sound": sound}, {"word": "word", "sound": "sound"}
+    )
+    with build_limit({}, Path("config.yaml")):
+        vectors = many.vectors()
+    assert vectors.shape == (many.size, 2)
+    for stage, ids in enumerate(many.ids("sound")):
+        assert torch.equal(vectors[ids.start : ids.stop, stage], sound.vectors[:, 0])
 
 
 def setting():
