@@ -50,7 +50,7 @@ class OutputLayer(nn.Module):
         self.softcap = options.softcap
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
-        rows, dim = embedding.weight.shape
+        rows, dim = embedding.num_embeddings, embedding.embedding_dim
         if not options.tie_embeddings:
             self.weight = nn.Parameter(torch.empty(rows, dim))
             # The initial logits of normalized vectors have a standard deviation of about 1.

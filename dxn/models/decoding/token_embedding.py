@@ -30,6 +30,7 @@ class VectorEmbedding(nn.Module):
     def __init__(self, table: nn.Embedding, vectors: Tensor):
         super().__init__()
         self.table = table
+        self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
         self.project = nn.Linear(vectors.shape[1], table.embedding_dim, bias=False)
         nn.init.normal_(self.project.weight, std=table.embedding_dim**-0.5)
         # They are those of the codec, which is saved with the model.
