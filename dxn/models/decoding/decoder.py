@@ -262,6 +262,8 @@ class Decoder(StepDecoder):
         parallel: Attend in both directions, to predict masked tokens at their own positions.
             head=any sets it.
         vectors: Known vectors (V, d) of the tokens, see `VectorEmbedding`. head=any sets it.
+        row: Number of tokens of a row of a picture. Half of a sinusoidal position is then that of
+            its row and column, so that a token is near to the one above it. head=any sets it.
     """
 
     static_steps = True
@@ -281,6 +283,7 @@ class Decoder(StepDecoder):
         output: OutputOptions = OutputOptions(),
         parallel: bool = False,
         vectors: Tensor | None = None,
+        row: int = 0,
     ):
         embedding = make_token_embedding(vocab_size, backbone.dim)
         if vectors is not None:
@@ -309,6 +312,8 @@ class Decoder(StepDecoder):
             weight = torch.zeros(max_len, backbone.dim)
             if pos_embed == "sinusoidal":
                 weight = sinusoidal(torch.arange(max_len), backbone.dim)
+                if row:
+                    weight = _positions_in_rows(max_len, backbone.dim, row)
             # Not persistent, because it can be computed from max_len and dim.
             self.register_buffer("pos_embed", weight, persistent=False)
         self.dropout = Dropout(dropout)
@@ -408,3 +413,11 @@ def at_last(x: Tensor, mask: Tensor) -> Tensor:
         return x[:, 0]
     index = n - 1 - mask[:, -n:].flip(1).int().argmax(1)  # argmax returns the first maximum
     return x[torch.arange(x.shape[0], device=x.device), index]
+
+
+def _positions_in_rows(length: int, dim: int, row: int) -> Tensor:
+    """Return positions (n, D): a half of the index, and quarters of the row and the column."""
+    index = torch.arange(length)
+    quarter = dim // 8 * 2  # even, because it consists of sines and cosines
+    rows, columns = (sinusoidal(each, quarter) for each in (index // row, index % row))
+    return torch.cat([sinusoidal(index, dim - 2 * quarter), rows, columns], 1)

@@ -195,6 +195,7 @@ class WriteAny(PerInput[WrittenInput]):
             max_len=vocabulary.max_len,
             parallel=self.parallel,
             vectors=vocabulary.vectors(),
+            row=vocabulary.row,
         )
         if self.parallel and not isinstance(decoder, Decoder):
             raise UserError(

@@ -30,6 +30,7 @@ class Writing(ABC):
         stages: Number R of ids of a token, each of which is one of a stage of its own.
         length: Number of tokens of every value; 0 if values differ, so that an end token follows.
         max_len: Maximum number of tokens of a value.
+        row: Number of tokens of a row of a picture; 0 for other values.
         vectors: Known vectors (size, d) of the ids of a stage. None: they have none.
     """
 
@@ -38,6 +39,7 @@ class Writing(ABC):
     vectors: Tensor | None = None
     length: int = 0
     max_len: int
+    row: int = 0
 
     @abstractmethod
     def ids(self, sample: Mapping[str, Any]) -> Tensor:
@@ -94,6 +96,7 @@ class Codes(Writing):
         self.stages = 1 if flat else self.per_token
         self.max_len = codec.num_tokens * self.per_token // self.stages
         self.length = self.max_len if codec.has_fixed_length else 0
+        self.row = codec.row * self.per_token // self.stages
         self.vectors = codec.scalars.vectors(torch.arange(self.size)[:, None])
 
     def ids(self, sample: Mapping[str, Any]) -> Tensor:
@@ -211,6 +214,11 @@ class Vocabulary:
                 found.append(torch.zeros(self.size, own.shape[1]))
                 found[-1][ids.start : ids.stop] = own
         return torch.cat(found, 1) if found else None
+
+    @property
+    def row(self) -> int:
+        """Number of tokens of a row of the first pictures; 0 if there are none."""
+        return next((each.row for each in self.writings.values() if each.row), 0)
 
     @property
     def mask(self) -> int:

@@ -100,6 +100,15 @@ class StoredCodec(Recorded, nn.Module):
         return self.model.head.latents or contents.count(self.task.target.size)
 
     @property
+    def row(self) -> int:
+        """Number of tokens of a row of a picture or frame; 0 if tokens have no place in one."""
+        contents = self.task.target.contents
+        assert contents is not None
+        if self.model.head.latents or contents.peak is None:
+            return 0
+        return contents.grid.count(self.task.target.size[2], 1)
+
+    @property
     def step(self) -> int:
         """Number of tokens of a complete part of a value, such as those of a frame of a clip."""
         contents = self.task.target.contents
