@@ -14,6 +14,7 @@ from helpers.tasks import build_model, make_batch
 from scipy.ndimage import gaussian_filter
 
 import dxn
+from dxn.core.dropout import Noise, keyed
 from dxn.models import Backbone
 from dxn.models.fusion import EarlyFusion
 from dxn.tasks import Codec
@@ -85,6 +86,32 @@ def test_all_codes_differ_and_stay_the_same_when_they_are_rounded_again():
     assert len(vectors.unique(dim=0)) == 24
     again = scalars((vectors * 0.999).atanh())[1][:, 0]
     assert torch.equal(again, torch.arange(24))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_noise_moves_a_number_by_up_to_half_a_level_of_the_last_stage(stages):
+    scalars = FiniteScalars([5, 3], stages=stages)
+    z = torch.randn(1000, 2, generator=torch.Generator().manual_seed(0))
+    plain, codes = scalars(z)
+    half = torch.tensor([4.0, 2.0]) ** -stages
+    for noise in (-1.0, 1.0):
+        moved, other = scalars(z, torch.full_like(z, noise))
+        assert ((moved - plain) * noise >= -1e-5).all()
+        assert ((moved - plain).abs() <= 2 * half + 1e-5).all()
+        assert (other != codes).any()
+    torch.testing.assert_close(scalars(z, torch.zeros_like(z))[0], plain)
+
+
+def test_a_training_rounds_with_the_same_noise_in_any_batch():
+    _, model, batch = setting()
+    model.train()
+    with keyed(Noise.of_step(torch.tensor([0, 1]), 3)):
+        first = model(batch).codes
+    with keyed(Noise.of_step(torch.tensor([1, 0]), 3)):
+        swapped = model(batch).codes
+    assert torch.equal(first, swapped.flip(0))
+    with keyed(Noise.of_step(torch.tensor([0, 1]), 4)):
+        assert not torch.equal(model(batch).codes, first)
 
 
 def test_gradients_pass_the_rounding():

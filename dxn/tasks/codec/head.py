@@ -10,6 +10,7 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from dxn.core.dropout import Keys, mix
 from dxn.core.tokens import Tokens
 from dxn.models.pooling import registers_of
 from dxn.tasks.codec.quantize import FiniteScalars
@@ -123,7 +124,14 @@ class CodecHead(nn.Module):
         """Return the decoded values and the codes."""
         columns = tokens.select(self.input)
         coded = self._coded(tokens)
-        vectors, codes = self.scalars(self.down(coded.x).float())
+        z = self.down(coded.x).float()
+        noise = None
+        if self.training:
+            # So a code does not depend on small changes of the value, and is easier to predict.
+            keys = Keys.of_mask(coded.mask)
+            numbers = mix(keys.tokens[..., None] + keys.noise.salts(z.shape[-1]))
+            noise = keys.noise.draw(numbers, 0).to(z.dtype) / 2**63
+        vectors, codes = self.scalars(z, noise)
         return Coded(self._decoded(vectors, coded, columns.mask), codes, coded.mask)
 
     def codes(self, tokens: Tokens) -> Tensor:

@@ -45,15 +45,19 @@ class FiniteScalars(nn.Module):
         """Number d of numbers of a vector."""
         return len(self.counts)
 
-    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, z: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the rounded vectors (..., d), from -1 to 1, and their codes (..., R).
 
         Args:
             z: Any numbers (..., d).
+            noise: (..., d). Numbers from -1 to 1, by which numbers are moved by up to half a level
+                of the last stage before they are rounded. None: they are not moved.
         """
         x = z.tanh()
         highest = self.counts - 1
         rest = x.detach()
+        if noise is not None:
+            rest = (rest + noise * highest.to(x.dtype) ** -self.stages).clamp(-1, 1)
         total = torch.zeros_like(rest)
         codes: list[Tensor] = []
         for stage in range(self.stages):
