@@ -14,6 +14,7 @@ from helpers.tasks import build_model, make_batch
 from scipy.ndimage import gaussian_filter
 
 import dxn
+from dxn.core.build_limit import build_limit
 from dxn.core.dropout import Noise, keyed
 from dxn.models import Backbone
 from dxn.models.fusion import EarlyFusion
@@ -247,6 +248,28 @@ def test_longer_samples_of_a_batch_do_not_change_the_decoded_values(make):
         for raws in ([short], [short, raw])
     )
     torch.testing.assert_close(beside[: len(alone)], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_codec_with_large_weights_has_their_values_after_loading(tmp_path):
+    dim = 128
+
+    def stored():
+        adapter = AudioAdapter(
+            dim, sample_rate=8000, spectrogram=SpectrogramOptions(n_mels=40), stem="conv"
+        )
+        backbone = partial(Backbone, dim, depth=1, num_heads=2)
+        parts = {"adapter": adapter, "fusion": EarlyFusion(dim, inputs=["x"])}
+        task = Codec(decoder=backbone, levels=[5, 5])
+        return StoredCodec(input="x", size=(1, 64, 40), backbone=backbone(), task=task, **parts)
+
+    codec = stored()
+    codec.save(tmp_path / "codec.safetensors")
+    with build_limit(codec.state_dict(), tmp_path, without_values=True):
+        loaded = stored()
+    assert any(each.is_meta for each in loaded.parameters())
+    loaded.load(tmp_path / "codec.safetensors")
+    codes = torch.tensor([[1], [7], [24]])
+    assert torch.equal(loaded.decode(codes), codec.decode(codes))
 
 
 @pytest.mark.parametrize("size", [(0, 20, 28), (1, -8, 28), (1, 20)])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded, arguments_of
 from dxn.core.errors import UserError
-from dxn.core.tensors import TensorFiles, write_tensors
+from dxn.core.tensors import TensorFiles, set_tensor, write_tensors
 from dxn.models.model import MultimodalModel
 from dxn.tasks.codec.quantize import FiniteScalars
 from dxn.tasks.codec.task import Codec
@@ -202,6 +202,8 @@ class StoredCodec(Recorded, nn.Module):
                 f"{path}: is not the weights of this codec: {(missing + wrong)[0]} is missing or "
                 "has another shape; copy the model again"
             )
-        self.model.load_state_dict({name: tensors[name].clone() for name in known})
+        with torch.no_grad():
+            for name in known:  # large weights have no values yet, see `build_limit`
+                set_tensor(self.model, name, tensors[name])
         # The values of patches contain copies of the statistics of the input.
         self.task.target.bind({self.input: self.model.adapter(self.input)})
