@@ -20,9 +20,17 @@ from dxn.core.tokens import Tokens
 from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder, backbone
 from dxn.models.decoding import cross_attention, generation, language_model
 from dxn.models.decoding import decoder as decoder_module
-from dxn.models.decoding.generation import beam_search, capture, generate
+from dxn.models.decoding.generation import Generation, beam_search, capture, generate
+from dxn.models.decoding.guidance import Guided
+from dxn.models.decoding.parallel import NOISE, Filling, num_masked
 from dxn.models.decoding.rules import Rules
-from dxn.models.decoding.search import best_tokens, length_normalized, make_sampler
+from dxn.models.decoding.search import (
+    BatchSampler,
+    best_tokens,
+    greedy,
+    length_normalized,
+    make_sampler,
+)
 
 D, V, M, END = 12, 11, 5, 1
 
@@ -202,7 +210,7 @@ def test_a_captured_step_generates_the_same_tokens(kind, beams, rules, monkeypat
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("mode", ["greedy", "sampled", "beams"])
+@pytest.mark.parametrize("mode", ["greedy", "sampled", "one generator each", "beams"])
 def test_a_device_with_graphs_captures_long_generations_by_itself(mode, fails, monkeypatch):
     sizes, decoder, memory = (2, 1, 3), decoder_of(), memory_of((5, 2, 4))
     graphs = []
@@ -213,12 +221,15 @@ def test_a_device_with_graphs_captures_long_generations_by_itself(mode, fails, m
         options = {"max_new": max_new, "end": (), "beams": 3 if mode == "beams" else None}
         if mode == "sampled":
             options["sampler"] = make_sampler(0.9, top_k=5, seed=3)
+        if mode == "one generator each":
+            samplers = [make_sampler(0.9, top_k=5, seed=seed) for seed in (3, 4)]
+            options["sampler"] = BatchSampler([*samplers, greedy])
         if sampler is not None:
             options["sampler"] = sampler
         return search_of(decoder, memory, sizes, **options)
 
     def record(step, device, generators):
-        assert len(generators) == (mode == "sampled")
+        assert len(generators) == {"sampled": 1, "one generator each": 2}.get(mode, 0)
         graphs.append(None if fails else Recorded(step))
         return None if fails else graphs[0].replay
 
@@ -235,8 +246,97 @@ def test_a_device_with_graphs_captures_long_generations_by_itself(mode, fails, m
         search(**{"decoder": decoder, **options})
         assert not graphs
     if mode == "greedy":
-        search(decoder, sampler=lambda x: x.argmax(-1))
-        assert not graphs
+        for sampler in (lambda x: x.argmax(-1), BatchSampler([lambda x: x.argmax(-1)] * 3)):
+            search(decoder, sampler=sampler)
+            assert not graphs
+
+
+def parallel_decoder():
+    torch.manual_seed(0)
+    backbone = backbone_of(D, depth=2, num_heads=2, causal=False, cross=True, position="none")
+    return lively(Decoder(backbone, vocab_size=V, max_len=60, parallel=True))
+
+
+def filled(decoder, memory, samplers, *, length, steps, on_tokens=None):
+    """Return the tokens of each sequence. The last id is that of the mask token."""
+    ids = torch.full((len(samplers), 1 + length), V - 1)
+    ids[:, 0] = 0
+    rules = Rules(forbidden=[0, V - 1], forbidden_first=[END])
+    search = Filling(BatchSampler(samplers), ids, mask_id=V - 1, steps=steps, rules=rules)
+    found = Generation(decoder, memory, search, ids.view(-1, 1)).run(on_tokens)
+    rows = [hypothesis.ids[-1] for hypothesis in found]
+    starts = range(0, len(rows), 1 + length)
+    return [rows[start + 1 : start + 1 + length] for start in starts]
+
+
+def plain_filling(decoder, memory, *, length, steps, seed, temperature):
+    """MaskGIT of one sequence, with tensors of the present state alone."""
+    sampler = make_sampler(temperature, seed=seed)
+    tokens = [V - 1] * length
+    for step in range(1, steps + 1):
+        ids = torch.tensor([[0, *tokens]])
+        logits = decoder(ids, torch.ones_like(ids, dtype=torch.bool), memory)[0, 1:].float()
+        logits[:, [0, V - 1]] = -torch.inf
+        logits[0, END] = -torch.inf
+        log_probs = logits.log_softmax(-1)
+        chosen = sampler(log_probs).tolist()
+        noise = -torch.empty(length).exponential_(generator=sampler.generator).log() * temperature
+        confidence = [
+            (float(log_probs[i, chosen[i]] + NOISE * (1 - step / steps) * noise[i]), i)
+            for i in range(length)
+            if tokens[i] == V - 1
+        ]
+        count = min(num_masked(step / steps, length), len(confidence) - 1)
+        for _, i in sorted(confidence)[count:]:
+            tokens[i] = chosen[i]
+    return tokens
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("steps", [1, 3, 17, 40])
+@torch.inference_mode()
+def test_parallel_decoding_of_a_batch_is_that_of_each_sequence(steps, guidance):
+    decoder, memory, length = Guided(parallel_decoder(), guidance), memory_of((5, 2, 4)), 17
+    samplers = [make_sampler(0.7, seed=seed) for seed in (3, 4, 5)]
+    new = []
+    found = filled(decoder, memory, samplers, length=length, steps=steps, on_tokens=new.append)
+    assert len(new) == min(steps, length)
+    for row, tokens in enumerate(found):
+        own = memory.select(torch.tensor([row]))
+        options = {"length": length, "steps": min(steps, length), "seed": 3 + row}
+        if guidance == 1:
+            expected = plain_filling(decoder.decoder, own, temperature=0.7, **options)
+        else:
+            del options["seed"]
+            (expected,) = filled(decoder, own, [make_sampler(0.7, seed=3 + row)], **options)
+        assert tokens == expected
+        assert not {0, V - 1} & set(tokens) and tokens[0] != END
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@torch.inference_mode()
+def test_parallel_decoding_captures_its_step(guidance, monkeypatch):
+    def search(steps):
+        samplers = [make_sampler(0.7, seed=3), greedy, make_sampler(0.7, seed=4)]
+        decoder = Guided(parallel_decoder(), guidance)
+        return filled(decoder, memory_of((5, 2, 4)), samplers, length=17, steps=steps)
+
+    graphs = []
+
+    def record(step, device, generators):
+        assert len(generators) == 2
+        graphs.append(Recorded(step))
+        return graphs[-1].replay
+
+    expected = search(16)
+    for module in (backbone, decoder_module):
+        monkeypatch.setattr(module, "can_read", lambda x: False)
+    monkeypatch.setattr(generation, "HAS_GRAPHS", "cpu")
+    monkeypatch.setattr(generation, "capture", record)
+    assert search(16) == expected
+    assert len(graphs) == 1
+    search(15)
+    assert len(graphs) == 1
 
 
 def test_a_step_that_cannot_be_captured_is_computed_as_it_is(monkeypatch, capsys):
@@ -485,6 +585,7 @@ class Script:
     """A decoder that ends the text of sample i after i + 1 tokens, and records its calls."""
 
     max_len = 60
+    joint_rows = False
 
     def __init__(self):
         self.rows = []

@@ -150,9 +150,11 @@ class StepDecoder(nn.Module):
     Attributes:
         static_steps: Whether a step of a generation only changes tensors, in place, once the caches
             have all of their columns. Then it can be captured as a CUDA graph.
+        joint_rows: Whether the caches have one row for all rows of a sample.
     """
 
     static_steps = False
+    joint_rows = False
 
     embedding: TokenEmbedding
 
@@ -303,6 +305,7 @@ class Decoder(StepDecoder):
                 "it predicts, got causal=false: set causal=true"
             )
         self.backbone = backbone
+        self.parallel = parallel
         self.scale = backbone.dim**0.5 if scale_embedding else 1.0
         self.norm = nn.LayerNorm(backbone.dim) if norm_embedding else nn.Identity()
         if pos_embed == "learned":
@@ -351,6 +354,22 @@ class Decoder(StepDecoder):
         x = self.dropout(self.norm(x + pos_embed))
         x = self.backbone.run(x, mask, num_real=num_real, memory=memory, caches=caches)
         return self.backbone.norm(x)
+
+    def next_states(
+        self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[KVCache]
+    ) -> Tensor:
+        """See `StepDecoder.next_states`.
+
+        If `parallel`, the rows (B N, 1) are all tokens of the samples of the memory.
+        """
+        if not self.parallel:
+            return super().next_states(ids, mask, memory, caches)
+        assert memory is not None
+        ids = ids.view(len(memory.x), -1)
+        for cache in caches:
+            cache.clear()  # each step can change every token, but not the memory
+        real = torch.ones_like(ids, dtype=torch.bool)
+        return self.states(ids, real, memory, caches, num_real=ids.numel()).flatten(0, 1)
 
     def cross_attention_weights(self, ids: Tensor, mask: Tensor, memory: Memory) -> Tensor:
         """Compute the cross-attention weights of all blocks and heads.

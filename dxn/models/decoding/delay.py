@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ class Delayed(StepDecoder):
         length: Maximum number of tokens that have R codes each.
     """
 
+    joint_rows = True
     allowed: Tensor
 
     def __init__(self, decoder: StepDecoder, *, allowed: Tensor, begin: int, end: int, length: int):
@@ -55,8 +55,7 @@ class Delayed(StepDecoder):
         stages = len(self.allowed)
         last = rearrange(ids, "(b r) 1 -> b r", b=len(memory.x)).expand(-1, stages)
         mask = mask[:: len(mask) // len(memory.x)]
-        inner = [cache.inner for cache in caches]
-        states = self.decoder.next_states(last[:, None], mask, memory, inner)
+        states = self.decoder.next_states(last[:, None], mask, memory, caches)
         logits = self.layer(states)[:, None].masked_fill(~self.allowed, -torch.inf)
         step = mask.sum(1, keepdim=True) - 1  # the first one is 0
         waits = step < torch.arange(stages, device=ids.device)
@@ -69,21 +68,9 @@ class Delayed(StepDecoder):
         return torch.where((waits | ended)[..., None], only, logits).flatten(0, 1)
 
     def caches(self) -> list[Any]:
-        """Create empty caches, which have one row for all stages of a sample."""
-        return [_SharedCache(cache) for cache in self.decoder.caches()]
+        """See `StepDecoder.caches`."""
+        return [*self.decoder.caches()]
 
     def output_layer(self) -> nn.Module:
         """See `StepDecoder.output_layer`."""
         return nn.Identity()
-
-
-@dataclass
-class _SharedCache:
-    """A cache whose rows are samples."""
-
-    inner: Any
-
-    def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
-        """Keep these samples (b,) with all of their rows."""
-        assert samples is not None, "the rows of a sample keep their order"
-        self.inner.select(samples, samples)

@@ -60,9 +60,9 @@ def generate(
 ) -> list[Hypothesis]:
     """Continue each prompt token by token.
 
-    On an NVIDIA GPU, greedy decoding and a `RandomSampler` capture a step as a CUDA graph, see
-    `capture`. This was not tested or measured on a GPU. A step that cannot be captured is computed
-    without a graph.
+    On an NVIDIA GPU, greedy decoding and samplers that are a `RandomSampler`, or one per sample,
+    capture a step as a CUDA graph, see `capture`. This was not tested or measured on a GPU. A step
+    that cannot be captured is computed without a graph.
 
     Args:
         decoder: Model that predicts the next token.
@@ -301,8 +301,9 @@ class Generation:
             self._step()
             if self.num_steps == 1 and self.compile_step is not None:
                 self.static = self.compile_step(self._step)
-            if self.num_steps == WARM_UP and self._captures:
-                self.static = capture(self._step, self.device, self.search.generators)
+            generators = self.search.generators if self.num_steps == WARM_UP else None
+            if generators is not None and self._captures:
+                self.static = capture(self._step, self.device, generators)
                 self.can_capture = self.static is not None
         self.longest = needed
 
@@ -311,7 +312,6 @@ class Generation:
         return (
             self.device.type == HAS_GRAPHS
             and self.can_capture
-            and self.search.is_static
             and self.decoder.static_steps
             and self.most <= self.decoder.max_len
             and self.search.max_new >= MIN_CAPTURED
@@ -388,7 +388,7 @@ class Generation:
         # The caches have the order of the rows before the last choice.
         before = rows if self.parents is None else self.parents[rows]
         for cache in self.caches:
-            cache.select(before, index)
+            cache.select(index if self.decoder.joint_rows else before, index)
         self.parents = None
         self.search.select(index)
         if self.running is not None:

@@ -30,21 +30,15 @@ class Guided(StepDecoder):
         self.max_len = decoder.max_len
         self.static_steps = decoder.static_steps
 
-    def states(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        memory: Memory | None = None,
-        caches: Sequence[Any] | None = None,
-        *,
-        num_real: int | None = None,
+    def next_states(
+        self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[Any]
     ) -> Tensor:
-        """See `StepDecoder.states`. Both predictions are computed as one batch."""
+        """See `StepDecoder.next_states`. Both predictions are computed as one batch."""
         assert memory is not None
         x = torch.cat([memory.x, torch.zeros_like(memory.x)])
         attn_mask = None if memory.attn_mask is None else _twice(memory.attn_mask)
         both = Memory(x, attn_mask, sizes=memory.sizes)
-        c, u = self.decoder.states(_twice(ids), _twice(mask), both, caches).chunk(2)
+        c, u = self.decoder.next_states(_twice(ids), _twice(mask), both, caches).chunk(2)
         return u + self.scale * (c - u)
 
     def caches(self) -> list[Any]:

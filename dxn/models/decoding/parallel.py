@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from dxn.models.decoding.decoder import Memory, StepDecoder
-from dxn.models.decoding.rules import Rules
-from dxn.models.decoding.search import BatchSampler, RandomSampler, Sampler
+from dxn.models.decoding.rules import Rules, RunningRules
+from dxn.models.decoding.search import BatchSampler, Choice, RandomSampler
 
 # Scale of the Gumbel noise of the first step, which decreases linearly to 0 in the last one. Its
 # source is the published code of MaskGIT. Without noise, the tokens that are kept first are the
@@ -26,74 +24,67 @@ def num_masked(share: float, length: int) -> int:
     return math.floor(length * math.cos(math.pi / 2 * share))
 
 
-@torch.inference_mode()
-def generate_parallel(
-    decoder: StepDecoder,
-    memory: Memory,
-    *,
-    begin: int,
-    mask_id: int,
-    length: int,
-    steps: int,
-    sampler: BatchSampler,
-    rules: Rules = Rules(),
-    on_ids: Callable[[Tensor], None] | None = None,
-) -> Tensor:
-    """Return the token ids (B, n) of a sequence per sample (arXiv:2202.04200, section 3.2).
+class Filling(Choice):
+    """Each step chooses all masked tokens, and masks some again (arXiv:2202.04200, section 3.2).
 
-    Each step predicts all masked tokens, and keeps those with the largest log-probabilities plus
-    Gumbel noise.
+    Those with the largest log-probabilities plus Gumbel noise are kept. A row of the generation,
+    whose prompt are the rows of `ids` and whose decoder is a parallel `Decoder`, is one token. The
+    last one that is chosen for it is the result.
 
     Args:
-        decoder: Decoder that attends in both directions, and predicts tokens at their own position.
-        memory: Sequence to which the decoder attends.
-        begin: Id of the begin token, which is before the sequence.
-        mask_id: Id of the mask token.
-        length: Number n of tokens.
-        steps: Number of steps; at most n are computed.
-        sampler: A sampler for each sample, which chooses the tokens. The noise is drawn from its
+        sampler: A sampler for each sequence, which chooses the tokens. The noise is drawn from its
             generator and multiplied by its temperature.
+        ids: (B, 1 + n). The begin token and mask tokens, which each step replaces.
+        mask_id: Id of the mask token.
+        steps: Number of steps; at most n are computed.
         rules: Rules about the tokens, of which forbidden and forbidden_first are used.
-        on_ids: Function that is called with the token ids (B, n) after each step. An exception in
-            it stops the generation.
     """
-    device = memory.x.device
-    output = decoder.output_layer()
-    ids = torch.full((len(memory.x), length + 1), mask_id, device=device)
-    ids[:, 0] = begin
-    real = torch.ones_like(ids, dtype=torch.bool)
-    masked = real[:, 1:]
-    forbidden = torch.tensor([int(i) for i in rules.forbidden], dtype=torch.long, device=device)
-    first = torch.tensor([int(i) for i in rules.forbidden_first], dtype=torch.long, device=device)
-    steps = min(steps, length)
-    remaining = length
-    for step in range(1, steps + 1):
-        logits = output(decoder.states(ids, real, memory)[:, 1:]).float()  # (B, n, V)
-        logits.index_fill_(2, forbidden, -torch.inf)
-        logits[:, 0].index_fill_(1, first, -torch.inf)
-        log_probs = logits.log_softmax(-1)
-        parts = zip(sampler.samplers, log_probs, strict=True)
-        chosen = torch.stack([sample(each) for sample, each in parts])
-        chosen = torch.where(masked, chosen, ids[:, 1:])
-        confidence = log_probs.gather(2, chosen[..., None])[..., 0]
-        noise = torch.stack([_gumbel(each, length, device) for each in sampler.samplers])
-        confidence += NOISE * (1 - step / steps) * noise
-        # Tokens that were kept before stay.
-        confidence = confidence.masked_fill(~masked, torch.inf)
+
+    def __init__(
+        self, sampler: BatchSampler, ids: Tensor, *, mask_id: int, steps: int, rules: Rules
+    ):
+        length = ids.shape[1] - 1
+        steps = min(steps, length)
+        super().__init__(ids.numel(), 1, sampler=sampler, ends=(), max_new=steps, device=ids.device)
+        self.ids = ids
+        self.mask_id = mask_id
+        self.forbidden, self.first = (
+            torch.tensor([int(i) for i in forbidden], dtype=torch.long, device=ids.device)
+            for forbidden in (rules.forbidden, rules.forbidden_first)
+        )
         # At least one token is kept in each step, and all of them in the last one.
-        remaining = min(num_masked(step / steps, length), remaining - 1)
-        masked = torch.zeros_like(masked)
-        masked.scatter_(1, confidence.argsort(1)[:, :remaining], True)
-        ids[:, 1:] = chosen.masked_fill(masked, mask_id)
-        if on_ids is not None:
-            on_ids(ids[:, 1:])
-    return ids[:, 1:]
+        scales, counts = [], [length]
+        for step in range(1, steps + 1):
+            scales.append(NOISE * (1 - step / steps))
+            counts.append(min(num_masked(step / steps, length), counts[-1] - 1))
+        # Of each step: the scale of the noise, and which ones of the tokens in the order of their
+        # confidence are masked again.
+        self.scales = torch.tensor(scales, device=ids.device)
+        counts = torch.tensor(counts[1:], device=ids.device)
+        self.masked = torch.arange(length, device=ids.device) < counts[:, None]
+        self.step = torch.zeros(1, dtype=torch.long, device=ids.device)
 
-
-def _gumbel(sampler: Sampler, length: int, device: torch.device) -> Tensor:
-    """Return Gumbel noise (n,) times the temperature of a sampler; zeros if it is greedy."""
-    noise = torch.zeros(length, device=device)
-    if not isinstance(sampler, RandomSampler):
-        return noise
-    noise.exponential_(generator=sampler.generator)
-    return -noise.log() * sampler.temperature
+    def advance(
+        self, logits: Tensor, rules: RunningRules | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Choose the tokens. See `Choice.advance`."""
+        ids = self.ids[:, 1:]
+        logits = logits.float().view(*self.ids.shape, -1)[:, 1:]
+        logits.index_fill_(2, self.forbidden, -torch.inf)
+        logits[:, 0].index_fill_(1, self.first, -torch.inf)
+        log_probs = logits.log_softmax(-1)
+        chosen = self.sampler(log_probs.flatten(0, 1)).view_as(ids)
+        confidence = log_probs.gather(2, chosen[..., None])[..., 0]
+        noise = torch.zeros_like(confidence)
+        for row, sampler in zip(noise, self.samplers, strict=True):
+            if isinstance(sampler, RandomSampler):
+                row.exponential_(generator=sampler.generator).log_().mul_(-sampler.temperature)
+        confidence += self.scales[self.step] * noise
+        # Tokens that were kept before stay.
+        kept = ids != self.mask_id
+        order = confidence.masked_fill_(kept, torch.inf).argsort(1)
+        masked = kept.scatter(1, order, self.masked[self.step].expand_as(kept))
+        ids.copy_(torch.where(kept, ids, chosen).masked_fill(masked, self.mask_id))
+        self.step += 1
+        self._append(self.ids.flatten())
+        return self.ids.flatten(), None

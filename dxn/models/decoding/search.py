@@ -90,14 +90,25 @@ class Choice:
         self.returned = self.lengths.clone()  # number of tokens that `new_tokens` has returned
 
     @property
-    def is_static(self) -> bool:
-        """Whether a step can be captured as a graph. Other samplers can contain any Python code."""
-        return self.sampler is greedy or isinstance(self.sampler, RandomSampler)
+    def samplers(self) -> Sequence[Sampler]:
+        """The sampler of each sample."""
+        if isinstance(self.sampler, BatchSampler):
+            return self.sampler.samplers
+        return [self.sampler] * len(self.ended)
 
     @property
-    def generators(self) -> list[torch.Generator]:
-        """The random generators of a step that can be captured."""
-        return [self.sampler.generator] if isinstance(self.sampler, RandomSampler) else []
+    def generators(self) -> list[torch.Generator] | None:
+        """The random generators of a step that can be captured as a graph.
+
+        None: it cannot, because other samplers can contain any Python code.
+        """
+        found: dict[torch.Generator, None] = {}
+        for sampler in self.samplers:
+            if isinstance(sampler, RandomSampler):
+                found[sampler.generator] = None
+            elif sampler is not greedy:
+                return None
+        return list(found)
 
     @property
     def finished(self) -> Tensor:
@@ -132,12 +143,16 @@ class Choice:
         chosen = self.sampler(log_probs)
         gains = log_probs.gather(1, chosen[:, None]).view_as(self.scores)
         self.scores += gains.masked_fill(self.ended, 0)
+        self._append(chosen)
+        return chosen, parents
+
+    def _append(self, chosen: Tensor) -> None:
+        """Write the next token of each row (B K,)."""
         tokens = chosen.view_as(self.ended)
         self.ended |= is_end(tokens, self.ends)
         self.tokens.scatter_(2, self.lengths[..., None], tokens[..., None])
         self.lengths += ~self.ended
         self.ended |= self.lengths >= self.limits
-        return chosen, parents
 
     def select(self, samples: Tensor) -> None:
         """Keep these samples (b,)."""
@@ -148,9 +163,8 @@ class Choice:
 
     def join(self, other: Choice) -> None:
         """Add the samples of another search, whose end tokens and width are the same."""
-        samplers = [*_samplers(self), *_samplers(other)]
         if self.sampler is not other.sampler:
-            self.sampler = BatchSampler(samplers)
+            self.sampler = BatchSampler([*self.samplers, *other.samplers])
         self.max_new = max(self.max_new, other.max_new)
         self.tokens, other.tokens = (
             F.pad(each.tokens, (0, self.max_new + 1 - each.tokens.shape[2]))
@@ -218,7 +232,6 @@ class Beams:
         self.max_new = max_new
         # Beams of the maximum length are followed by an end token of probability 1.
         self.forced_end = rules.forced_end
-        self.is_static = True
         self.generators: list[torch.Generator] = []
         self.ends = ends
         # Tensors are changed in place, so that a step can be captured as a graph.
@@ -468,13 +481,6 @@ class BatchSampler:
         assert len(log_probs) % len(self.samplers) == 0
         parts = zip(self.samplers, log_probs.chunk(len(self.samplers)), strict=True)
         return torch.cat([sampler(part) for sampler, part in parts])
-
-
-def _samplers(search: Choice) -> Sequence[Sampler]:
-    """Return the sampler of each sample."""
-    if isinstance(search.sampler, BatchSampler):
-        return search.sampler.samplers
-    return [search.sampler] * len(search.ended)
 
 
 def make_sampler(

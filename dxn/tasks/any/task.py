@@ -16,9 +16,9 @@ from dxn.core.randomness import Probability, torch_generator
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Decoder, Memory
 from dxn.models.decoding.delay import Delayed
-from dxn.models.decoding.generation import generate
+from dxn.models.decoding.generation import Generation, generate
 from dxn.models.decoding.guidance import Guided
-from dxn.models.decoding.parallel import generate_parallel, num_masked
+from dxn.models.decoding.parallel import Filling, num_masked
 from dxn.models.decoding.search import BatchSampler, Sampler
 from dxn.tasks.any.head import AnyHead
 from dxn.tasks.any.vocabulary import Codes, Vocabulary, writing_of
@@ -215,6 +215,7 @@ class WriteAny(PerInput[WrittenInput]):
         """Names of the inputs that can be written."""
         return tuple(self.target.kinds)
 
+    @torch.inference_mode()
     def create(
         self,
         head: nn.Module,
@@ -241,49 +242,47 @@ class WriteAny(PerInput[WrittenInput]):
         begin, length = vocabulary.begin(name), vocabulary.writings[name].max_len
         stages = vocabulary.writings[name].stages
         rules = vocabulary.rules(name)
-        # The tokens of each stage of each sample.
-        written: list[list[int]] = [[] for _ in range(len(memory.x) * stages)]
+        device = memory.x.device
+        # In parallel, the rows of a sample are the begin token and all tokens, and change in each
+        # step. Otherwise, they are the stages, and become longer.
+        width = length + 1 if self.parallel else stages
+        written: list[list[int]] = [[] for _ in range(len(memory.x) * width)]
 
-        def show(written: Sequence[Sequence[int]]) -> None:
-            assert on_step is not None
-            on_step(lambda i: vocabulary.unfinished(name, written[i * stages : (i + 1) * stages]))
+        def tokens_of(i: int) -> list[list[int]]:
+            rows = written[i * width : (i + 1) * width]
+            return [[ids[-1] for ids in rows[1:]]] if self.parallel else rows
 
         def append(new: dict[int, list[int]]) -> None:
             for row, ids in new.items():
                 written[row] += ids
-            show(written)
+            if on_step is not None:
+                on_step(lambda i: vocabulary.unfinished(name, tokens_of(i)))
 
         if self.parallel:
-            filled = generate_parallel(
-                decoder,
-                memory,
-                begin=begin,
-                mask_id=vocabulary.mask,
-                length=length,
-                steps=self.steps,
-                sampler=sampler,
-                rules=rules,
-                on_ids=on_step and (lambda ids: show(ids.tolist())),
-            )
-            found = [list(takewhile(lambda i: i != vocabulary.end, ids)) for ids in filled.tolist()]
+            ids = torch.full((len(memory.x), width), vocabulary.mask, device=device)
+            ids[:, 0] = begin
+            mask_id, steps = vocabulary.mask, self.steps
+            search = Filling(sampler, ids, mask_id=mask_id, steps=steps, rules=rules)
+            Generation(decoder, memory, search, ids.view(-1, 1)).run(append)
         else:
             if stages > 1:
-                allowed = vocabulary.allowed(name).to(memory.x.device)
+                allowed = vocabulary.allowed(name).to(device)
                 decoder = Delayed(
                     decoder, allowed=allowed, begin=begin, end=vocabulary.end, length=length
                 )
-            prompt = torch.full((len(memory.x), 1), begin, device=memory.x.device)
-            hypotheses = generate(
+            generate(
                 decoder,
                 memory,
-                prompt=prompt,
+                prompt=torch.full((len(memory.x), 1), begin, device=device),
                 end=vocabulary.end,
                 max_new=length + stages - 1,
                 sampler=sampler,
                 count=stages,
                 rules=rules,
-                on_tokens=on_step and append,
+                on_tokens=append,
             )
-            found = [each.ids for each in hypotheses]
-        rows = range(0, len(found), stages)
-        return [vocabulary.decode(name, found[i : i + stages]) for i in rows]
+        values: list[Any] = []
+        for i in range(len(memory.x)):
+            rows = [list(takewhile(vocabulary.end.__ne__, ids)) for ids in tokens_of(i)]
+            values.append(vocabulary.decode(name, rows))
+        return values
