@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from dxn.commands.model import Compute, FromWeights
+from dxn.commands.model import Compute, FromWeights, TableInput
 from dxn.commands.options import Count, Input, Seed
 from dxn.config.command import AS_TYPED, OUTPUT_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(FromWeights, Compute):
+class Generate(FromWeights, TableInput, Compute):
     """Generate text with a trained model: continue or answer a prompt, or describe an input.
 
     Args:
@@ -95,7 +95,8 @@ class Generate(FromWeights, Compute):
         predictor = predictor or self.load(**self.computing())
         inputs, rows = None, []
         if self.input is not None and has_many_samples(self.input):
-            inputs, rows = read_rows(predictor, self.input, without=predictor.task.target.last)
+            without = predictor.task.target.last
+            inputs, rows = read_rows(predictor, self.input, without, **self.table_options())
         elif self.input is not None:
             inputs = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
         texts = predictor.write(

@@ -97,21 +97,16 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         if not has_many_samples(self.input):
             sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
             samples = predictor.samples([sample])
-            is_table = rows is predicted_rows
-            self._predict_one(predictor, samples, output if is_table else None)
-            if draws and output is not None:
-                self._draw(predictor, samples, output)
-            elif output is not None and not is_table:
-                from dxn.runs.predictor.output import rows_text, write_records
-
-                records = [each for _, found, _ in rows(predictor, samples, 1) for each in found]
-                write_records(output, records)
-                print_line(f"written: {output} ({rows_text(len(records), 0)})")
+            self._predict_one(predictor, samples, output)
             return 0
         opened = predictor.model_inputs.option(self.input, keep=self.keep, **self.table_options())
         samples = predictor.model_inputs.prepared(opened)
         if draws and output is not None:
-            self._draw(predictor, samples, output)
+            from dxn.runs.predictor.objects import write_pictures
+            from dxn.runs.predictor.table import predicted_batches
+
+            batches = predicted_batches(predictor, samples, self.batch_size)
+            print_line(f"written: {output} ({write_pictures(output, predictor, opened, batches)})")
             return 0
         if output is not None:
             from dxn.runs.predictor.resumable import write_answers
@@ -142,13 +137,6 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
             print_line(f"{count(skipped, 'row')} skipped")
         next_step("dxn", *self.with_output("answers.csv"))
         return 0
-
-    def _draw(self, predictor: Predictor, samples: Samples, folder: Path) -> None:
-        from dxn.core.display import print_line
-        from dxn.runs.predictor.objects import write_pictures
-
-        written = write_pictures(folder, predictor, samples, self.batch_size)
-        print_line(f"written: {folder} ({written})")
 
     def _forecaster(self, predictor: Predictor) -> Predictor:
         """Return a predictor of the target columns of the table."""
@@ -184,11 +172,20 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
         inputs = {name: cells[0] for name, cells in opened.cells.items()}
         for line in answer_lines(task.answer(predictions.predicted[0], inputs)):
             print_line(line)
-        if output is not None:
-            from dxn.runs.predictor.output import rows_text, write_records
+        if output is None:
+            return
+        from dxn.runs.predictor.objects import COCO, coco_records, write_pictures
+        from dxn.runs.predictor.output import rows_text, write_records
 
+        batch = [0], predictions.predicted
+        if not output.suffix:
+            print_line(f"written: {output} ({write_pictures(output, predictor, opened, [batch])})")
+            return
+        if output.name.endswith(COCO):
+            records = coco_records(predictor, opened, *batch)
+        else:
             records = prediction_records(predictions, opened, task)
             for record in records:  # a forecast has one per step
                 record.pop("file", None)  # there is no file that contains the sample as a row
-            write_records(output, records, separator=task.target.separator)
-            print_line(f"written: {output} ({rows_text(len(records), 0)})")
+        write_records(output, records, separator=task.target.separator)
+        print_line(f"written: {output} ({rows_text(len(records), 0)})")

@@ -251,6 +251,9 @@ def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
     except (HydraException, OmegaConfBaseException) as error:
         # The messages have several lines, but a line of the problems is one problem.
         _stop(request, " ".join(str(error).split()))
+    # Files of generated data also set options of a training, which other commands do not have.
+    if "trainer" not in command.options().groups:
+        values = {n: each for n, each in values.items() if n in command.options().parameters}
     if isinstance(values.get("adapters"), dict):
         # Files of data and backbone also set options of adapters that are not chosen. These have
         # no class, and are removed.

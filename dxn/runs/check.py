@@ -14,8 +14,10 @@ from dxn.runs.build import build_adapters
 from dxn.runs.data import find_formats, fit_adapters
 from dxn.runs.decide import (
     assign_inputs,
+    check_combinations,
     decide_task,
     open_source,
+    read_pretraining,
     readers_of,
     with_written_inputs,
 )
@@ -29,7 +31,7 @@ def check_data(
     """Read a whole data set, print what it contains, and list what is bad in a file.
 
     Args:
-        config: Configuration with the nodes data, adapters and head.
+        config: The configuration of a training.
         output: The list.
         trust: Top-level packages besides dxn whose code the nodes may use.
 
@@ -42,13 +44,16 @@ def check_data(
     readers = readers_of(config, trust)
     source = open_source(config, readers, task, trust)
     decided, errors = None, []
-    # A data set without a target can be checked too, for example to train head=language on it.
-    if source.target is not None:
-        try:
+    try:
+        # A data set without a target can be checked too, for example to train head=language on it.
+        if source.target is not None:
             decided, _, source = decide_task(task, config, source, readers)
-        except UserError as error:
-            # The rest of the data is checked nevertheless, so that all problems are listed.
-            errors = [str(error)]
+        if not config["weights"]["source"]:  # which determine options, such as a causal backbone
+            check_combinations(config, decided or task, trust, ensemble=config["ensemble"])
+        read_pretraining(config, trust)
+    except UserError as error:
+        # The rest of the data is checked nevertheless, so that all problems are listed.
+        errors = str(error).splitlines()
     task = decided or task
     inputs, nodes = assign_inputs(config, source.inputs, readers, source.column)
     used = {key: config["adapters"][node] for key, node in nodes.items()}

@@ -419,7 +419,7 @@ def _decide(
         task, _, _ = decide_task(
             build(config["head"], key="head", trust=trust), config, source, readers
         )
-    if is_new and may_choose:
+    if is_new and may_choose and task.is_supervised:  # for others, weights were not compared
         modalities = [each.modality for each in inputs.values()]
         advice = recommended_weights(modalities, source.num_training_rows)
         lines += [f"note: {advice}"] if advice else []

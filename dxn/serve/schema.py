@@ -20,7 +20,7 @@ from dxn.core.errors import UserError
 from dxn.core.schema import SENTENCES
 from dxn.core.untrusted import shortened
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.writing import MAX_GUIDANCE, MAX_SEED, Writer
+from dxn.runs.predictor.writing import MAX_SCALE, MAX_SEED, Writer
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import takes_text
 from dxn.serve.refusal import KINDS, Refusal
@@ -81,7 +81,7 @@ class Sampling(BaseModel):
     temperature: float = Field(
         1.0,
         ge=0,
-        le=MAX_GUIDANCE,
+        le=MAX_SCALE,
         description="Divisor of the logits; 0 always chooses the most probable token.",
     )
     top_k: int | None = Field(
@@ -123,7 +123,7 @@ class CreationBody(Body, Sampling):
     guidance: float | None = Field(
         None,
         ge=0,
-        le=MAX_GUIDANCE,
+        le=MAX_SCALE,
         description="Scale of the classifier-free guidance: larger values follow the inputs more "
         "closely, with less variety (default: 2 if the model was trained for it; 1: none).",
     )

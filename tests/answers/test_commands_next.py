@@ -166,19 +166,19 @@ def test_after_a_training_with_an_installed_package_which_run_folders_may_not_us
 
 
 @pytest.mark.parametrize(
-    ("options", "added"),
+    "options",
     [
-        (["data.target=label"], []),
-        (["data.exclude=[label]", "head=masked"], []),
-        (["data.exclude=[label]", "head=language"], ["backbone.causal=true"]),
+        ["data.target=label"],
+        ["data.exclude=[label]", "head=masked"],
+        ["data.exclude=[label]", "head=language", "backbone.causal=true"],
     ],
     ids=["a target", "a task without a target", "a language model"],
 )
-def test_after_a_check(options, added, capsys):
+def test_after_a_check(options, capsys):
     check = ["check", write_texts("my texts.csv"), "adapters=[text]", *options]
     (line,) = next_of(printed(capsys, *check))
     words = shlex.split(line)
-    assert words == ["dxn", "train", *check[1:], *added]
+    assert words == ["dxn", "train", *check[1:]]
     printed(capsys, *words[1:], *QUICK, "run=run")
 
 
@@ -195,6 +195,36 @@ def test_a_check_finds_that_the_inputs_do_not_fit_the_task(capsys):
     output = capsys.readouterr().out
     assert "head=contrastive: needs at least two inputs, got text" in output
     assert not next_of(output)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["data.exclude=label", "head=language"], "set backbone.causal=true"),
+        (["fusion.pool=cls", "backbone.causal=true"], "backbone.causal: class tokens"),
+        (["head=classify", "share_backbone=false"], "share_backbone: must be true"),
+        (["target=label", "pretrain=masked", "pretrain.epochs=0"], "pretrain.epochs: must be"),
+    ],
+)
+def test_a_check_refuses_the_options_that_a_training_refuses(options, message, capsys):
+    write_texts("texts.csv")
+    assert main(["train", "texts.csv", *options]) == 2
+    assert message in capsys.readouterr().err
+    assert main(["check", "texts.csv", *options]) == 1
+    output = capsys.readouterr().out
+    assert f"error: {message}" in output or message in output
+    assert "train: 24 rows" in output
+
+
+@pytest.mark.parametrize("verb", ["check", "evaluate"])
+def test_generated_data_is_read_by_commands_without_the_options_of_a_training(verb, capsys):
+    sizes = [f"data.num_{split}=20" for split in ("train", "validation", "test")]
+    data = ["data=digits", *sizes]
+    if verb == "check":
+        assert next_of(printed(capsys, "check", *data)) == [shlex.join(["dxn", "train", *data])]
+        return
+    printed(capsys, "train", *data, *QUICK, "run=run")
+    assert "test: 20 rows" in printed(capsys, "evaluate", "run=run", *data)
 
 
 def test_after_an_export(capsys):

@@ -43,6 +43,7 @@ def digits(tmp_path_factory):
     train(folder, *TINY_DIGITS, *PLAIN, "trainer.epochs=1", "report=false")
     predictor = dxn.load(folder)
     examples = read_examples(str(folder), predictor, 3, ())
+    examples[2]["texts"] = {}
     with server_of(predictor, examples=examples, name="digits") as url:
         yield url
 
@@ -125,6 +126,13 @@ def test_an_example_is_answered_with_probabilities_and_attention(browser, digits
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_examples_without_a_text_are_numbered(browser, digits):
+    with page_of(browser, digits) as page:
+        texts = page.locator(".example").all_text_contents()
+        assert texts[2].startswith("image 3, audio 3")
+        assert "image, audio" in texts[0]
 
 
 def test_an_example_is_downloaded_by_the_code_that_uses_it(browser, digits, tmp_path, monkeypatch):

@@ -213,6 +213,20 @@ def test_a_report_has_created_values_beside_true_ones(pictures, tmp_path, capsys
     assert "with temperature 1 and the default guidance" in texts
 
 
+@pytest.mark.parametrize("end", [10, -30], ids=["a bad header", "a bad rest"])
+def test_rows_whose_picture_cannot_be_read_are_skipped(trained, pictures, end, tmp_path, capsys):
+    content = (pictures / "1.png").read_bytes()
+    (tmp_path / "good.png").write_bytes(content)
+    (tmp_path / "cut.png").write_bytes(content[:end])
+    (tmp_path / "rows.csv").write_text("image\ngood.png\ncut.png\ngood.png\n")
+    command = ["generate", f"run={trained}", f"input={tmp_path / 'rows.csv'}", "create=text"]
+    assert "set on_bad" in refused(capsys, *command)
+    out = printed(capsys, *command, "on_bad=skip", f"output={tmp_path / 'texts.csv'}")
+    assert "1 row skipped" in out
+    with (tmp_path / "texts.csv").open() as file:
+        assert [row["row"] for row in csv.DictReader(file)] == ["2", "4"]
+
+
 def test_the_same_seed_creates_the_same_pictures(trained):
     model = dxn.load(trained)
     first, second, other = (
@@ -356,6 +370,14 @@ def test_target_columns_are_inputs_that_are_written(pictures, tmp_path, options,
     predictor = dxn.load(tmp_path / "run")
     assert list(predictor.task.creates) == written
     assert list(predictor.inputs) == ["answer", "image"]
+
+
+@pytest.mark.parametrize("target", [(), ("data.target=text",)])
+def test_a_picture_that_is_only_read_is_named_once(pictures, target, tmp_path, capsys):
+    options = ["data.text=text", "data.image=image", "adapters=[text,image]", "head=any", *TINY]
+    options += [*target, "adapters.image.image_size=16", f"run={tmp_path / 'run'}"]
+    out = printed(capsys, "train", str(pictures / "rows.csv"), *options)
+    assert out.count("note: image is read and not written") == (not target)
 
 
 def test_an_unknown_target_is_refused(pictures, capsys):

@@ -365,7 +365,8 @@ DIGITS = [
 
 @pytest.mark.parametrize("options", [[], ["head.latents=6", "fusion.registers=6"]])
 def test_a_trained_codec_has_metrics(options, tmp_path, capsys):
-    printed(capsys, "train", *DIGITS, *options, f"run={tmp_path}")
+    output = printed(capsys, "train", *DIGITS, *options, f"run={tmp_path}")
+    assert "public weights" not in output
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     text = json.dumps(metrics)
     for name in ("psnr", "ssim", "bits", "codes_used"):

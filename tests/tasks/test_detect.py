@@ -345,7 +345,7 @@ def test_check_names_classes_that_only_the_validation_split_has(tmp_path, capsys
     assert "validation: classes that train does not have: new" in text
 
 
-def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys):
+def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys, monkeypatch):
     table = write_pictures(tmp_path, 30)
     run, coco, drawn = tmp_path / "run", tmp_path / "answers.coco.json", tmp_path / "drawn"
     options = ["head=detect", "head.threshold=0.001", "head.max_objects=3", "report=false"]
@@ -354,7 +354,14 @@ def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys):
     )
     single = tmp_path / "single.coco.json"
     picture = f"input.photo={tmp_path / '0.png'}"
+    calls = []
+    predict = Detect.predict
+    count = lambda *given, **options: calls.append(1) or predict(*given, **options)  # noqa: E731
+    monkeypatch.setattr(Detect, "predict", count)
+    printed(capsys, "predict", f"run={run}", picture, f"output={tmp_path / 'one'}")
     text = printed(capsys, "predict", f"run={run}", picture, f"output={single}")
+    assert len(calls) == 2
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["0.png"]
     lines = [line for line in text.splitlines() if ": left " in line]
     assert len(lines) == 3
     printed(capsys, "predict", f"run={run}", f"input={table}", f"output={coco}")

@@ -42,7 +42,9 @@ def create_files(predictor: Predictor, options: Generate) -> None:
             predictor.check_created(options.create)
         elif is_table(options.input):  # it has columns of all inputs that are not left out
             created_input(predictor, None, predictor.inputs)
-        inputs, rows = read_rows(predictor, options.input, without=options.create or "")
+        inputs, rows = read_rows(
+            predictor, options.input, options.create or "", **options.table_options()
+        )
         name = created_input(predictor, options.create, inputs.opened.raws)
         if not rows:
             raise UserError(f"input: needs rows with another input than {name}, got none")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 from dxn.core.display import count, is_main_process, significant
 from dxn.core.errors import UserError
-from dxn.data.dataset import Samples
+from dxn.data.dataset import Opened, Samples
 from dxn.runs.predictor.output import SUFFIXES, list_suffixes
 from dxn.runs.predictor.table import locate, predicted_batches
 from dxn.tokenize.media import embedded_file
@@ -51,27 +51,44 @@ def coco_rows(
     A row has the name of the picture, its number if the input has one, the class, the box (left,
     top, width and height in pixels), the score, and the run lengths of the mask if there is one.
     """
+    for rows, predicted in predicted_batches(predictor, samples, batch_size, start):
+        yield rows, coco_records(predictor, samples.opened, rows, predicted), ()
+
+
+def coco_records(
+    predictor: Predictor, opened: Opened, rows: Sequence[int], predicted: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Return the records of predicted rows, see `coco_rows`."""
     name = picture_input(predictor, f"NAME{COCO}")
-    for rows, answers in _answers(predictor, samples, batch_size, start):
-        records: list[dict[str, Any]] = []
-        for row, (answer, _) in zip(rows, answers, strict=True):
-            origin = samples.opened.origin[row]
-            cell = samples.opened.cells[name][row]
-            image = cell if isinstance(cell, str | Path) else locate(origin)["file"]
-            match = IMAGE_ID.fullmatch(origin)
-            known = {} if match is None else {"image_id": int(match["id"])}
-            for each in answer["prediction"]:
-                size = each["right"] - each["left"], each["bottom"] - each["top"]
-                box = [each["left"], each["top"], *map(significant, size)]
-                result = {"category_name": each["label"], "bbox": box, "score": each["score"]}
-                if "segmentation" in each:
-                    result["segmentation"] = each["segmentation"]
-                records.append({"file_name": Path(image).name, **known, **result})
-        yield rows, records, ()
+    records: list[dict[str, Any]] = []
+    for row, prediction in zip(rows, predicted, strict=True):
+        origin, cell = opened.origin[row], opened.cells[name][row]
+        image = cell if isinstance(cell, str | Path) else locate(origin)["file"]
+        match = IMAGE_ID.fullmatch(origin)
+        known = {} if match is None else {"image_id": int(match["id"])}
+        for each in _answer(predictor, opened, row, prediction)["prediction"]:
+            size = each["right"] - each["left"], each["bottom"] - each["top"]
+            box = [each["left"], each["top"], *map(significant, size)]
+            result = {"category_name": each["label"], "bbox": box, "score": each["score"]}
+            if "segmentation" in each:
+                result["segmentation"] = each["segmentation"]
+            records.append({"file_name": Path(image).name, **known, **result})
+    return records
 
 
-def write_pictures(folder: Path, predictor: Predictor, samples: Samples, batch_size: int) -> str:
+def write_pictures(
+    folder: Path,
+    predictor: Predictor,
+    opened: Opened,
+    batches: Iterable[tuple[Sequence[int], Sequence[Any]]],
+) -> str:
     """Write each picture with the boxes of its objects, or its mask, to a folder.
+
+    Args:
+        folder: The folder.
+        predictor: The model.
+        opened: The pictures.
+        batches: The rows and the predictions of each batch.
 
     Returns:
         The number of pictures as text.
@@ -85,12 +102,11 @@ def write_pictures(folder: Path, predictor: Predictor, samples: Samples, batch_s
 
     name = picture_input(predictor, str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    opened = samples.opened
     written = 0
     known: set[Path] = set()
     drawer: Any = get_drawer(predictor.tokenizers[name].modality)
-    for rows, answers in _answers(predictor, samples, batch_size):
-        for row, (answer, marks) in zip(rows, answers, strict=True):
+    for rows, predicted in batches:
+        for row, prediction in zip(rows, predicted, strict=True):
             if not is_main_process():  # the first one has the answers of all processes
                 continue
             cell = opened.cells[name][row]
@@ -100,27 +116,21 @@ def write_pictures(folder: Path, predictor: Predictor, samples: Samples, batch_s
                 path = folder / f"{stem}_{row + 1}.png"
             known.add(path)
             if predictor.task.masks_in:
-                path.write_bytes(embedded_file(answer["mask"]) or b"")
+                mask = _answer(predictor, opened, row, prediction)["mask"]
+                path.write_bytes(embedded_file(mask) or b"")
                 written += 1
                 continue
             raws = {name: opened.raws[name][row]}
             shown = shown_inputs(predictor.adapters, raws, {name: cell})
             if name not in shown:
                 continue
-            pixels: np.ndarray = marked(drawer.panel(shown[name]).pixels, marks.get(name, ()))
+            marks = predictor.task.marks(prediction).get(name, ())
+            pixels: np.ndarray = marked(drawer.panel(shown[name]).pixels, marks)
             Image.fromarray(pixels).save(path)
             written += 1
     return count(written, "picture")
 
 
-def _answers(
-    predictor: Predictor, samples: Samples, batch_size: int, start: int = 0
-) -> Iterator[tuple[Sequence[int], list[tuple[Mapping[str, Any], Mapping[str, Any]]]]]:
-    """Yield the rows of each batch, and the answer and the marks of each row."""
-    task, opened = predictor.task, samples.opened
-    for rows, predicted in predicted_batches(predictor, samples, batch_size, start):
-        found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
-        for row, each in zip(rows, predicted, strict=True):
-            inputs = {name: cells[row] for name, cells in opened.cells.items()}
-            found.append((task.answer(each, inputs), task.marks(each)))
-        yield rows, found
+def _answer(predictor: Predictor, opened: Opened, row: int, prediction: Any) -> dict[str, Any]:
+    inputs = {name: cells[row] for name, cells in opened.cells.items()}
+    return predictor.task.answer(prediction, inputs)

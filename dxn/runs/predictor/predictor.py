@@ -489,11 +489,11 @@ class Predictor:
             UserError: If the model does not create this input, was not trained for guidance, or an
                 option is out of range.
         """
-        from dxn.runs.predictor.writing import MAX_GUIDANCE, Text, Writer, make_samplers
+        from dxn.runs.predictor.writing import MAX_SCALE, Text, Writer, make_samplers
 
         self.check_created(name)
-        if guidance is not None and not 0 <= guidance <= MAX_GUIDANCE:
-            raise UserError(f"guidance: must be from 0 to {MAX_GUIDANCE:g}, got {guidance}")
+        if guidance is not None and not 0 <= guidance <= MAX_SCALE:
+            raise UserError(f"guidance: must be from 0 to {MAX_SCALE:g}, got {guidance}")
         samples, items = self._items(inputs)
         if samples is None:
             raise UserError(f"input: needs another input than {name}, got none")

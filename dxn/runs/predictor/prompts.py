@@ -46,7 +46,7 @@ def read_prompts(prompt: str, prompts: str | None) -> str | list[str]:
 
 
 def read_rows(
-    predictor: Predictor, value: Any, *, without: str
+    predictor: Predictor, value: Any, without: str, **options: Any
 ) -> tuple[Samples, list[dict[str, Any]]]:
     """Return the samples of a table, a folder or a pattern, and the file and row of each.
 
@@ -55,10 +55,17 @@ def read_rows(
         value: The option `input`.
         without: Input that is not read, such as the text of a language model, which reads a prompt
             in its place.
+        **options: Options of a table, see `dxn.runs.predictor.inputs.ModelInputs.option`.
     """
     names = [name for name in predictor.inputs if name != without]
-    opened = predictor.model_inputs.option(value, only=names, columns={})
+    opened = predictor.model_inputs.option(value, only=names, **options)
     samples = Samples(opened, predictor.tokenizers, only=names)
+    if options["on_bad"] != "error" and samples.reads_files:
+        # A header does not tell that the rest of a file is bad. Each text belongs to a row.
+        usable = [not samples[0, i].keys().isdisjoint(names) for i in range(len(samples))]
+        samples.rows = samples.rows[usable]
+    if skipped := len(opened) + opened.skipped - len(samples):
+        print_line(f"{count(skipped, 'row')} skipped")
     return samples, [identify(opened, row, 0) for row in samples.rows.tolist()]
 
 

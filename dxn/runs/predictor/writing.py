@@ -39,7 +39,7 @@ from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 from dxn.training.predict import to_device
 
 MAX_SEED = 2**63 - 1  # of torch.manual_seed
-MAX_GUIDANCE = 1e6  # logits that are not finite have no most probable token
+MAX_SCALE = 1e6  # of logits: those that are not finite have no most probable token
 TAIL = 16  # tokens of a prompt that are decoded together with the new ones
 UNFINISHED = "\ufffd"  # stands for the first bytes of a character whose last bytes are missing
 # A decoder of words removes the space before an apostrophe when "t" follows, as in "don't".

@@ -69,7 +69,9 @@ function addOptions() {
 
 function addExample(example, index) {
   const texts = Object.values(example.texts);
-  const parts = [...texts, ...example.files].join(", ");
+  // Files alone have no text that tells them apart.
+  const number = texts.length ? "" : ` ${index + 1}`;
+  const parts = [...texts, ...example.files.map(name => name + number)].join(", ");
   const target = example.target ? ` → ${example.target}` : "";
   const button = make(at("example-list"), "button", null, { type: "button", class: "example" });
   make(button, "span", plain(shortened(parts, 40)), { dir: "auto" });
