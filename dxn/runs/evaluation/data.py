@@ -166,7 +166,7 @@ def open_table(path: Any, predictor: Predictor, *, on_bad: OnBad, **options: Any
         on_bad: What to do with rows that cannot be read.
         **options: Further options, see `ModelInputs.table`.
     """
-    if predictor.target is None:
+    if predictor.target is None and predictor.task.is_supervised:
         raise UserError(
             "input: the model does not know its target column; set data=table "
             f"data.path={path} data.target=COLUMN"
@@ -182,7 +182,7 @@ def open_table(path: Any, predictor: Predictor, *, on_bad: OnBad, **options: Any
             f"input: {path} has no column {predictor.target!r}, which the model "
             f"predicts; set columns.{predictor.target}=COLUMN, or use dxn predict"
         )
-    opened = predictor.model_inputs.open(rows, on_bad, with_target=True)
+    opened = predictor.model_inputs.open(rows, on_bad, with_target=predictor.task.is_supervised)
     return EvaluationData("input", str(path), opened)
 
 

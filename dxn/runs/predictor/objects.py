@@ -124,7 +124,7 @@ def write_pictures(
             shown = shown_inputs(predictor.adapters, raws, {name: cell})
             if name not in shown:
                 continue
-            marks = predictor.task.marks(prediction).get(name, ())
+            marks: Any = predictor.task.marks(prediction).get(name, ())
             pixels: np.ndarray = marked(drawer.panel(shown[name]).pixels, marks)
             Image.fromarray(pixels).save(path)
             written += 1
