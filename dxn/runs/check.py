@@ -50,7 +50,8 @@ def check_data(
             decided, _, source = decide_task(task, config, source, readers)
         if not config["weights"]["source"]:  # which determine options, such as a causal backbone
             check_combinations(config, decided or task, trust, ensemble=config["ensemble"])
-        read_pretraining(config, trust)
+        if config["pretrain"]:
+            read_pretraining(config, trust)
     except UserError as error:
         # The rest of the data is checked nevertheless, so that all problems are listed.
         errors = str(error).splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -237,14 +238,11 @@ def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task:
             the rest of the configuration.
     """
     node = config["pretrain"]
-    if node["epochs"] < 1:
-        raise UserError(f"pretrain.epochs: must be at least 1, got {node['epochs']}")
-    if not 0 <= node["warmup"] < 1:
-        raise UserError(
-            f"pretrain.warmup: must be at least 0 and less than 1, got {node['warmup']}"
-        )
-    if not node["lr"] >= 0:
-        raise UserError(f"pretrain.lr: must be at least 0, got {node['lr']}")
+    for name, least, below in (("epochs", 1, math.inf), ("warmup", 0, 1), ("lr", 0, math.inf)):
+        value = node[name]
+        if not isinstance(value, int | float) or not least <= value < below:
+            limit = "" if below == math.inf else f" and less than {below}"
+            raise UserError(f"pretrain.{name}: must be at least {least}{limit}, got {value}")
     task = build(node["task"], key="pretrain.task", trust=trust)
     if task.is_supervised:
         raise UserError(

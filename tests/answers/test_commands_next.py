@@ -204,6 +204,7 @@ def test_a_check_finds_that_the_inputs_do_not_fit_the_task(capsys):
         (["fusion.pool=cls", "backbone.causal=true"], "backbone.causal: class tokens"),
         (["head=classify", "share_backbone=false"], "share_backbone: must be true"),
         (["target=label", "pretrain=masked", "pretrain.epochs=0"], "pretrain.epochs: must be"),
+        (["target=label", "pretrain=masked", "pretrain.epochs=x"], "pretrain.epochs: must be"),
     ],
 )
 def test_a_check_refuses_the_options_that_a_training_refuses(options, message, capsys):

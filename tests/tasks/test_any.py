@@ -334,7 +334,7 @@ def test_the_same_seed_creates_the_same_values_in_any_batch(overfitted):
         (["input.text=a dark one", "count=2", "output=x.png"], "must be a folder for several"),
         (
             ["input.image=1.png", "create=image", "output=x.png"],
-            "needs another input than image, got image alone",
+            "needs another input than image in each sample",
         ),
         (["input=texts.csv", "output=x"], "set create=text or create=image"),
         (["input.text=a dark one", "count=2", "output=texts.csv"], "must be a folder for several"),
@@ -377,7 +377,7 @@ def test_a_picture_that_is_only_read_is_named_once(pictures, target, tmp_path, c
     options = ["data.text=text", "data.image=image", "adapters=[text,image]", "head=any", *TINY]
     options += [*target, "adapters.image.image_size=16", f"run={tmp_path / 'run'}"]
     out = printed(capsys, "train", str(pictures / "rows.csv"), *options)
-    assert out.count("note: image is read and not written") == (not target)
+    assert out.count("note: read but not written: image;") == (not target)
 
 
 def test_an_unknown_target_is_refused(pictures, capsys):

@@ -10,7 +10,7 @@ from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
 from dxn.runs.predictor.option import has_many_samples, is_table, read_sample
 from dxn.runs.predictor.output import SUFFIXES, write_records
-from dxn.runs.predictor.prompts import read_rows
+from dxn.runs.predictor.prompts import read_rows, write_texts
 from dxn.tokenize.base import Reader
 
 if TYPE_CHECKING:
@@ -38,10 +38,9 @@ def create_files(predictor: Predictor, options: Generate) -> None:
         raise UserError(f"input: needs a value; for example {names}")
     rows: list[dict[str, Any]] = []
     if has_many_samples(options.input):
-        if options.create is not None:
-            predictor.check_created(options.create)
-        elif is_table(options.input):  # it has columns of all inputs that are not left out
-            created_input(predictor, None, predictor.inputs)
+        # A table has columns of all inputs that are not left out.
+        if options.create is not None or is_table(options.input):
+            created_input(predictor, options.create, predictor.inputs)
         inputs, rows = read_rows(
             predictor, options.input, options.create or "", **options.table_options()
         )
@@ -78,16 +77,14 @@ def create_files(predictor: Predictor, options: Generate) -> None:
         for value in values:
             print_line(value)
         return
-    records = [dict(rows[i * len(rows) // len(values)]) if rows else {} for i in range(len(values))]
     if not reader.formats:
-        records = [{**row, name: value} for row, value in zip(records, values, strict=True)]
-        write_records(output, records)
-        print_line(f"written: {output} ({count(len(records), 'row')})")
+        write_texts(output, "", values, rows, name)
         return
     if not is_many:
         reader.write(values[0], output)
         print_line(f"written: {output}")
         return
+    records = [dict(rows[i * len(rows) // len(values)]) if rows else {} for i in range(len(values))]
     for row, path in zip(records, write_values(reader, values, output), strict=True):
         row[name] = path.name
     write_records(output / TABLE, records)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from dxn.core.display import count, is_main_process, significant
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
 from dxn.runs.predictor.output import SUFFIXES, list_suffixes
-from dxn.runs.predictor.table import locate, predicted_batches
+from dxn.runs.predictor.table import Predicted, locate, predicted_batches
 from dxn.tokenize.media import embedded_file
 
 if TYPE_CHECKING:
@@ -76,12 +76,7 @@ def coco_records(
     return records
 
 
-def write_pictures(
-    folder: Path,
-    predictor: Predictor,
-    opened: Opened,
-    batches: Iterable[tuple[Sequence[int], Sequence[Any]]],
-) -> str:
+def write_pictures(folder: Path, predictor: Predictor, opened: Opened, batches: Predicted) -> str:
     """Write each picture with the boxes of its objects, or its mask, to a folder.
 
     Args:

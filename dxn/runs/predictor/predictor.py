@@ -495,16 +495,14 @@ class Predictor:
         if guidance is not None and not 0 <= guidance <= MAX_SCALE:
             raise UserError(f"guidance: must be from 0 to {MAX_SCALE:g}, got {guidance}")
         samples, items = self._items(inputs)
-        if samples is None:
-            raise UserError(f"input: needs another input than {name}, got none")
         chosen = [
             {key: value for key, value in item.items() if key != name}
             for item in items
             if item is not None
             for _ in range(count)
         ]
-        if not all(item.keys() & set(self.inputs) for item in chosen):
-            raise UserError(f"input: needs another input than {name}, got {name} alone")
+        if samples is None or not all(item.keys() & set(self.inputs) for item in chosen):
+            raise UserError(f"input: needs another input than {name} in each sample")
         samplers = make_samplers(
             len(chosen),
             temperature=temperature,

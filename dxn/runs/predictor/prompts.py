@@ -74,15 +74,16 @@ def write_texts(
     prompts: str | Sequence[str],
     texts: Sequence[str],
     rows: Sequence[dict[str, Any]] = (),
+    column: str = "generated",
 ) -> None:
-    """Write texts to a table with the row and the prompt that each of them continues, if any."""
+    """Write a column of texts with the row and the prompt that each of them continues, if any."""
     prompts = [prompts] if isinstance(prompts, str) else prompts
     records: list[dict[str, Any]] = []
     for i, text in enumerate(texts):
         prompt = prompts[i * len(prompts) // len(texts)]
         row = rows[i * len(rows) // len(texts)] if rows else {}
         given = {COLUMN: prompt} if prompt else {}
-        records.append({**row, **given, "generated": text})
+        records.append({**row, **given, column: text})
     write_records(path, records)
     print_line(f"written: {path} ({count(len(records), 'row')})")
 

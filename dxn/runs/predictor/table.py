@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,7 @@ TABLE_ROW = re.compile(r"(?P<file>.+) row (?P<row>\d+)")
 # Columns that dxn adds. A column of the user's table with such a name gets the prefix "table_".
 OWN_COLUMNS = ("file", "row", "step", "target", "prediction", "confidence", "error", "entities")
 Record = dict[str, Any]  # one row: values by column
+Predicted: TypeAlias = Iterable[tuple[Sequence[int], Sequence[Any]]]  # rows and predictions
 
 KEYS = ("label", "score", "segmentation")  # of an object; the others say where it is
 MAX_LISTED = 5  # classes of which the probability is printed
@@ -44,7 +45,7 @@ def predicted_rows(
 
 def predicted_batches(
     predictor: Predictor, samples: Samples, batch_size: int, start: int = 0
-) -> Iterator[tuple[list[int], list[Any]]]:
+) -> Predicted:
     """Yield the rows and the predictions of each batch. Processes share the batches."""
     parts = predict_batches(
         predictor.network,

@@ -42,7 +42,6 @@ class WrittenInput(PredictedInputs):
 
     Attributes:
         vocabulary: Tokens of all of them. `bind` sets it.
-        only_read: Names of the inputs that could be drawn if they were codes. `bind` sets it.
     """
 
     def __init__(self, names: Sequence[str], *, parallel: bool = False):
@@ -50,7 +49,6 @@ class WrittenInput(PredictedInputs):
         self.parallel = parallel
         self.names = tuple(names)
         self.vocabulary = Vocabulary({}, {})
-        self.only_read: list[str] = []
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
         """Find the inputs that can be written.
@@ -75,9 +73,6 @@ class WrittenInput(PredictedInputs):
                 )
         if self.names:
             writings = {name: writings[name] for name in self.names}
-        else:
-            patched = [name for name, each in adapters.items() if each.contents() is not None]
-            self.only_read = [name for name in patched if name not in writings]
         if not writings:
             raise UserError(
                 f"head=any: none of the inputs can be written, got {', '.join(adapters)}; use a "
@@ -181,7 +176,7 @@ class WriteAny(PerInput[WrittenInput]):
         self.label_smoothing = label_smoothing
 
     def prepare_loss(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        """Count the tokens of each input, and name inputs that could be written but are not.
+        """Count the tokens of each input, and name the inputs that are not written.
 
         Raises:
             UserError: If no sample has two inputs, so that there is nothing to learn.
@@ -192,11 +187,12 @@ class WriteAny(PerInput[WrittenInput]):
                 "head=any: an input is written from the others of its row, but no row of the "
                 f"training split has {' or '.join(self.target.kinds)} and another input"
             )
-        for name in self.target.only_read:
+        read = [name for name in self.target.prepared_inputs if name not in self.target.kinds]
+        if read and not self.target.names:
             print_line(
-                f"note: {name} is read and not written; to write it too, use the codes of a codec "
-                "(dxn train DATA head=codec), such as adapters=[text,image_codes] "
-                "adapters.image_codes.codec=RUN"
+                f"note: read but not written: {', '.join(read)}; pictures, sounds, series and "
+                "clips are written as the codes of a codec (dxn train DATA head=codec), such as "
+                "adapters=[text,image_codes] adapters.image_codes.codec=RUN"
             )
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> AnyHead:
