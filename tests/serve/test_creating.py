@@ -153,7 +153,11 @@ def test_the_model_stops_when_the_client_of_a_stream_leaves(model, count, monkey
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [
-        ({"create": "sound"}, 422, "sound cannot be created; the inputs that can are text, image"),
+        (
+            {"create": "sound"},
+            422,
+            "sound cannot be created; the inputs that can be created are text, image",
+        ),
         ({"inputs": [{"text": None}], "create": None}, 422, "set create=text or create=image"),
         ({"create": "text"}, 422, "needs another input than text in each sample"),
         ({"count": 6}, 413, "count: at most 5 samples per request, got 6"),

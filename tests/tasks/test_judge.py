@@ -9,14 +9,12 @@ import scipy.linalg
 import torch
 from helpers.newcomer import printed, refused
 from helpers.runs import SMALL_IMAGES
-from helpers.shades import SHADES, train_any
+from helpers.shades import SHADES, TINY, train_any
 from PIL import Image
 
 import dxn
 from dxn.runs.evaluation.features import (
-    Features,
     diversity,
-    feature_metrics,
     frechet_distance,
     nearest_distance,
     share_equal,
@@ -55,7 +53,26 @@ def folder(tmp_path_factory):
     for target, run in (("shade", "judge"), ("text", "named")):
         options = [*IMAGES, *LEARNED, "trainer.epochs=15", "preset=plain", "head=classify"]
         dxn.train(table, f"target={target}", *options, f"run={folder / run}")
+    dxn.train(
+        table, *IMAGES, *LEARNED, "trainer.epochs=1", "head=masked", f"run={folder / 'masked'}"
+    )
     return folder
+
+
+@pytest.fixture(scope="module")
+def captioner(folder):
+    """A judge of head=any whose text is the column caption, and a table with it."""
+    with (folder / "rows.csv").open(newline="") as file:
+        rows = [{**row, "caption": row["text"].upper()} for row in csv.DictReader(file)]
+    with (folder / "captions.csv").open("w", newline="") as out:
+        writer = csv.DictWriter(out, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    run, data = folder / "captioner", ["data.text=caption", "data.image=image"]
+    options = ["head=any", "adapters=[text,image_codes]", *TINY, f"run={run}"]
+    codec = f"adapters.image_codes.codec={folder / 'codec'}"
+    dxn.train(folder / "captions.csv", *data, codec, *options)
+    return run
 
 
 def metrics(folder):
@@ -122,6 +139,126 @@ def test_a_judge_of_head_any_writes_a_text(folder, right_names, tmp_path, capsys
     assert metrics(tmp_path)["test/exact_match[true]"] == pytest.approx(right_names)
 
 
+def test_the_text_of_the_judge_is_found_under_its_own_name(folder, captioner, tmp_path, capsys):
+    out = printed(
+        capsys,
+        *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={captioner}"),
+        *(f"data.path={folder / 'captions.csv'}", f"output={tmp_path}"),
+    )
+    assert "note: there is no" not in out
+    assert "test/exact_match[true]" in metrics(tmp_path)
+    assert "A DARK ONE" in (tmp_path / "predictions.csv").read_text()
+
+
+def test_the_text_of_the_judge_is_compared_with_that_of_the_model(
+    folder, captioner, tmp_path, capsys
+):
+    command = ["evaluate", f"run={folder / 'any'}", "create=image", f"judge={captioner}"]
+    out = printed(capsys, *command, f"output={tmp_path}")
+    assert "note: the data has no caption, which the judge writes, so its texts are compared" in out
+    assert "test/exact_match[true]" in metrics(tmp_path)
+    assert "a dark one" in (tmp_path / "predictions.csv").read_text()
+
+
+def test_a_captioner_whose_target_has_another_name_is_compared_too(folder, tmp_path, capsys):
+    with (folder / "rows.csv").open(newline="") as file:
+        rows = [[row["text"], row["image"]] for row in csv.DictReader(file)]
+    with (folder / "sentences.csv").open("w", newline="") as out:
+        csv.writer(out).writerows([["sentence", "image"], *rows])
+    options = [*IMAGES, *LEARNED, "trainer.epochs=1", "head=generate", "target=sentence"]
+    dxn.train(folder / "sentences.csv", *options, f"run={tmp_path / 'judge'}")
+    command = ["evaluate", f"run={folder / 'any'}", "create=image", "only=[text]"]
+    out = printed(capsys, *command, f"judge={tmp_path / 'judge'}", f"output={tmp_path}")
+    assert "note: the data has no sentence, which the judge writes, so its texts are" in out
+    assert "test/exact_match[true]" in metrics(tmp_path)
+
+
+def test_a_note_says_why_the_text_of_the_judge_is_not_compared(folder, captioner, tmp_path, capsys):
+    """There are two texts to compare with."""
+    run, data = tmp_path / "two", ["data.text=[text,shade]", "data.image=image", "head=any"]
+    codec = f"adapters.image_codes.codec={folder / 'codec'}"
+    dxn.train(
+        *(folder / "rows.csv", *data, "adapters=[text,image_codes]", codec, *TINY, f"run={run}")
+    )
+    command = ["evaluate", f"run={run}", "create=image", f"judge={captioner}"]
+    out = printed(capsys, *command, f"output={tmp_path}")
+    assert "note: there is no exact_match: the judge writes caption, which the data does" in out
+    assert "set data.path=... data.target=COLUMN to a column with the same content" in out
+    assert not any("exact_match" in key for key in metrics(tmp_path))
+
+
+def test_a_judge_without_answers_is_said_to_have_none(folder, tmp_path, capsys):
+    command = ["evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'masked'}"]
+    out = printed(capsys, *command, f"output={tmp_path}")
+    assert "note: the judge (head=masked) has no answers about image" in out
+    assert "test/frechet_distance[true]" in metrics(tmp_path)
+
+
+def test_what_the_codec_restores_from_a_training_picture_is_a_copy(folder, tmp_path, capsys):
+    # The training has some of the pictures that are evaluated, and pictures of other shades.
+    heading = ["text", "image", "shade"]
+    numbers = {"train": [0, 1, 3, 4], "test": [*range(6), 29, 59]}
+    for split, chosen in numbers.items():
+        rows = [[f"a {list(SHADES)[i % 3]} one", f"{i}.png", "dark"] for i in chosen]
+        with (folder / f"{split}_copies.csv").open("w", newline="") as out:
+            csv.writer(out).writerows([heading, *rows])
+    parts = [f"data.{split}={folder / split}_copies.csv" for split in numbers]
+    printed(
+        capsys,
+        *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'judge'}"),
+        *(*parts, "temperature=0", f"output={tmp_path}"),
+    )
+    codec = dxn.load(folder / "any").adapters["image"].codec
+
+    def restored(i):
+        [codes] = codec.encode([codec.reader.read(str(folder / f"{i}.png"))])
+        return codec.decode(codes).numpy().tobytes()
+
+    known = {restored(i) for i in numbers["train"]}
+    true = np.mean([restored(i) in known for i in numbers["test"]])
+    created = [codec.reader.read(str(path)) for path in (tmp_path / "created").glob("*.png")]
+    copies = np.mean([pixels.numpy().tobytes() in known for pixels in created])
+    found = metrics(tmp_path)
+    assert true >= 0.5
+    assert found["test/copied[true]"] == found["test/copied[restored]"] == pytest.approx(true)
+    assert found["test/copied[created]"] == pytest.approx(copies)
+
+
+def test_copied_texts_are_found_by_their_words(folder, tmp_path, capsys):
+    run = folder / "any"
+    options = [f"run={run}", "create=text", "temperature=0", f"judge={run}", f"output={tmp_path}"]
+    printed(capsys, "evaluate", *options)
+    assert metrics(tmp_path)["test/copied[true]"] == 1
+
+
+def test_an_evaluation_removes_the_files_of_an_earlier_one(folder, tmp_path, capsys):
+    (folder / "three.csv").write_text(
+        "text,image,shade\n"
+        + "".join(f"a {name} one,{i}.png,{name}\n" for i, name in enumerate(SHADES))
+    )
+    (folder / "one.csv").write_text("text,image,shade\na dark one,0.png,dark\n")
+    command = ["evaluate", f"run={folder / 'any'}", f"output={tmp_path}"]
+    judged = ["create=image", f"judge={folder / 'judge'}"]
+    printed(capsys, *command, *judged, f"data.path={folder / 'three.csv'}")
+    (tmp_path / "created" / "notes.txt").write_text("mine")
+    printed(capsys, *command, *judged, f"data.path={folder / 'one.csv'}")
+    assert {path.name for path in (tmp_path / "created").iterdir()} == {"000000.png", "notes.txt"}
+    assert [path.name for path in (tmp_path / "restored").iterdir()] == ["000000.png"]
+    printed(capsys, *command, "create=text", f"data.path={folder / 'one.csv'}")
+    assert [path.name for path in (tmp_path / "created").iterdir()] == ["notes.txt"]
+    assert not (tmp_path / "restored").exists()
+
+
+def test_a_smaller_distance_is_better(folder, tmp_path, capsys):
+    for split in ("train", "test"):
+        (folder / f"{split}_single.csv").write_text("text,image\na dark one,0.png\n")
+    parts = [f"data.{split}={folder / split}_single.csv" for split in ("train", "test")]
+    command = ["evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'masked'}"]
+    printed(capsys, *command, *parts, f"output={tmp_path}")
+    found = metrics(tmp_path)
+    assert found["monitored"] == "nearest_distance" and not found["higher_is_better"]
+
+
 def test_the_target_of_the_judge_is_found_for_drawn_splits(folder, tmp_path, capsys):
     data = [f"data.path={folder / 'drawn.csv'}", "data.fractions=[0.5,0.2,0.3]"]
     printed(
@@ -180,7 +317,9 @@ def test_training_rows_without_the_created_input_give_no_distances(folder, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["create=image", "judge=codec", "data.path=one.csv"], "judge: it has no answers for"),
+        (["create=image", "judge=masked", "data.path=one.csv"], "judge: it has no answers for"),
+        (["create=image", "judge=codec"], "judge: a codec does not say what image shows"),
+        (["create="], "create: needs the name of an input; the inputs that can be created are"),
         (["create=image"], "judge: needs the run of a model that reads image (image)"),
         (["create=text", "judge=JUDGE"], "judge: must read text (text), but its inputs are image"),
         (["create=sound"], "create: sound cannot be created"),
@@ -253,11 +392,8 @@ def test_diversity_is_the_mean_over_pairs():
     assert diversity(vectors[:1].expand(3, -1)) == pytest.approx(0)
 
 
-def test_copied_values_are_counted():
+def test_the_nearest_distance_of_equal_features_is_0():
     vectors = torch.arange(6, dtype=torch.float64).reshape(3, 2)
-    training = Features(vectors + torch.tensor([3.0, 4.0]), [b"a", b"b"])
-    found = feature_metrics(Features(vectors, [b"a", b"c", b"a"]), training)
-    assert found["copied"] == pytest.approx(2 / 3)
     assert nearest_distance(vectors, vectors) == 0
     assert nearest_distance(vectors[:1], vectors[:1] + torch.tensor([3.0, 4.0])) == 5
 

@@ -6,25 +6,27 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dxn.core.display import count, print_line
+from dxn.core.display import count, print_line, track
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, PREDICTIONS
 from dxn.core.processes import processes
 from dxn.core.results import DataFacts, Figures, Results, flat
 from dxn.data.dataset import Samples
+from dxn.data.files import digest
 from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, Rows
 from dxn.runs.evaluation.data import EvaluationSource
 from dxn.runs.evaluation.features import (
     FRECHET,
-    Features,
+    NEAREST,
     distance_remarks,
     feature_metrics,
     share_equal,
+    words_of,
 )
 from dxn.runs.evaluation.figures import print_results
 from dxn.runs.evaluation.judge import Judge
@@ -33,11 +35,12 @@ from dxn.runs.predictor.output import Record, write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify
 from dxn.tasks.metric import defined
-from dxn.tokenize.base import BadMedia
+from dxn.tokenize.base import Adapter, BadMedia, Reader
 from dxn.tokenize.codes import CodeAdapter
 
 CREATED, RESTORED, TRUE = "created", "restored", "true"  # rows of the table of metrics
 FILES = "created"  # folder of the created files
+LOWER_IS_BETTER = (FRECHET, NEAREST)
 
 
 def evaluate_created(
@@ -85,26 +88,35 @@ def evaluate_created(
     rows = predictor.model_inputs.of_source(data.source, data.split)
     given = _given(predictor, rows, create, only)
     cells = {name: rows.cells[name] for name in (create, *given)}
-    if judge is not None and (truths := judge.truths(rows, data, predictor)) is not None:
-        cells[TARGET] = truths
+    if judge is not None:
+        truths = judge.truths(rows, data, predictor, create)
+        cells |= {} if truths is None else {TARGET: truths}
     rows = _complete(replace(rows, cells=cells), create, given)
     used = {name: predictor.tokenizers[name] for name in given}
     opened = open_rows(rows, used, on_bad=data.source.on_bad)
     rows = rows.take(opened.kept)
     values = predictor.create(create, Samples(opened, used), batch_size=batch_size, **sampling)
+    _remove_files(folder / FILES, folder / RESTORED)
     folder.mkdir(parents=True, exist_ok=True)
+    created = values
     if are_files:
-        values = [str(path) for path in write_values(tokenizer.reader, values, folder / FILES)]
-    records: Sequence[Record] = [{**identify(opened, i), create: v} for i, v in enumerate(values)]
+        created = [str(path) for path in write_values(tokenizer.reader, values, folder / FILES)]
+    records: Sequence[Record] = [{**identify(opened, i), create: v} for i, v in enumerate(created)]
     figures: dict[str, dict[str, float]] = {}
     remarks: list[str] = []
     if judge is not None:
-        columns = {TRUE: rows.cells[create]}
         adapter = predictor.adapters[create]
+        true = rows.cells[create]
+        columns = {TRUE: Column(true, _as_written(adapter, true, "true values"))}
         if isinstance(adapter, CodeAdapter):
-            columns[RESTORED] = _restored(adapter.codec, rows.cells[create], folder / RESTORED)
-        training = _training_features(judge, predictor, data, create)
-        figures, remarks, answered = _judged(judge, rows, columns | {CREATED: values}, training)
+            restored = columns[TRUE].written
+            files = _restored_files(adapter.codec.reader, true, restored, folder / RESTORED)
+            columns[RESTORED] = Column(files, restored)
+            columns[CREATED] = Column(created, dict(enumerate(values)))
+        else:
+            columns[CREATED] = Column(values, _as_written(adapter, values, "created values"))
+        training = _training_rows(predictor, data, create)
+        figures, remarks, answered = _judged(judge, adapter, rows, columns, training)
         records = answered or records
     if not are_files:
         equal = share_equal(values, rows.cells[create], tokenizer)
@@ -124,10 +136,33 @@ def evaluate_created(
     print_line(f"written: {folder}: {', '.join(written)}")
 
 
+class Column(NamedTuple):
+    """Values of the rows.
+
+    Attributes:
+        cells: What the judge reads.
+        written: The values in the form in which the model writes them, see `_as_written`.
+    """
+
+    cells: Sequence[Any]
+    written: Mapping[int, Any]
+
+
 def _judged(
-    judge: Judge, rows: Rows, columns: Mapping[str, Sequence[Any]], training: Features | None
+    judge: Judge,
+    adapter: Adapter,
+    rows: Rows,
+    columns: Mapping[str, Column],
+    training: Rows | None,
 ) -> tuple[dict[str, dict[str, float]], list[str], Sequence[Record]]:
     """Judge several columns of values of the same rows.
+
+    Args:
+        judge: The model.
+        adapter: Adapter of the values.
+        rows: The rows.
+        columns: The columns.
+        training: The training rows, with their values alone. None: there are none.
 
     Returns:
         The metrics of each column, remarks about them, and the answers for the last column.
@@ -136,40 +171,73 @@ def _judged(
     remarks: list[str] = []
     about_distances: list[str] = []
     records: Sequence[Record] = []
+    known = None
+    copies: set[bytes] = set()
+    if training is not None:
+        (values,) = training.cells.values()
+        known = judge.features(judge.samples(training, values))
+        copies.update(map(digest, _as_written(adapter, values, "training values").values()))
     for key, column in columns.items():
-        samples = judge.samples(rows, column)
+        samples = judge.samples(rows, column.cells)
         answers, records = judge.answers(samples, rows)
         features = judge.features(samples)
-        figures[key] = answers | feature_metrics(features, training)
-        about_distances = distance_remarks(features, training)
+        figures[key] = answers | feature_metrics(features, known)
+        if known is not None:
+            copied = [digest(value) in copies for value in column.written.values()]
+            figures[key]["copied"] = sum(copied) / len(copied)
+        about_distances = distance_remarks(features, known)
         if len(samples) < len(rows):
             unread = count(len(rows) - len(samples), f"{key} value")
             remarks.append(f"the metrics are without {unread} that the judge cannot read")
     return figures, [*remarks, *about_distances], records
 
 
-def _restored(codec: Any, cells: Sequence[Any], folder: Path) -> list[Any]:
-    """Return files with what the codec restores, and cells that it cannot read as they are."""
-    values: dict[int, Any] = {}
-    for i, cell in enumerate(cells):
-        with suppress(BadMedia):  # the judge cannot read it either
-            (codes,) = codec.encode([codec.reader.read(cell)])
-            values[i] = codec.decode(codes)
-    paths = write_values(codec.reader, [*values.values()], folder)
-    files = dict(zip(values, map(str, paths), strict=True))
+def _as_written(adapter: Adapter, cells: Sequence[Any], about: str) -> dict[int, Any]:
+    """Return the values of cells in the form in which the model can write them, by row.
+
+    They are what the codec restores, and the words of a text. Cells that cannot be read have none.
+    """
+    written: dict[int, Any] = {}
+    for i, cell in enumerate(track(cells, len(cells), f"reading {about}")):
+        if not isinstance(adapter, CodeAdapter):
+            written[i] = " ".join(words_of(cell, adapter.tokenizer))
+            continue
+        with suppress(BadMedia):
+            (codes,) = adapter.codec.encode([adapter.codec.reader.read(cell)])
+            written[i] = adapter.codec.decode(codes)
+    return written
+
+
+def _restored_files(
+    reader: Reader, cells: Sequence[Any], restored: Mapping[int, Any], folder: Path
+) -> list[Any]:
+    """Return files with what the codec restores, and cells that it cannot read as they are.
+
+    The judge cannot read these either.
+    """
+    paths = write_values(reader, [*restored.values()], folder)
+    files = dict(zip(restored, map(str, paths), strict=True))
     return [files.get(i, cell) for i, cell in enumerate(cells)]
 
 
-def _training_features(
-    judge: Judge, creator: Predictor, data: EvaluationSource, create: str
-) -> Features | None:
-    """Return the features of the training values; None if there are none, or they are evaluated."""
+def _remove_files(*folders: Path) -> None:
+    """Remove the values that an earlier evaluation has written to the same folder."""
+    for folder in folders:
+        for path in folder.glob("[0-9]*"):
+            if path.stem.isdecimal():  # see `write_values`
+                path.unlink()
+        with suppress(OSError):  # it has other files, or there is none
+            folder.rmdir()
+
+
+def _training_rows(creator: Predictor, data: EvaluationSource, create: str) -> Rows | None:
+    """Return the training rows with the created input alone; None: there are none, or the same."""
     if data.split == "train" or not data.source.splits.get("train"):
         return None
     rows = creator.model_inputs.of_source(data.source, "train")
     rows = replace(rows, cells={create: rows.cells[create]})
     rows = rows.take(np.flatnonzero([value is not None for value in rows.cells[create]]))
-    return judge.features(judge.samples(rows, rows.cells[create])) if len(rows) else None
+    return rows if len(rows) else None
 
 
 def _results(
@@ -197,7 +265,7 @@ def _results(
         split=data.split,
         task=answering.task.name,
         monitored=monitored,
-        higher_is_better=monitored != FRECHET and metric.is_higher_better(monitored),
+        higher_is_better=monitored not in LOWER_IS_BETTER and metric.is_higher_better(monitored),
         metrics=flat(data.split, shown),
         shown=metric.shown(names),
         inputs=given,

@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FRECHET = "frechet_distance"
+FRECHET, NEAREST = "frechet_distance", "nearest_distance"
 CHUNK = 1024  # rows of a matrix of distances, because there can be many training values
 
 
-class Features(NamedTuple):
-    """Features of values.
+def feature_metrics(vectors: Tensor, training: Tensor | None) -> dict[str, float]:
+    """Return the diversity of values, and how they differ from the training values, if known.
 
-    Attributes:
-        vectors: (n, E) float64.
-        digests: Hash of each value.
+    Args:
+        vectors: (n, E) float64. Features of the values.
+        training: (m, E) float64. Features of the training values.
     """
-
-    vectors: Tensor
-    digests: Sequence[bytes]
-
-
-def feature_metrics(values: Features, training: Features | None) -> dict[str, float]:
-    """Return the diversity of values, and how they differ from the training values, if known."""
-    vectors = values.vectors
     figures: dict[str, float] = {}
     if training is not None:
-        others = training.vectors
-        if min(len(vectors), len(others)) > 1:  # a single value has no covariance
-            figures[FRECHET] = frechet_distance(vectors, others)
-        figures["nearest_distance"] = nearest_distance(vectors, others)
-        known = set(training.digests)
-        copied = [digest in known for digest in values.digests]
-        figures["copied"] = sum(copied) / len(copied)
+        if min(len(vectors), len(training)) > 1:  # a single value has no covariance
+            figures[FRECHET] = frechet_distance(vectors, training)
+        figures[NEAREST] = nearest_distance(vectors, training)
     if len(vectors) > 1:
         figures["diversity"] = diversity(vectors)
     return figures
 
 
-def distance_remarks(values: Features, training: Features | None) -> list[str]:
+def distance_remarks(vectors: Tensor, training: Tensor | None) -> list[str]:
     """Return sentences about the distances from the training values, see `feature_metrics`."""
     if training is None:
         return ["there are no distances: the data has no training values besides these rows"]
-    size = values.vectors.shape[1]
-    fewest = min(len(values.digests), len(training.digests))
+    size = vectors.shape[1]
+    fewest = min(len(vectors), len(training))
     if fewest > size or fewest < 2:
         return []
     # The covariance is singular, and the distance also depends on the number of rows.
@@ -62,12 +50,14 @@ def share_equal(texts: Sequence[str], others: Sequence[Any], tokenizer: Any) -> 
         others: True texts.
         tokenizer: Tokenizer of the texts, which can convert them to lower case.
     """
+    pairs = zip(texts, others, strict=True)
+    return sum(text.split() == words_of(other, tokenizer) for text, other in pairs) / len(texts)
+
+
+def words_of(text: Any, tokenizer: Any) -> list[str]:
+    """Return the words of a text in the form that its tokenizer writes, such as lower case."""
     normalizer = tokenizer.vocabulary.normalizer
-    equal = 0
-    for text, other in zip(texts, others, strict=True):
-        true = str(other) if normalizer is None else normalizer.normalize_str(str(other))
-        equal += text.split() == true.split()
-    return equal / len(texts)
+    return (str(text) if normalizer is None else normalizer.normalize_str(str(text))).split()
 
 
 def frechet_distance(a: Tensor, b: Tensor) -> float:

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from dxn.core.display import count
+from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
-from dxn.data.raws import digest_of
 from dxn.data.reading import survey_rows
 from dxn.data.rows import TARGET, Rows
 from dxn.data.sources.table import JOINED
 from dxn.runs.evaluation.data import EvaluationSource, source_of
-from dxn.runs.evaluation.features import Features, share_equal
+from dxn.runs.evaluation.features import share_equal
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import Record, identify, prediction_records
+from dxn.tasks.space import AnswerKind
 from dxn.training.predict import score
 
 
@@ -41,8 +42,14 @@ class Judge:
         """Return the judge of a created input: it reads its input of the same modality.
 
         Raises:
-            UserError: If it has no such input, or several of which none has the same name.
+            UserError: If it has no such input, or several of which none has the same name, or it
+                is a codec, whose features do not tell values apart.
         """
+        if model.task.answer_kind is AnswerKind.CODES:
+            raise UserError(
+                f"judge: a codec does not say what {created} shows; set judge to a classifier, or "
+                "to another model that was trained alone"
+            )
         same = [name for name, each in model.tokenizers.items() if each.modality == modality]
         names = [created] if created in same else same
         if len(names) != 1:
@@ -62,7 +69,7 @@ class Judge:
         return None
 
     def truths(
-        self, rows: Rows, data: EvaluationSource, creator: Predictor
+        self, rows: Rows, data: EvaluationSource, creator: Predictor, created: str
     ) -> Sequence[Any] | None:
         """Return the true answer for each row: the target of the judge, or the text that it writes.
 
@@ -70,6 +77,7 @@ class Judge:
             rows: The rows, with the inputs of the model that creates values.
             data: The data set that they are from.
             creator: The model that creates values.
+            created: Its input that is created.
 
         Returns:
             Cells. None: the judge has no answers, but features.
@@ -77,9 +85,17 @@ class Judge:
         Raises:
             UserError: If the data has no column with the answers.
         """
-        if not self.model.task.is_supervised:
-            return None if self.text is None else rows.cells.get(self.text)
-        target = self.model.target
+        task = self.model.task
+        if task.is_supervised:
+            target = self.model.target
+        elif self.text is not None:
+            target = self.model.columns.get(self.text, self.text)
+        else:
+            print_line(
+                f"note: the judge (head={task.name}) has no answers about {self.name}; the metrics "
+                "are those of its features"
+            )
+            return None
         source = data.source
         # The user can choose another column with the same content, such as data.target=digit. The
         # data of a run of head=any has an empty list.
@@ -93,10 +109,23 @@ class Judge:
             try:
                 source = source_of(node, creator, data.trust)
             except UserError as error:
-                raise UserError(
-                    f"judge: predicts {target}, which the data does not have ({error}); set "
-                    "data.path=... data.target=COLUMN to a column with the same content"
-                ) from error
+                writes = not task.is_supervised or task.target.is_text
+                texts = [n for n, each in creator.tokenizers.items() if each.reader.words]
+                texts = [name for name in texts if name in rows.cells and name != created]
+                if writes and len(texts) == 1:
+                    print_line(
+                        f"note: the data has no {target}, which the judge writes, so its texts are "
+                        f"compared with {texts[0]}"
+                    )
+                    return rows.cells[texts[0]]
+                missing = (
+                    f"{target}, which the data does not have ({error}); set data.path=... "
+                    "data.target=COLUMN to a column with the same content"
+                )
+                if task.is_supervised:
+                    raise UserError(f"judge: predicts {missing}") from error
+                print_line(f"note: there is no exact_match: the judge writes {missing}")
+                return None
         own = source.splits.get(data.split)
         if own is not None and list(own.origin) == list(rows.origin):
             return own.cells.get(TARGET, [None] * len(rows))
@@ -135,11 +164,9 @@ class Judge:
             )
         return Samples(opened, self.model.tokenizers, task=task if has_answers else None)
 
-    def features(self, samples: Samples) -> Features:
-        """Return the features of values."""
-        rows, vectors = self.model.vectors(samples, batch_size=self.batch_size)
-        column = samples.opened.raws[self.name]
-        return Features(vectors.double(), [digest_of(column, row) for row in rows])
+    def features(self, samples: Samples) -> Tensor:
+        """Return the features (n, E) of values, float64."""
+        return self.model.vectors(samples, batch_size=self.batch_size)[1].double()
 
     def answers(self, samples: Samples, rows: Rows) -> tuple[dict[str, float], list[Record]]:
         """Return metrics of the answers for values, and the rows of predictions.csv.

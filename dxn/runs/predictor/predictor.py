@@ -450,7 +450,8 @@ class Predictor:
         """
         if name not in self.task.creates:
             known = ", ".join(self.task.creates) or "none (train one with head=any)"
-            raise UserError(f"create: {name} cannot be created; the inputs that can are {known}")
+            problem = f"{name} cannot be created" if name else "needs the name of an input"
+            raise UserError(f"create: {problem}; the inputs that can be created are {known}")
 
     @torch.inference_mode()
     def create(
