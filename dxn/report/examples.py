@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -28,6 +28,8 @@ HINT = "Many of these rows have a wrong label or an unusual input."
 MAX_TEXT = 400  # characters of a target or an answer
 # Bytes of all pictures, sounds and clips. With charts and tables, a page has at most 5 MB.
 MAX_MEDIA = 3_600_000
+# Bytes of a sound. A page has up to 18 of them, so that they take at most 1.5 MB.
+MAX_SOUND = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,23 @@ class RowScores:
 
 
 def row_scores(
-    metric: Metric, predictions: Sequence[Any], targets: Sequence[Any]
+    metric: Metric, predictions: Sequence[Any], targets: Sequence[Any], undefined: float = 1.0
 ) -> RowScores | None:
-    """Return how well each row is answered; None if no metric scores single rows."""
+    """Return how well each row is answered; None if no metric scores single rows.
+
+    Args:
+        metric: The metric.
+        predictions: Predictions of the rows.
+        targets: Their targets.
+        undefined: Score of a row for which the metric is not defined, if higher scores are better.
+            By default, a row with nothing to predict is right.
+    """
     if metric.row is None:
         return None
     figure, name = metric.row
     values = metric.value(metric.rows(predictions, targets))[figure]
     higher = metric.is_higher_better(figure)
-    # A row with nothing to predict is right.
-    right = values.nan_to_num(1.0, math.inf, -math.inf) if higher else values
+    right = values.nan_to_num(undefined, math.inf, -math.inf) if higher else values
     return RowScores(name, right.tolist(), higher)
 
 
@@ -64,10 +73,14 @@ class Budget:
 
     Args:
         size: Number of bytes.
+
+    Attributes:
+        sound: Maximum number of bytes of a sound.
     """
 
     def __init__(self, size: int = MAX_MEDIA):
         self.left = size
+        self.sound = MAX_SOUND
 
     def spend(self, html: str) -> Markup:
         """Return a part of the page, or a note if there is no room for it."""
@@ -261,7 +274,8 @@ def fragments(
             continue
         drawer = get_drawer(each.modality)
         own = (marks or {}).get(name)
-        html = drawer.marked_fragment(each, own) if own else drawer.fragment(each)
+        shown = replace(each, max_sound=budget.sound)
+        html = drawer.marked_fragment(shown, own) if own else drawer.fragment(shown)
         found.append((name, budget.spend(html)))
     return found
 

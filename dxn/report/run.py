@@ -123,6 +123,7 @@ def _data(facts: DataFacts) -> dict[str, Any]:
     return {
         "warnings": [*facts.warnings, *_imbalance(facts)],
         "splits": splits,
+        "has_targets": any(split["target"] for split in splits),
         "inputs": facts.inputs,
         "truncated": [f"{name}: {each}" for name, each in facts.truncated.items()],
         "classes": bars,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,6 +23,7 @@ TEXTS_PER_PART = 5  # from the worst, the middle and the best answers
 VALUES_PER_PART = 3
 CREATED_ROWS = 8  # rows of which each input is created
 CREATED_TOGETHER = 4
+CREATED_SOUND = 28_000  # bytes of a sound, because a model of three inputs shows one 32 times
 # Seconds after which no more values are created. A report is written after each training.
 CREATED_SECONDS = 30.0
 # A row: "where" it is from, and in "parts" what is side by side: headings, and the HTML of a value,
@@ -81,7 +83,7 @@ def _written(
 def _restored(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any] | None:
     """Return inputs beside what is decoded from their codes: the worst, middle and best ones."""
     task, predicted = evidence.task, last.predictions.predicted
-    scores = row_scores(task.metric, predicted, last.truths)
+    scores = row_scores(task.metric, predicted, last.truths, undefined=math.nan)
     if scores is None:
         return None
     codes = [task.answer(each)["prediction"] for each in predicted]
@@ -90,23 +92,29 @@ def _restored(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, An
         ((name, value),) = task.restored(predicted[i]).items()
         original = evidence.shown(last.predictions.rows[i])[name]
         numbers = " ".join("/".join(map(str, stages)) for stages in codes[i])
-        decoded = replace(original, raw=value, source=None, like=original.raw)
+        true, decoded = _alike(original, replace(original, raw=value, source=None), budget)
         return {
             "where": f"{last.origins[i]} · {scores.name} {number(scores.values[i])}",
             "parts": [
-                ("Original", _drawn(original, budget)),
-                ("Decoded", _drawn(decoded, budget)),
+                ("Original", true),
+                ("Decoded", decoded),
                 (f"Codes of {count(len(codes[i]), 'token')}", _text(escaped(cut(numbers)))),
             ],
         }
 
     # Rows with equal codes, such as copies of a file, are shown once.
-    distinct = {str(each): i for i, each in enumerate(codes)}
+    defined = [i for i, score in enumerate(scores.values) if not math.isnan(score)]
+    distinct = {str(codes[i]): i for i in defined}
     parts = _ranked(scores, distinct.values(), VALUES_PER_PART, "Rows")
+    about = f"Inputs beside what is decoded from their codes, sorted by {scores.name}."
+    if rest := len(codes) - len(defined):
+        are = "is" if rest == 1 else "are"
+        about += f" {scores.name} is not defined for {count(rest, 'row')} with a constant value, "
+        about += f"which {are} left out."
     return {
         "id": "examples",
         "title": "Examples",
-        "about": f"Inputs beside what is decoded from their codes, sorted by {scores.name}.",
+        "about": about,
         "groups": [(title, [row(i) for i in rows]) for title, rows in parts],
     }
 
@@ -114,6 +122,7 @@ def _restored(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, An
 def _created(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any] | None:
     """Return rows with each input beside the value that the model creates from the others."""
     start = time.monotonic()
+    budget.sound = CREATED_SOUND
     task, samples = evidence.task, last.samples
     groups: dict[str, list[Row]] = {name: [] for name in task.creates}
     left_out = ""
@@ -133,13 +142,14 @@ def _created(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any
             for row, created in zip(rows, evidence.created(name, rows), strict=True):
                 shown = evidence.shown(row)
                 given = {each: shown.get(each) for each in others}
+                true, made = _answer(shown.get(name), created, budget)
                 found.append(
                     {
                         "where": samples.opened.origin[row],
                         "parts": [
                             *fragments(given, budget),
-                            (f"True {name}", _drawn(shown.get(name), budget)),
-                            (f"Created {name}", _answer(created, shown.get(name), budget)),
+                            (f"True {name}", true),
+                            (f"Created {name}", made),
                         ],
                     }
                 )
@@ -153,11 +163,22 @@ def _created(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any
     }
 
 
-def _answer(created: Shown, true: Shown | None, budget: Budget) -> Markup:
-    """Return a created value. Words that the true value does not have are marked."""
-    if not isinstance(created.raw, str) or true is None:
-        return _drawn(created, budget)
-    return _text(marked(cut(created.raw), cut(plain_text(true.raw))) or "(empty)")
+def _answer(true: Shown | None, created: Shown, budget: Budget) -> tuple[Markup, Markup]:
+    """Return a true and a created value. Words that the true value does not have are marked."""
+    if true is None:
+        return _drawn(None, budget), _drawn(created, budget)
+    if not isinstance(created.raw, str):
+        return _alike(true, created, budget)
+    text = marked(cut(created.raw), cut(plain_text(true.raw)))
+    return _drawn(true, budget), _text(text or "(empty)")
+
+
+def _alike(first: Shown, second: Shown, budget: Budget) -> tuple[Markup, Markup]:
+    """Return two values that are drawn in the same range."""
+    return (
+        _drawn(replace(first, like=[second.raw]), budget),
+        _drawn(replace(second, like=[first.raw]), budget),
+    )
 
 
 def _drawn(shown: Shown | None, budget: Budget) -> Markup:
@@ -178,7 +199,7 @@ def _ranked(
     """
     values = scores.values
     order = sorted(rows, key=values.__getitem__, reverse=not scores.higher_is_better)
-    if values[order[0]] == values[order[-1]]:
+    if order and values[order[0]] == values[order[-1]]:
         # No answer is better than another one.
         order = order[:size]
     middle = max((len(order) - size) // 2, 0)

@@ -11,6 +11,7 @@ import numpy as np
 import soundfile
 from PIL import Image
 
+from dxn.core.display import number
 from dxn.viz.html import data_url, escaped
 
 MAX_SHOWN = 600  # characters of a text that are visible at once
@@ -78,13 +79,14 @@ def reduced(source: str) -> str:
     return picture_source(pixels)
 
 
-def player(samples: np.ndarray, rate: int, label: str) -> str:
+def player(samples: np.ndarray, rate: int, label: str, *, max_bytes: int | None = None) -> str:
     """Return the first seconds of a recording as HTML, at a reduced sampling rate.
 
     Args:
         samples: (S,). Samples from -1 to 1.
         rate: Sampling rate in Hz.
         label: Name of the recording.
+        max_bytes: Approximate maximum of its size as a file. None: only its seconds are limited.
     """
     seconds = len(samples) / rate
     samples = samples[: round(MAX_SECONDS * rate)]
@@ -92,12 +94,17 @@ def player(samples: np.ndarray, rate: int, label: str) -> str:
     if step > 1:
         # The mean of neighbors is a low-pass filter that is good enough to listen to.
         samples = samples[: len(samples) // step * step].reshape(-1, step).mean(1)
-    source = data_url("audio/flac", flac(samples, rate // step))
-    note = f"first {MAX_SECONDS:g} of {seconds:.0f} seconds"
-    cut = f'<p class="note">{note}</p>' if seconds > MAX_SECONDS else ""
+    content = flac(samples, rate // step)
+    if max_bytes is not None and len(content) > max_bytes:
+        samples = samples[: len(samples) * max_bytes // len(content)]
+        content = flac(samples, rate // step)
+    shown = len(samples) * step / rate
+    # Samples that fill no step are not missed.
+    note = f"first {number(shown, 2)} of {number(seconds, 2)} seconds"
+    cut = f'<p class="note">{note}</p>' if seconds - shown > step / rate else ""
     return (
-        f'<audio controls preload="metadata" aria-label="{escaped(label)}" src="{source}"></audio>'
-        f"{cut}"
+        f'<audio controls preload="metadata" aria-label="{escaped(label)}" '
+        f'src="{data_url("audio/flac", content)}"></audio>{cut}'
     )
 
 

@@ -11,14 +11,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, train
 from PIL import Image
 
 from dxn.cli import main
 from dxn.core.files import write_text
-from dxn.report.examples import Budget
+from dxn.report.examples import Budget, fragments
 from dxn.report.run import MAX_CONFIG
 from dxn.report.sides import marked, side_by_side
+from dxn.tokenize import AudioAdapter
 from dxn.viz import media as parts
 from dxn.viz.drawers import Shown
 
@@ -437,6 +439,18 @@ def test_a_long_recording_is_cut_and_says_so():
     assert "first 8 of 20 seconds" in html
     assert "a &lt;call&gt;" in html
     assert len(html) < 400_000
+    assert "seconds" not in parts.player(np.zeros(44_100, np.float32), 44_100, "call")
+
+
+def test_the_sounds_of_a_report_have_a_limit():
+    noise = np.random.default_rng(0).uniform(-1, 1, 16_000 * 12).astype(np.float32)
+    html = parts.player(noise, 16_000, "noise", max_bytes=32_000)
+    assert "first 1 of 12 seconds" in html
+    tokenizer = AudioAdapter(8, sample_rate=16_000).tokenizer
+    shown = {"sound": Shown("audio", torch.from_numpy(noise), tokenizer)}
+    ((_, html),) = fragments(shown, Budget())
+    # A page has up to 18 of them, beside a picture each.
+    assert len(html) < 2_000_000 / 18
 
 
 def test_the_budget_replaces_what_does_not_fit():

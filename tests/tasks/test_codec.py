@@ -4,6 +4,7 @@ import json
 import pickle
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from dxn.core.build_limit import build_limit
 from dxn.core.dropout import Noise, keyed
 from dxn.models import Backbone
 from dxn.models.fusion import EarlyFusion
+from dxn.report.examples import Budget
+from dxn.report.sides import side_by_side
 from dxn.tasks import Codec
 from dxn.tasks.any.vocabulary import Codes
 from dxn.tasks.codec.metric import similarity
@@ -31,6 +34,7 @@ from dxn.tokenize import (
     SpectrogramOptions,
     VideoAdapter,
 )
+from dxn.viz.drawers import Shown
 
 D = 16
 STRETCH = ResizeOptions(mode="stretch")
@@ -351,6 +355,24 @@ def test_snr_divides_the_variance_by_the_squared_error():
     assert value.tolist() == pytest.approx([20, 20], abs=1e-3)
 
 
+@torch.no_grad()
+def test_a_report_leaves_out_rows_whose_ratio_is_not_defined():
+    task, model, batch = setting(series)
+    first, second = task.predict(model.head, model(batch), batch)
+    # A row that is equal to the mean of the training has no power.
+    constant = replace(second, power=0.0, codes=(second.codes + 1) % 2)
+    shown = {task.target.input: Shown("series", series()[1], None, name="series")}
+    predictions = SimpleNamespace(predicted=[first, constant], rows=[0, 1])
+    last = SimpleNamespace(predictions=predictions, truths=[None] * 2, origins=["row 1", "row 2"])
+    evidence = SimpleNamespace(task=task, shown=lambda row: shown)
+    section = side_by_side(evidence, last, None, Budget())
+    ((_, [row]),) = section["groups"]
+    assert row["where"].startswith("row 1 · snr ")
+    assert (
+        "snr is not defined for 1 row with a constant value, which is left out" in section["about"]
+    )
+
+
 DIGITS = [
     *("data=digits", "data.num_train=60", "data.num_validation=10", "data.num_test=10"),
     *(
@@ -371,6 +393,9 @@ def test_a_trained_codec_has_metrics(options, tmp_path, capsys):
     text = json.dumps(metrics)
     for name in ("psnr", "ssim", "bits", "codes_used"):
         assert name in text
+    printed(capsys, "report", f"run={tmp_path}")
+    # It has no target.
+    assert ">target</th>" not in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

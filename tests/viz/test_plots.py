@@ -1,6 +1,8 @@
 """Plots of a run: what is drawn, that nothing is cut off, and fonts of all scripts."""
 
+import math
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +14,7 @@ from matplotlib.font_manager import fontManager
 
 from dxn.core.display import number, percent
 from dxn.tasks import Categorical, Classify, Names, Number
+from dxn.tokenize import AudioAdapter, SpectrogramOptions
 from dxn.viz import curves, fonts
 from dxn.viz.chart import write_png
 from dxn.viz.charts import error_chart, input_chart, scatter_chart, task_charts
@@ -23,6 +26,8 @@ from dxn.viz.confusion import (
     confusion_counts,
 )
 from dxn.viz.drawers import FramesDrawer, Shown
+from dxn.viz.drawers.audio import AudioDrawer
+from dxn.viz.drawers.series import SeriesDrawer
 from dxn.viz.figure import new_figure, save, set_title, shortened, wrapped
 from dxn.viz.fonts import DEFAULT_FONT, families, legible, text_width
 from dxn.viz.sample import answer_line, listed_probabilities
@@ -395,7 +400,39 @@ def test_decoded_frames_have_the_colors_of_the_original():
     grid = SimpleNamespace(reader=SimpleNamespace(frame=(2, 3)))
     original = torch.arange(12.0).view(2, 6)
     plain = FramesDrawer().panel(Shown("frames", original, grid)).pixels
-    same = FramesDrawer().panel(Shown("frames", original, grid, like=original)).pixels
-    lower = FramesDrawer().panel(Shown("frames", original / 2, grid, like=original)).pixels
+    same = FramesDrawer().panel(Shown("frames", original, grid, like=[original])).pixels
+    lower = FramesDrawer().panel(Shown("frames", original / 2, grid, like=[original])).pixels
+    higher = FramesDrawer().panel(Shown("frames", original * 2, grid)).pixels
     assert np.array_equal(same, plain)
     assert not np.array_equal(lower, plain)
+    assert np.array_equal(higher, plain)
+
+
+def test_values_that_are_compared_are_drawn_in_the_range_of_both():
+    wave = torch.linspace(0, 20, 2000).sin()
+    options = {"sample_rate": 8000, "spectrogram": SpectrogramOptions(n_mels=16)}
+    sound = AudioAdapter(8, **options).tokenizer
+    samples = AudioAdapter(8, tokens="waveform", **options).tokenizer
+    cases = [
+        (SeriesDrawer(), Shown("series", wave[:50, None], None), wave[:50, None] / 10),
+        (AudioDrawer(), Shown("audio", wave, sound), wave / 10),
+        (AudioDrawer(), Shown("audio", wave, samples), wave / 10),
+    ]
+    for drawer, plain, lower in cases:
+        alone = drawer.panel(replace(plain, raw=lower)).pixels
+        assert alone.mean() == pytest.approx(drawer.panel(plain).pixels.mean(), abs=2)
+        beside = drawer.panel(replace(plain, raw=lower, like=[plain.raw])).pixels
+        assert not np.array_equal(beside, alone)
+        # The larger one has the range already.
+        same = drawer.panel(replace(plain, like=[lower])).pixels
+        assert np.array_equal(same, drawer.panel(plain).pixels)
+
+
+@pytest.mark.parametrize("value", [0.0, -7.0, 1e20, math.nan])
+def test_a_constant_series_is_in_the_middle(value):
+    pixels = SeriesDrawer().panel(Shown("series", torch.full((9, 1), value), None)).pixels
+    rows = np.flatnonzero((pixels < 100).any((1, 2)))
+    if math.isnan(value):
+        assert not len(rows)
+    else:
+        assert rows.mean() == pytest.approx(len(pixels) / 2, rel=0.1)

@@ -182,7 +182,7 @@ def _judged(
         answers, records = judge.answers(samples, rows)
         features = judge.features(samples)
         figures[key] = answers | feature_metrics(features, known)
-        if known is not None:
+        if known is not None and column.written:
             copied = [digest(value) in copies for value in column.written.values()]
             figures[key]["copied"] = sum(copied) / len(copied)
         about_distances = distance_remarks(features, known)

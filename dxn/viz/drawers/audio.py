@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ class AudioDrawer(PanelDrawer):
 
     def fragment(self, shown: Shown) -> str:
         """Return a player with the spectrogram as HTML."""
-        sound = player(*waveform(shown), shown.name or "audio")
+        sound = player(*waveform(shown), shown.name or "audio", max_bytes=shown.max_sound)
         return f'<div class="sound">{super().fragment(shown)}{sound}</div>'
 
 
@@ -96,10 +96,13 @@ def sound_panel(shown: Shown) -> Panel:
     if not isinstance(prepare, AudioTokenizer):
         return _power_panel(*waveform(shown))
     if prepare.spectrogram is None:
-        return _waveform_panel(*waveform(shown))
+        return _waveform_panel(*waveform(shown), [each.cpu().numpy() for each in shown.like])
     options = prepare.spectrogram.options
-    values = prepare.features(shown.raw).cpu().numpy().T  # (F, frames)
-    levels = _levels(values / PER_DECIBEL[options.frontend])
+    values, *others = (
+        prepare.features(raw).cpu().numpy().T / PER_DECIBEL[options.frontend]  # (F, frames)
+        for raw in (shown.raw, *shown.like)
+    )
+    levels = _levels(values, others)
     bins, frames = levels.shape
     seconds = frames * prepare.seconds
     hertz = _mel_bins(options, prepare.sample_rate, bins)
@@ -138,13 +141,14 @@ def spectrogram(samples: np.ndarray, rate: int) -> np.ndarray:
     return _levels(10 * (spectrum.abs() ** 2).clamp(min=1e-10).log10().numpy())
 
 
-def _levels(decibels: np.ndarray) -> np.ndarray:
-    """Convert decibels to 0 to 255, where 255 is the loudest point.
+def _levels(decibels: np.ndarray, others: Sequence[np.ndarray] = ()) -> np.ndarray:
+    """Convert decibels to 0 to 255, where 255 is the loudest point of this and other recordings.
 
-    0 is DYNAMIC_RANGE below it, or less if the recording has no quieter points, such as noise.
+    0 is DYNAMIC_RANGE below it, or less if they have no quieter points, such as noise.
     """
-    loudest = float(decibels.max())
-    quietest = max(loudest - DYNAMIC_RANGE, float(np.percentile(decibels, QUIET_PERCENTILE)))
+    every = np.concatenate([each.ravel() for each in (decibels, *others)])
+    loudest = float(every.max())
+    quietest = max(loudest - DYNAMIC_RANGE, float(np.percentile(every, QUIET_PERCENTILE)))
     relative = (decibels - quietest) / max(loudest - quietest, MIN_RANGE)
     return np.clip(relative * 255, 0, 255).astype(np.uint8)
 
@@ -171,10 +175,13 @@ def _power_panel(samples: np.ndarray, rate: int) -> Panel:
     return _panel(levels, len(samples) / rate, y_ticks, "Hz, dark: loud")
 
 
-def _waveform_panel(samples: np.ndarray, rate: int) -> Panel:
-    """Return a panel of the waveform: each column spans its smallest to its largest sample."""
+def _waveform_panel(samples: np.ndarray, rate: int, others: Sequence[np.ndarray]) -> Panel:
+    """Return a panel of the waveform: each column spans its smallest to its largest sample.
+
+    The height is that of the loudest sample of this and other recordings.
+    """
     columns = min(COLUMNS, len(samples))
-    largest = float(np.abs(samples).max(initial=0)) or 1.0
+    largest = max(float(np.abs(each).max(initial=0)) for each in (samples, *others)) or 1.0
     levels = np.zeros((WAVE_ROWS, columns), dtype=np.uint8)
     for i, part in enumerate(np.array_split(samples / largest, columns)):
         low, high = ((1 + np.array([part.min(), part.max()])) / 2 * (WAVE_ROWS - 1)).astype(int)

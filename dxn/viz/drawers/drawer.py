@@ -39,7 +39,10 @@ class Shown:
         adapter: The input's adapter, which knows the size of a patch.
         source: What `raw` was read from, such as the path of a file.
         name: Name of the input.
-        like: Raw value that gives the range in which a series or frames are drawn. None: `raw`.
+        like: Raw values that are drawn in the same range, so that series, frames and sounds can be
+            compared by eye.
+        max_sound: Maximum number of bytes of a sound in a page. None: it is only limited in
+            seconds.
     """
 
     modality: str
@@ -48,7 +51,8 @@ class Shown:
     adapter: Any = None
     source: Any = None
     name: str = ""
-    like: Any = None
+    like: Sequence[Any] = ()
+    max_sound: int | None = None
 
 
 class Drawer:

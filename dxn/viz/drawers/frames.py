@@ -45,7 +45,7 @@ class FramesDrawer(PanelDrawer):
         """Return the frames in rows of PER_ROW frames."""
         height, width = shown.preprocessor.reader.frame
         frames = _frames(shown)
-        limits = value_range(frames if shown.like is None else _frames(shown, shown.like))
+        limits = value_range(frames, *(_frames(shown, each) for each in shown.like))
         zoom = zoom_of(height, width)
         cell = _cell(shown)
         down, across = -(-len(frames) // PER_ROW), min(len(frames), PER_ROW)
@@ -106,7 +106,9 @@ def value_range(*values: np.ndarray) -> tuple[float, float]:
     if not len(present):
         return 0.0, 1.0
     low, high = float(present.min()), float(present.max())
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    # Half of a large number is more than a rounding error of it.
+    around = max(abs(low) / 2, 0.5)
+    return (low, high) if high > low else (low - around, high + around)
 
 
 def draw_frame(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:

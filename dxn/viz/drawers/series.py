@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from dxn.viz.drawers.drawer import Shown
+from dxn.viz.drawers.frames import value_range
 from dxn.viz.drawers.heat import Panel, round_steps
 from dxn.viz.drawers.panel import PanelDrawer
 from dxn.viz.figure import new_figure
@@ -74,11 +75,11 @@ class SeriesDrawer(PanelDrawer):
 def series_panel(shown: Shown) -> Panel:
     """Return one curve per channel as a panel, in time steps and channels from the top.
 
-    Each channel fills its own height, from its smallest to its largest value. Where a value is
-    missing, the background is grey.
+    Each channel fills its own height, from the smallest to the largest value of all series that are
+    drawn in the same range. Where a value is missing, the background is grey.
     """
     values = shown.raw.numpy(force=True)[:, :MAX_CHANNELS]
-    like = values if shown.like is None else shown.like.numpy(force=True)
+    others = [each.numpy(force=True) for each in shown.like]
     steps, channels = values.shape
     height = _height(shown)
     figure = new_figure(INCHES, height)
@@ -90,8 +91,11 @@ def series_panel(shown: Shown) -> Panel:
     for i, channel in enumerate(values.T):
         for start, stop in _runs(np.isnan(channel)):
             axis.fill_between((start, stop), i, i + 1, color=MISSING_COLOR, linewidth=0)
+        low, high = value_range(channel, *(each[:, i] for each in others))
+        # Divided first: the range of huge values exceeds float32.
+        scaled = channel / (high - low) - low / (high - low)
         # 10% of the height stay free above and below the curve.
-        curve = i + 0.9 - 0.8 * _scaled(channel, like[:, i])
+        curve = i + 0.9 - 0.8 * scaled
         marker = MARKER if steps <= MAX_POINTS else 0
         axis.plot(time, curve, ".-", color=COLOR, linewidth=1, markersize=marker)
     file = io.BytesIO()
@@ -116,21 +120,6 @@ def _height(shown: Shown) -> float:
     """Return the height of all curves in inches."""
     channels = min(shown.raw.shape[1], MAX_CHANNELS)
     return max(1.2, min(0.5 * channels, 4.0))
-
-
-def _scaled(channel: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Return the values (T,), of which those from the smallest to the largest of `like` are 0 to 1.
-
-    With a constant `like`, they are 0.5.
-    """
-    if np.isnan(like).all():
-        return np.full_like(channel, np.nan)
-    low, high = float(np.nanmin(like)), float(np.nanmax(like))
-    if high <= low:
-        return np.where(np.isnan(channel), np.nan, 0.5)
-    # Divided first: the range of huge values exceeds float32.
-    # Other values do not reach into the next channel.
-    return np.clip(channel / (high - low) - low / (high - low), -0.1, 1.1)
 
 
 def _runs(mask: np.ndarray) -> Sequence[tuple[int, int]]:
