@@ -198,7 +198,6 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
         yield Advice("trainer.max_minutes", _minutes(facts), about)
         yield Advice("trainer.ema_decay", 0.99, about)
         yield Advice("backbone.dropout", 0.0, about)
-        yield Advice("head.absolute", 1.0, about)
         yield Advice(*MUON, about)
         return
     if facts.object_size is not None:
