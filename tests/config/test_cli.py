@@ -111,7 +111,7 @@ def test_the_help_of_training_has_the_keys_that_everybody_needs(capsys):
         ("head.decoder.depth", "Number of layers"),
         ("head.decoder.backbone", "dxn.models.Backbone"),
         ("target", "Column to predict."),
-        ("weights", "Used by: dxn train, dxn tune, dxn show."),
+        ("weights", "Used by: dxn train, dxn tune, dxn check, dxn show."),
         ("split", "Used by: dxn evaluate."),
         ("pretrain.epochs", "pretrain.epochs=10 number of passes over the training split"),
     ],
