@@ -8,9 +8,12 @@ import pandas
 import pytest
 import torch
 from helpers.newcomer import printed, read_csv, refused
+from helpers.runs import SMALL_IMAGES
 from helpers.shades import train_any, train_codec
 
 import dxn
+from dxn.config.instantiate import build
+from dxn.runs.saved.codecs import codec_node
 from dxn.tasks.codec.stored import StoredCodec
 
 
@@ -103,6 +106,20 @@ def test_bad_rows_are_refused_or_left_out_as_in_other_tasks(folder, codes, capsy
     assert "2 rows, 2 skipped" in shown
     rows = read_csv(output)
     assert [json.loads(row["prediction"]) for row in rows] == codes[1:3]
+
+
+def test_a_codec_is_part_of_a_model_whatever_the_name_of_its_column(folder):
+    table = folder / "photos.csv"
+    table.write_text((folder / "rows.csv").read_text().replace("text,image", "text,photo"))
+    dxn.train(
+        table,
+        *("data.image=photo", *SMALL_IMAGES, "head=codec", "head.levels=[5,5]"),
+        f"run={folder / 'photos'}",
+    )
+    codec = build(codec_node(str(folder / "photos"), key="codec"), key="codec")
+    (codes,) = codec.encode([codec.reader.read(str(folder / "1.png"))])
+    model = dxn.load(folder / "photos")
+    assert codes.tolist() == model.predict(photo=str(folder / "1.png"))["prediction"]
 
 
 def test_a_model_of_any_inputs_says_what_to_use_instead(folder, capsys):

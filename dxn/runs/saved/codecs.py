@@ -54,15 +54,16 @@ def codec_node(run: str, *, key: str, trust: tuple[str, ...] = ()) -> dict[str, 
                 "with dxn train DATA head=codec"
             )
         size = validated(CodecState, labels, folder / LABELS).size
-        ((name, each),) = plan.inputs.items()
+        (each,) = plan.inputs.values()
+        name = each.adapter  # the weights have the name of the adapter, not that of the column
         has_state = (folder / STATE_FILE).exists()
-        state = read_state(folder, each.adapter) if has_state else None
+        state = read_state(folder, name) if has_state else None
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
     return {
         "_target_": "dxn.tasks.codec.stored.StoredCodec",
         "input": name,
-        "adapter": plan.adapters[each.adapter],
+        "adapter": plan.adapters[name],
         "state": state,
         "fusion": {**plan.fusion, "inputs": [name]},
         "backbone": plan.backbone,
