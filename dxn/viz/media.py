@@ -11,7 +11,6 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-from dxn.core.display import number
 from dxn.viz.html import data_url, escaped
 
 MAX_SHOWN = 600  # characters of a text that are visible at once
@@ -100,7 +99,8 @@ def player(samples: np.ndarray, rate: int, label: str, *, max_bytes: int | None 
         content = flac(samples, rate // step)
     shown = len(samples) * step / rate
     # Samples that fill no step are not missed.
-    note = f"first {number(shown, 2)} of {number(seconds, 2)} seconds"
+    first, whole = (f"{value:,.1f}".removesuffix(".0") for value in (shown, seconds))
+    note = f"first {first} of {whole} seconds"
     cut = f'<p class="note">{note}</p>' if seconds - shown > step / rate else ""
     return (
         f'<audio controls preload="metadata" aria-label="{escaped(label)}" '

@@ -439,6 +439,7 @@ def test_a_long_recording_is_cut_and_says_so():
     assert "first 8 of 20 seconds" in html
     assert "a &lt;call&gt;" in html
     assert len(html) < 400_000
+    assert "first 8 of 125 seconds" in parts.player(np.zeros(1_000_000, np.float32), 8000, "call")
     assert "seconds" not in parts.player(np.zeros(44_100, np.float32), 44_100, "call")
 
 
