@@ -37,7 +37,7 @@ class Chats(Layout):
     def __post_init__(self) -> None:
         is_list = isinstance(self.columns, list | tuple) and len(self.columns) > 0
         if not is_list or not all(isinstance(name, str) for name in self.columns):
-            raise ValueError(f"must be a column of messages, or columns, got {self.columns!r}")
+            raise ValueError(f"chat must be a list of names of columns, got {self.columns!r}")
 
     @property
     def column(self) -> str:

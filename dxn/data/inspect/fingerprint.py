@@ -87,7 +87,7 @@ def _cells(column: Sequence[Any], present: np.ndarray) -> npt.NDArray[np.uint8]:
         content[is_known] = facts["digest"][is_known]
         for i in np.flatnonzero(present & ~is_known).tolist():
             content[i] = digest_of(column, i)
-    elif set(map(type, column)) - {type(None)} == {float}:
+    elif present.any() and all(cell is None or type(cell) is float for cell in column):
         # A missing number becomes NaN, and the last byte tells it apart from a NaN in the data.
         content = np.array(list(column), np.float64)
     else:

@@ -90,7 +90,7 @@ def layout_of(node: Any) -> Layout:
         if names == ["columns"]:
             return layout(value)
         if not isinstance(value, Mapping):
-            raise ValueError(f"must be a mapping with {', '.join(names)}, got {value!r}")
+            raise ValueError(f"{kind} must be a mapping with {', '.join(names)}, got {value!r}")
         return layout(**value)
     except TypeError as error:  # an unknown argument, or a value of a wrong type
         raise ValueError(f"layout.{kind}: {error}") from None
