@@ -165,7 +165,7 @@ def _finish(axis: Axes, family: str, *, in_epochs: bool, best: tuple[int, str] |
     axis.set_xlabel("epoch" if in_epochs else "step")
     if family == UNIT:
         axis.set_ylim(-0.02, 1.02)
-    elif family != LOSS and family != "R²":
+    elif family != LOSS and family != "R²" and axis.dataLim.ymin >= 0:  # decibels can be negative
         axis.set_ylim(bottom=0)
     # Epochs are whole numbers; half an epoch would be misleading.
     axis.yaxis.set_major_formatter(plain_numbers(max(map(abs, axis.get_ylim()))))

@@ -54,6 +54,16 @@ def draw(chart, path):
     write_png([chart], path, title=chart.title)
 
 
+@pytest.mark.parametrize(("first", "is_from_0"), [(-3.0, False), (2.0, True)])
+def test_curves_of_decibels_start_at_0_unless_one_is_lower(first, is_from_0, tmp_path, drawn):
+    values = enumerate((first, 9.0), start=1)
+    rows = [{"step": 5 * i, "epoch": i, "validation/snr": value} for i, value in values]
+    draw_curves(rows, tmp_path / "curves.png")
+    (axis,) = [axis for axis in drawn[0].axes if "decibels" in axis.get_title(loc="left")]
+    low, _ = axis.get_ylim()
+    assert low == 0 if is_from_0 else low < first
+
+
 def test_curves_have_epochs_on_all_axes_and_mark_the_saved_one(tmp_path, drawn):
     best = curves.best_epoch(ROWS, Classify())
     assert best == (2, "accuracy")
