@@ -249,6 +249,16 @@ def test_an_evaluation_removes_the_files_of_an_earlier_one(folder, tmp_path, cap
     assert not (tmp_path / "restored").exists()
 
 
+def test_an_evaluation_leaves_the_pictures_of_the_user(folder, tmp_path, capsys):
+    (tmp_path / "created").mkdir()
+    for name in ("1.png", "20260101.png"):
+        (tmp_path / "created" / name).write_bytes(b"mine")
+    command = ["evaluate", f"run={folder / 'any'}", "create=text", "temperature=0"]
+    for _ in range(2):
+        printed(capsys, *command, f"output={tmp_path}")
+    assert len(list((tmp_path / "created").iterdir())) == 2
+
+
 def test_a_smaller_distance_is_better(folder, tmp_path, capsys):
     for split in ("train", "test"):
         (folder / f"{split}_single.csv").write_text("text,image\na dark one,0.png\n")

@@ -96,7 +96,8 @@ def evaluate_created(
     opened = open_rows(rows, used, on_bad=data.source.on_bad)
     rows = rows.take(opened.kept)
     values = predictor.create(create, Samples(opened, used), batch_size=batch_size, **sampling)
-    _remove_files(folder / FILES, folder / RESTORED)
+    if (folder / METRICS).exists():  # otherwise, the files are those of the user
+        _remove_files(folder / FILES, folder / RESTORED)
     folder.mkdir(parents=True, exist_ok=True)
     created = values
     if are_files:
@@ -223,9 +224,8 @@ def _restored_files(
 def _remove_files(*folders: Path) -> None:
     """Remove the values that an earlier evaluation has written to the same folder."""
     for folder in folders:
-        for path in folder.glob("[0-9]*"):
-            if path.stem.isdecimal():  # see `write_values`
-                path.unlink()
+        for path in folder.glob(f"{'[0-9]' * 6}.*"):  # see `write_values`
+            path.unlink()
         with suppress(OSError):  # it has other files, or there is none
             folder.rmdir()
 
