@@ -225,9 +225,10 @@ def _file_of(name: str, cell: Any, prepare: Tokenizer) -> bytes | None:
             prepare.reader.read(cell)  # it must be a file of the kind that the model reads
             return path.read_bytes()
         # An array of built-in data. Its drawer may know how to write it as a file.
+        plain = prepare.plain_values
         raw = prepare.reader.read(cell) if prepare.reader.files else None
-        shown = Shown(prepare.drawing, raw, prepare, name=name)
-        return None if raw is None else get_drawer(prepare.drawing).file(shown)
+        shown = Shown(plain.drawing, raw, plain, name=name)
+        return None if raw is None else get_drawer(shown.modality).file(shown)
     except (OSError, BadMedia, UserError):
         return None
 

@@ -223,6 +223,11 @@ class Tokenizer(CheckedMembers):
         """Name of the drawer of its raw values. Default: the modality."""
         return self.modality
 
+    @property
+    def plain_values(self) -> Tokenizer:
+        """Tokenizer of the raw values, from which a drawer reads options. Default: this one."""
+        return self
+
     def __call__(self, raw: Any, rand: random.Random | None = None) -> Sample:
         """Convert a raw value to one sample.
 
@@ -354,6 +359,11 @@ class Adapter(CheckedMembers, Recorded, nn.Module):
             raws: Raw values. A file that does not fit into memory is read each time that its item
                 is used, so use only as many as are needed.
         """
+        return self
+
+    @property
+    def plain_values(self) -> Adapter:
+        """Adapter of the raw values, from which a drawer reads options. Default: this one."""
         return self
 
     @property

@@ -30,13 +30,12 @@ class CodeTokenizer(Tokenizer):
 
     def __init__(self, codec: Any):
         self.codec = codec
-        self.plain_values = codec.tokenizer
         self.reader = codec.reader
 
     @property
-    def drawing(self) -> str:
-        """See `Tokenizer.drawing`."""
-        return self.plain_values.drawing
+    def plain_values(self) -> Tokenizer:
+        """See `Tokenizer.plain_values`."""
+        return self.codec.tokenizer
 
     def __call__(self, raw: Any, rand: random.Random | None = None) -> Sample:
         """Return codes (M, R) and lengths (), their number M."""
@@ -134,6 +133,11 @@ class CodeAdapter(Adapter):
     def codec(self) -> Any:
         """The codec, a `dxn.tasks.codec.stored.StoredCodec`."""
         return self._codecs[0]
+
+    @property
+    def plain_values(self) -> Adapter:
+        """See `Adapter.plain_values`."""
+        return self.codec.model.adapter(self.codec.input)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D)."""

@@ -138,9 +138,10 @@ def shown_inputs(
     shown: dict[str, Shown] = {}
     for name, raw in raws.items():
         if raw is not None and name in adapters:
-            prepare = adapters[name].tokenizer
+            adapter = adapters[name].plain_values
+            prepare = adapters[name].tokenizer.plain_values
             source = (sources or {}).get(name)
-            shown[name] = Shown(prepare.drawing, raw, prepare, adapters[name], source, name)
+            shown[name] = Shown(prepare.drawing, raw, prepare, adapter, source, name)
     return shown
 
 

@@ -34,7 +34,9 @@ from dxn.tokenize import (
     SpectrogramOptions,
     VideoAdapter,
 )
-from dxn.viz.drawers import Shown
+from dxn.tokenize.codes import AudioCodes, VideoCodes
+from dxn.viz.drawers import Shown, get_drawer
+from dxn.viz.sample import coords_of, shown_inputs
 
 D = 16
 STRETCH = ResizeOptions(mode="stretch")
@@ -211,12 +213,7 @@ def test_codes_decode_to_the_values_of_the_model(make):
         assert first.error == pytest.approx(float(((x - true) * scale).square().sum()), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [clip, series, partial(series, "independent"), sound],
-    ids=["clip", "series", "independent", "sound"],
-)
-def test_any_number_of_codes_can_be_decoded(make):
+def stored_codec(make):
     adapter, raw = make()
     fusion = EarlyFusion(D, inputs=["x"])
     task = Codec(decoder=partial(Backbone, D, depth=1, num_heads=2), levels=[5, 5], stages=2)
@@ -230,6 +227,16 @@ def test_any_number_of_codes_can_be_decoded(make):
         task=task,
         size=(groups, height, width),
     )
+    return codec, adapter, raw
+
+
+@pytest.mark.parametrize(
+    "make",
+    [clip, series, partial(series, "independent"), sound],
+    ids=["clip", "series", "independent", "sound"],
+)
+def test_any_number_of_codes_can_be_decoded(make):
+    codec, _, raw = stored_codec(make)
     complete = Codes(codec).value(torch.ones(codec.num_tokens, 2, dtype=torch.long))
     assert complete.shape[1:] == raw.shape[1:]
     # A generated value can end anywhere.
@@ -274,6 +281,22 @@ def test_a_codec_with_large_weights_has_their_values_after_loading(tmp_path):
     loaded.load(tmp_path / "codec.safetensors")
     codes = torch.tensor([[1], [7], [24]])
     assert torch.equal(loaded.decode(codes), codec.decode(codes))
+
+
+@pytest.mark.parametrize("read", ["values", "codes"])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(clip, VideoCodes), (sound, AudioCodes), (partial(sound, tokens="patches"), AudioCodes)],
+)
+def test_tokens_of_a_codec_are_drawn_as_those_of_its_adapter(make, kind, read):
+    codec, adapter, raw = stored_codec(make)
+    codes = kind(D, codec=codec, read=read)
+    tokens = adapter(adapter.tokenizer.batch([raw]))
+    coords = coords_of(tokens.spans[0])
+    first, second = (shown_inputs({"x": each}, {"x": raw})["x"] for each in (adapter, codes))
+    drawer = get_drawer(second.modality)
+    np.testing.assert_array_equal(drawer.boxes(second, coords), drawer.boxes(first, coords))
+    np.testing.assert_array_equal(drawer.panel(second).pixels, drawer.panel(first).pixels)
 
 
 @pytest.mark.parametrize("size", [(0, 20, 28), (1, -8, 28), (1, 20)])

@@ -126,7 +126,7 @@ def evidence(predictor: Predictor, last: Answers | None) -> Any:
         # Without the task, which would remove an input as the target.
         chosen = Samples(samples.opened, predictor.tokenizers)
         chosen.rows = np.array(rows)
-        prepare = predictor.tokenizers[name]
+        prepare = predictor.tokenizers[name].plain_values
         values = predictor.create(name, chosen)
         return [viz.drawers.Shown(prepare.drawing, each, prepare, name=name) for each in values]
 
