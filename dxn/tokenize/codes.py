@@ -82,7 +82,7 @@ class CodeEmbedding(nn.Module):
         num_real = mask.numel() if batch.get(FULL, False) else None
         reader = self.tokenizer.reader
         # A code depends on the whole value, so that it has no place in it.
-        locate = partial(_nowhere, mask, 2 * max(reader.axes, 1))
+        locate = partial(_nowhere, mask)
         span = Span(reader.modality, reader.modality, 0, count, locate)
         return Tokens(self.dropout(x), mask, (span,), num_real)
 
@@ -163,9 +163,9 @@ class CodeAdapter(Adapter):
         self.codec.load(file_of_adapter(folder, name, WEIGHTS))
 
 
-def _nowhere(mask: Tensor, numbers: int) -> Tensor:
-    """Return coordinates of tokens that have no place."""
-    return torch.full((*mask.shape, numbers), torch.nan, device=mask.device)
+def _nowhere(mask: Tensor) -> Tensor:
+    """Return coordinates of tokens without a place, as many as those of a clip: the most of all."""
+    return torch.full((*mask.shape, 6), torch.nan, device=mask.device)
 
 
 class ImageCodes(CodeAdapter):

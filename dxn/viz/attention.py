@@ -145,7 +145,8 @@ def across_picture(
         part_weights = weights[:, part.columns]
         scale = heat_scale(part_weights)
         for axis, word, row in zip(axes, shortened(words), part_weights, strict=False):
-            part.drawer.draw_shares(axis, part.shown, part.coords, row, scale, small=True)
+            shares = row[part.is_placed]
+            part.drawer.draw_shares(axis, part.shown, part.placed, shares, scale, small=True)
             axis.set_title(f"{word}: {percent(float(row.sum()))}", fontsize=8)
         color_bar(panel, axes, scale, f"attention\nper {part.drawer.unit}")
         caption = [f"{part.name}: share of the attention of each word", part.drawer.copy_units]

@@ -34,9 +34,10 @@ from dxn.tokenize import (
     SpectrogramOptions,
     VideoAdapter,
 )
-from dxn.tokenize.codes import AudioCodes, VideoCodes
+from dxn.tokenize.codes import AudioCodes, ImageCodes, SeriesCodes, VideoCodes
+from dxn.viz.attention import across_picture
 from dxn.viz.drawers import Shown, get_drawer
-from dxn.viz.sample import coords_of, shown_inputs
+from dxn.viz.sample import InputTokens, coords_of, shown_inputs
 
 D = 16
 STRETCH = ResizeOptions(mode="stretch")
@@ -297,6 +298,21 @@ def test_tokens_of_a_codec_are_drawn_as_those_of_its_adapter(make, kind, read):
     drawer = get_drawer(second.modality)
     np.testing.assert_array_equal(drawer.boxes(second, coords), drawer.boxes(first, coords))
     np.testing.assert_array_equal(drawer.panel(second).pixels, drawer.panel(first).pixels)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(clip, VideoCodes), (sound, AudioCodes), (series, SeriesCodes), (picture, ImageCodes)],
+)
+def test_the_attention_of_words_to_codes_is_drawn_without_places(make, kind, tmp_path):
+    codec, _, raw = stored_codec(make)
+    codes = kind(D, codec=codec, read="codes")
+    tokens = codes(codes.tokenizer.batch([raw]))
+    shown = shown_inputs({"x": codes}, {"x": raw})["x"]
+    columns = np.arange(tokens.x.shape[1])
+    part = InputTokens("x", shown, columns, coords_of(tokens.spans[0]))
+    across_picture(np.ones((1, len(columns))), ["word"], [part], tmp_path / "across.png")
+    assert (tmp_path / "across.png").exists()
 
 
 @pytest.mark.parametrize("size", [(0, 20, 28), (1, -8, 28), (1, 20)])
