@@ -315,6 +315,24 @@ def test_the_attention_of_words_to_codes_is_drawn_without_places(make, kind, tmp
     assert (tmp_path / "across.png").exists()
 
 
+def test_kept_codes_are_those_of_the_sample_and_of_the_weights(tmp_path):
+    adapter, raw = picture()
+    backbone = partial(Backbone, D, depth=1, num_heads=2)
+    task = Codec(decoder=backbone, levels=[5, 5])
+    parts = {"adapter": adapter, "fusion": EarlyFusion(D, inputs=["x"]), "task": task}
+    codec = StoredCodec(input="x", size=(1, 20, 28), backbone=backbone(), **parts)
+    samples = [codec.tokenizer(each) for each in (raw, 255 - raw, raw)]
+    expected = codec.encode([raw, 255 - raw, raw])
+    assert all(torch.equal(codec.codes(s), own) for s, own in zip(samples, expected, strict=True))
+    assert len(codec._codes) == 2
+    with torch.no_grad():
+        codec.model.head.down.weight.neg_()
+    codec.save(tmp_path / "codec.safetensors")
+    codec.load(tmp_path / "codec.safetensors")
+    assert torch.equal(codec.codes(samples[0]), codec.encode([raw])[0])
+    assert not torch.equal(codec.codes(samples[0]), expected[0])
+
+
 @pytest.mark.parametrize("size", [(0, 20, 28), (1, -8, 28), (1, 20)])
 def test_a_damaged_size_of_a_stored_codec_is_refused(size):
     adapter, _ = picture()

@@ -19,6 +19,7 @@ from dxn.tasks.codec.task import Codec
 from dxn.tokenize.base import Reader
 
 BATCH = 64  # raw values that are encoded together
+MAX_KEPT = 500_000  # samples whose codes are kept, so that a server does not fill the memory
 
 
 class StoredCodec(Recorded, nn.Module):
@@ -136,14 +137,16 @@ class StoredCodec(Recorded, nn.Module):
     def codes(self, sample: Mapping[str, Any]) -> Tensor:
         """Return the codes (M, R) of a prepared value. They are kept, and so computed once."""
         digest = blake2b(digest_size=16)
-        for value in sample.values():
+        for name, value in sample.items():
+            digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
             digest.update(value.numpy().tobytes())
         key = digest.digest()
-        if key not in self._codes:
-            part = self.tokenizer.collate([sample])
-            (codes,) = self._encoded(part, 1)
+        if key in self._codes:
+            return self._codes[key].long()
+        (codes,) = self._encoded(self.tokenizer.collate([sample]), 1)
+        if len(self._codes) < MAX_KEPT:
             self._codes[key] = codes.to(torch.int32)
-        return self._codes[key].long()
+        return codes.clone()
 
     def encode(self, raws: Sequence[Any]) -> list[Tensor]:
         """Return the codes (M, R) of raw values."""
@@ -205,5 +208,6 @@ class StoredCodec(Recorded, nn.Module):
         with torch.no_grad():
             for name in known:  # large weights have no values yet, see `build_limit`
                 set_tensor(self.model, name, tensors[name])
+        self._codes.clear()
         # The values of patches contain copies of the statistics of the input.
         self.task.target.bind({self.input: self.model.adapter(self.input)})
