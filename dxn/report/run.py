@@ -149,7 +149,7 @@ def _results(info: RunInfo, evidence: Evidence) -> dict[str, Any]:
     results, task = info.results, evidence.task
     about = f"The metrics of the {results.split} split"
     about += f", {count(results.evaluated, 'row')}." if results.evaluated else "."
-    if len(results.inputs) > 1:
+    if len(results.subsets) > 1:
         about += (
             " Each row uses only the inputs in its name; the difference to all inputs is what "
             "the others contribute."

@@ -238,11 +238,19 @@ def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task:
             the rest of the configuration.
     """
     node = config["pretrain"]
-    for name, least, below in (("epochs", 1, math.inf), ("warmup", 0, 1), ("lr", 0, math.inf)):
+    for name, kind, least, below in (
+        ("epochs", int, 1, math.inf),
+        ("warmup", int | float, 0, 1),
+        ("lr", int | float, 0, math.inf),
+    ):
         value = node[name]
-        if not isinstance(value, int | float) or not least <= value < below:
-            limit = "" if below == math.inf else f" and less than {below}"
-            raise UserError(f"pretrain.{name}: must be at least {least}{limit}, got {value}")
+        if not isinstance(value, kind) or isinstance(value, bool) or not least <= value < below:
+            noun = "whole number" if kind is int else "number"
+            limit = "infinity" if below == math.inf else below
+            limit = "" if kind is int else f" and less than {limit}"
+            raise UserError(
+                f"pretrain.{name}: must be a {noun} of at least {least}{limit}, got {value}"
+            )
     task = build(node["task"], key="pretrain.task", trust=trust)
     if task.is_supervised:
         raise UserError(

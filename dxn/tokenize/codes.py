@@ -147,7 +147,8 @@ class CodeAdapter(Adapter):
         """Describe the codes of one raw value."""
         (codes,) = self.codec.encode([raw])
         count, stages = codes.shape
-        return f"{count} tokens of {stages} codes each, of {self.codec.scalars.num_codes:,}"
+        each = "1 code" if stages == 1 else f"{stages} codes"
+        return f"{count} tokens of {each}, each one of {self.codec.scalars.num_codes:,}"
 
     def fold(self) -> None:
         """See `Adapter.fold`."""

@@ -205,6 +205,18 @@ def test_a_check_finds_that_the_inputs_do_not_fit_the_task(capsys):
         (["head=classify", "share_backbone=false"], "share_backbone: must be true"),
         (["target=label", "pretrain=masked", "pretrain.epochs=0"], "pretrain.epochs: must be"),
         (["target=label", "pretrain=masked", "pretrain.epochs=x"], "pretrain.epochs: must be"),
+        (
+            ["target=label", "pretrain=masked", "pretrain.epochs=1.5"],
+            "pretrain.epochs: must be a whole number of at least 1, got 1.5",
+        ),
+        (
+            ["target=label", "pretrain=masked", "pretrain.epochs=true"],
+            "pretrain.epochs: must be a whole number of at least 1, got True",
+        ),
+        (
+            ["target=label", "pretrain=masked", "pretrain.lr=inf"],
+            "pretrain.lr: must be a number of at least 0 and less than infinity, got inf",
+        ),
     ],
 )
 def test_a_check_refuses_the_options_that_a_training_refuses(options, message, capsys):

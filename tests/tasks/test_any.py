@@ -201,6 +201,7 @@ def test_a_report_has_created_values_beside_true_ones(pictures, tmp_path, capsys
     )
     printed(capsys, "report", f"run={tmp_path / 'run'}", "confine=false")
     page = (tmp_path / "run" / "report.html").read_text()
+    assert "Each row uses only the inputs" not in page
     assert "<h1>run</h1>" in page
     texts, created = page.partition('id="examples"')[2].split("image from the others")
     # A text cannot be written from the row without a picture.

@@ -50,11 +50,14 @@ class AudioDrawer(PanelDrawer):
         starts = np.unique(coords[~np.isnan(coords).any(1), 0])
         # Frames that start within the same hundredth of a second need a third decimal.
         digits = 3 if len(starts) > 1 and np.diff(starts).min() < 0.0095 else 2
-        times = [f"{start:.{digits}f} s" for start in coords[:, 0].tolist()]
         bands = _bands(coords)
-        if bands.max(initial=0) == 0:
-            return list(times)
-        return [f"{time}, band {band + 1}" for time, band in zip(times, bands, strict=True)]
+        has_bands = bands.max(initial=0) > 0
+        names: list[str | None] = []
+        for start, band in zip(coords[:, 0].tolist(), bands.tolist(), strict=True):
+            # Codes and padding have no time.
+            where = f", band {band + 1}" if has_bands else ""
+            names.append(None if math.isnan(start) else f"{start:.{digits}f} s{where}")
+        return names
 
     def page(self, shown: Shown) -> dict[str, Any]:
         return {**super().page(shown), "sound": data_url("audio/flac", self.file(shown))}

@@ -47,7 +47,7 @@ class SeriesDrawer(PanelDrawer):
         names: list[str | None] = []
         for row in coords.tolist():
             if np.isnan(row[0]):
-                names.append("")
+                names.append(None)  # a code or padding has no time
                 continue
             channel = f", channel {int(row[2]) + 1}" if len(row) > 2 else ""
             # Counted from 1, and the last step is included.
