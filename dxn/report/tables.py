@@ -62,6 +62,8 @@ MEANINGS = {
     "1 is equal.",
     "bits": "Mean number of bits of the codes of a row.",
     "codes_used": "Share of the codes that occur in any row, as a mean over the stages.",
+    "entropy": "Entropy of the frequencies of the codes, in bits per code, as a mean over the "
+    "stages. Compare it on the same rows only.",
     "coverage": "Share of the true values between the lowest and the highest predicted quantile.",
 }
 INTERVAL = (

@@ -40,6 +40,7 @@ FAMILIES = {
     "psnr": "decibels",
     "snr": "decibels",
     "bits": "bits",
+    "entropy": "bits of a code",
 }
 UNIT = "metrics from 0 to 1"
 LOSS = "loss"

@@ -110,6 +110,15 @@ def test_noise_moves_a_number_by_up_to_half_a_level_of_the_last_stage(stages):
     torch.testing.assert_close(scalars(z, torch.zeros_like(z))[0], plain)
 
 
+def test_distances_are_counted_in_levels_from_the_middle():
+    scalars = FiniteScalars([5, 4, 3, 2])
+    vectors = scalars.vectors(torch.arange(scalars.num_codes)[:, None])
+    numbers = torch.arange(scalars.num_codes)[:, None] // scalars.factors % scalars.counts
+    expected = (numbers - torch.tensor([2, 2, 1, 1])).abs().float()
+    distances = scalars.distance((vectors * (1 - 1e-6)).double().atanh())
+    torch.testing.assert_close(distances, expected.double(), rtol=0, atol=1e-4)
+
+
 def test_a_training_rounds_with_the_same_noise_in_any_batch():
     _, model, batch = setting()
     model.train()
@@ -313,6 +322,8 @@ def test_the_attention_of_words_to_codes_is_drawn_without_places(make, kind, tmp
     part = InputTokens("x", shown, columns, coords_of(tokens.spans[0]))
     across_picture(np.ones((1, len(columns))), ["word"], [part], tmp_path / "across.png")
     assert (tmp_path / "across.png").exists()
+    names = get_drawer(shown.modality).token_names(shown, part.coords)
+    assert names == [None] * len(columns)
 
 
 def test_kept_codes_are_those_of_the_sample_and_of_the_weights(tmp_path):
@@ -356,6 +367,37 @@ def test_the_terms_of_the_loss_add_up():
 
 
 @torch.no_grad()
+def test_padding_has_no_rate():
+    task, model, _ = setting(series, rate=0.5)
+    adapter, raw = series()
+    both, *alone = (
+        model(make_batch(task, {"x": adapter}, {"x": rows}))
+        for rows in ([raw, raw[:15]], [raw], [raw[:15]])
+    )
+    torch.testing.assert_close(both.distance, torch.cat([each.distance for each in alone]))
+    values = both.values
+    valid = torch.ones_like(values, dtype=torch.bool)
+    loss = task.loss(both, {"target": {"values": values, "valid": valid}})
+    torch.testing.assert_close(loss.total, 0.5 * both.distance.sum())
+    # A sample without any known value has no loss.
+    valid[1] = False
+    loss = task.loss(both, {"target": {"values": values, "valid": valid}})
+    torch.testing.assert_close(loss.total, 0.5 * both.distance[0])
+
+
+@pytest.mark.parametrize(("rate", "fewest", "most"), [(0.0, 2, 12), (100.0, 1, 1)])
+def test_with_a_high_rate_noise_has_one_code(rate, fewest, most):
+    task, model, batch = setting(rate=rate)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(100):
+        loss = task.loss(model(batch), batch)
+        optimizer.zero_grad()
+        (loss.total / loss.weight).backward()
+        optimizer.step()
+    assert fewest <= len(model(batch).codes.unique()) <= most
+
+
+@torch.no_grad()
 def test_errors_that_are_the_same_everywhere_have_no_edges():
     task, model, batch = setting(clip, edges=0.25)
     output, target = model(batch), batch["target"]
@@ -376,6 +418,18 @@ def ssim_of(first, second):
     covariance = smooth(first * second) - a * b
     lights = (2 * a * b + 1e-4) / (a**2 + b**2 + 1e-4)
     return (lights * (2 * covariance + 9e-4) / (variances + 9e-4)).mean()
+
+
+@torch.no_grad()
+def test_the_entropy_is_that_of_the_frequencies_of_each_stage():
+    task, model, batch = setting(stages=2)
+    (one, *_) = task.predict(model.head, model(batch), batch)
+    codes = torch.zeros(8, 2, dtype=torch.int32)
+    codes[:4, 0] = torch.tensor([1, 1, 2, 3])
+    found = task.metric.metrics([replace(one, codes=codes)], [None], 0.0)
+    # Half, a quarter and two eighths in the first stage, and one code alone in the second one.
+    assert found["entropy"] == pytest.approx((0.5 * 1 + 0.25 * 2 + 2 * 0.125 * 3) / 2)
+    assert found["codes_used"] == pytest.approx((4 + 1) / 2 / 25)
 
 
 @torch.no_grad()
@@ -448,7 +502,7 @@ def test_a_trained_codec_has_metrics(options, tmp_path, capsys):
     assert "public weights" not in output
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     text = json.dumps(metrics)
-    for name in ("psnr", "ssim", "bits", "codes_used"):
+    for name in ("psnr", "ssim", "bits", "codes_used", "entropy"):
         assert name in text
     printed(capsys, "report", f"run={tmp_path}")
     # It has no target.
@@ -459,6 +513,7 @@ def test_a_trained_codec_has_metrics(options, tmp_path, capsys):
     ("options", "message"),
     [
         (["head.latents=6"], "set fusion.registers=6 or more"),
+        (["head.rate=-1"], "head.rate: must be at least 0, got -1"),
         (["head.levels=[1,5]"], "levels must be numbers of at least 2"),
         (["adapters.image.stride=2"], "needs patches that do not overlap"),
     ],

@@ -31,11 +31,13 @@ class Coded:
         values: (B, N, K). Normalized values of the patches.
         codes: (B, M, R). Codes, of which those of padding have no meaning.
         mask: (B, M) bool. True at real codes.
+        distance: (B,). Distances of all numbers of the codes of a sample from their middle level.
     """
 
     values: Tensor
     codes: Tensor
     mask: Tensor
+    distance: Tensor
 
 
 class PatchDecoder(nn.Module):
@@ -132,7 +134,8 @@ class CodecHead(nn.Module):
             numbers = mix(keys.tokens[..., None] + keys.noise.salts(z.shape[-1]))
             noise = keys.noise.draw(numbers, 0).to(z.dtype) / 2**63
         vectors, codes = self.scalars(z, noise)
-        return Coded(self._decoded(vectors, coded, columns.mask), codes, coded.mask)
+        distance = (self.scalars.distance(z) * coded.mask[..., None]).sum((1, 2))
+        return Coded(self._decoded(vectors, coded, columns.mask), codes, coded.mask, distance)
 
     def codes(self, tokens: Tokens) -> Tensor:
         """Return the codes (B, M, R) of encoded tokens."""

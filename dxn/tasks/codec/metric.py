@@ -42,7 +42,7 @@ class Reconstruction:
 
 
 class Fidelity(Metric):
-    """Peak signal-to-noise ratio, structural similarity, and the share of the codes in use.
+    """Peak signal-to-noise ratio, structural similarity, and the use of the codes.
 
     psnr is 10 log10(peak² / mean squared error) in decibels, over all values of all samples. Inputs
     without a peak value, such as sounds and series, have snr instead, the ratio of the variance to
@@ -97,13 +97,22 @@ class Fidelity(Metric):
     def metrics(
         self, predictions: Sequence[Reconstruction], targets: Sequence[None], loss: float
     ) -> dict[str, float]:
-        """Return the metrics, and the share of the codes that occur in any sample."""
+        """Return the metrics, the share of the codes that occur in any sample, and their entropy.
+
+        The entropy of the frequencies p of the codes of a stage is - sum p log2 p.
+        """
         results = super().metrics(predictions, targets, loss)
         if not predictions:
             return results
+        used, entropies = 0.0, 0.0
         codes = torch.cat([each.codes for each in predictions])
-        used = [len(stage.unique()) / self.num_codes for stage in codes.T]
-        return results | {"codes_used": sum(used) / len(used)}
+        for stage in codes.T:
+            counts = stage.unique(return_counts=True)[1]
+            frequencies = counts.double() / len(stage)
+            used += len(counts) / self.num_codes
+            entropies -= float((frequencies * frequencies.log2()).sum())
+        stages = codes.shape[1]
+        return results | {"codes_used": used / stages, "entropy": entropies / stages}
 
 
 def similarity(first: Tensor, second: Tensor) -> float:

@@ -69,6 +69,15 @@ class FiniteScalars(nn.Module):
             codes.append((index.long() * self.factors).sum(-1))
         return x + (total - x.detach()), torch.stack(codes, -1)
 
+    def distance(self, z: Tensor) -> Tensor:
+        """Return the distance of each number (..., d) from its middle level, before the rounding.
+
+        The unit is a level of the first stage, and distances are fractions of it too. The middle of
+        an even number of levels is the upper one of the two in the middle.
+        """
+        half = (self.counts - 1) / 2
+        return (z.tanh() * half - (self.counts // 2 - half)).abs()
+
     def vectors(self, codes: Tensor) -> Tensor:
         """Return the rounded vectors (..., d) of codes (..., R)."""
         highest = self.counts - 1
