@@ -238,19 +238,15 @@ def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task:
             the rest of the configuration.
     """
     node = config["pretrain"]
-    for name, kind, least, below in (
-        ("epochs", int, 1, math.inf),
-        ("warmup", int | float, 0, 1),
-        ("lr", int | float, 0, math.inf),
-    ):
+    for name, least, below in (("epochs", 1, math.inf), ("warmup", 0, 1), ("lr", 0, math.inf)):
         value = node[name]
-        if not isinstance(value, kind) or isinstance(value, bool) or not least <= value < below:
-            noun = "whole number" if kind is int else "number"
-            limit = "infinity" if below == math.inf else below
-            limit = "" if kind is int else f" and less than {limit}"
-            raise UserError(
-                f"pretrain.{name}: must be a {noun} of at least {least}{limit}, got {value}"
-            )
+        is_real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_real or not least <= value < below:
+            limit = "" if below == math.inf else f" and less than {below}"
+            limit = " and finite" if value == math.inf else limit
+            raise UserError(f"pretrain.{name}: must be at least {least}{limit}, got {value}")
+    if not isinstance(node["epochs"], int):
+        raise UserError(f"pretrain.epochs: must be a whole number, got {node['epochs']}")
     task = build(node["task"], key="pretrain.task", trust=trust)
     if task.is_supervised:
         raise UserError(

@@ -207,15 +207,15 @@ def test_a_check_finds_that_the_inputs_do_not_fit_the_task(capsys):
         (["target=label", "pretrain=masked", "pretrain.epochs=x"], "pretrain.epochs: must be"),
         (
             ["target=label", "pretrain=masked", "pretrain.epochs=1.5"],
-            "pretrain.epochs: must be a whole number of at least 1, got 1.5",
+            "pretrain.epochs: must be a whole number, got 1.5",
         ),
         (
             ["target=label", "pretrain=masked", "pretrain.epochs=true"],
-            "pretrain.epochs: must be a whole number of at least 1, got True",
+            "pretrain.epochs: must be at least 1, got True",
         ),
         (
             ["target=label", "pretrain=masked", "pretrain.lr=inf"],
-            "pretrain.lr: must be a number of at least 0 and less than infinity, got inf",
+            "pretrain.lr: must be at least 0 and finite, got inf",
         ),
     ],
 )

@@ -200,7 +200,9 @@ def test_dropped_numbers_get_no_gradient(rate, size):
 
 
 def test_high_rates_keep_the_mean_and_finite_numbers():
-    out = Dropout(0.999).train()(torch.ones(503, 509))
+    dropout = Dropout(0.999).train()
+    # The mean of one draw has a standard deviation of 0.14.
+    out = torch.stack([dropout(torch.ones(503, 509)) for _ in range(20)])
     assert bool(torch.isfinite(out).all())
     assert float(out.mean()) == pytest.approx(1, abs=0.3)
 
