@@ -148,7 +148,7 @@ class CodeAdapter(Adapter):
         (codes,) = self.codec.encode([raw])
         count, stages = codes.shape
         each = "1 code" if stages == 1 else f"{stages} codes"
-        return f"{count} tokens of {each}, each one of {self.codec.scalars.num_codes:,}"
+        return f"{count} tokens of {each}; there are {self.codec.scalars.num_codes:,} codes"
 
     def fold(self) -> None:
         """See `Adapter.fold`."""
