@@ -30,8 +30,7 @@ from dxn.core.results import read_results
 from dxn.core.runtime import configure
 from dxn.data.sources.memory import is_in_memory, tables_of, write_tables
 from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
-from dxn.runs.folder import refuse_other_run
-from dxn.runs.paths import HUB, is_run
+from dxn.runs.folder import HUB, is_run, refuse_other_run
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import hub, model_folder
 from dxn.runs.saved.dtypes import Dtype

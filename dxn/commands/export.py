@@ -11,7 +11,7 @@ from dxn.commands.model import FromRun, Labels
 from dxn.commands.options import NO_WEIGHTS, Weights
 from dxn.config.command import OUTPUT_FOLDER
 from dxn.core.errors import UserError
-from dxn.runs.paths import is_run
+from dxn.runs.folder import is_run
 
 
 @dataclass(frozen=True, kw_only=True)

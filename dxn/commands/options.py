@@ -15,7 +15,7 @@ from dxn.config.groups import options
 from dxn.config.settings import Settings
 from dxn.core.errors import UserError, similar
 from dxn.data.sources.detect import ARRAYS, infer_source, require_path, table_format
-from dxn.runs.paths import AUTO, trained_run, weights_of_run
+from dxn.runs.folder import AUTO, trained_run, weights_of_run
 
 # A model on the hub. A single name, such as a misspelt folder, is not one.
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")

@@ -21,7 +21,7 @@ from dxn.config.environment import interpolations, require_no_interpolations, re
 from dxn.config.settings import UNUSED_IN_RUN, Settings, dump_yaml
 from dxn.config.values import assign
 from dxn.core.printable import printable
-from dxn.runs.paths import AUTO, interrupted_run
+from dxn.runs.folder import AUTO, interrupted_run
 
 if TYPE_CHECKING:
     from dxn.config.words import Request

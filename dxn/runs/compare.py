@@ -13,7 +13,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import METRICS
 from dxn.core.results import ALL, read_results
 from dxn.runs.evaluation.reporting import read_log_of
-from dxn.runs.paths import is_run
+from dxn.runs.folder import is_run
 
 # Options that only name where a run is written or continued.
 IGNORED = ("run", "resume", "output", "name")

@@ -18,7 +18,7 @@ from dxn.config.model_plan import read_model_plan
 from dxn.config.settings import Settings, dump_yaml
 from dxn.config.values import assign, leaves, lookup
 from dxn.core.display import is_main_process, print_line, print_rule
-from dxn.core.errors import Interrupted
+from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import (
     CARD,
     CONFIG,
@@ -28,6 +28,7 @@ from dxn.core.files import (
     STACK,
     SUMS,
     link,
+    new_folder,
     replace_folder,
     write_sums,
     write_text,
@@ -42,12 +43,18 @@ from dxn.runs.evaluation.data import open_data_of_run
 from dxn.runs.evaluation.evaluate import evaluate_subsets
 from dxn.runs.evaluation.finish import about_split, complete
 from dxn.runs.evaluation.next_commands import resume
-from dxn.runs.folder import ensemble_folder, has_checkpoint, locked
+from dxn.runs.folder import (
+    MEMBERS,
+    has_checkpoint,
+    locked,
+    member_folder,
+    member_folders,
+    run_folder,
+)
 from dxn.runs.monitoring import build_metrics
-from dxn.runs.paths import MEMBERS, member_folder
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
-from dxn.runs.train import Trained, train_one
+from dxn.runs.train import Trained, folder_before_restart, train_one
 from dxn.stacking import stacked as stack_files
 from dxn.training.trainer import Trainer
 
@@ -105,6 +112,32 @@ def train_ensemble(settings: Settings) -> Trained:
     own, other = f"run={member_folder(folder, size - 1)}", f"run={folder}"
     renamed = [[other if word == own else word for word in words] for words in commands]
     return Trained(folder, results, renamed)
+
+
+def ensemble_folder(settings: Settings) -> Path:
+    """Return the run folder of an ensemble: that of the resumed run, `run`, or a new one.
+
+    Raises:
+        UserError: If a new run would overwrite another one.
+    """
+    values = settings.values
+    if values["resume"]["run"]:
+        return Path(values["resume"]["run"])
+    before_restart = folder_before_restart(values)
+    if before_restart is not None:
+        return before_restart
+    data = values["data"]
+    # The target is inferred when the data is read, so only one that the user set is known.
+    name = str(values["name"] or data.get("target") or "ensemble")
+    folder = run_folder(values, name)
+    if not values["run"]:
+        folder = new_folder(folder)
+    if member_folders(folder):
+        raise UserError(
+            f"run: {folder} already contains an ensemble; set resume={folder} to continue it, or "
+            "choose another folder"
+        )
+    return folder
 
 
 def _members(settings: Settings, folder: Path, size: int) -> list[Settings | None]:

@@ -1,36 +1,174 @@
-"""The run folder of a training: its name, its lock, and how a restarted process finds it."""
+"""The folder of a run: how `run=`, `resume=` and `weights=` name it, and who may write in it.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dxn.config.environment import fill
-from dxn.config.settings import FOLDER as CONFIG_FOLDER
-from dxn.config.settings import Settings
+from dxn.config.settings import FOLDER, Settings
 from dxn.core.display import now, print_line
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, similar
 from dxn.core.files import (
     CHECKPOINTS,
     CONFIG,
     LOG,
     METRICS,
+    MODEL,
     PRETRAINING,
     lock,
-    new_folder,
     open_own,
 )
-from dxn.core.processes import launch
-from dxn.runs.paths import is_run, member_folders, runs_below
-from dxn.runs.plan import started_by
-from dxn.training.checkpoint import all_checkpoints
 
 LOCK = ".lock"
+MEMBERS = "members"
+TRIALS = "trials"  # folder of the runs of a search
+BEST_RUN = "best"  # folder of the best of them
+LATEST = "latest"
+AUTO = "auto"  # of `resume`: the newest unfinished run of the same command
+HUB = "hf://"  # start of the name of a model on the hub
+TIME = re.compile(r"\d{4}-\d\d-\d\d_[\d.-]+")  # folder of a run without a name
+RUNS = Path("outputs")  # default of the key `output` of dxn train
+MAX_DEPTH = 3  # a search has the folder of its best run below that of its name
+
+
+def member_folder(folder: Path, number: int) -> Path:
+    """Return the run folder of a member."""
+    return folder / MEMBERS / str(number)
+
+
+def member_folders(folder: Path) -> list[Path]:
+    """Return the run folders of the members in a run folder; none if it is not an ensemble."""
+    paths = [path for path in (folder / MEMBERS).glob("*") if path.name.isdecimal()]
+    return sorted(paths, key=lambda path: int(path.name))
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a run for its title: that of its folder, unless it is a time."""
+    return folder.parent.name if TIME.fullmatch(folder.name) else folder.name
+
+
+def is_part(folder: Path) -> bool:
+    """Whether a run folder is that of a member of an ensemble or of a trial of a search."""
+    return folder.parent.name in (MEMBERS, TRIALS)
+
+
+def trained_run(text: str, key: str = "run") -> tuple[Path, str | None]:
+    """Return the run folder or model folder that `run=` names.
+
+    Args:
+        text: A run folder, a model folder, a folder of runs, "latest", or a model on the hub
+            (hf://OWNER/NAME).
+        key: The option, for messages.
+
+    Returns:
+        The folder, and a line about the choice if there are several runs.
+
+    Raises:
+        UserError: If it does not exist, or contains no trained model.
+    """
+    if text.startswith(HUB):
+        from dxn.runs.saved.hub import download
+
+        return download(text), None
+    return _find(text, key, has_model)
+
+
+def interrupted_run(text: str) -> tuple[Path, str | None]:
+    """Return the run folder that `resume=` names, and a line about the choice, see `trained_run`.
+
+    Raises:
+        UserError: If it does not exist, or is not a run folder.
+    """
+    return _find(text, "resume", is_run)
+
+
+def weights_of_run(text: str, key: str = "weights") -> tuple[str, str | None]:
+    """Return what `weights=` names, where a folder of runs is replaced by its newest run.
+
+    Args:
+        text: A run folder, a folder of runs, "latest", or another source of weights, which is
+            returned as it is.
+        key: The option, for messages.
+
+    Returns:
+        The source of the weights, and a line about the choice if there are several runs.
+
+    Raises:
+        UserError: If it is "latest", and there is no run with a model.
+    """
+    folder = Path(text).expanduser()
+    is_single = has_model(folder) or is_run(folder)
+    has_runs = not is_single and any(map(has_model, runs_below(folder)))
+    if has_runs or (text == LATEST and not folder.exists()):
+        newest, note = _find(text, key, has_model)
+        return str(newest), note
+    return text, None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder contains the configuration of a run."""
+    return (folder / FOLDER / CONFIG).is_file()
+
+
+def has_model(folder: Path) -> bool:
+    """Whether a folder is a model folder, or the run folder of a finished training."""
+    return any((path / CONFIG).is_file() for path in (folder, folder / MODEL))
+
+
+def _find(text: str, key: str, is_complete: Callable[[Path], bool]) -> tuple[Path, str | None]:
+    folder = Path(text).expanduser()
+    # A run folder that somebody called "latest" has priority.
+    if text == LATEST and not folder.is_dir():
+        folder = RUNS
+    if not folder.is_dir():
+        raise UserError(_not_found(folder, key))
+    # A model folder with a missing file has a message of its own when it is loaded.
+    if is_complete(folder) or is_run(folder):
+        return folder, None
+    runs = [run for run in runs_below(folder) if is_complete(run)]
+    if not runs:
+        purpose = "a run" if is_complete is is_run else "a trained model"
+        raise UserError(
+            f"{key}: {folder}: not a run folder, and no folder in it contains {purpose}"
+        )
+    newest = max(runs, key=lambda run: ((run / FOLDER / CONFIG).stat().st_mtime_ns, run))
+    return newest, f"{key}: {newest} (newest of {len(runs)})"
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the run folders below a folder, without the members of ensembles."""
+    runs = []
+    for depth in range(1, MAX_DEPTH + 1):
+        pattern = "/".join(["*"] * depth)
+        runs += [path for path in folder.glob(pattern) if is_run(path) and not is_part(path)]
+    return runs
+
+
+def _not_found(folder: Path, key: str) -> str:
+    """Return the message about a folder that does not exist, with the most similar one."""
+    parent = folder.parent
+    siblings = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    # `run=label` means outputs/label.
+    folders = [*siblings, *RUNS.glob("*"), *runs_below(RUNS)]
+    by_name = {path.name: path for path in reversed(folders)}
+    by_path = {str(path): path for path in reversed(folders)}
+    close = by_name.get(folder.name)
+    if match := similar(str(folder), by_path):
+        close = close or by_path[match]
+    if match := similar(folder.name, by_name):
+        close = close or by_name[match]
+    advice = f"; did you mean {close}?" if close else ""
+    return f"{key}: folder not found: {folder} (current directory: {Path.cwd()}){advice}"
 
 
 def run_folder(config: Mapping[str, Any], name: str) -> Path:
@@ -64,6 +202,8 @@ def refuse_other_run(folder: Path) -> None:
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a folder contains a checkpoint, so that its training can be resumed."""
+    from dxn.training.checkpoint import all_checkpoints  # imports torch
+
     return bool(all_checkpoints(folder / CHECKPOINTS))
 
 
@@ -80,12 +220,12 @@ def newest_unfinished(settings: Settings) -> Settings:
     folders = [Path(values["run"])] if values["run"] else runs_below(Path(values["output"]))
     candidates: list[tuple[int, Path]] = []
     for folder in folders:
-        own = [folder, *member_folders(folder)]
-        started = any(has_checkpoint(each) or has_checkpoint(each / PRETRAINING) for each in own)
+        runs = [folder, *member_folders(folder)]
+        started = any(has_checkpoint(run) or has_checkpoint(run / PRETRAINING) for run in runs)
         if not started or (folder / METRICS).exists() or not is_run(folder):
             continue
         if Settings.load(folder, settings.trust).overrides == words:
-            written = (folder / CONFIG_FOLDER / CONFIG).stat().st_mtime_ns
+            written = (folder / FOLDER / CONFIG).stat().st_mtime_ns
             candidates.append((written, folder))
     if not candidates:
         return settings
@@ -105,50 +245,6 @@ def continued(folder: Path, settings: Settings) -> Settings:
     values, hidden = fill(saved.values, settings.values)
     values |= {"resume": {"run": str(folder), "force": False}, "run": str(folder)}
     return replace(saved, values=values, hidden=hidden)
-
-
-def folder_before_restart(values: Mapping[str, Any]) -> Path | None:
-    """Return the run folder of this training before torchrun restarted its processes.
-
-    Returns:
-        The folder. None if there was no restart, or the processes failed before they created it.
-    """
-    started = launch()
-    if started is None or not started.is_restart:
-        return None
-    folders = [Path(values["run"])] if values["run"] else Path(values["output"]).glob("*/*")
-    for folder in folders:
-        # The folder of an ensemble has no plan of its own.
-        runs = [folder] if values["ensemble"] == 1 else member_folders(folder)
-        if any(started_by(each, started) for each in runs):
-            return folder
-    return None
-
-
-def ensemble_folder(settings: Settings) -> Path:
-    """Return the run folder of an ensemble: that of the resumed run, `run`, or a new one.
-
-    Raises:
-        UserError: If a new run would overwrite another one.
-    """
-    values = settings.values
-    if values["resume"]["run"]:
-        return Path(values["resume"]["run"])
-    own = folder_before_restart(values)
-    if own is not None:
-        return own
-    data = values["data"]
-    # The target is inferred when the data is read, so only one that the user set is known.
-    name = str(values["name"] or data.get("target") or "ensemble")
-    folder = run_folder(values, name)
-    if not values["run"]:
-        folder = new_folder(folder)
-    if member_folders(folder):
-        raise UserError(
-            f"run: {folder} already contains an ensemble; set resume={folder} to continue it, or "
-            "choose another folder"
-        )
-    return folder
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from dxn.core.files import CONFIG
 from dxn.core.untrusted import load_yaml
 from dxn.data.dataset import Samples
 from dxn.models.model import MultimodalModel
-from dxn.runs.paths import is_run
+from dxn.runs.folder import is_run
 from dxn.tasks import Task
 from dxn.tasks.metric import NOT_MONITORED, OwnMetric
 from dxn.training.predict import predict, score

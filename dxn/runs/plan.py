@@ -20,7 +20,6 @@ from dxn.config.settings import Settings, merge_overrides
 from dxn.config.values import is_below, leaves, lookup
 from dxn.core.errors import UserError
 from dxn.core.files import CHECKPOINTS, SUMS, check_sums, link, replace_folder, write_sums
-from dxn.core.processes import Launch
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.runs.build import save_fitted
@@ -220,12 +219,6 @@ def stop_if_changed(changes: Sequence[str], settings: Settings, what: str) -> No
             f"resume: {what} changed since the run started: {'; '.join(changes)}; undo the change, "
             "train a new run, or set resume.force=true to continue nevertheless"
         )
-
-
-def started_by(folder: Path, launched: Launch) -> bool:
-    """Whether a folder is the run of this torchrun."""
-    path = folder / FOLDER / PLAN
-    return path.is_file() and read_plan(folder).launch == launched.id
 
 
 def _plan_text(plan: Plan, settings: Settings) -> str:

@@ -18,14 +18,20 @@ from dxn.config.instantiate import build
 from dxn.config.settings import Settings
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import LOG, MODEL, PRETRAINING, refuse_links_out
-from dxn.core.processes import from_all, from_first
+from dxn.core.processes import from_all, from_first, launch
 from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import ALL, BEST, Results
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.runs.build import adapters_of, make_head
-from dxn.runs.folder import continued, folder_before_restart, has_checkpoint, newest_unfinished
-from dxn.runs.paths import AUTO
-from dxn.runs.plan import read_plan
+from dxn.runs.folder import (
+    AUTO,
+    continued,
+    has_checkpoint,
+    member_folders,
+    newest_unfinished,
+)
+from dxn.runs.plan import FOLDER as START
+from dxn.runs.plan import PLAN, read_plan
 from dxn.runs.prepare import Training, prepare, run_finetune
 from dxn.tasks import Task
 from dxn.training.distributed import is_lost_connection
@@ -176,6 +182,25 @@ def train_one(
                 "checkpoint with resume="
             ) from error
     return Trained(run.folder, results, next_commands(run))
+
+
+def folder_before_restart(values: Mapping[str, Any]) -> Path | None:
+    """Return the run folder of this training before torchrun restarted its processes.
+
+    Returns:
+        The folder. None if there was no restart, or the processes failed before they created it.
+    """
+    started = launch()
+    if started is None or not started.is_restart:
+        return None
+    folders = [Path(values["run"])] if values["run"] else Path(values["output"]).glob("*/*")
+    for folder in folders:
+        # The folder of an ensemble has no plan of its own.
+        runs = [folder] if values["ensemble"] == 1 else member_folders(folder)
+        plans = [read_plan(run) for run in runs if (run / START / PLAN).is_file()]
+        if any(plan.launch == started.id for plan in plans):
+            return folder
+    return None
 
 
 def pretrain(run: Training, task: Task) -> None:

@@ -50,9 +50,8 @@ from dxn.runs.decide import (
     readers_of,
 )
 from dxn.runs.engine.trials import RunTrial, on_ray, run_here
-from dxn.runs.folder import continued, has_checkpoint, locked, refuse_other_run
+from dxn.runs.folder import BEST_RUN, TRIALS, continued, has_checkpoint, locked, refuse_other_run
 from dxn.runs.monitoring import build_metrics
-from dxn.runs.paths import BEST_RUN, TRIALS
 from dxn.runs.predictor.output import write_records
 from dxn.runs.prepare import PARTS
 from dxn.runs.train import train_one

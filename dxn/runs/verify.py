@@ -31,7 +31,7 @@ from dxn.core.results import read_results
 from dxn.core.schema import validated
 from dxn.core.untrusted import check_file
 from dxn.runs import plan as start
-from dxn.runs.paths import is_run, member_folders
+from dxn.runs.folder import is_run, member_folders
 from dxn.runs.saved import model_folder
 from dxn.training import checkpoint
 from dxn.training.log import read_log

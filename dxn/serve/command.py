@@ -20,7 +20,7 @@ from dxn.data.rows import TARGET, Rows
 from dxn.report.examples import target_text
 from dxn.runs.engine.cluster import require_ray
 from dxn.runs.evaluation.data import rows_of_run
-from dxn.runs.paths import name_of
+from dxn.runs.folder import name_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Writer
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key

@@ -443,7 +443,7 @@ def test_resume_finds_the_newest_run_of_a_folder(run, tmp_path_factory, monkeypa
     assert settings.values["resume"]["run"] == str(parent / "label" / "a")
     assert settings.notes == (f"resume: {parent / 'label' / 'a'} (newest of 3)",)
     monkeypatch.chdir(parent.parent)
-    monkeypatch.setattr("dxn.runs.paths.RUNS", Path(parent.name))
+    monkeypatch.setattr("dxn.runs.folder.RUNS", Path(parent.name))
     assert compose(Train, ["resume=latest"]).values["run"] == f"{parent.name}/label/a"
     wrong = messages(compose, Train, [f"resume={parent.name}/lable"])
     assert f"did you mean {parent.name}/label?" in wrong[0]

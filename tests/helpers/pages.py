@@ -23,7 +23,7 @@ from dxn.commands import all_commands
 from dxn.config.command import Command, check_paths
 from dxn.config.help import topic_page
 from dxn.config.settings import Settings
-from dxn.runs.paths import has_model
+from dxn.runs.folder import has_model
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

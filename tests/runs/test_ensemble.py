@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +19,8 @@ from dxn.core.files import write_sums
 from dxn.core.processes import Launch
 from dxn.models import Ensemble
 from dxn.models.ensemble import split_tensors
-from dxn.runs.ensemble import MEAN
-from dxn.runs.folder import ensemble_folder
-from dxn.runs.paths import trained_run
+from dxn.runs.ensemble import MEAN, ensemble_folder
+from dxn.runs.folder import trained_run
 from dxn.tasks import Classify, Contrastive, Multilabel, Regress, Tag
 
 OPTIONS = [*SMALL, *TEXT, "trainer.epochs=2", "preset=plain", "baseline=none", "ensemble=2"]
@@ -248,8 +248,11 @@ def test_a_restart_continues_the_ensemble_in_the_folder_run(tmp_path, monkeypatc
     with pytest.raises(UserError, match="already contains an ensemble"):
         ensemble_folder(settings)
     launched = Launch("torchrun", is_restart=True, connection={})
-    monkeypatch.setattr("dxn.runs.folder.launch", lambda: launched)
+    monkeypatch.setattr("dxn.runs.train.launch", lambda: launched)
     with pytest.raises(UserError, match="already contains an ensemble"):
         ensemble_folder(settings)  # of another torchrun
-    monkeypatch.setattr("dxn.runs.folder.started_by", lambda folder, launched: True)
+    plan = tmp_path / "members" / "0" / "checkpoints" / "start" / "plan.json"
+    plan.parent.mkdir(parents=True)
+    plan.touch()
+    monkeypatch.setattr("dxn.runs.train.read_plan", lambda run: SimpleNamespace(launch="torchrun"))
     assert ensemble_folder(settings) == tmp_path

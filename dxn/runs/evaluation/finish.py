@@ -18,7 +18,7 @@ from dxn.report.evidence import Answers
 from dxn.runs.evaluation.data import EvaluationData, default_split
 from dxn.runs.evaluation.evaluate import evaluate_subsets
 from dxn.runs.evaluation.reporting import try_report
-from dxn.runs.paths import MEMBERS
+from dxn.runs.folder import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card, card_of

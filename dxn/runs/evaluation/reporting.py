@@ -23,7 +23,7 @@ from dxn.report.evidence import Answers
 from dxn.runs.data import data_name
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.next_commands import report_again
-from dxn.runs.paths import name_of
+from dxn.runs.folder import name_of
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.training.log import read_log

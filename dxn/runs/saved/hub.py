@@ -10,7 +10,7 @@ from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.core.files import CARD, CONFIG, SUMS
-from dxn.runs.paths import HUB
+from dxn.runs.folder import HUB
 
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 REVISION = re.compile(r"[\w][\w./-]*")

@@ -7,7 +7,7 @@ import pytest
 from dxn.commands.train import Train
 from dxn.config.command import check_paths
 from dxn.core.errors import UserError
-from dxn.runs.paths import trained_run, weights_of_run
+from dxn.runs.folder import trained_run, weights_of_run
 
 
 def make_run(folder, *, time, has_model=True):
