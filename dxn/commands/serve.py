@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dxn.commands.model import Compute, FromWeights, Labels, OnRay
+from dxn.commands.model import Compute, FromWeights, Labels
 from dxn.serve.options import ServeOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(ServeOptions, OnRay, FromWeights, Labels, Compute):
+class Serve(ServeOptions, FromWeights, Labels, Compute):
     """Answer requests over HTTP with a trained model, and show a page to try it."""
 
     usage: ClassVar[Sequence[str]] = (
         "dxn serve run=outputs/label",
         "dxn serve run=latest port=8001 batch_size=64",
         "dxn serve weights=openai-community/gpt2 dtype=int8",
-        "dxn serve run=outputs/label engine=ray ray.replicas=4",
     )
 
     def execute(self) -> int:
@@ -30,7 +29,6 @@ class Serve(ServeOptions, OnRay, FromWeights, Labels, Compute):
             self.run,
             self.weights.source,
             self,
-            self.ray if self.engine == "ray" else None,
             is_chosen="examples" in self.settings.chosen,
             trust=self.settings.folder_trust,
         )

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +18,6 @@ from dxn.core.errors import UserError
 from dxn.data.files import OutsidePath
 from dxn.data.rows import TARGET, Rows
 from dxn.report.examples import target_text
-from dxn.runs.engine.cluster import require_ray
 from dxn.runs.evaluation.data import rows_of_run
 from dxn.runs.folder import name_of
 from dxn.runs.predictor.predictor import Predictor
@@ -27,9 +26,6 @@ from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 from dxn.serve.prepare import takes_text
 from dxn.tokenize.base import BadMedia, Tokenizer
 from dxn.viz.drawers import Shown, get_drawer
-
-if TYPE_CHECKING:
-    from dxn.commands.options import RayOptions
 
 LIBRARIES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 BACKLOG = 512  # connections that the operating system accepts before the server does
@@ -46,7 +42,6 @@ def serve(
     run: str | None,
     source: str | None,
     options: ServeOptions,
-    ray_options: RayOptions | None = None,
     *,
     is_chosen: bool,
     trust: Sequence[str],
@@ -58,37 +53,23 @@ def serve(
         run: Its run folder.
         source: The public checkpoint, without a run.
         options: Options of the server.
-        ray_options: The cluster, and the number of copies of the model. None: one, in this process.
         is_chosen: Whether the user has set the number of examples.
         trust: Top-level packages besides dxn whose code the run folder may use.
     """
     key = read_key()
     _require_libraries()
-    if ray_options is not None:
-        require_ray()
     # Before the model is loaded, so that a port that is in use is reported at once.
     listener = bind(options.host, options.port)
-    # With Ray, each copy of the model is in a process of its own. This one reads the examples.
-    predictor = load() if ray_options is None else load(device="cpu", compiled=False)
+    predictor = load()
     examples = examples_of(run, predictor, options, is_chosen=is_chosen, trust=trust)
     # The path itself must not be shown to clients.
     name = name_of(Path(run or source or ""))
 
-    def make_app(predictor: Predictor) -> Any:
-        # The libraries are optional, so these modules cannot be imported without them.
-        app_module = importlib.import_module("dxn.serve.app")
-        return app_module.make_app(predictor, options, key=key, name=name, examples=examples)
-
-    def ready(url: str) -> None:
-        _print_start(url, options, key)
-
-    if ray_options is None:
-        server = importlib.import_module("dxn.serve.server")
-        server.run(make_app(predictor), options, listener, ready=ready)
-    else:
-        del predictor
-        replicas = importlib.import_module("dxn.serve.replicas")
-        replicas.run(lambda: make_app(load()), options, ray_options, listener, ready=ready)
+    # The libraries are optional, so these modules cannot be imported without them.
+    app_module = importlib.import_module("dxn.serve.app")
+    server = importlib.import_module("dxn.serve.server")
+    app = app_module.make_app(predictor, options, key=key, name=name, examples=examples)
+    server.run(app, options, listener, ready=lambda url: _print_start(url, options, key))
     print_line("stopped")
     return 0
 
