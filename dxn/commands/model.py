@@ -159,8 +159,8 @@ class TableInput(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnRay(Command):
-    """A command that can work on Ray.
+class ManyRows(FromRun, TableInput):
+    """A command whose answers for many rows Ray can compute.
 
     Args:
         engine: local: this process, ray: several processes or machines.
@@ -168,11 +168,6 @@ class OnRay(Command):
 
     engine: Literal["local", "ray"] = "local"
     ray: RayOptions = ON_THIS_MACHINE
-
-
-@dataclass(frozen=True, kw_only=True)
-class ManyRows(OnRay, FromRun, TableInput):
-    """A command whose answers for many rows Ray can compute."""
 
     def on_ray(
         self, rows_of: Answering, *, keep: Sequence[str] = (), batch_size: int = 64, **options: Any

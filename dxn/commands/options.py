@@ -128,8 +128,7 @@ class RayOptions:
 
     Args:
         address: Address of a Ray cluster, such as 10.0.0.1:6379 (default: Ray on this machine).
-        replicas: Number of copies of the model, or of trials at a time (default: one per GPU,
-            without GPUs one per core).
+        replicas: Number of copies of the model (default: one per GPU, without GPUs one per core).
     """
 
     address: str | None = None

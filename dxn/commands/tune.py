@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Gt
 
-from dxn.commands.model import OnRay
 from dxn.commands.options import Count
 from dxn.commands.train import Train
 from dxn.config.command import Options, check_paths
@@ -23,14 +22,14 @@ FOLDERS = ("name", "output", "run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tune(OnRay, Train):
+class Tune(Train):
     """Search the options of a training that are best for the validation split.
 
     Args:
         trials: Number of trials (default: 20 without minutes; all combinations of a grid).
         minutes: Time limit of this command. The trial that then runs is stopped after its epoch.
         sampler: tpe learns from earlier trials which values are good; grid tries all combinations.
-        prune: Stop bad trials early by Hyperband (default: true, and false for a grid).
+        prune: Stop bad trials early by Hyperband (default: true; false for a grid or for seeds).
         storage: URL of a database that several machines share (default: study.db in the folder).
         space: YAML file with further options to search: ranges such as 2..6 and lists.
     """
@@ -40,7 +39,6 @@ class Tune(OnRay, Train):
         "dxn tune reviews.csv target=label head.dropout=0,0.1,0.3 trials=50 minutes=60",
         "dxn tune reviews.csv target=label sampler=grid seed=1,2,3 backbone=nano,tiny",
         "dxn tune reviews.csv target=label space=space.yaml run=outputs/search",
-        "dxn tune reviews.csv target=label optimizer.lr=1e-4..1e-2:log engine=ray ray.replicas=4",
     )
 
     trials: Count | None = None
@@ -96,11 +94,6 @@ class Tune(OnRay, Train):
         from dxn.core.display import next_step
         from dxn.runs.tune import tune
 
-        if self.engine == "ray":
-            from dxn.runs.engine.cluster import require_ray
-
-            require_ray()
-
         words, space = split(self.settings.overrides)
         excluded = {*self._own(), *FOLDERS}
         fixed = [word for word in words if word.partition("=")[0] not in excluded]
@@ -109,8 +102,7 @@ class Tune(OnRay, Train):
             return check_paths(Train.compose(words)).settings
 
         space = with_types(space, Tune, self.settings)
-        ray_options = self.ray if self.engine == "ray" else None
-        for words in tune(self.settings, fixed, space, settings_of, ray_options):
+        for words in tune(self.settings, fixed, space, settings_of):
             next_step("dxn", *words)
         return 0
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import shutil
 import socket
 import statistics
-import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
 import optuna
-from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from optuna.exceptions import ExperimentalWarning, TrialPruned
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
@@ -38,9 +38,10 @@ from dxn.core.display import (
     print_line,
     print_rule,
     records_table,
+    silence,
 )
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import CHECKPOINTS, link, new_folder, replace_folder
+from dxn.core.files import CHECKPOINTS, atomic_file, link, new_folder, replace_folder
 from dxn.core.results import BEST, read_results
 from dxn.runs.decide import (
     check_combinations,
@@ -49,18 +50,11 @@ from dxn.runs.decide import (
     read_pretraining,
     readers_of,
 )
-from dxn.runs.engine.trials import RunTrial, on_ray, run_here
 from dxn.runs.folder import BEST_RUN, TRIALS, continued, has_checkpoint, locked, refuse_other_run
 from dxn.runs.monitoring import build_metrics
-from dxn.runs.predictor.output import write_records
 from dxn.runs.prepare import PARTS
 from dxn.runs.train import train_one
 from dxn.tasks.metric import Metric
-from dxn.viz.chart import Chart, finish, write_png
-from dxn.viz.figure import BLUE, GREY, ORANGE, plain_numbers
-
-if TYPE_CHECKING:
-    from dxn.commands.options import RayOptions
 
 STUDY = "study.db"
 TABLE = "trials.csv"
@@ -73,7 +67,7 @@ MAX_ROWS = 20  # of the printed table
 # A killed process is noticed after the second number of seconds, and its trial runs again.
 HEARTBEAT, GRACE = 20, 60
 # What Optuna stores about a trial, besides its values.
-FOLDER, HOST, LOSS, ERROR, REPEATS = "folder", "host", "loss", "error", "repeats"
+EPOCHS, FOLDER, HOST, LOSS, ERROR, REPEATS = "epochs", "folder", "host", "loss", "error", "repeats"
 SPACE, FIXED = "space", "fixed"  # what it stores about the study
 GRID = "grid"
 
@@ -97,7 +91,6 @@ def tune(
     fixed: Sequence[str],
     space: Sequence[Dimension],
     settings_of: SettingsOf,
-    ray_options: RayOptions | None = None,
 ) -> Sequence[Sequence[str]]:
     """Run trials until the budget is used, and evaluate the best one on the test split.
 
@@ -106,7 +99,6 @@ def tune(
         fixed: The words of the command line that all trials have.
         space: The searched options.
         settings_of: Function that returns the settings of a training from its words.
-        ray_options: The cluster that runs the trials. None: this process.
 
     Returns:
         The words of the commands that a user may want next.
@@ -134,7 +126,6 @@ def tune(
         raise
     print_line(f"search folder: {folder}")
     search = Search(study, settings, fixed, space, settings_of, folder, metric.monitored)
-    engine = on_ray(ray_options) if ray_options else nullcontext((run_here, 1))
     if earlier := len(search.finished()):
         print_line(f"the study already has {count(earlier, 'trial')}")
     first = study.user_attrs.get(FIXED, list(fixed))
@@ -148,12 +139,11 @@ def tune(
     study.set_user_attr(FIXED, first)
     trials = values["trials"]
     if trials is None and values["sampler"] == GRID:
-        trials = math.prod(len(each.grid()) for each in space)
+        trials = math.prod(len(option.grid()) for option in space)
     elif trials is None and values["minutes"] is None:
         trials = DEFAULT_TRIALS
     try:
-        with engine as (run_trial, size):
-            search.run(run_trial, size, trials=trials, minutes=values["minutes"])
+        search.run(trials=trials, minutes=values["minutes"])
         return search.finish()
     except optuna.exceptions.StorageInternalError as error:
         raise UserError(
@@ -185,7 +175,8 @@ def open_study(
     """
     values = settings.values
     is_grid = values["sampler"] == GRID
-    prunes = not is_grid if values["prune"] is None else values["prune"]
+    has_seeds = SEED in (option.key for option in space)
+    prunes = not (is_grid or has_seeds) if values["prune"] is None else values["prune"]
     url = values["storage"] or f"sqlite:///{folder.absolute() / STUDY}"
     try:
         storage = RDBStorage(
@@ -205,7 +196,7 @@ def open_study(
         # Of SQLAlchemy, of the driver of the database, or of the import of a missing driver.
         shown = str(error).partition("\n")[0]
         raise UserError(f"storage: {url} cannot be opened ({shown}); check the URL") from error
-    words = sorted(each.word for each in space)
+    words = sorted(option.word for option in space)
     saved = study.user_attrs.get(SPACE, words)
     if saved != words:
         raise UserError(
@@ -215,7 +206,7 @@ def open_study(
         )
     study.set_user_attr(SPACE, words)
     if is_grid:
-        grid = {each.key: each.grid() for each in space}
+        grid = {option.key: option.grid() for option in space}
         study.sampler = optuna.samplers.GridSampler(grid, seed=values["seed"] % 2**32)
     else:
         # A search that continues, or another process, must not repeat the same draws.
@@ -277,43 +268,33 @@ class Search:
     settings_of: SettingsOf
     folder: Path
     monitored: str
-    # Of what threads that run trials may not do at a time: Hydra, and files of the folder.
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def _keys(self) -> list[str]:
-        return [each.key for each in self.space]
+        return [option.key for option in self.space]
 
-    def run(
-        self, run_trial: RunTrial, size: int, *, trials: int | None, minutes: float | None
-    ) -> None:
+    def run(self, *, trials: int | None, minutes: float | None) -> None:
         """Run trials until the study has enough of them, or the time is over.
 
         Args:
-            run_trial: Function that trains a model.
-            size: Number of trials that run at a time.
             trials: Number of trials of the study.
             minutes: Time limit.
 
         Raises:
             UserError: If no trial succeeds.
         """
-        self.run_trial = run_trial
-        self.shows_epochs = size == 1
-        self.interrupted: KeyboardInterrupt | None = None
         self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
         is_over = trials is not None and len(self.finished()) >= trials
 
         def after_trial(study: optuna.Study, trial: FrozenTrial) -> None:
             nonlocal is_over
-            with self.lock:
-                self._write()
+            self._write()
             finished = self.finished()
-            failed = [each for each in finished if ERROR in each.user_attrs]
+            failed = [trial for trial in finished if ERROR in trial.user_attrs]
             has_enough = trials is not None and len(finished) >= trials
             only_fails = len(failed) == len(finished) >= MAX_FAILURES
             last = study.get_trials(deepcopy=False)[-MAX_REPEATS:]
-            repeats = [each for each in last if REPEATS in each.user_attrs]
+            repeats = [trial for trial in last if REPEATS in trial.user_attrs]
             if has_enough or only_fails or len(repeats) == MAX_REPEATS:
                 is_over = True
                 study.stop()
@@ -325,16 +306,13 @@ class Search:
                 self._train,
                 n_trials=None if trials is None else trials - len(self.finished()),
                 timeout=None if minutes is None else left,
-                n_jobs=size,
                 catch=caught,
                 callbacks=[after_trial],
                 gc_after_trial=True,
             )
-            if self.interrupted is not None:  # in another thread
-                raise self.interrupted
         if not self._complete():
             errors = [
-                each.user_attrs[ERROR] for each in self.finished() if ERROR in each.user_attrs
+                trial.user_attrs[ERROR] for trial in self.finished() if ERROR in trial.user_attrs
             ]
             raise UserError("\n".join(dict.fromkeys(errors)) or "tune: no trial was completed")
 
@@ -376,7 +354,7 @@ class Search:
                 with replace_folder(kept) as new:
                     shutil.copytree(run, new, copy_function=_link, dirs_exist_ok=True)
         if figures:
-            texts = [f"{name} {_mean_and_deviation(each)}" for name, each in figures.items()]
+            texts = [f"{name} {_mean_and_deviation(values)}" for name, values in figures.items()]
             print_line(f"{count(len(best), 'run')} of the best setting: {', '.join(texts)}")
         print_line(f"best options: {self._title(best[0].params)}")
         names = [*([f"{BEST_RUN}/"] if is_here else []), TABLE, CHART, f"{TRIALS}/"]
@@ -396,15 +374,15 @@ class Search:
         ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         trials = self.study.get_trials(deepcopy=False, states=ended)
         return [
-            each
-            for each in trials
-            if (each.state is not TrialState.FAIL or ERROR in each.user_attrs)
-            and REPEATS not in each.user_attrs
+            trial
+            for trial in trials
+            if (trial.state is not TrialState.FAIL or ERROR in trial.user_attrs)
+            and REPEATS not in trial.user_attrs
         ]
 
     def _train(self, trial: optuna.Trial) -> float:
         """Run one trial, and return the best value of the monitored metric."""
-        options = {each.key: self._suggest(trial, each) for each in self.space}
+        options = {option.key: self._suggest(trial, option) for option in self.space}
         for earlier in self._same(options):
             trial.set_user_attr(REPEATS, earlier.number)
             if earlier.state is TrialState.PRUNED:
@@ -415,16 +393,18 @@ class Search:
 
         def on_epoch(epoch: int, epochs: int, value: float) -> None:
             trial.report(value, epoch)
+            trial.set_user_attr(EPOCHS, epoch)
             is_late = time.monotonic() > self.deadline and self._complete()
             if is_late or trial.should_prune():
                 reason = "the time is over" if is_late else "worse than other trials"
                 raise TrialPruned(f"pruned after epoch {epoch}: {reason}")
-            if self.shows_epochs and display.is_due():
+            if display.is_due():
                 figure = f"validation {self.monitored} {format_number(value)}"
                 display.update(f"{title}, epoch {epoch}/{epochs}", epoch, epochs, figure)
 
         try:
-            results = self.run_trial(self._start(trial, options), on_epoch)
+            with silence():  # the log is in the run folder
+                results = train_one(self._start(trial, options), on_epoch=on_epoch).results
             assert results is not None  # this process is the main one
             value = results.metrics.get(BEST)
             if results.monitored != self.monitored:
@@ -440,8 +420,7 @@ class Search:
                 raise UserError(
                     f"the training diverged, its validation loss is {loss}; lower optimizer.lr"
                 )
-        except KeyboardInterrupt as error:
-            self.interrupted = error
+        except KeyboardInterrupt:
             # As that of a killed process, the trial runs again when the search continues.
             interrupted = self.study.get_trials()[trial.number]
             RetryHeartbeatStaleTrialCallback()(self.study, interrupted)
@@ -464,6 +443,7 @@ class Search:
             f"{count(results.epochs or 0, 'epoch')}"
         )
         trial.report(value, results.epochs or 0)
+        trial.set_user_attr(EPOCHS, results.epochs)
         trial.set_user_attr(LOSS, loss)
         return value
 
@@ -471,9 +451,9 @@ class Search:
         """Return the trials with these options, whose result would be the same."""
         title = self._title(options)
         return [
-            each
-            for each in self.finished()
-            if self._title(each.params) == title and ERROR not in each.user_attrs
+            trial
+            for trial in self.finished()
+            if self._title(trial.params) == title and ERROR not in trial.user_attrs
         ]
 
     def _start(self, trial: optuna.Trial, options: Mapping[str, str]) -> Settings:
@@ -485,8 +465,7 @@ class Search:
         run = str(self.folder.absolute() / TRIALS / str(trial.number))
         trial.set_user_attr(FOLDER, run)
         words = [f"{key}={text}" for key, text in options.items()]
-        with self.lock:
-            settings = self.settings_of([*self.fixed, *words])
+        settings = self.settings_of([*self.fixed, *words])
         return replace(settings, values={**settings.values, "run": run})
 
     def _suggest(self, trial: optuna.Trial, option: Dimension) -> str:
@@ -504,7 +483,7 @@ class Search:
         return number_text(trial.suggest_float(key, low, high, step=step, log=option.is_log))
 
     def _complete(self) -> list[FrozenTrial]:
-        return [each for each in self.finished() if each.state is TrialState.COMPLETE]
+        return [trial for trial in self.finished() if trial.state is TrialState.COMPLETE]
 
     def _settings(self) -> list[list[FrozenTrial]]:
         """Return the complete trials by setting, the best one first.
@@ -532,24 +511,14 @@ class Search:
 
     def _write(self) -> None:
         """Write trials.csv, and remove checkpoints that are of no use any more."""
-        records = []
-        for trial in self.study.get_trials(deepcopy=False):
-            seconds = trial.duration.total_seconds() if trial.duration else None
-            records.append(
-                {
-                    "trial": trial.number,
-                    **{key: trial.params.get(key) for key in self._keys},
-                    f"validation/{self.monitored}": trial.value,
-                    "state": trial.state.name.lower(),
-                    "epochs": trial.last_step,
-                    "seconds": None if seconds is None else round(seconds, 1),
-                    **{
-                        key: trial.user_attrs.get(key)
-                        for key in (LOSS, FOLDER, HOST, REPEATS, ERROR)
-                    },
-                }
-            )
-        write_records(self.folder / TABLE, records)
+        attributes = ("number", "value", "params", "state", "duration", "user_attrs")
+        names = {"number": "trial", "value": f"validation/{self.monitored}", "duration": "seconds"}
+        table = self.study.trials_dataframe(attrs=attributes).rename(columns=names)
+        table["state"] = table["state"].str.lower()
+        table["seconds"] = table["seconds"].dt.total_seconds().round(1)
+        table = table.rename(columns=lambda name: re.sub("^(params|user_attrs)_", "", name))
+        with atomic_file(self.folder / TABLE) as path:
+            table.convert_dtypes().to_csv(path, index=False)
         # The mean of further seeds can make any complete trial that of the best setting.
         # Those that finish from now on stay.
         finished = self.finished()
@@ -583,49 +552,14 @@ class Search:
 
     def _draw(self) -> None:
         """Draw the value of each trial by each searched option."""
-        best = {trial.number for trial in self._settings()[0]}
-        trials = [trial for trial in self.finished() if trial.value is not None]
-        trials.sort(key=lambda trial: trial.number in best)  # in front of the others
-        colors = [
-            ORANGE if trial.number in best else BLUE if trial.state is TrialState.COMPLETE else GREY
-            for trial in trials
-        ]
-
-        def draw(axis: Axes, option: Dimension) -> None:
-            texts = [] if option.is_range else option.grid()
-            chosen = [trial.params[option.key] for trial in trials]
-            places = [texts.index(value) if texts else float(value) for value in chosen]
-            axis.scatter(places, list(map(_value, trials)), s=24, color=colors, zorder=3)
-            if texts:
-                axis.set_xticks(range(len(texts)), texts)
-                axis.set_xlim(-0.5, len(texts) - 0.5)
-            else:
-                low, high = map(float, option.values)
-                if option.is_log:
-                    axis.set_xscale("log")
-                    axis.xaxis.set_major_locator(
-                        LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,))
-                    )
-                    axis.xaxis.set_minor_formatter(NullFormatter())
-                    margin = (high / low) ** 0.05
-                    axis.set_xlim(low / margin, high * margin)
-                else:
-                    axis.xaxis.set_major_locator(MaxNLocator(5, integer=option.is_whole))
-                    margin = (high - low) / 20
-                    axis.set_xlim(low - margin, high + margin)
-                axis.xaxis.set_major_formatter(plain_numbers(high))
-            finish(axis, legend=None)
-
-        charts = [
-            Chart(each.key, f"trials by {each.key}", partial(draw, option=each), (3.2, 2.7))
-            for each in self.space
-        ]
-        write_png(
-            charts,
-            self.folder / CHART,
-            title=f"validation {self.monitored} by {', '.join(each.key for each in self.space)}",
-            about="orange: best setting, blue: other complete trials, gray: stopped early",
-        )
+        plots = optuna.visualization.matplotlib
+        # The function changes the style of all later pictures, and warns of a single trial.
+        with mpl.rc_context(), warnings.catch_warnings(action="ignore"):
+            axes = plots.plot_slice(self.study, target_name=f"validation {self.monitored}")
+            figure = np.ravel(axes)[0].figure
+            with atomic_file(self.folder / CHART) as path:
+                figure.savefig(path, format="png", bbox_inches="tight")
+            plt.close(figure)
 
 
 def _value(trial: FrozenTrial) -> float:

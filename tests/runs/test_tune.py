@@ -1,7 +1,6 @@
 """A search: its space, its trials, how it continues, and the best run."""
 
 import csv
-import importlib.util
 import json
 import re
 import statistics
@@ -137,39 +136,6 @@ def test_the_trial_of_a_killed_process_runs_again(table, monkeypatch):
     # A setting that was trained is not trained again, and a failure does not end the search.
     assert all(row["repeats"] == "1" for row in rows[2:-1])
     assert rows[-1]["state"] == "fail" and "nothing" in rows[-1]["error"]
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs the optional libraries of dxn[ray]"
-)
-@pytest.mark.filterwarnings("ignore")  # those of Ray
-def test_trials_on_ray_are_pruned_and_run_again_if_their_process_is_killed(table, monkeypatch):
-    psutil = pytest.importorskip("psutil")
-    # Of a cluster that ran on this machine: without ray.address, it is not used.
-    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
-    killed = []
-    report = optuna.Trial.report
-
-    def report_and_kill(trial, value, step):
-        report(trial, value, step)
-        if not killed:
-            children = psutil.Process().children(recursive=True)
-            (worker,) = (each for each in children if each.name().startswith("ray::_run"))
-            worker.kill()
-            killed.append(worker.pid)
-
-    words = ["optimizer.lr=0.001,0.1", "sampler=grid", "trainer.epochs=2"]
-    with monkeypatch.context() as patch:
-        patch.setattr(optuna.Trial, "report", report_and_kill)
-        patch.setattr(optuna.Trial, "should_prune", lambda trial: trial.number == 1)
-        ours = search(table, *words, "engine=ray", "ray.replicas=1")
-    assert killed and [row["state"] for row in ours] == ["complete", "pruned"]
-    assert ours[1]["epochs"] == "1" and len(evaluated(table)) == 1
-    # The same options in this process.
-    (table.parent / "search").rename(table.parent / "ray")
-    theirs = search(table, *words)
-    (same,) = (row for row in theirs if row["optimizer.lr"] == ours[0]["optimizer.lr"])
-    assert float(ours[0]["loss"]) == pytest.approx(float(same["loss"]), rel=1e-4)
 
 
 @pytest.mark.parametrize(
