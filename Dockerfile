@@ -7,7 +7,7 @@ FROM python:${PYTHON}-slim
 # The wheels of PyPI contain the libraries of CUDA, so the machine needs only the driver and NVIDIA's
 # container toolkit. An index of PyTorch has other builds of the same versions: pip prefers them.
 ARG INDEX=""
-ARG EXTRAS="serve,search,trackers"
+ARG EXTRAS="serve,trackers"
 
 WORKDIR /src
 COPY pyproject.toml uv.lock README.md LICENSE hatch_build.py ./

@@ -112,7 +112,8 @@ def strings(node: ast.AST) -> Iterator[ast.Constant]:
 NOT_IMPORTED = {
     "dxn.runs.train": (
         "dxn.runs.evaluation dxn.runs.predictor dxn.runs.ensemble dxn.runs.tune dxn.runs.index "
-        "dxn.runs.saved dxn.runs.weights dxn.report dxn.stacking dxn.viz dxn.weights dxn.serve"
+        "dxn.runs.search dxn.runs.saved dxn.runs.weights dxn.report dxn.stacking dxn.viz "
+        "dxn.weights dxn.serve"
     ),
     "dxn.runs.saved.loading": (
         "dxn.runs.evaluation dxn.runs.train dxn.runs.prepare dxn.runs.weights dxn.presets "

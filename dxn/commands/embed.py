@@ -37,7 +37,7 @@ class Embed(FromWeights, ManyRows, Compute):
         """Compute the embedding of one sample, or of each sample of a table or folder."""
         from dxn.core.display import next_step, print_line
         from dxn.data.dataset import Samples
-        from dxn.runs.index.index import check_only
+        from dxn.runs.index import check_only
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.output import (
             VECTOR_SUFFIXES,

@@ -24,7 +24,6 @@ class Index(FromWeights, Data, TableInput, Compute):
         split: Split to embed (default: the first of test, validation and train that has rows).
         only: Inputs to embed, such as [image] (default: all; the mean of their embeddings).
         output: Folder to write.
-        approximate: Also build a graph for a fast search in millions of rows; needs dxn[search].
         keep: Further columns of the table to copy to the index.
         seed: Random seed of the splits, if the data has none.
     """
@@ -39,7 +38,6 @@ class Index(FromWeights, Data, TableInput, Compute):
     split: Literal["train", "validation", "test"] | None = None
     only: Sequence[str] | None = None
     output: Annotated[str, OUTPUT_FOLDER] = "index"
-    approximate: bool = False
     dtype: DtypeName = "float32"
     keep: Sequence[str] = ()
     seed: Seed = 0
@@ -49,7 +47,7 @@ class Index(FromWeights, Data, TableInput, Compute):
         from dxn.core.display import next_step, print_line
         from dxn.runs.evaluation.data import open_evaluation_data
         from dxn.runs.evaluation.next_commands import code_options, sample_options
-        from dxn.runs.index.index import check_only, model_options, write_index
+        from dxn.runs.index import check_only, model_options, write_index
 
         predictor = self.load(**self.computing())
         only = check_only(self.only, predictor)
@@ -74,7 +72,6 @@ class Index(FromWeights, Data, TableInput, Compute):
             model=model_options(self.run, self.weights),
             only=only,
             batch_size=self.batch_size,
-            approximate=self.approximate,
         )
         for line in lines:
             print_line(line)
@@ -93,8 +90,6 @@ class Search(FromRun, TableInput, Compute):
         input: One query (input.text="red shoes", input.image=photo.jpg), or a table of queries.
         k: Number of rows to find for each query.
         only: Inputs of a table of queries to use, such as [text] (default: all).
-        approximate: Search the graph of the index, which can miss rows; only if you trust the
-            index.
         output: .csv, .jsonl, .json or .parquet file for the found rows (default: print them).
         run: Folder of the model, if it was moved after the index was written.
     """
@@ -109,7 +104,6 @@ class Search(FromRun, TableInput, Compute):
     input: Input
     k: Count = 10
     only: Sequence[str] | None = None
-    approximate: bool = False
     dtype: DtypeName = "float32"
     output: Annotated[str | None, OUTPUT_FILE] = None
 
@@ -117,11 +111,11 @@ class Search(FromRun, TableInput, Compute):
         """Find the rows that are most similar to each query."""
         from dxn.core.display import count, next_step, print_line, records_table
         from dxn.data.dataset import Samples
-        from dxn.runs.index.index import check_only, read_index
-        from dxn.runs.index.search import model_of, search
+        from dxn.runs.index import check_only, read_index
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.output import check_suffix, write_records
         from dxn.runs.saved.loading import load_predictor
+        from dxn.runs.search import model_of, search
 
         output = check_suffix(self.output)
         index = read_index(self.index)
@@ -141,16 +135,15 @@ class Search(FromRun, TableInput, Compute):
             samples = Samples(opened, predictor.tokenizers, only=only)
             if not len(samples):
                 raise UserError(f"input: no row has any of the inputs {', '.join(only or ())}")
-        found = search(
+        results = search(
             index,
             predictor,
             samples,
             is_single=is_single,
             k=self.k,
             batch_size=self.batch_size,
-            approximate=self.approximate,
         )
-        records = list(found.records())
+        records = list(results.records())
         if output is not None:
             write_records(output, records)
             print_line(f"written: {output} ({count(len(records), 'row')})")

@@ -22,7 +22,6 @@ PACKAGES = (
 )
 # Packages of each extra, which the extra installs.
 EXTRAS = {
-    "search": ("usearch",),
     "serve": ("fastapi",),
     "export": ("onnxruntime",),
     "ray": ("ray",),

@@ -511,14 +511,14 @@ class Search:
 
     def _write(self) -> None:
         """Write trials.csv, and remove checkpoints that are of no use any more."""
-        attributes = ("number", "value", "params", "state", "duration", "user_attrs")
-        names = {"number": "trial", "value": f"validation/{self.monitored}", "duration": "seconds"}
+        attributes = ("value", "params", "state", "duration", "user_attrs")
+        names = {"value": f"validation/{self.monitored}", "duration": "seconds"}
         table = self.study.trials_dataframe(attrs=attributes).rename(columns=names)
         table["state"] = table["state"].str.lower()
         table["seconds"] = table["seconds"].dt.total_seconds().round(1)
         table = table.rename(columns=lambda name: re.sub("^(params|user_attrs)_", "", name))
         with atomic_file(self.folder / TABLE) as path:
-            table.convert_dtypes().to_csv(path, index=False)
+            table.convert_dtypes().to_csv(path, index_label="trial")
         # The mean of further seeds can make any complete trial that of the best setting.
         # Those that finish from now on stay.
         finished = self.finished()

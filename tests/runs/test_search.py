@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.core.errors import UserError
-from dxn.runs.index.graph import GRAPH, build_graph, search_graph
-from dxn.runs.index.search import nearest
+from dxn.runs.search import nearest
 
 COLORS = {"red": (220, 20, 20), "blue": (20, 20, 220), "green": (20, 200, 20), "white": (250,) * 3}
 KINDS = ("shirt", "shoe", "hat")
@@ -65,7 +62,7 @@ def index(run, place):
     """The photos of all rows."""
     folder = place / "index"
     arguments = [f"run={run}", f"input={place / 'shop.csv'}", "only=[photo]", "keep=[color]"]
-    assert main(["index", *arguments, f"output={folder}", "approximate=true"]) == 0
+    assert main(["index", *arguments, f"output={folder}"]) == 0
     return folder
 
 
@@ -111,14 +108,6 @@ def test_a_table_of_queries_needs_only_the_columns_of_its_inputs(index, capsys, 
     assert rows[0]["color"] == "red" and rows[3]["color"] == "blue"
     assert main(["search", *arguments]) == 0
     assert "query_title" in capsys.readouterr().out
-
-
-def test_the_graph_finds_the_same_rows(index, capsys, tmp_path):
-    arguments = [f"index={index}", "input.title=green hat", "k=7"]
-    exact = found(capsys, *arguments, path=tmp_path / "exact.json")
-    near = found(capsys, *arguments, "approximate=true", path=tmp_path / "near.json")
-    scores = [row["score"] for row in exact]
-    assert [row["score"] for row in near] == pytest.approx(scores, abs=1e-5)
 
 
 def test_a_model_that_is_no_contrastive_one_has_an_index_too(place, table, capsys, tmp_path):
@@ -269,35 +258,9 @@ def test_an_index_of_other_weights_or_of_a_lost_model_is_refused(index, capsys, 
     assert "is not at gone any more; set run=RUN" in line
 
 
-def test_without_usearch_or_without_its_graph_a_search_is_exact_or_refused(
-    index, capsys, monkeypatch, tmp_path
-):
-    arguments = [f"index={index}", "input.title=red hat", "k=2"]
-    monkeypatch.setitem(sys.modules, "usearch.index", None)
-    (line,) = refused(capsys, ["search", *arguments, "approximate=true"])
-    assert 'pip install "dxn[search]"' in line
-    assert len(found(capsys, *arguments, path=tmp_path / "found.json")) == 2
-
-
-def test_a_missing_damaged_or_foreign_graph_is_refused(tmp_path):
-    vectors = np.eye(5, dtype=np.float32)
-    path = tmp_path / GRAPH
-    with pytest.raises(UserError, match="write the index again with dxn index approximate"):
-        search_graph(path, vectors, 2, size=5)
-    build_graph(vectors, path)
-    with pytest.raises(UserError, match="does not belong to this index"):
-        search_graph(path, vectors, 2, size=7)
-    rows, cosines = search_graph(path, vectors, 2, size=5)
-    assert rows[:, 0].tolist() == [0, 1, 2, 3, 4]
-    np.testing.assert_allclose(cosines[:, 0], 1, atol=1e-6)
-    path.write_bytes(b"no graph")
-    with pytest.raises(UserError, match=r"cannot be read|does not belong"):
-        search_graph(path, vectors, 2, size=5)
-
-
 @pytest.mark.parametrize("chunk", [1, 40, 2**24])
 def test_the_exact_search_does_not_depend_on_its_chunks(chunk, monkeypatch):
-    monkeypatch.setattr("dxn.runs.index.search.CHUNK", chunk)
+    monkeypatch.setattr("dxn.runs.search.CHUNK", chunk)
     random = np.random.default_rng(0)
     vectors = random.normal(size=(53, 3)).astype(np.float32)
     vectors[17] = vectors[5]  # equal rows keep their order

@@ -38,7 +38,7 @@ from dxn.runs.engine.bulk import (
     open_folder,
     unify,
 )
-from dxn.runs.index.index import check_only
+from dxn.runs.index import check_only
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.runs.predictor.option import has_many_samples, tables_of
 from dxn.runs.predictor.predictor import Predictor

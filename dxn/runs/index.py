@@ -16,7 +16,6 @@ from torch import Tensor
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
-from dxn.runs.index.graph import GRAPH, build_graph
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify, own_name
@@ -63,7 +62,6 @@ def write_index(
     model: Mapping[str, Any],
     only: Sequence[str] | None,
     batch_size: int,
-    approximate: bool,
 ) -> list[str]:
     """Embed rows, and write the index folder.
 
@@ -74,13 +72,12 @@ def write_index(
         model: The options that name the model, see `model_options`.
         only: Inputs to embed. Default: all.
         batch_size: Number of samples per batch.
-        approximate: Whether to write a graph for an approximate search.
 
     Returns:
         Lines to print.
 
     Raises:
-        UserError: If no row has any of the inputs, or a library is missing.
+        UserError: If no row has any of the inputs, of the model.
     """
     samples = Samples(opened, predictor.tokenizers, only=only)
     names = samples.inputs
@@ -90,7 +87,6 @@ def write_index(
     folder.mkdir(parents=True, exist_ok=True)
     # Of an earlier index. META is written last, so that an interrupted index is not read.
     (folder / META).unlink(missing_ok=True)
-    (folder / GRAPH).unlink(missing_ok=True)
     units = unit_vectors(vectors)
     np.save(folder / VECTORS, units)
     write_records(folder / ROWS, [row_record(opened, row) for row in rows])
@@ -101,10 +97,8 @@ def write_index(
         "digest": weights_digest(model["run"]),
         **model,
     }
-    if approximate:
-        build_graph(units, folder / GRAPH)
     (folder / META).write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
-    files = [META, VECTORS, ROWS, *([GRAPH] if approximate else [])]
+    files = [META, VECTORS, ROWS]
     missing = len(opened) - len(rows)
     lines = [f"{count(missing, 'row')} without {' and '.join(names)} left out"] if missing else []
     about = f"{count(len(rows), 'row')}, {' and '.join(names)}, {units.shape[1]} numbers each"

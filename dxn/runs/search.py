@@ -11,8 +11,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
-from dxn.runs.index.graph import GRAPH, search_graph
-from dxn.runs.index.index import Index, row_record, unit_vectors, weights_digest
+from dxn.runs.index import Index, row_record, unit_vectors, weights_digest
 from dxn.runs.predictor.predictor import Predictor
 
 CHUNK = 2**24  # similarities that are computed at once: 64 MB
@@ -22,7 +21,7 @@ OWN_COLUMNS = ("rank", "score")
 
 @dataclass(frozen=True)
 class Result:
-    """One found row.
+    """A row of the index that is similar to a query.
 
     Args:
         query: Index of the query.
@@ -38,7 +37,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResults:
     """The results of all queries.
 
     Args:
@@ -55,12 +54,12 @@ class Found:
         """Yield one row per result: the query, the rank, the score and the found row."""
         for result in self.results:
             query = self.queries[result.query] if self.queries else {}
-            asked = {f"query_{name}": value for name, value in query.items()}
+            query_columns = {f"query_{name}": value for name, value in query.items()}
             row = {
                 f"table_{name}" if name in OWN_COLUMNS else name: value
                 for name, value in self.index.rows[result.row].items()
             }
-            yield {**asked, "rank": result.rank, "score": round(result.score, 6), **row}
+            yield {**query_columns, "rank": result.rank, "score": round(result.score, 6), **row}
 
 
 def model_of(index: Index, run: str | None) -> tuple[str | None, Mapping[str, Any] | None]:
@@ -97,8 +96,7 @@ def search(
     is_single: bool,
     k: int,
     batch_size: int,
-    approximate: bool,
-) -> Found:
+) -> SearchResults:
     """Embed queries, and find the most similar rows of each.
 
     Args:
@@ -108,7 +106,6 @@ def search(
         is_single: Whether there is only one, so that the results need not tell which it is.
         k: Number of results per query.
         batch_size: Number of samples per batch.
-        approximate: Whether to search in the graph of the index.
 
     Raises:
         UserError: If the queries do not fit the index.
@@ -120,19 +117,14 @@ def search(
             f"index: its vectors have {index.vectors.shape[1]} numbers, but those of the model "
             f"have {queries.shape[1]}; write the index again with dxn index"
         )
-    number = min(k, len(index.rows))
-    if approximate:
-        path = index.folder / GRAPH
-        found, scores = search_graph(path, queries, number, size=len(index.rows))
-    else:
-        found, scores = nearest(index.vectors, queries, number)
+    neighbors, scores = nearest(index.vectors, queries, min(k, len(index.rows)))
     results = [
         Result(query, rank, float(score), int(row))
-        for query, pairs in enumerate(zip(found, scores, strict=True))
+        for query, pairs in enumerate(zip(neighbors, scores, strict=True))
         for rank, (row, score) in enumerate(zip(*pairs, strict=True), 1)
     ]
-    asked = [] if is_single else [row_record(samples.opened, row) for row in rows]
-    return Found(index, asked, results)
+    query_rows = [] if is_single else [row_record(samples.opened, row) for row in rows]
+    return SearchResults(index, query_rows, results)
 
 
 def nearest(vectors: np.ndarray, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,1 +1,0 @@
-"""Search in an index of embeddings."""
