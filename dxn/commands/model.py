@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 # Options that have no effect on the answers of a command.
-FREE = ("engine", "ray", "output", "device", "compile", "trust")
+FREE = ("engine", "ray", "output", "device", "trust")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +101,11 @@ class Compute(Command):
         device: auto, cpu, cuda or mps.
         dtype: float32, bf16, int8 or auto: bf16 if the model is large and the device has
             instructions for it.
-        compile: Whether to use torch.compile. On a CPU, it is slower than the layers that dxn uses
-            otherwise.
     """
 
     batch_size: Count = 64
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
-    compile: bool = False
 
     def computing(self) -> dict[str, Any]:
         """Return the options as arguments of `dxn.runs.saved.loading.load_predictor`.
@@ -123,7 +120,7 @@ class Compute(Command):
                 device = str(connect(device))
             except ValueError as error:
                 raise UserError(str(error)) from error
-        return {"device": device, "dtype": self.dtype, "compiled": self.compile}
+        return {"device": device, "dtype": self.dtype}
 
 
 @dataclass(frozen=True, kw_only=True)

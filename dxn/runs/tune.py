@@ -20,7 +20,6 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
-import numpy as np
 import optuna
 from optuna.exceptions import ExperimentalWarning, TrialPruned
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
@@ -555,8 +554,8 @@ class Search:
         plots = optuna.visualization.matplotlib
         # The function changes the style of all later pictures, and warns of a single trial.
         with mpl.rc_context(), warnings.catch_warnings(action="ignore"):
-            axes = plots.plot_slice(self.study, target_name=f"validation {self.monitored}")
-            figure = np.ravel(axes)[0].figure
+            plots.plot_slice(self.study, target_name=f"validation {self.monitored}")
+            figure = plt.gcf()
             with atomic_file(self.folder / CHART) as path:
                 figure.savefig(path, format="png", bbox_inches="tight")
             plt.close(figure)

@@ -15,7 +15,6 @@ from dxn.runs.attend import list_pictures, remove_pictures
         (["push", "run=x", "repo=a/b", "message=[1]"], "message"),
         (["push", "run=x", "repo=a/b", "license=[1]"], "license"),
         (["export", "run=x", "format=[1,2]"], "format"),
-        (["serve", "run=x", "compile=maybe"], "compile"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_refused(command, key, capsys):

@@ -10,7 +10,6 @@ from torch import nn
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.models import compiling
 from dxn.models.inference import Int8Linear, PackedLinear
 from dxn.runs.saved import dtypes
 
@@ -123,22 +122,3 @@ def test_the_commands_name_the_dtype_once_on_stderr(run, capfd):
     assert "dtype" not in out
     assert main(["predict", f"run={run}", sample, "device=cpu", "dtype=float32"]) == 0
     assert "dtype" not in capfd.readouterr().err
-
-
-@pytest.mark.usefixtures("large")
-def test_a_compiled_model_in_use_has_plain_layers_and_the_same_answers(run, monkeypatch, capfd):
-    monkeypatch.setattr(compiling, "BACKEND", "eager")
-    compiling._compiled.cache_clear()
-    answers = []
-    for compiled in ("false", "true"):
-        options = ["device=cpu", "dtype=float32", f"compile={compiled}"]
-        assert main(["predict", f"run={run}", "input.text=a three", *options]) == 0
-        answers.append(capfd.readouterr().out)
-    assert answers[0] == answers[1]
-    assert not compiling._failures
-    compiling._compiled.cache_clear()
-
-
-def test_an_unknown_value_of_compile_is_refused(run, capfd):
-    lines = refused(capfd, ["predict", f"run={run}", "input.text=a", "compile=maybe"])
-    assert lines[-1] == "dxn: compile: must be true or false, got 'maybe'"

@@ -194,7 +194,7 @@ def answer_rows(
     require_ray()
     folder = Path(output).absolute()
     # Only its inputs are used here, so that it needs no GPU of this machine.
-    predictor = load(device="cpu", dtype="float32", compiled=False)
+    predictor = load(device="cpu", dtype="float32")
     only = check_only(only, predictor)
     if rows_of is predicted_rows:
         predictor.require_answers()

@@ -24,7 +24,6 @@ def load_predictor(
     *,
     device: str = "cpu",
     dtype: Dtype = "float32",
-    compiled: bool = False,
     labels: Sequence[str] = (),
     template: str = "{}",
     trust: Sequence[str] = (),
@@ -37,7 +36,6 @@ def load_predictor(
         weights: The public checkpoint.
         device: auto, cpu, cuda or mps.
         dtype: Data type of the weights, which is printed if it is not float32.
-        compiled: Whether to use torch.compile.
         labels: Names of classes, of which the model becomes a classifier.
         template: Text of a class.
         trust: Top-level packages besides dxn whose code the folder may use.
@@ -89,8 +87,6 @@ def load_predictor(
     if predictor.dtype != "float32":
         line = f"dtype: {predictor.dtype} (set dtype=float32 for exact results)"
         print_line(line, stderr=True)
-    if compiled:
-        _compile(predictor)
     if not labels:
         return predictor
     from dxn.runs.predictor import zero_shot
@@ -98,21 +94,3 @@ def load_predictor(
     if texts is not None:
         return zero_shot.tower_classifier(predictor, texts, labels, template, scale=scale)
     return zero_shot.classifier(predictor, labels, template)
-
-
-def _compile(predictor: Predictor) -> None:
-    """Use torch.compile, which is off by default.
-
-    On a CPU, compiled blocks took 933 ms where the layers of dxn.models.inference took 778 ms
-    (BERT-base, 64 sentences, bf16).
-    """
-    from dxn.models import compiling
-    from dxn.models.blocks import set_compiled
-    from dxn.models.inference import restore
-
-    # torch.compile does not know the layout of packed weights.
-    restore(predictor.model)
-    compiling.on_failure = lambda reason: print_line(
-        f"note: torch.compile is off: {reason}", stderr=True
-    )
-    set_compiled(predictor.model, True)
