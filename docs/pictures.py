@@ -3,8 +3,9 @@
 python docs/pictures.py                  # all of them: about half an hour
 python docs/pictures.py text cells       # text.png and cells.png
 
-The picture of a guide (docs/inputs, docs/tasks) is a file that the commands of the guide write.
-They are run for real, in an empty folder.
+The picture of a guide (docs/inputs, docs/tasks) is a picture that its commands write, or a part of
+the page that `dxn attend` writes, as chromium shows it. The commands are run for real, in an empty
+folder.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from PIL import Image
+from playwright.sync_api import sync_playwright
 from sklearn.datasets import load_digits
 from torch import Tensor
 
@@ -30,23 +32,25 @@ from dxn.viz.figure import BLUE, GREY, ORANGE, new_figure, save, set_title
 
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"
-# The file that is the picture of a guide, by name of the picture. "*" is the folder of the run.
+PAGE = "attention/attention.html"  # what `dxn attend` writes
+# By name of the picture: the guide, and the file that is its picture, or the part of PAGE that
+# is. "*" is the folder of the run.
 GUIDES = {
     "text": ("inputs/text.md", "tokens.png"),
     "image": ("inputs/image.md", "tokens.png"),
     "audio": ("inputs/audio.md", "tokens.png"),
     "series": ("inputs/series.md", "tokens.png"),
     "classify": ("tasks/classify.md", "outputs/digit/*/plots/confusion.png"),
-    "multilabel": ("tasks/multilabel.md", "attention/shares.png"),
+    "multilabel": ("tasks/multilabel.md", "#shown"),
     "regress": ("tasks/regress.md", "outputs/pressure/*/plots/predicted_vs_true.png"),
     "forecast": ("tasks/forecast.md", "outputs/visits/*/plots/forecasts.png"),
-    "tag": ("tasks/tag.md", "attention/heads.png"),
+    "tag": ("tasks/tag.md", "#heads"),
     "segment": ("tasks/segment.md", "masks/7.png"),
-    "detect": ("tasks/detect.md", "attention/shares.png"),
-    "events": ("tasks/events.md", "attention/shares.png"),
-    "span": ("tasks/span.md", "attention/shares.png"),
-    "alignment": ("tasks/generate.md", "attention/alignment.png"),
-    "language": ("tasks/language.md", "attention/heads.png"),
+    "detect": ("tasks/detect.md", "#shown"),
+    "events": ("tasks/events.md", "#shown"),
+    "span": ("tasks/span.md", "#shown"),
+    "alignment": ("tasks/generate.md", "#alignment"),
+    "language": ("tasks/language.md", "#heads"),
     "masked": ("tasks/masked.md", "outputs/pretrained/plots/curves.png"),
 }
 # Transcription of rows of digits: each patch contains a quarter of a digit.
@@ -140,19 +144,34 @@ def cells() -> None:
         Path("numbers.csv").write_text("\n".join(rows), encoding="utf-8")
         dxn("train", *DIGITS.split())
         dxn("attend", "run=outputs/number", "input=8.png")
-        shutil.copy(folder / "attention" / "cells.png", IMAGES)
+        screenshot(folder / PAGE, "#wordPictures", IMAGES / "cells.png")
 
 
 def guide_picture(name: str) -> None:
     """Run the commands of a guide, and keep the file that is its picture."""
-    page, pattern = GUIDES[name]
+    page, source = GUIDES[name]
     # The module that tests the guides also runs them.
     sys.path.append(str(DOCS.parent / "tests"))
     run_guide = importlib.import_module("helpers.pages").run_guide
     with empty_folder() as folder:
         run_guide(DOCS / page, folder)
-        [picture] = folder.glob(pattern)
-        shutil.copy(picture, IMAGES / f"{name}.png")
+        if source.startswith("#"):
+            screenshot(folder / PAGE, source, IMAGES / f"{name}.png")
+        else:
+            [picture] = folder.glob(source)
+            shutil.copy(picture, IMAGES / f"{name}.png")
+
+
+def screenshot(page: Path, part: str, picture: Path) -> None:
+    """Write a part of a page as a picture, such as "#heads" of the page of `dxn attend`."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        opened = browser.new_page(device_scale_factor=1.5, viewport={"width": 1300, "height": 900})
+        opened.goto(page.resolve().as_uri())
+        opened.locator(part).screenshot(path=picture)
+        browser.close()
 
 
 def dxn(*words: str) -> None:

@@ -42,7 +42,7 @@ def stored_signatures() -> None:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The metrics that are saved in a test, as objects."""
+    """The figures that are saved in a test, as objects."""
     from matplotlib.figure import Figure
 
     figures: list[Any] = []

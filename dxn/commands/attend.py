@@ -14,14 +14,15 @@ from dxn.config.command import AS_TYPED, OUTPUT_FOLDER
 
 @dataclass(frozen=True, kw_only=True)
 class Attend(FromWeights):
-    """Draw the attention of a model for one sample.
+    """Draw the attention of a model for one sample, head by head, as a page.
 
-    For a model that generates text, the cross-attention of each generated token is drawn, too.
+    For a model that generates text, the page shows the cross-attention of each generated
+    token, too.
 
     Args:
         input: One sample: a file (input=photo.jpg) or several inputs (input.text=...
             input.image=...).
-        output: Folder for the drawings and attention.html, a page with all blocks and heads.
+        output: Folder for attention.html.
     """
 
     path_key: ClassVar[str | None] = "input"
@@ -48,8 +49,7 @@ class Attend(FromWeights):
             print_line(f"{name}: {share:.1%} of the attention")
         for note in result.notes:
             print_line(note)
-        print_line(f"written: {folder}: {', '.join(path.name for path in result.files)}")
-        print_line(f"open {result.files[-1]} in a browser")
+        print_line(f"written: {result.page}; open it in a browser")
         return 0
 
 

@@ -24,21 +24,29 @@ button:disabled { opacity: .4; cursor: default; }
 main { display: flex; flex-wrap: wrap; gap: .5rem 3rem; align-items: flex-start; }
 #inputs { flex: 1 1 28rem; min-width: 0; max-width: 46rem; }
 .plain #inputs { flex: 1 1 100%; }
-#own { flex: 0 1 38rem; min-width: 0; max-width: 100%; }
+#encoder { flex: 0 1 38rem; min-width: 0; max-width: 100%; }
 #probabilities { border-spacing: 0; margin: .3rem 0 .5rem; font-size: .9rem; font-variant-numeric: tabular-nums; }
 #probabilities td { padding: .05rem .8rem .05rem 0; }
 #probabilities i { display: block; height: .7rem; background: var(--mark); border-radius: 2px; min-width: 1px; }
 #probabilities td:last-child { width: 12rem; }
-#plot { display: grid; grid-template-columns: auto auto; grid-template-rows: auto auto; width: max-content; max-width: 100%; overflow-x: auto; }
-#map { position: relative; border: 1px solid var(--line); cursor: crosshair; }
-#map canvas { display: block; width: 100%; height: 100%; image-rendering: pixelated; }
-#map i { position: absolute; pointer-events: none; background: var(--line); }
-#map .chosen { background: none; border: 2px solid var(--mark); left: -2px; right: -2px; }
-#left, #top { position: relative; font-size: 12px; }
-#left span, #top span { position: absolute; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-#left span { right: 6px; max-width: 9rem; text-align: right; transform: translateY(-50%); }
-#top span { bottom: 6px; max-height: 9rem; writing-mode: vertical-rl; transform: translateX(-50%) rotate(180deg); }
-#left .on { color: var(--mark); font-weight: 700; outline: none; }
+.plot { display: grid; grid-template-columns: auto auto; grid-template-rows: auto auto; width: max-content; max-width: 100%; overflow-x: auto; }
+.map { position: relative; border: 1px solid var(--line); cursor: crosshair; }
+.map canvas { display: block; width: 100%; height: 100%; image-rendering: pixelated; }
+.map i { position: absolute; pointer-events: none; background: var(--line); }
+.map .chosen { background: none; border: 2px solid var(--mark); left: -2px; right: -2px; }
+.left, .top { position: relative; font-size: 12px; }
+.left span, .top span { position: absolute; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
+.left span { right: 6px; max-width: 9rem; text-align: right; transform: translateY(-50%); }
+.top span { bottom: 6px; max-height: 9rem; writing-mode: vertical-rl; transform: translateX(-50%) rotate(180deg); }
+.left .on { color: var(--mark); font-weight: 700; outline: none; }
+#heads { display: grid; gap: .3rem; width: max-content; max-width: 100%; overflow-x: auto; align-items: center; justify-items: center;
+  font-size: .8rem; color: var(--soft); margin: .4rem 0; padding: 2px; }
+#heads button { padding: 0; min-width: 0; line-height: 0; border-radius: 0; }
+#heads button[aria-pressed=true] { outline: 2px solid var(--mark); }
+#heads canvas { width: 100%; height: 100%; image-rendering: pixelated; }
+.words figure { margin: 0; font-size: .85rem; cursor: pointer; }
+.words figure.on { outline-offset: 2px; }
+.words figcaption { max-width: 7rem; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .characters > div { font-size: 1.1rem; line-height: 2; max-height: 22rem; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
 .plain .characters > div { font-size: 1rem; line-height: 1.7; max-height: 16rem; }
 .characters span, .words span { border-radius: 3px; padding: .15rem 0; }
@@ -71,13 +79,15 @@ audio { display: block; width: 100%; max-width: 26rem; margin: .3rem 0; height: 
 const LAYOUT = `<h1 id="heading"></h1><p class="soft" id="about"></p><table id="probabilities"></table><div id="notes" class="soft"></div>
 <main><section id="inputs"><h2 id="what" aria-live="polite"></h2><p id="reads"></p><div id="extra" class="row words"></div>
 <div id="answer"><h3>words of the answer</h3><div id="answerWords" class="row words"></div><div class="row" id="readerBlocks"><b>block</b></div>
-<div class="row" id="readerHeads"><b>head</b></div><p class="soft" id="reader"></p></div><div id="shown"></div>
+<div class="row" id="readerHeads"><b>head</b></div><p class="soft" id="reader"></p><div id="wordPictures"></div>
+<h3>alignment: a row shows what a word of the answer attends to</h3><div class="plot" id="alignment"></div>
+<p class="legend"><span>0</span><i class="mapScale"></i><span id="largestAligned"></span></p></div><div id="shown"></div>
 <p class="soft" id="help">Click a word, a part of a picture or a row of the map to see what this token attends to; click it again or press
 Escape for the whole answer; n and p: next and previous token.</p></section>
-<section id="own"><h2>Attention between the tokens</h2><div class="row" id="blocks"><b>block</b></div><div class="row" id="heads"><b>head</b></div>
-<p class="soft" id="keys">Arrow keys: up and down through blocks, left and right through heads; r: rollout.</p><h3 id="title"></h3>
-<div id="plot"><div></div><div id="top"></div><div id="left"></div><div id="map"><canvas></canvas></div></div>
-<p class="legend"><span>0</span><i id="mapScale"></i><span id="largest"></span></p>
+<section id="encoder"><h2>Attention between the tokens, head by head</h2><div id="heads"></div>
+<p class="soft" id="keys">Each small map is a head; all have the same colors, the square root of the weight. Click one to enlarge it. Arrow keys: up and down
+through blocks, left and right through heads; r: rollout.</p><div class="row"><button id="rollout">rollout of all blocks</button></div><h3 id="title"></h3>
+<div class="plot" id="plot"></div><p class="legend"><span>0</span><i class="mapScale"></i><span id="largest"></span></p>
 <p class="soft">A row shows what its token attends to. The rollout multiplies the maps of all blocks, so it shows which tokens of
 the input a token is made of.</p></section></main>`;
 
@@ -85,6 +95,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const MAX_LABELS = 40;  // tokens of the matrix that have a label each; with more, only the inputs have labels
 const MAX_LISTED = 200;  // tokens in a list; thousands of elements would make the page slow
 const MAX_PLAIN = 40;  // tokens in a list without weights of blocks
+const COPY = 110;  // pixels of the longer side of the copy of a picture for a word of the answer
+const MAX_COPIES = 60;  // words of the answer that have a copy each
 const SMALL = 128;  // pixels; a smaller picture is enlarged without smoothing
 
 // One decimal below 10 % and above 99 %. Only exactly 0 and 1 are written as 0% and 100%, as in dxn.core.display.
@@ -207,12 +219,13 @@ function draw(root, data) {
   const heatBar = `linear-gradient(to right, ${colors.join(", ")})`;
   const rgb = name => getComputedStyle(root.host).getPropertyValue(name).split(",").map(Number);
 
-  // Pointing at the element shows the token, clicking it pins the token.
+  // Pointing at the element shows its token, clicking it pins the token. `token` may be a function of the mouse event.
   function follow(element, token) {
     if (!selects) return;
-    element.addEventListener("mouseenter", () => { view.pointed = token; mark(); });
+    const tokenOf = event => typeof token === "function" ? token(event) : token;
+    element.addEventListener("mouseenter", event => { view.pointed = tokenOf(event); mark(); });
     element.addEventListener("mouseleave", () => { view.pointed = null; mark(); });
-    element.addEventListener("click", () => { view.pinned = view.pinned === token ? null : token; mark(); });
+    element.addEventListener("click", event => { view.pinned = view.pinned === tokenOf(event) ? null : tokenOf(event); mark(); });
   }
 
   // The heading
@@ -228,7 +241,7 @@ function draw(root, data) {
   for (const note of [heading.note, data.note && `Note: ${data.note}.`, ...data.notes ?? []].filter(Boolean)) make(at("notes"), "p", note);
   for (const id of ["what", "help"]) at(id).hidden = !selects;
 
-  // The buttons: one for each block or head, and a last one for all of them.
+  // The buttons of the decoder: one for each block or head, and a last one for all of them.
   function buttons(row, count, all, change) {
     return Array.from({ length: count + 1 }, (_, i) => {
       const button = make(at(row), "button", i === count ? all : i + 1);
@@ -236,15 +249,14 @@ function draw(root, data) {
       return button;
     });
   }
-  const blockButtons = buttons("blocks", depth, "rollout of all", i => i < depth ? { block: i, rollout: false } : { rollout: depth ? !view.rollout : true });
-  const headButtons = depth ? buttons("heads", heads, "mean", i => ({ head: i, rollout: false })) : [];
   const readerBlockButtons = buttons("readerBlocks", decoder.depth, "mean of all", i =>
     i === decoder.depth ? { readerBlock: i, readerHead: decoder.heads } : { readerBlock: i });
   const readerHeadButtons = buttons("readerHeads", decoder.heads, "mean", i => ({ readerHead: i }));
   at("readerBlocks").hidden = decoder.depth < 2 && decoder.heads < 2;
   at("readerHeads").hidden = decoder.heads < 2;
-  at("heads").hidden = at("keys").hidden = !depth;
-  at("own").hidden = !data.rollout;
+  for (const id of ["heads", "keys", "rollout"]) at(id).hidden = !depth;
+  at("rollout").addEventListener("click", () => choose({ rollout: !view.rollout }));
+  at("encoder").hidden = !data.rollout;
   at("answer").hidden = !answerNames.length;
 
   function choose(change) {
@@ -275,7 +287,8 @@ function draw(root, data) {
     go();
   });
 
-  // The matrix
+  // The maps of weights
+
   const spans = [];
   tokens.forEach(({ input }, i) => {
     const last = spans[spans.length - 1];
@@ -284,58 +297,106 @@ function draw(root, data) {
   });
   const room = Math.min(440, Math.max(240, document.documentElement.clientWidth - 200));
   const side = n <= MAX_LABELS ? Math.min(28, Math.max(14, Math.floor(room / n))) * n : room;
-  const cell = side / n, canvas = at("map").querySelector("canvas");
-  const band = make(at("map"), "i", null, { class: "chosen", hidden: "" });
-  const leftLabels = data.rollout ? matrix() : [];
+  // The labels of the tokens of the inputs, and their places in tokens. Many tokens have the names of their inputs.
+  const inputLabels = n <= MAX_LABELS ? tokens.map(({ name }, i) => ({ name, place: i + .5, token: i }))
+    : spans.map(({ input, start, stop }) => ({ name: input, place: (start + stop) / 2 }));
 
-  // Returns the labels of the rows.
-  function matrix() {
-    const sides = { width: `${side + 2}px`, height: `${side + 2}px` };
-    canvas.width = canvas.height = n;
-    styled(at("map"), sides);
-    styled(at("top"), { width: sides.width });
-    const labels = n <= MAX_LABELS
-      ? tokens.map(({ name }, i) => ({ name, middle: (i + .5) * cell }))
-      : spans.map(({ input, start, stop }) => ({ name: input, middle: (start + stop) / 2 * cell }));
-    const longest = Math.min(Math.max(...labels.map(({ name }) => name.length)) * 8 + 14, 150);
-    at("left").style.width = at("top").style.height = `${longest}px`;
-    for (const { name, middle } of labels) styled(make(at("top"), "span", name, { dir: "auto" }), { left: `${middle + 1}px` });
-    for (const { start } of spans.slice(1)) {
-      styled(make(at("map"), "i", null), { left: 0, right: 0, height: "1px", top: `${start * cell}px` });
-      styled(make(at("map"), "i", null), { top: 0, bottom: 0, width: "1px", left: `${start * cell}px` });
-    }
-    const indexAt = (offset, size) => Math.min(n - 1, Math.max(0, Math.floor(offset / size * n)));
-    const rowAt = event => indexAt(event.offsetY, canvas.clientHeight);
-    canvas.addEventListener("mousemove", event => {
-      const row = rowAt(event), column = indexAt(event.offsetX, canvas.clientWidth);
-      canvas.title = `${tokens[row].name} attends to ${tokens[column].name}: ${percent(weights()[row * n + column])}`;
-      if (view.pointed !== row) { view.pointed = row; mark(); }
-    });
-    canvas.addEventListener("mouseleave", () => { view.pointed = null; mark(); });
-    canvas.addEventListener("click", event => { const row = rowAt(event); view.pinned = view.pinned === row ? null : row; mark(); });
-    const left = labels.map(({ name, middle }) => styled(make(at("left"), "span", name, { dir: "auto" }), { top: `${middle + 1}px` }));
-    if (n <= MAX_LABELS) left.forEach((label, i) => follow(label, i));
-    return left;
-  }
-
-  function redraw() {
-    drawReaders();
-    if (!data.rollout) return mark();
-    const values = weights(), zero = rgb("--zero"), full = rgb("--full");
-    const largest = values.reduce((a, b) => Math.max(a, b), 0);
-    const pixels = new ImageData(n, n);
+  // Fill the pixels of a map with weights; `curve` changes weights relative to the largest one.
+  function paint(canvas, values, largest, curve = share => share) {
+    const zero = rgb("--zero"), full = rgb("--full"), pixels = new ImageData(canvas.width, canvas.height);
     values.forEach((weight, i) => {
-      const share = largest ? weight / largest : 0;
+      const share = largest ? curve(weight / largest) : 0;
       for (let k = 0; k < 3; k++) pixels.data[4 * i + k] = zero[k] + share * (full[k] - zero[k]);
       pixels.data[4 * i + 3] = 255;
     });
     canvas.getContext("2d").putImageData(pixels, 0, 0);
-    at("largest").textContent = percent(largest);
-    at("mapScale").style.background = `linear-gradient(to right, rgb(${zero.join(", ")}), rgb(${full.join(", ")}))`;
-    at("title").textContent = view.rollout ? "rollout of all blocks"
-      : `block ${view.block + 1}, ${view.head === heads ? "mean of the heads" : `head ${view.head + 1}`}`;
-    blockButtons.forEach((button, i) => button.setAttribute("aria-pressed", i === depth ? view.rollout : !view.rollout && i === view.block));
-    headButtons.forEach((button, i) => button.setAttribute("aria-pressed", !view.rollout && i === view.head));
+  }
+
+  const largestOf = values => values.reduce((a, b) => Math.max(a, b), 0);
+
+  // Make a map in `plot` with a row for each of `count` tokens from `first` on, and a column for each token of the inputs.
+  // `values` returns the weights that it shows. The result paints them, and marks the row of a token (null: none).
+  function makeMap(plot, first, count, height, rowLabels, values) {
+    make(plot, "div", null);
+    const [top, left, map] = ["top", "left", "map"].map(name => make(plot, "div", null, { class: name }));
+    const canvas = make(map, "canvas", null), band = make(map, "i", null, { class: "chosen", hidden: "" });
+    const row = height / count;
+    const longest = labels => `${Math.min(Math.max(...labels.map(({ name }) => name.length)) * 8 + 14, 150)}px`;
+    canvas.width = n;
+    canvas.height = count;
+    styled(map, { width: `${side + 2}px`, height: `${height + 2}px` });
+    styled(top, { width: `${side + 2}px`, height: longest(inputLabels) });
+    styled(left, { width: longest(rowLabels) });
+    for (const { name, place } of inputLabels) styled(make(top, "span", name, { dir: "auto" }), { left: `${place * side / n + 1}px` });
+    for (const { start } of spans.slice(1)) {
+      styled(make(map, "i", null), { top: 0, bottom: 0, width: "1px", left: `${start * side / n}px` });
+      if (!first) styled(make(map, "i", null), { left: 0, right: 0, height: "1px", top: `${start * row}px` });
+    }
+    for (const { name, place, token } of rowLabels) {
+      const label = styled(make(left, "span", name, { dir: "auto" }), { top: `${place * row + 1}px` });
+      if (token === undefined) continue;
+      follow(label, token);
+      marked.push([label, [token]]);
+    }
+    const indexAt = (offset, size, all) => Math.min(all - 1, Math.max(0, Math.floor(offset / size * all)));
+    const tokenAt = event => first + indexAt(event.offsetY, canvas.clientHeight, count);
+    follow(canvas, tokenAt);
+    canvas.addEventListener("mousemove", event => {
+      const token = tokenAt(event), column = indexAt(event.offsetX, canvas.clientWidth, n);
+      canvas.title = `${nameOf(token)} attends to ${tokens[column].name}: ${percent(values()[(token - first) * n + column])}`;
+      if (view.pointed !== token) { view.pointed = token; mark(); }
+    });
+    return {
+      paint: () => paint(canvas, values(), largestOf(values())),
+      mark: token => {
+        band.hidden = token === null || token < first || token >= first + count;
+        if (!band.hidden) Object.assign(band.style, { top: `${(token - first) * row - 2}px`, height: `${row + 4}px` });
+      },
+    };
+  }
+
+  const marked = [];  // pairs of an element and the tokens that it shows
+  const maps = [];
+  if (data.rollout) maps.push(makeMap(at("plot"), 0, n, side, inputLabels, weights));
+  if (answerNames.length) {
+    const labels = answerNames.map((name, i) => ({ name, place: i + .5, token: n + i }));
+    maps.push(makeMap(at("alignment"), n, labels.length, 18 * labels.length, labels, answerWeights));
+  }
+
+  // A small map for each block and head, and for the mean over the heads of a block.
+  const smallMaps = [];
+  const size = Math.max(32, Math.min(72, Math.floor(room / (heads + 1))));
+  at("heads").style.gridTemplateColumns = `repeat(${heads + 2}, auto)`;
+  for (const name of depth ? ["", ...Array.from({ length: heads }, (_, head) => `head ${head + 1}`), "mean"] : []) make(at("heads"), "span", name);
+  for (let block = 0; block < depth; block++) {
+    make(at("heads"), "span", `block ${block + 1}`);
+    for (let head = 0; head <= heads; head++) {
+      const name = `block ${block + 1}, ${head === heads ? "mean of the heads" : `head ${head + 1}`}`;
+      const button = make(at("heads"), "button", null, { "aria-label": name });
+      const canvas = styled(make(button, "canvas", null), { width: `${size}px`, height: `${size}px` });
+      canvas.width = canvas.height = n;
+      button.addEventListener("click", () => choose({ block, head, rollout: false }));
+      smallMaps.push({ block, head, name, button, canvas });
+    }
+  }
+
+  function paintSmallMaps() {
+    const all = smallMaps.map(({ block, head }) => meanOf(data.maps, depth, heads || 1, block, head));
+    // At least three times the weight of uniform attention, which has a light color then.
+    const largest = Math.max(3 / n, ...all.map(largestOf));
+    smallMaps.forEach(({ canvas }, i) => paint(canvas, all[i], largest, Math.sqrt));
+  }
+
+  function redraw() {
+    drawReaders();
+    for (const map of maps) map.paint();
+    for (const scale of root.querySelectorAll(".mapScale"))
+      scale.style.background = `linear-gradient(to right, rgb(${rgb("--zero").join(", ")}), rgb(${rgb("--full").join(", ")}))`;
+    const isChosen = ({ block, head }) => !view.rollout && block === view.block && head === view.head;
+    for (const map of smallMaps) map.button.setAttribute("aria-pressed", isChosen(map));
+    at("rollout").setAttribute("aria-pressed", view.rollout);
+    at("title").textContent = smallMaps.find(isChosen)?.name ?? "rollout of all blocks";
+    if (data.rollout) at("largest").textContent = percent(largestOf(weights()));
     mark();
   }
 
@@ -349,6 +410,8 @@ function draw(root, data) {
     const head = readerHead === decoder.heads ? "the mean of its heads" : `head ${readerHead + 1}`;
     at("reader").textContent = "Cross-attention of the answer: "
       + (all ? "the mean of all blocks and heads of the decoder." : `block ${readerBlock + 1} of the decoder, ${head}.`);
+    if (answerNames.length) at("largestAligned").textContent = percent(largestOf(answerWeights()));
+    for (const show of wordPictures) show();
   }
 
   // The inputs
@@ -356,7 +419,6 @@ function draw(root, data) {
   // Functions that shade an element. `mark` calls them with the weights of the current token, relative to the largest
   // one on each input.
   const shaders = [];
-  const marked = [];  // pairs of an element and the tokens that it shows
   const answerParts = answerNames.map((name, i) => {
     const part = make(at("answerWords"), "span", name, { dir: "auto" });
     follow(part, n + i);
@@ -371,12 +433,12 @@ function draw(root, data) {
     shade(make(at("extra"), "span", selects ? tokens[i].name : `${tokens[i].name}: ${percent(data.shares[i])}`, { dir: "auto" }), [i]);
   if (!selects && extras.length > MAX_PLAIN) make(at("extra"), "span", `and ${extras.length - MAX_PLAIN} more`);
 
-  function shade(element, own) {
-    follow(element, own[0]);
-    marked.push([element, own]);
+  function shade(element, covered) {
+    follow(element, covered[0]);
+    marked.push([element, covered]);
     element.classList.add("shaded");
-    if (!selects) element.title = percent(Math.max(...own.map(i => data.shares[i])));
-    shaders.push(shares => { element.style.background = heat(Math.max(...own.map(i => shares[i]))); });
+    if (!selects) element.title = percent(Math.max(...covered.map(i => data.shares[i])));
+    shaders.push(shares => { element.style.background = heat(Math.max(...covered.map(i => shares[i]))); });
   }
 
   // The scale of the colors of each input, below its name.
@@ -416,15 +478,49 @@ function draw(root, data) {
       follow(rect, i);
       marked.push([rect, [i]]);
     }
-    shaders.push(shares => {
-      const pen = canvas.getContext("2d"), across = canvas.width / width, down = canvas.height / height;
-      pen.clearRect(0, 0, canvas.width, canvas.height);
-      // Where boxes overlap, the one with the largest share is on top.
-      for (const [i, [top, left, bottom, right]] of [...all].sort(([a], [b]) => shares[a] - shares[b])) {
-        const x = Math.round(left * across), y = Math.round(top * down);
-        pen.fillStyle = heat(shares[i]);
-        pen.fillRect(x, y, Math.max(Math.round(right * across) - x, 1), Math.max(Math.round(bottom * down) - y, 1));
-      }
+    shaders.push(shares => colorBoxes(canvas, all, shares, width, height));
+  }
+
+  // Fill the boxes of tokens with the colors of their shares.
+  function colorBoxes(canvas, boxes, shares, width, height) {
+    const pen = canvas.getContext("2d"), across = canvas.width / width, down = canvas.height / height;
+    pen.clearRect(0, 0, canvas.width, canvas.height);
+    // Where boxes overlap, the one with the largest share is on top.
+    for (const [i, [top, left, bottom, right]] of [...boxes].sort(([a], [b]) => shares[a] - shares[b])) {
+      const x = Math.round(left * across), y = Math.round(top * down);
+      pen.fillStyle = heat(shares[i]);
+      pen.fillRect(x, y, Math.max(Math.round(right * across) - x, 1), Math.max(Math.round(bottom * down) - y, 1));
+    }
+  }
+
+  // Functions that color the copies of a picture for the words of the answer.
+  const wordPictures = [];
+
+  // Show a copy of a picture for each word of the answer, with what this word attends to.
+  function makeWordPictures({ name, source, width, height, unit }) {
+    const boxes = placed(name), scale = COPY / Math.max(width, height);
+    const style = { width: `${Math.round(width * scale)}px`, height: `${Math.round(height * scale)}px`, imageRendering: width < SMALL ? "pixelated" : "auto" };
+    make(at("wordPictures"), "h3", `what each word of the answer attends to in ${name}`);
+    const legend = make(at("wordPictures"), "p", null, { class: "legend" }), row = make(at("wordPictures"), "div", null, { class: "pictures words" });
+    make(legend, "span", "0");
+    styled(make(legend, "i", null), { background: heatBar });
+    const most = make(legend, "span", null);
+    const copies = answerNames.slice(0, MAX_COPIES).map((word, i) => {
+      const figure = make(row, "figure", null), box = make(figure, "div", null, { class: "overlay" });
+      styled(make(box, "img", null, { src: source, alt: `${name}, colored by the attention of ${word}` }), style);
+      const canvas = make(box, "canvas", null);
+      [canvas.width, canvas.height] = [2 * Math.round(width * scale), 2 * Math.round(height * scale)];
+      make(figure, "figcaption", word, { dir: "auto" });
+      follow(figure, n + i);
+      marked.push([figure, [n + i]]);
+      return canvas;
+    });
+    wordPictures.push(() => {
+      const rows = copies.map((_, i) => rowOf(n + i)), shares = rows.flatMap(row => boxes.map(([i]) => row[i]));
+      // All copies have the same scale. It reaches at least twice the mean, as that of an input.
+      const largest = Math.max(largestOf(shares), 2 * shares.reduce((a, b) => a + b, 0) / shares.length) || 1;
+      copies.forEach((canvas, i) => colorBoxes(canvas, boxes, rows[i].map(weight => weight / largest), width, height));
+      most.textContent = `${percent(largest)} per ${unit}`;
     });
   }
 
@@ -477,6 +573,7 @@ function draw(root, data) {
         const pictures = make(box, "div", null, { class: "pictures" });
         overlay(pictures, input, width, height, style);
         if (selects) styled(make(pictures, "img", null, { src: source, alt: `${name} without attention`, class: "copy" }), style);
+        if (answerNames.length) makeWordPictures(input);
       }
     },
     list(input) { section(input); },  // its tokens are in `extras`
@@ -503,7 +600,7 @@ function draw(root, data) {
     const most = Math.max(...listed.map(({ name }) => largest[name] ?? 0));
     for (const { name } of listed.length > 1 ? listed : []) if (name in ends) ends[name] = most;
     const shares = Float32Array.from(row, (weight, i) => ends[tokens[i].input] ? weight / ends[tokens[i].input] : 0);
-    for (const each of shaders) each(shares);
+    for (const shade of shaders) shade(shares);
     for (const { name, show } of legends) show(totals[name] ?? 0, ends[name] ?? 0);
     for (const [element, all] of marked) element.classList.toggle("on", !whole && all.includes(token));
     const readers = answerNames.map((_, i) => !whole && token < n ? answerWeights()[i * n + token] : 0);
@@ -512,9 +609,7 @@ function draw(root, data) {
       part.style.background = strongest ? heat(readers[i] / strongest) : "";
       part.classList.toggle("shaded", strongest > 0);
     });
-    band.hidden = !any || whole || token >= n;
-    if (!band.hidden) Object.assign(band.style, { top: `${token * cell - 2}px`, height: `${cell + 4}px` });
-    if (n <= MAX_LABELS) leftLabels.forEach((label, i) => label.classList.toggle("on", any && i === token));
+    for (const map of maps) map.mark(any ? token : null);
     const noun = heading.answer ? "the answer" : "the model";
     at("what").textContent = whole ? `What ${noun} attends to` : `What “${nameOf(token)}” attends to`;
     const text = at("reads");
@@ -540,6 +635,11 @@ function draw(root, data) {
     });
   }
 
-  if (selects) matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  redraw();
+  function recolor() {
+    paintSmallMaps();
+    redraw();
+  }
+
+  if (selects) matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolor);
+  recolor();
 }

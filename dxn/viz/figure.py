@@ -1,21 +1,16 @@
-"""Metrics: how they are created, titled, labelled and saved, and the colors of all pictures."""
+"""Figures: how they are created, titled, labelled and saved, and the colors of all pictures."""
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter
 
 from dxn.core.display import number
 from dxn.viz.fonts import DEFAULT_FONT, families, legible, text_width
@@ -32,41 +27,13 @@ HEAT_COLORS = ("#ffffff", "#fff1bf", "#fed66f", "#fd9d43", "#ee3f1e")
 TITLE_SIZE = 11
 ABOUT_SIZE = 8.5
 LARGE = 10_000  # numbers from here on have a suffix: 10k
-MAX_LAYOUTS = 12  # most metrics need one or two
+MAX_LAYOUTS = 12  # most figures need one or two
 MARGIN = 0.12  # inches on each side of the title
 MAX_LABEL = 24  # characters of a label; longer labels would take most of the picture
 PACKED_WIDTH = 10.4  # inches of a picture of several panels
 TITLE_INCHES = 0.7  # height of the title of such a picture
 SPACE = (0.9, 0.7)  # inches for the labels beside a panel, and for the title above it
 SOFTWARE = "dxn"  # stored in each PNG
-
-
-@functools.cache
-def heat_colors() -> Colormap:
-    """Return the color map of attention."""
-    return LinearSegmentedColormap.from_list("attention", HEAT_COLORS)
-
-
-def heat_scale(values: np.ndarray) -> Normalize:
-    """Return the scale that maps shares or weights to the colors of attention.
-
-    It reaches at least twice the mean: if all shares are equal, all tokens have the middle color,
-    and not that of strong attention.
-    """
-    # initial: an input may have no tokens. `or 1`: all shares may be 0.
-    largest = max(float(values.max(initial=0)), 2 * float(values.mean()) if values.size else 0)
-    return Normalize(0, largest or 1.0)
-
-
-def color_bar(figure: Figure | SubFigure, axes: Any, scale: Normalize, label: str) -> None:
-    """Draw the color bar of attention beside one axis or several, with percentages."""
-    colors = ScalarMappable(scale, heat_colors())
-    bar = figure.colorbar(colors, ax=axes, pad=0.015, fraction=0.03, aspect=25)
-    # Above the bar, because the bar beside a line of text is shorter than the label.
-    bar.ax.set_title(label, fontsize=7, loc="right", linespacing=1.1)
-    bar.ax.tick_params(labelsize=7)
-    bar.ax.yaxis.set_major_locator(MaxNLocator(4))
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -160,26 +127,6 @@ def shortened(words: Sequence[str], length: int = MAX_LABEL) -> list[str]:
         label = legible(word)
         labels.append(label if len(label) <= length else f"{label[: length - 1].rstrip()}…")
     return labels
-
-
-def font_size(inches: float) -> float:
-    """Return the size in points, 3 to 9, of labels in rows of this height."""
-    # One inch is 72 points. 45 of them leave space between the lines.
-    return max(min(9.0, 45 * inches), 3.0)
-
-
-def file_names(names: Sequence[str], file: str) -> dict[str, str]:
-    """Return a file name for each input: `file` for a single input, otherwise INPUT_`file`."""
-    if len(names) == 1:
-        return {names[0]: file}
-    result: dict[str, str] = {}
-    for i, name in enumerate(names, 1):
-        # The name of an input can be a column of a table, such as "price / unit".
-        safe = re.sub(r"[^\w.-]+", "_", name)
-        candidate = f"{safe}_{file}"
-        # Two names can become equal, such as "a b" and "a/b".
-        result[name] = f"{safe}_{i}_{file}" if candidate in result.values() else candidate
-    return result
 
 
 def pack(sizes: Sequence[tuple[float, float]], width: float = PACKED_WIDTH) -> list[list[int]]:

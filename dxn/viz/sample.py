@@ -44,14 +44,9 @@ class InputTokens:
         return get_drawer(self.shown.modality)
 
     @property
-    def is_placed(self) -> np.ndarray:
-        """(n,) bool. True for tokens that have a position in the raw input."""
-        return np.logical_not(np.isnan(self.coords).any(axis=1))
-
-    @property
     def placed(self) -> np.ndarray:
         """(m, k). Coordinates of the tokens that have a position."""
-        return self.coords[self.is_placed]
+        return self.coords[~np.isnan(self.coords).any(axis=1)]
 
 
 @dataclass(frozen=True)
@@ -123,10 +118,6 @@ class SampleView:
             members = list(group)
             results += [_joined(members)] if members[0].drawer.joins_inputs else members
         return results
-
-    def names_of(self, part: InputTokens) -> list[str]:
-        """Return the names of the tokens of a part."""
-        return [self.names[int(i)] for i in part.columns]
 
 
 def shown_inputs(

@@ -50,7 +50,7 @@ def token_picture(view: SampleView, path: Path, *, about: str = "") -> None:
         about: Name of the sample or the model, below the title.
     """
     parts, tokens = view.parts, view.tokens
-    sizes = [part.drawer.size(part.shown, shaded=False) for part in parts]
+    sizes = [part.drawer.size(part.shown) for part in parts]
     labels = _labels(tokens, parts)
     upright = _need_upright(labels)
     size = _matrix_size(tokens, labels, upright=upright)
@@ -62,7 +62,7 @@ def token_picture(view: SampleView, path: Path, *, about: str = "") -> None:
         noun = "token" if len(part.columns) == 1 else "tokens"
         (name,) = shortened([part.name])
         title = f"{name}: {len(part.columns)} {noun}{without}{note}"
-        width, _ = part.drawer.size(part.shown, shaded=False)
+        width, _ = part.drawer.size(part.shown)
         axis.set_title(_wrapped_title(title, width), loc="left", fontsize=TITLE_SIZE)
     _draw_matrix(axes[-1], tokens, labels, upright=upright)
     count = int(tokens.mask[0].sum())

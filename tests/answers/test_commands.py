@@ -1,7 +1,6 @@
 """Commands write where they say, read what they print, and print lines that run as they are."""
 
 import csv
-import json
 import shutil
 from datetime import datetime
 from io import StringIO
@@ -14,7 +13,6 @@ from helpers.runs import SMALL, refused, table_of, train
 import dxn
 from dxn.cli import main
 from dxn.config.instantiate import build
-from dxn.viz import attention
 
 OPTIONS = [*SMALL, "preset=plain", "baseline=none", "trainer.epochs=1"]
 
@@ -156,36 +154,6 @@ def test_a_single_tracker_needs_no_list(tmp_path):
     options = [*OPTIONS, "report=false", "trainer.tracker=tensorboard"]
     train(tmp_path / "run", str(tmp_path / "table.csv"), "target=label", *options)
     assert list((tmp_path / "run" / "tensorboard").rglob("events*"))
-
-
-def test_attend_removes_the_pictures_of_its_last_call_and_no_others(
-    text_run, tmp_path, monkeypatch
-):
-    folder = tmp_path / "attend"
-    command = ["attend", f"run={text_run}", f"output={folder}", "input.text=apple"]
-    draw = attention.word_pictures
-
-    def with_own(*arguments, **options):
-        files, notes = draw(*arguments, **options)
-        own = folder / "mine.png"
-        own.write_bytes(b"as a plug-in writes it")
-        return [*files, own], notes
-
-    with monkeypatch.context() as patch:
-        patch.setattr(attention, "word_pictures", with_own)
-        assert main(command) == 0
-    assert (folder / "mine.png").exists()
-    (folder / "holiday.png").write_bytes(b"of the user")
-    assert main(command) == 0
-    assert not (folder / "mine.png").exists()
-    assert (folder / "holiday.png").exists()
-    # A list from an untrusted source cannot name files of other folders.
-    (tmp_path / "other.png").write_bytes(b"of the user")
-    (folder / ".attend.json").write_text(
-        json.dumps(["../other.png", 7, str(tmp_path / "other.png")])
-    )
-    assert main(command) == 0
-    assert (tmp_path / "other.png").exists()
 
 
 def test_a_defect_of_a_class_of_dxn_is_not_reported_as_a_wrong_option(monkeypatch):

@@ -2,10 +2,8 @@
 
 import pytest
 from helpers.runs import PLAIN, SMALL, refused, table_of, train
-from PIL import Image
 
 from dxn.cli import main
-from dxn.runs.attend import list_pictures, remove_pictures
 
 
 @pytest.mark.parametrize(
@@ -28,12 +26,3 @@ def test_a_text_that_is_no_path_is_predicted(tmp_path, capsys):
     train(tmp_path / "run", str(tmp_path / "fruit.csv"), *options)
     for text in ("apple number " * 60, "apple\nnumber", "..."):
         assert main(["predict", f"run={tmp_path / 'run'}", f'input="{text}"']) == 0
-
-
-def test_frames_of_an_earlier_video_are_removed(tmp_path):
-    picture = Image.new("RGB", (2, 2))
-    picture.save(tmp_path / "frames.png")
-    picture.save(tmp_path / "holiday.png")
-    list_pictures(tmp_path, [tmp_path / "frames.png"])
-    remove_pictures(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["holiday.png"]

@@ -245,7 +245,7 @@ def test_attend_draws_an_input_without_a_drawer(run, tmp_path, capsys):
     trust = "trust=[toy_gauge,toy_direction]"
     asked = ["input.wind=0.5", "input.gust=1", "input.note=word1 and more"]
     assert main(["attend", f"run={run}", trust, *asked, f"output={tmp_path}"]) == 0
-    assert {"heads.png", "shares.png", "attention.html"} <= {p.name for p in tmp_path.iterdir()}
+    assert (tmp_path / "attention.html").exists()
     assert "wind: " in capsys.readouterr().out
 
 

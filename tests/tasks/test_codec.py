@@ -35,9 +35,8 @@ from dxn.tokenize import (
     VideoAdapter,
 )
 from dxn.tokenize.codes import AudioCodes, ImageCodes, SeriesCodes, VideoCodes
-from dxn.viz.attention import across_picture
 from dxn.viz.drawers import Shown, get_drawer
-from dxn.viz.sample import InputTokens, coords_of, shown_inputs
+from dxn.viz.sample import coords_of, shown_inputs
 
 D = 16
 STRETCH = ResizeOptions(mode="stretch")
@@ -313,17 +312,14 @@ def test_tokens_of_a_codec_are_drawn_as_those_of_its_adapter(make, kind, read):
     ("make", "kind"),
     [(clip, VideoCodes), (sound, AudioCodes), (series, SeriesCodes), (picture, ImageCodes)],
 )
-def test_the_attention_of_words_to_codes_is_drawn_without_places(make, kind, tmp_path):
+def test_codes_have_no_places_and_no_names(make, kind):
     codec, _, raw = stored_codec(make)
     codes = kind(D, codec=codec, read="codes")
     tokens = codes(codes.tokenizer.batch([raw]))
     shown = shown_inputs({"x": codes}, {"x": raw})["x"]
-    columns = np.arange(tokens.x.shape[1])
-    part = InputTokens("x", shown, columns, coords_of(tokens.spans[0]))
-    across_picture(np.ones((1, len(columns))), ["word"], [part], tmp_path / "across.png")
-    assert (tmp_path / "across.png").exists()
-    names = get_drawer(shown.modality).token_names(shown, part.coords)
-    assert names == [None] * len(columns)
+    drawer, coords = get_drawer(shown.modality), coords_of(tokens.spans[0])
+    assert np.isnan(drawer.boxes(shown, coords)).any(1).all()
+    assert drawer.token_names(shown, coords) == [None] * len(coords)
 
 
 def test_kept_codes_are_those_of_the_sample_and_of_the_weights(tmp_path):

@@ -1,4 +1,4 @@
-"""What a model that writes attends to: the decoder's weights, the pictures and the page."""
+"""What a model that writes attends to: the decoder's weights, and the page."""
 
 import base64
 import functools
@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from dxn.cli import main
 from dxn.config.model_plan import ModelPlan
@@ -123,7 +122,7 @@ def test_a_decoder_that_reads_nothing_has_no_weights(options):
         decoder.cross_attention_weights(ids, mask, memory)
 
 
-# The pictures
+# The page
 
 INPUTS = ("text", "image", "audio")
 SENTENCES = ["a red mug", "a bell", "red bell a mug"]
@@ -132,7 +131,6 @@ SAMPLE = {
     "image": np.full((8, 8, 3), 200, dtype=np.uint8),
     "audio": (np.sin(np.arange(4000) / 9).astype(np.float32), 8000),
 }
-FILES = {"text": "alignment.png", "image": "cells.png", "audio": "time.png"}
 MAX_LEN = 7
 
 
@@ -171,14 +169,6 @@ def page_of(folder):
     return json.loads(re.findall(r'application/json">(.*?)</script>', text, re.S)[0])
 
 
-@pytest.fixture
-def unsaved(monkeypatch):
-    """Metrics are made but not painted, which takes most of the time."""
-    modules = ("attention", "arcs")
-    for module in modules:
-        monkeypatch.setattr(f"dxn.viz.{module}.save", lambda figure, path: None)
-
-
 @pytest.mark.parametrize(
     ("decoder", "beams", "shown"),
     [
@@ -188,25 +178,15 @@ def unsaved(monkeypatch):
     ],
     ids=str,
 )
-def test_the_answer_and_what_it_read_of_each_input_is_drawn(
-    tmp_path, unsaved, decoder, beams, shown
-):
+def test_the_answer_and_what_it_read_of_each_input_is_drawn(tmp_path, decoder, beams, shown):
     predictor = make_writer(decoder=decoder, beams=beams)
     sample = {name: SAMPLE[name] for name in shown}
     drawn = draw_attention(predictor, sample, tmp_path / "new")
     assert drawn.notes == [f"answer: {predictor.predict(**sample)['prediction']}"]
     assert sum(drawn.shares.values()) == pytest.approx(1, abs=1e-5)
     assert {name for name, share in drawn.shares.items() if share > 0} == set(shown)
-    names = [path.name for path in drawn.files]
-    assert names[: len(shown)] == [FILES[name] for name in shown]
-    assert {"heads.png", "shares.png", "attention.html"} < set(names)
-
-
-def test_each_picture_of_the_reading_can_be_opened(tmp_path):
-    drawn = draw_attention(make_writer(backbone=Recurrent(D)), SAMPLE, tmp_path)
-    for path in drawn.files[:3]:
-        with Image.open(path) as picture:
-            assert picture.size[0] > 100
+    written = page_of(tmp_path / "new")["written"]
+    assert written["names"] and len(written["maps"]) == written["depth"] * written["heads"]
 
 
 ENCODERS = {
@@ -223,12 +203,10 @@ ENCODERS = {
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_an_encoder_without_a_map_leaves_the_pictures_of_the_answer(tmp_path, unsaved, name):
+def test_an_encoder_without_a_map_leaves_the_attention_of_the_answer(tmp_path, name):
     make_options, reason = ENCODERS[name]
     drawn = draw_attention(make_writer(**make_options()), SAMPLE, tmp_path)
-    names = [path.name for path in drawn.files]
-    assert names == ["alignment.png", "cells.png", "time.png", "attention.html"]
-    assert drawn.notes[1:] == [f"no heads.png and no shares.png: {reason}"]
+    assert drawn.notes[1:] == [f"no attention of the encoder: {reason}"]
     assert sum(drawn.shares.values()) == pytest.approx(1, abs=1e-5)
     data = page_of(tmp_path)
     assert (data["depth"], data["heads"], data["maps"], data["rollout"]) == (0, 0, [], None)
@@ -250,7 +228,7 @@ def answer_with(monkeypatch, predictor, ids):
     monkeypatch.setattr(predictor.task, "search", lambda *_, **__: [Hypothesis(list(ids), 0.0)])
 
 
-def test_each_word_has_the_weights_with_which_it_was_chosen(tmp_path, unsaved, monkeypatch):
+def test_each_word_has_the_weights_with_which_it_was_chosen(tmp_path, monkeypatch):
     """Row i is what was read when i words were there, before word i; the end has its own row."""
     predictor = make_writer(inputs=("text",))
     tokenizer = predictor.task.tokenizer
@@ -265,19 +243,15 @@ def test_each_word_has_the_weights_with_which_it_was_chosen(tmp_path, unsaved, m
 
     monkeypatch.setattr(predictor.model.head.decoder, "cross_attention_weights", weights)
     answer_with(monkeypatch, predictor, written)
-    calls = []
-    monkeypatch.setattr(
-        "dxn.viz.attention.reading_pictures",
-        lambda *args, **_: calls.append(args) or [],
-    )
     drawn = draw_attention(predictor, {"text": "a red bell"}, tmp_path)
-    _, read, words, *_ = calls[0]
+    page = page_of(tmp_path)["written"]
     assert drawn.notes[0] == "answer: a red mug"
-    assert words == ["a", "red", "mug", "[EOS]"]
-    assert read.argmax(1).tolist() == [i % read.shape[1] for i in range(4)]
+    assert page["names"] == ["a", "red", "mug", "[EOS]"]
+    steps = np.frombuffer(base64.b64decode(page["maps"][0]["steps"]), np.uint8).reshape(4, -1)
+    assert steps.argmax(1).tolist() == [i % steps.shape[1] for i in range(4)]
 
 
-def test_an_answer_that_was_cut_has_no_row_for_its_end(tmp_path, unsaved, monkeypatch):
+def test_an_answer_that_was_cut_has_no_row_for_its_end(tmp_path, monkeypatch):
     predictor = make_writer(inputs=("text",))
     tokenizer = predictor.task.tokenizer
     ids = tokenizer.encode("a red mug red bell a").tolist()[1:]
@@ -288,7 +262,7 @@ def test_an_answer_that_was_cut_has_no_row_for_its_end(tmp_path, unsaved, monkey
         assert names == [*tokenizer.pieces(ids[:count]), *end]
 
 
-def test_the_shares_follow_the_answer_through_the_encoder(tmp_path, unsaved):
+def test_the_shares_follow_the_answer_through_the_encoder(tmp_path):
     """With an encoder that mixes nothing, the shares are what the decoder read."""
     predictor = make_writer(inputs=("text", "image"))
     captured = []
@@ -313,7 +287,7 @@ def test_the_shares_follow_the_answer_through_the_encoder(tmp_path, unsaved):
     assert drawn.shares["image"] == pytest.approx(float(read[3:].sum()), abs=1e-5)
 
 
-def test_the_command_prints_the_answer_and_the_files(tmp_path, unsaved, capsys):
+def test_the_command_prints_the_answer_and_the_files(tmp_path, capsys):
     """The same model from its folder, as a user runs it."""
     predictor = make_writer(inputs=("text",))
     words = {"kind": "word"}
@@ -348,5 +322,4 @@ def test_the_command_prints_the_answer_and_the_files(tmp_path, unsaved, capsys):
     assert main(["attend", f"run={folder}", "input.text=a red bell", f"output={output}"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"answer: {predictor.predict(text='a red bell')['prediction']}" in printed
-    files = "alignment.png, heads.png, shares.png, arcs.png, attention.html"
-    assert f"written: {output}: {files}" in printed
+    assert f"written: {output / 'attention.html'}; open it in a browser" in printed

@@ -22,18 +22,17 @@ from helpers.drawing import (
     tokens_at,
 )
 from matplotlib.collections import PatchCollection, PathCollection
-from matplotlib.colors import Normalize, to_hex
 from matplotlib.patches import Rectangle
 from PIL import Image
 
 from dxn.core.tokens import Tokens, join
 from dxn.tokenize import AudioAdapter
 from dxn.tokenize.audio.tokenizer import PatchOptions
-from dxn.viz import drawers, figure
+from dxn.viz import drawers
 from dxn.viz.drawers import DRAWERS, Drawer, Shown, get_drawer
-from dxn.viz.drawers.heat import overlaps
+from dxn.viz.drawers.boxes import overlaps
 from dxn.viz.drawers.text import lay_out
-from dxn.viz.figure import file_names, pack
+from dxn.viz.figure import pack
 from dxn.viz.sample import SampleView
 from dxn.viz.tokens import token_picture
 
@@ -320,25 +319,15 @@ def test_an_unknown_modality_is_drawn_as_a_strip_of_numbered_cells(tmp_path, dra
     assert texts(axis) == ["1", "2"]
 
 
-def test_a_generic_strip_has_the_colors_of_its_shares():
-    picture = figure.new_figure(4, 2)
-    shown = Shown("gauge", None, None)
-    shares = np.array([0, 0.2, 0.4])
-    Drawer().draw_shares(picture.subplots(), shown, np.zeros((3, 1)), shares, Normalize(0, 0.4))
-    colors = [to_hex(patch.get_facecolor()) for patch in picture.axes[0].patches]
-    assert colors == [figure.HEAT_COLORS[0], figure.HEAT_COLORS[2], figure.HEAT_COLORS[4]]
-
-
-def test_every_drawer_says_what_its_pictures_are_called():
+def test_every_drawer_says_what_a_token_is_called():
     for modality in [*DRAWERS, "unknown"]:
         drawer = get_drawer(modality)
         assert isinstance(drawer, Drawer)
-        assert drawer.reading_file.endswith(".png")
         assert drawer.unit
 
 
 class GaugeDrawer(Drawer):
-    reading_file = "gauge.png"
+    unit = "gauge"
 
 
 def test_a_modality_gets_its_drawer_from_the_registry_or_an_entry_point(monkeypatch):
@@ -347,21 +336,10 @@ def test_a_modality_gets_its_drawer_from_the_registry_or_an_entry_point(monkeypa
     monkeypatch.setattr(drawers, "entry_points", lambda group: [point])
     drawers._installed.cache_clear()
     assert type(get_drawer("gauge")).__name__ == "GaugeDrawer"
-    drawers._installed.cache_clear()
     monkeypatch.setitem(DRAWERS, "sketch", GaugeDrawer)
     assert type(get_drawer("sketch")).__name__ == "GaugeDrawer"
-
-
-def test_file_names_carry_the_input_only_where_several_share_a_file():
-    assert file_names(["text"], "time.png") == {"text": "time.png"}
-    names = ["front", "price / unit", "price _ unit", "a.b"]
-    assert file_names(names, "cells.png") == {
-        "front": "front_cells.png",
-        "price / unit": "price_unit_cells.png",
-        "price _ unit": "price___unit_cells.png",
-        "a.b": "a.b_cells.png",
-    }
-    assert len(set(file_names(["a b", "a_b", "a/b"], "x.png").values())) == 3
+    # The next test has the installed drawers again.
+    drawers._installed.cache_clear()
 
 
 def test_the_tokens_of_an_image_are_named_by_row_and_column():

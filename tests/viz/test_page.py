@@ -343,8 +343,30 @@ def test_the_page_has_what_a_written_answer_reads_by_block_and_head(tmp_path, mo
     np.testing.assert_allclose(unpacked(data["maps"][0]), mean, rtol=0, atol=1 / 509)
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_the_heading_of_an_input_and_the_text_have_the_same_percentage(tmp_path):
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        path = shutil.which("chromium")
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+def opened(browser, path):
+    page = browser.new_page()
+    errors = []
+    page.on("pageerror", errors.append)
+    page.goto(path.as_uri())
+    assert errors == []
+    return page
+
+
+needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+
+
+@needs_chromium
+def test_the_heading_of_an_input_and_the_text_have_the_same_percentage(tmp_path, browser):
     coords = torch.tensor([[[0.0, 1], [1, 2]]])
     spans = (Span("title", "text", 0, 2, coords), Span("body", "text", 2, 4, coords))
     tokens = Tokens(torch.zeros(1, 4, D), torch.ones(1, 4, dtype=torch.bool), spans)
@@ -352,14 +374,78 @@ def test_the_heading_of_an_input_and_the_text_have_the_same_percentage(tmp_path)
     shares = np.array([0.2473, 0.2473, 0.2527, 0.2527])
     view = view_of(tokens, [*"abcd"], {"title": text("ab"), "body": text("cd")})
     attention_page(view, shares, maps_of(4), tmp_path / "a.html", heading=HEADING)
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        path = shutil.which("chromium")
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto((tmp_path / "a.html").as_uri())
-        headings = page.locator("h3").all_inner_texts()
-        reads = page.locator("#reads").inner_text()
-        browser.close()
+    page = opened(browser, tmp_path / "a.html")
+    headings = page.locator("h3").all_inner_texts()
+    reads = page.locator("#reads").inner_text()
     assert {"title (text): 49% of the attention", "body (text): 51% of the attention"} < {*headings}
     assert reads.startswith("title 49%, body 51%. ")
+
+
+@needs_chromium
+def test_each_head_has_a_map_of_its_own_that_a_click_enlarges(tmp_path, browser):
+    n = 7
+    write(maps_of(n), text_tokens(n), [*"abcdefg"], {"text": text("x" * n)}, tmp_path / "a.html")
+    page = opened(browser, tmp_path / "a.html")
+    small = page.locator("#heads button")
+    names = [small.nth(i).get_attribute("aria-label") for i in range(small.count())]
+    assert names == [
+        f"block {block}, {head}"
+        for block in (1, 2)
+        for head in ("head 1", "head 2", "head 3", "mean of the heads")
+    ]
+    # The largest weights have the darkest colors.
+    colors = "map => [...map.getContext('2d').getImageData(0, 0, 7, 7).data]"
+    pixels = np.array(small.nth(5).locator("canvas").evaluate(colors)).reshape(7, 7, 4)
+    weights = maps_of(n)[1][0, 1].numpy()
+    order = np.argsort(weights, axis=None)
+    assert (np.diff(pixels[..., 0].ravel()[order]) <= 1).all()
+    assert page.locator("#title").inner_text() == "rollout of all blocks"
+    small.nth(5).click()
+    assert page.locator("#title").inner_text() == "block 2, head 2"
+    assert small.nth(5).get_attribute("aria-pressed") == "true"
+
+
+def written_page(path, inputs, tokens, names, words, weights):
+    write([], tokens, names, inputs, path, written=(words, weights))
+
+
+@needs_chromium
+def test_a_translation_has_its_alignment(tmp_path, browser):
+    weights = torch.full((1, 1, 3, 4), 0.1)
+    for row, column in enumerate((3, 0, 2)):
+        weights[..., row, column] = 0.7
+    path = tmp_path / "a.html"
+    written_page(
+        path, {"text": text("abcd")}, text_tokens(4), [*"abcd"], ["x", "y", "[EOS]"], weights
+    )
+    page = opened(browser, path)
+    assert page.locator("#alignment .left span").all_inner_texts() == ["x", "y", "[EOS]"]
+    assert page.locator("#alignment .top span").all_inner_texts() == [*"abcd"]
+    colors = "map => [...map.getContext('2d').getImageData(0, 0, 4, 3).data]"
+    pixels = np.array(page.locator("#alignment canvas").evaluate(colors)).reshape(3, 4, 4)
+    assert pixels[..., 0].argmin(1).tolist() == [3, 0, 2]  # dark: attended
+    page.locator("#alignment .left span").nth(1).click()
+    assert page.locator("#what").inner_text() == "What “y” attends to"
+
+
+@needs_chromium
+def test_a_caption_has_the_picture_with_the_attended_cells_for_each_word(tmp_path, browser):
+    cells = [(y, x, y + 5, x + 5) for y in (0, 5) for x in (0, 5)]
+    span = Span("photo", "image", 0, 4, torch.tensor([cells], dtype=torch.float32))
+    tokens = Tokens(torch.zeros(1, 4, D), torch.ones(1, 4, dtype=torch.bool), (span,))
+    picture = image(torch.full((3, 10, 10), 220, dtype=torch.uint8))
+    words = ["a", "cup", "[EOS]"]
+    weights = torch.zeros(1, 1, 3, 4)
+    for row, column in enumerate((0, 3, 1)):
+        weights[..., row, column] = 1
+    path = tmp_path / "a.html"
+    written_page(path, {"photo": picture}, tokens, ["1", "2", "3", "4"], words, weights)
+    page = opened(browser, path)
+    figures = page.locator("#wordPictures figure")
+    assert figures.locator("figcaption").all_inner_texts() == words
+    hottest = [int(HEAT_COLORS[-1][i : i + 2], 16) for i in (1, 3, 5)]
+    read = """copy => [[.25, .25], [.75, .25], [.25, .75], [.75, .75]].map(([x, y]) =>
+        [...copy.getContext('2d').getImageData(x * copy.width, y * copy.height, 1, 1).data])"""
+    for i, cell in enumerate((0, 3, 1)):
+        colors = figures.nth(i).locator("canvas").evaluate(read)
+        assert [color[:3] == hottest for color in colors] == [k == cell for k in range(4)]

@@ -11,8 +11,8 @@ import torch
 
 from dxn.tokenize.audio.adapter import AudioAdapter
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
+from dxn.viz.drawers.boxes import COLUMNS, Panel, Ticks, round_steps
 from dxn.viz.drawers.drawer import Shown
-from dxn.viz.drawers.heat import COLUMNS, Panel, Ticks, round_steps
 from dxn.viz.drawers.panel import PanelDrawer
 from dxn.viz.html import data_url
 from dxn.viz.media import flac, player
@@ -30,12 +30,9 @@ HERTZ = (100, 200, 500, 1000, 2000, 4000, 8000, 16000)  # labels of a mel axis, 
 class AudioDrawer(PanelDrawer):
     """Draws a waveform (T,). Coordinates are (start, stop) in seconds."""
 
-    reading_file = "time.png"
-    copies = (2.6, 1.6, 4)
-    copy_units = "seconds, Hz"
     max_marks = 120
 
-    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+    def size(self, shown: Shown) -> tuple[float, float]:
         return 4.7, 2.6
 
     def panel(self, shown: Shown) -> Panel:

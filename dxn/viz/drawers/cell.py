@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +23,6 @@ class CellDrawer(Drawer):
 
     unit = "cell"
     joins_inputs = True
-    reading_file = "cells.png"
-    copies = (2.0, 1.2, 4)
 
     def join(self, inputs: Mapping[str, Shown]) -> Shown:
         """Return the inputs as one input, whose tokens are those of the inputs in order."""
@@ -34,29 +32,21 @@ class CellDrawer(Drawer):
         first = next(iter(inputs.values()))
         return Shown(first.modality, labels, first.preprocessor, first.adapter)
 
-    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+    def size(self, shown: Shown) -> tuple[float, float]:
         count = len(_labels(shown))
         columns = -(-count // PER_COLUMN)
         return BOX[0] * columns, max(BOX[1] * min(count, PER_COLUMN), 0.6)
 
-    def paint(
-        self,
-        axis: Axes,
-        shown: Shown,
-        coords: np.ndarray,
-        colors: Sequence[Any],
-        *,
-        small: bool = False,
-    ) -> str:
-        """Draw one box per color, in columns of PER_COLUMN boxes."""
-        labels = [""] * len(colors) if small else _labels(shown)
-        for i, (label, color) in enumerate(zip(labels, colors, strict=True)):
+    def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
+        """Draw one box per token, in columns of PER_COLUMN boxes."""
+        count = len(coords)
+        for i, label in enumerate(_labels(shown)):
             column, row = divmod(i, PER_COLUMN)
-            draw_cell(axis, column, row, color)
+            draw_cell(axis, column, row)
             axis.text(column + 0.03, row + 0.5, label, va="center", ha="left", fontsize=7)
         # Reversed limits: the first row is at the top.
-        columns = max(-(-len(colors) // PER_COLUMN), 1)
-        axis.set(xlim=(0, columns), ylim=(max(min(len(colors), PER_COLUMN), 1), 0))
+        columns = max(-(-count // PER_COLUMN), 1)
+        axis.set(xlim=(0, columns), ylim=(max(min(count, PER_COLUMN), 1), 0))
         axis.set_axis_off()
         return ""
 

@@ -9,8 +9,8 @@ import matplotlib as mpl
 import numpy as np
 from torch import Tensor
 
+from dxn.viz.drawers.boxes import Panel
 from dxn.viz.drawers.drawer import Shown
-from dxn.viz.drawers.heat import Panel
 from dxn.viz.drawers.image import grid_places
 from dxn.viz.drawers.panel import PanelDrawer
 
@@ -31,15 +31,11 @@ class FramesDrawer(PanelDrawer):
     """
 
     unit = "patch"
-    reading_file = "time.png"
-    copies = (3.4, 1.3, 2)
-    original = "above"
     is_drawing = True
 
-    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+    def size(self, shown: Shown) -> tuple[float, float]:
         panel = self.panel(shown)
-        height = WIDTH * panel.height / panel.width
-        return WIDTH, 2.1 * height if shaded else height
+        return WIDTH, WIDTH * panel.height / panel.width
 
     def panel(self, shown: Shown) -> Panel:
         """Return the frames in rows of PER_ROW frames."""

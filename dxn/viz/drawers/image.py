@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dxn.core.marks import Areas, Mark
 from dxn.tokenize.image.reader import read_image
+from dxn.viz.drawers.boxes import MAX_RATIO, Panel
 from dxn.viz.drawers.drawer import Shown, is_file
-from dxn.viz.drawers.heat import MAX_RATIO, Panel
-from dxn.viz.drawers.panel import GAP, PanelDrawer
+from dxn.viz.drawers.panel import PanelDrawer
 from dxn.viz.marks import marked
 from dxn.viz.masks import masks
 from dxn.viz.media import encoded, picture
@@ -28,16 +28,11 @@ class ImageDrawer(PanelDrawer):
     """Draws a uint8 tensor (C, H, W). Coordinates are (top, left, bottom, right) in pixels."""
 
     unit = "patch"
-    reading_file = "cells.png"
-    copies = (1.5, 1.7, 8)
-    original = "left"
 
-    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+    def size(self, shown: Shown) -> tuple[float, float]:
         height, width = shown.raw.shape[1:]
         scale = SIDE / max(height, width)
-        size = (max(width * scale, SIDE / MAX_RATIO), max(height * scale, SIDE / MAX_RATIO))
-        # The shaded picture has the original beside it.
-        return (size[0] * (2 + GAP), size[1]) if shaded else size
+        return max(width * scale, SIDE / MAX_RATIO), max(height * scale, SIDE / MAX_RATIO)
 
     def note(self, shown: Shown, coords: np.ndarray) -> str:
         rows, columns = len(np.unique(coords[:, 0])), len(np.unique(coords[:, 1]))

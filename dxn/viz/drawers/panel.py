@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from PIL import Image
 
-from dxn.viz.drawers.drawer import COPIES, Drawer, Shown
-from dxn.viz.drawers.heat import Panel, draw_boxes, draw_copies, draw_heat, draw_rows
+from dxn.viz.drawers.boxes import Panel, draw_boxes
+from dxn.viz.drawers.drawer import Drawer, Shown
 from dxn.viz.html import data_url
 from dxn.viz.media import encoded, picture
 
 PAGE_SIDE = 640  # pixels of the longer side of a picture in an HTML page, which embeds it
-GAP = 0.06  # between a picture and its colored copy, relative to the picture
 
 
 class PanelDrawer(Drawer):
     """Draws a picture with a box around each token. A subclass makes the picture in `panel`.
 
     Attributes:
-        original: Where `draw_shares` draws the picture without colors, which hide some of it:
-            "left", "above", or "" for nowhere.
         max_marks: Number of different starts of tokens that are outlined, because more outlines
             would be narrower than a few pixels. None: all.
         is_drawing: Whether the picture has few colors.
     """
 
-    original: str = ""
     max_marks: int | None = None
     is_drawing: bool = False
 
@@ -57,46 +50,6 @@ class PanelDrawer(Drawer):
         overlap = draw_boxes(axis, self.panel(shown), boxes[is_marked & ~np.isnan(boxes[:, 0])])
         axis.set_anchor("W")
         return f"{self.note(shown, coords)}{unmarked}{overlap}"
-
-    def draw_shares(
-        self,
-        axis: Axes,
-        shown: Shown,
-        coords: np.ndarray,
-        shares: np.ndarray,
-        scale: Normalize,
-        *,
-        small: bool = False,
-    ) -> None:
-        panel = self.panel(shown)
-        draw_heat(axis, panel, self.boxes(shown, coords), shares, scale)
-        if small:
-            axis.set(xlabel="", ylabel="")
-            axis.tick_params(labelsize=6, length=2)
-        elif self.original:
-            left, top = 0.0, 0.0
-            right, bottom = float(panel.width), float(panel.height)
-            if self.original == "left":
-                left, right = -(1 + GAP) * panel.width, -GAP * panel.width
-            else:
-                top, bottom = -(1 + GAP) * panel.height, -GAP * panel.height
-            axis.imshow(panel.pixels, extent=(left, right, bottom, top))
-            axis.set(xlim=(left, panel.width), ylim=(panel.height, top), anchor="W")
-
-    def draw_reading(
-        self,
-        shown: Shown,
-        weights: np.ndarray,
-        words: Sequence[str],
-        names: Sequence[str],
-        coords: np.ndarray,
-    ) -> Figure:
-        panel = self.panel(shown)
-        if panel.x_ticks:
-            return draw_rows(weights, words, panel, coords[:, :2])
-        width, _, per_row = self.copies or COPIES
-        boxes = self.boxes(shown, coords)
-        return draw_copies(weights, words, panel, boxes, per_row=per_row, width=width)
 
     def page(self, shown: Shown) -> dict[str, Any]:
         panel = self.panel(shown)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from dxn.viz.drawers.boxes import Panel, round_steps
 from dxn.viz.drawers.drawer import Shown
 from dxn.viz.drawers.frames import value_range
-from dxn.viz.drawers.heat import Panel, round_steps
 from dxn.viz.drawers.panel import PanelDrawer
 from dxn.viz.figure import new_figure
 
@@ -27,13 +27,10 @@ class SeriesDrawer(PanelDrawer):
     """Draws a series (T, C). Coordinates are (start, stop) in time steps, and the channel."""
 
     unit = "patch"
-    reading_file = "time.png"
-    copies = (2.6, 1.6, 4)
-    copy_units = "time steps"
     max_marks = 120
     is_drawing = True
 
-    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+    def size(self, shown: Shown) -> tuple[float, float]:
         return INCHES, _height(shown) + 0.7
 
     def panel(self, shown: Shown) -> Panel:

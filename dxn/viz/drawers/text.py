@@ -72,31 +72,15 @@ class Word:
 class TextDrawer(Drawer):
     """Draws text, a str or a list of words. Coordinates are (start, stop) in characters."""
 
-    reads_words = True
-    reading_file = "alignment.png"
-    copies = None  # a line of text is too wide for one copy per word
-
-    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+    def size(self, shown: Shown) -> tuple[float, float]:
         words, _ = _laid_out(plain_text(shown.raw))
         lines = words[-1].line + 1 if words else 1
-        # At least two lines: the color bar beside a single line would have no room for its numbers.
-        return _width(words) / 72, max(lines, 2 if shaded else 1) * LINE / 72
-
-    def paint(
-        self,
-        axis: Axes,
-        shown: Shown,
-        coords: np.ndarray,
-        colors: Sequence[Any],
-        *,
-        small: bool = False,
-    ) -> str:
-        return _draw_text(axis, plain_text(shown.raw), coords, colors)
+        return _width(words) / 72, lines * LINE / 72
 
     def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
         # Alternating colors show where a token ends and the next one starts.
         colors = [SOFT_COLORS[i % len(SOFT_COLORS)] for i in range(len(coords))]
-        return self.paint(axis, shown, coords, colors)
+        return _draw_text(axis, plain_text(shown.raw), coords, colors)
 
     def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
         prepare = shown.preprocessor

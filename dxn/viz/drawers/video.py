@@ -8,13 +8,14 @@ import numpy as np
 
 from dxn.tokenize.video.adapter import VideoAdapter
 from dxn.tokenize.video.tokenizer import VideoTokenizer
+from dxn.viz.drawers.boxes import Panel
 from dxn.viz.drawers.drawer import Shown
-from dxn.viz.drawers.heat import Panel
 from dxn.viz.drawers.image import grid_places, rgb
-from dxn.viz.drawers.panel import GAP, PanelDrawer
+from dxn.viz.drawers.panel import PanelDrawer
 from dxn.viz.media import CLIP_RATE, clip, mp4
 
 WIDTH = 7.0  # inches of a strip
+GAP = 0.06  # between frames, relative to their width
 PER_ROW = 8  # frames per row of a strip
 WHITE = 255
 FILE_QUALITY = 12  # of H.264; differences are hardly visible
@@ -26,15 +27,9 @@ class VideoDrawer(PanelDrawer):
     Coordinates are (start, stop) in frames, and (top, left, bottom, right) in pixels.
     """
 
-    reading_file = "frames.png"
-    copies = (3.4, 1.3, 2)
-    original = "above"
-
-    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+    def size(self, shown: Shown) -> tuple[float, float]:
         panel = self.panel(shown)
-        height = WIDTH * panel.height / panel.width
-        # The shaded picture has the original above it.
-        return WIDTH, (2 + GAP) * height if shaded else height
+        return WIDTH, WIDTH * panel.height / panel.width
 
     def panel(self, shown: Shown) -> Panel:
         """Return the first frame of each time step, in rows of PER_ROW frames."""
