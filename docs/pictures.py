@@ -4,7 +4,7 @@ python docs/pictures.py                  # all of them: about half an hour
 python docs/pictures.py text cells       # text.png and cells.png
 
 The picture of a guide (docs/inputs, docs/tasks) is a picture that its commands write, or a part of
-the page that `dxn attend` writes, as chromium shows it. The commands are run for real, in an empty
+a page, as chromium shows it. The commands are run for real, in an empty
 folder.
 """
 
@@ -33,25 +33,25 @@ from dxn.viz.figure import BLUE, GREY, ORANGE, new_figure, save, set_title
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"
 PAGE = "attention/attention.html"  # what `dxn attend` writes
-# By name of the picture: the guide, and the file that is its picture, or the part of PAGE that
-# is. "*" is the folder of the run.
+# By name of the picture: the guide, the file that is its picture, and which part of it, if it is a
+# page. "*" is the folder of the run.
 GUIDES = {
-    "text": ("inputs/text.md", "tokens.png"),
-    "image": ("inputs/image.md", "tokens.png"),
-    "audio": ("inputs/audio.md", "tokens.png"),
-    "series": ("inputs/series.md", "tokens.png"),
-    "classify": ("tasks/classify.md", "outputs/digit/*/plots/confusion.png"),
-    "multilabel": ("tasks/multilabel.md", "#shown"),
-    "regress": ("tasks/regress.md", "outputs/pressure/*/plots/predicted_vs_true.png"),
-    "forecast": ("tasks/forecast.md", "outputs/visits/*/plots/forecasts.png"),
-    "tag": ("tasks/tag.md", "#heads"),
-    "segment": ("tasks/segment.md", "masks/7.png"),
-    "detect": ("tasks/detect.md", "#shown"),
-    "events": ("tasks/events.md", "#shown"),
-    "span": ("tasks/span.md", "#shown"),
-    "alignment": ("tasks/generate.md", "#alignment"),
-    "language": ("tasks/language.md", "#heads"),
-    "masked": ("tasks/masked.md", "outputs/pretrained/plots/curves.png"),
+    "text": ("inputs/text.md", "tokens.png", ""),
+    "image": ("inputs/image.md", "tokens.png", ""),
+    "audio": ("inputs/audio.md", "tokens.png", ""),
+    "series": ("inputs/series.md", "tokens.png", ""),
+    "classify": ("tasks/classify.md", "outputs/digit/*/report.html", "table.matrix"),
+    "multilabel": ("tasks/multilabel.md", PAGE, "#shown"),
+    "regress": ("tasks/regress.md", "outputs/pressure/*/report.html", "#results .charts"),
+    "forecast": ("tasks/forecast.md", "outputs/visits/*/report.html", "#results .charts"),
+    "tag": ("tasks/tag.md", PAGE, "#heads"),
+    "segment": ("tasks/segment.md", "masks/7.png", ""),
+    "detect": ("tasks/detect.md", PAGE, "#shown"),
+    "events": ("tasks/events.md", PAGE, "#shown"),
+    "span": ("tasks/span.md", PAGE, "#shown"),
+    "alignment": ("tasks/generate.md", PAGE, "#alignment"),
+    "language": ("tasks/language.md", PAGE, "#heads"),
+    "masked": ("tasks/masked.md", "outputs/pretrained/report.html", "#training .charts"),
 }
 # Transcription of rows of digits: each patch contains a quarter of a digit.
 DIGITS = """numbers.csv target=number head=generate head.tokenizer.kind=word head.max_len=8
@@ -149,17 +149,17 @@ def cells() -> None:
 
 def guide_picture(name: str) -> None:
     """Run the commands of a guide, and keep the file that is its picture."""
-    page, source = GUIDES[name]
+    guide, pattern, part = GUIDES[name]
     # The module that tests the guides also runs them.
     sys.path.append(str(DOCS.parent / "tests"))
     run_guide = importlib.import_module("helpers.pages").run_guide
     with empty_folder() as folder:
-        run_guide(DOCS / page, folder)
-        if source.startswith("#"):
-            screenshot(folder / PAGE, source, IMAGES / f"{name}.png")
+        run_guide(DOCS / guide, folder)
+        [file] = folder.glob(pattern)
+        if part:
+            screenshot(file, part, IMAGES / f"{name}.png")
         else:
-            [picture] = folder.glob(source)
-            shutil.copy(picture, IMAGES / f"{name}.png")
+            shutil.copy(file, IMAGES / f"{name}.png")
 
 
 def screenshot(page: Path, part: str, picture: Path) -> None:

@@ -14,7 +14,7 @@ from dxn.commands.model import Compute, FromWeights, Labels, TableInput
 from dxn.commands.options import Data, InputTable, Run, Seed
 from dxn.config.command import OUTPUT_FOLDER
 from dxn.core.errors import UserError
-from dxn.core.files import METRICS, PLOTS, PREDICTIONS
+from dxn.core.files import METRICS, PREDICTIONS, TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
             token.
         guidance: Scale of the classifier-free guidance of created values (arXiv:2207.12598).
             Default: as in dxn generate.
-        output: Folder for metrics.json, predictions.csv and plots (default:
+        output: Folder for metrics.json, predictions.csv and tokens.png (default:
             RUN/evaluate/date_time).
         keep: Further columns of the table to copy to the output.
         seed: Random seed of the splits, if the data has none, and of created values.
@@ -124,7 +124,7 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
             reference = self.load(device=self.device, labels=self.labels, template=self.template)
             print_line(difference(predictor, reference, samples, batch_size=self.batch_size))
         has_answers = predictor.task.is_supervised
-        files = f"{METRICS}, {PREDICTIONS}, {PLOTS}/" if has_answers else METRICS
+        files = f"{METRICS}, {PREDICTIONS}, {TOKENS}" if has_answers else METRICS
         print_line(f"written: {folder}: {files}")
         if has_answers:
             print_line(f"{folder / PREDICTIONS} has the prediction of each row")

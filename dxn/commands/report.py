@@ -1,15 +1,15 @@
-"""The commands whose result is a page: `dxn report` and `dxn compare`."""
+"""The commands about finished runs: `dxn report` and `dxn compare`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from dxn.commands.model import Compute, FromRun
 from dxn.commands.options import DtypeName, Runs
-from dxn.config.command import OUTPUT_FILE, Command
+from dxn.config.command import Command
 from dxn.core.errors import UserError
 from dxn.runs.folder import is_run
 
@@ -57,27 +57,20 @@ class Compare(Command):
 
     Args:
         run: Two or more run folders.
-        output: Page to write.
     """
 
-    usage: ClassVar[Sequence[str]] = (
-        "dxn compare run=[outputs/label/A,outputs/label/B]",
-        "dxn compare run=[A,B,C] output=compare.html",
-    )
+    usage: ClassVar[Sequence[str]] = ("dxn compare run=[outputs/label/A,outputs/label/B]",)
 
     run: Runs = ()
-    output: Annotated[str, OUTPUT_FILE] = "compare.html"
 
     def execute(self) -> int:
         """Compare runs, and compare their answers row by row."""
         from dxn.core.display import print_line
-        from dxn.runs.compare import compare_runs, comparison_lines
+        from dxn.runs.compare import compared_runs, comparison_lines, print_comparison
 
         names = [self.run] if isinstance(self.run, str) else self.run
-        path = Path(self.output)
-        runs, tests = compare_runs([Path(name) for name in names], path, self.settings)
-        for line in comparison_lines(runs, tests):
+        runs = compared_runs([Path(name) for name in names], self.settings)
+        print_comparison(runs)
+        for line in comparison_lines(runs):
             print_line(line)
-        print_line(f"written: {path}")
-        print_line(f"open {path} in a browser")
         return 0

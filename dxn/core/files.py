@@ -32,7 +32,7 @@ PRETRAINING = "pretrain"  # a run folder of its own
 LOG = "metrics.jsonl"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.csv"
-PLOTS = "plots"
+TOKENS = "tokens.png"
 REPORT = "report.html"
 SCORES = "scores.json"
 # Files of a model folder. The first one also contains the settings of a run.

@@ -1,4 +1,4 @@
-"""The report of a run, and the comparison of several runs: self-contained HTML pages.
+"""The report of a run: a self-contained HTML page.
 
 The modules need matplotlib and jinja2. They are imported here on first use, as in `dxn.viz`.
 """
@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dxn.report import compare, run, scores, tables
+    from dxn.report import run, scores, tables
 
-__all__ = ["compare", "run", "scores", "tables"]
+__all__ = ["run", "scores", "tables"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -27,7 +27,6 @@ from dxn.tasks import Task
 from dxn.tasks.metric import ClassScores, f1_scores
 from dxn.viz.chart import Chart, finish
 from dxn.viz.charts import line_chart
-from dxn.viz.confusion import confused_pairs, confusion_counts
 from dxn.viz.figure import COLORS, GREY
 
 BINS = 10  # of a reliability diagram
@@ -318,3 +317,27 @@ def _threshold_content(effect: Mapping[str, Any]) -> dict[str, Any]:
         "best": f"On these rows, F1 is highest at {best:.2f}." if has_best else "",
         "start": round(100 * (current if current is not None else best or 0.0)),
     }
+
+
+def confusion_counts(
+    labels: Sequence[str], predicted: Sequence[str], truths: Sequence[str]
+) -> np.ndarray:
+    """Compute a confusion matrix (K, K) of counts: rows are true classes, columns predicted ones.
+
+    Samples whose true class is not in `labels` are left out: the model cannot predict their class.
+    """
+    index = {label: i for i, label in enumerate(labels)}
+    counts = np.zeros((len(labels), len(labels)), dtype=int)
+    for answer, truth in zip(predicted, truths, strict=True):
+        if truth in index:
+            counts[index[truth], index[answer]] += 1
+    return counts
+
+
+def confused_pairs(counts: np.ndarray) -> list[tuple[int, int]]:
+    """Return the pairs (true class, other predicted class) that occur, the most frequent first."""
+    errors = counts * (1 - np.eye(len(counts), dtype=int))
+    pairs = np.argwhere(errors)
+    # A stable order: pairs of the same count are in the order of the classes.
+    order = np.argsort(-errors[tuple(pairs.T)], kind="stable")
+    return [(int(i), int(j)) for i, j in pairs[order]]

@@ -15,7 +15,7 @@ from dxn.report.classes import classes_and_probabilities
 from dxn.report.evidence import Answers, Evidence, RunInfo
 from dxn.report.examples import Budget, row_scores, single_rows
 from dxn.report.sides import side_by_side
-from dxn.tasks import Categorical, Task
+from dxn.tasks import Task
 from dxn.viz.charts import task_charts
 from dxn.viz.curves import best_epoch, curve_charts, shown_rows
 from dxn.viz.html import write_page
@@ -173,10 +173,10 @@ def _results(info: RunInfo, evidence: Evidence) -> dict[str, Any]:
 
 def _charts(task: Task, last: Answers | None) -> list[tuple[str, Any]]:
     """Return the titles and drawings of the charts of the predictions."""
-    if last is None or isinstance(task.space, Categorical):  # a table shows confusions
+    if last is None:
         return []
-    found = task_charts(task, last.predictions.predicted, last.truths)
-    return [(each.title, each.svg()) for each in found.charts] if found else []
+    charts = task_charts(task, last.predictions.predicted, last.truths)
+    return [(chart.title, chart.svg()) for chart in charts]
 
 
 def _training(results: Results) -> str:

@@ -1,36 +1,57 @@
-"""The command `dxn compare`: runs side by side."""
+"""The command `dxn compare`: the metrics and options of runs side by side, and a paired test."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dxn import report as pages
+from rich.table import Table
+from rich.text import Text
+
 from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup
+from dxn.core.display import format_number, number, print_table
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS
-from dxn.core.results import ALL, read_results
-from dxn.runs.evaluation.reporting import read_log_of
+from dxn.core.printable import printable
+from dxn.core.results import ALL, Results, read_results
+from dxn.report import scores
+from dxn.report.intervals import paired
+from dxn.report.scores import Scores, common_scores
+from dxn.report.tables import interval_text
 from dxn.runs.folder import is_run
 
 # Options that only name where a run is written or continued.
 IGNORED = ("run", "resume", "output", "name")
+SIGNIFICANT = 0.05
+MAX_VALUE = 80  # characters of an option
 
 
-def compare_runs(
-    folders: Sequence[Path], path: Path, settings: Settings
-) -> tuple[list[Any], list[str]]:
-    """Write a page that compares runs.
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run that is compared.
+
+    Args:
+        name: Short name of the run, different from that of the others.
+        options: Values of its configuration, by dotted key.
+        results: Content of metrics.json.
+        scores: Content of scores.json. None: there is none.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    results: Results
+    scores: Scores | None
+
+
+def compared_runs(folders: Sequence[Path], settings: Settings) -> list[ComparedRun]:
+    """Read the runs that are compared.
 
     Args:
         folders: The run folders.
-        path: The page.
         settings: The packages whose code the folders may use.
-
-    Returns:
-        The runs, and a sentence about each run except for the first one.
 
     Raises:
         UserError: If there are fewer than two runs, or one of them has not finished.
@@ -40,26 +61,103 @@ def compare_runs(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("run: the run folders must be different; remove the repeated one")
     names = _names(folders)
-    runs = [_run(*each, settings) for each in zip(folders, names, strict=True)]
-    pages.compare.write_comparison(runs, path)
-    return runs, pages.compare.tests(runs)
+    return [_read(folder, name, settings) for folder, name in zip(folders, names, strict=True)]
 
 
-def comparison_lines(runs: list[Any], tests: list[str]) -> list[str]:
-    """Return the metrics of each run with their intervals, and the results of the paired tests."""
+def print_comparison(runs: Sequence[ComparedRun]) -> None:
+    """Print the metrics with all inputs and their 95% intervals, and the options that differ."""
+    figures = [run.results.figures().get(ALL, {}) for run in runs]
+    metrics = dict.fromkeys(name for values in figures for name in values)
+    _print_rows(
+        "metric",
+        runs,
+        {
+            name: [
+                _figure(values.get(name), run.results.interval(ALL, name))
+                for run, values in zip(runs, figures, strict=True)
+            ]
+            for name in metrics
+        },
+    )
+    if options := differing_options(runs):
+        _print_rows("option", runs, options)
+
+
+def differing_options(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
+    """Return the options whose values differ, with the value of each run."""
+    rows: dict[str, list[str]] = {}
+    for key in dict.fromkeys(key for run in runs for key in run.options):
+        values = [_text(run.options[key]) if key in run.options else "" for run in runs]
+        if len(set(values)) > 1:
+            rows[key] = values
+    return rows
+
+
+def comparison_lines(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return why metrics cannot be compared, and the paired test of each run with the first one."""
     lines: list[str] = []
+    if len({run.results.task for run in runs}) > 1:
+        lines.append("note: the runs have different tasks, so most metrics differ in meaning")
+    if len({run.results.split for run in runs}) > 1:
+        lines.append("note: the runs were evaluated on different splits")
+    return [*lines, *(_test(runs[0], other) for other in runs[1:])]
+
+
+def _print_rows(
+    heading: str, runs: Sequence[ComparedRun], rows: Mapping[str, Sequence[str]]
+) -> None:
+    table = Table()
+    table.add_column(heading, overflow="fold")
     for run in runs:
-        results = run.results
-        value = results.figures().get(ALL, {}).get(results.monitored)
-        shown = "no figure" if value is None else f"{value:.4f}"
-        ends = pages.tables.interval_text(results.interval(ALL, results.monitored))
-        interval = f" (95% interval {ends})" if ends else ""
-        lines.append(f"{run.name}: {results.split} {results.monitored} {shown}{interval}")
-    lines += [f"note: {note}" for note in pages.compare.notes(runs)]
-    return [*lines, *tests]
+        table.add_column(Text(printable(run.name)), justify="right", overflow="fold")
+    for name, cells in rows.items():
+        # Text, because rich would read brackets in an option as markup.
+        table.add_row(*(Text(printable(cell)) for cell in (name, *cells)))
+    print_table(table)
 
 
-def _run(folder: Path, name: str, settings: Settings) -> Any:
+def _figure(value: float | None, ends: tuple[float, float] | None) -> str:
+    if value is None:
+        return ""
+    interval = interval_text(ends)
+    return f"{format_number(value)} ({interval})" if interval else format_number(value)
+
+
+def _test(first: ComparedRun, other: ComparedRun) -> str:
+    a, b = first.scores, other.scores
+    if a is None or b is None or a.name != b.name:
+        return (
+            f"{other.name}: no paired test, because the runs have no common scores of single rows; "
+            "dxn report writes those of a run, if its task has any."
+        )
+    pairs = common_scores(a, b)
+    result = paired([x for x, _ in pairs], [y for _, y in pairs])
+    if result is None:
+        return (
+            f"{other.name}: no paired test, because both runs have evaluated only {len(pairs):,} "
+            "rows in common; use the same data and data.seed."
+        )
+    rows, difference, (low, high), p = result
+    better = (difference > 0) == a.higher_is_better
+    shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    detail = (
+        f'the mean of "{a.name}" differs by {difference:+.3g} (95% interval '
+        f"{low:+.3g} to {high:+.3g}, {shown}) on {rows:,} common rows"
+    )
+    if p >= SIGNIFICANT:
+        verdict = f"{other.name} does not differ significantly from {first.name}"
+    else:
+        direction = "better" if better else "worse"
+        verdict = f"{other.name} is significantly {direction} than {first.name}"
+    return f"{verdict}: {detail}."
+
+
+def _text(value: Any) -> str:
+    text = number(value, 6) if isinstance(value, float) else str(value)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
+
+
+def _read(folder: Path, name: str, settings: Settings) -> ComparedRun:
     if not is_run(folder):
         raise UserError(f"run: {folder}: not a run folder, it has no .hydra/config.yaml")
     values = Settings.load(folder, settings.folder_trust).values
@@ -71,14 +169,7 @@ def _run(folder: Path, name: str, settings: Settings) -> Any:
         for key in leaves(values)
         if key.partition(".")[0] not in IGNORED
     }
-    return pages.compare.Compared(
-        name=name,
-        folder=str(folder),
-        options=options,
-        results=results,
-        log=read_log_of(folder),
-        scores=pages.scores.read(folder),
-    )
+    return ComparedRun(name, options, results, scores.read(folder))
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -1,10 +1,8 @@
-"""The charts of an evaluation: predictions against targets, forecasts, and sets of inputs."""
+"""The charts of an evaluation: predictions against targets, forecasts, and codes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +11,11 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from dxn.core.display import number
 from dxn.tasks.space import AnswerKind
-from dxn.viz.chart import Chart, finish, write_png
-from dxn.viz.confusion import about_counts, confusion_charts, confusion_counts
+from dxn.viz.chart import Chart, finish
 from dxn.viz.drawers.frames import GAP, draw_frame, value_range
-from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, plain_numbers, shortened
+from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, plain_numbers
 
-SET_LENGTH = 40  # characters of the name of a set of inputs, which is longer than a class name
 MAX_DOTS = 1500  # of a scatter plot; with more points, their density is drawn
 MAX_FORECASTS = 3
 MAX_FRAMES = 6  # of a forecast
@@ -30,34 +25,8 @@ BAND_ALPHAS = (0.16, 0.3)  # of the widest band, and of each one inside
 Answer = Mapping[str, Any]  # result of `Task.answer`
 
 
-@dataclass(frozen=True)
-class TaskCharts:
-    """The charts of the predictions of a task.
-
-    Args:
-        file: Name of their picture.
-        title: Title of the picture.
-        charts: The charts.
-        note: What the line below the title says about them. "": nothing.
-        per_row: Number of charts per row.
-    """
-
-    file: str
-    title: str
-    charts: Sequence[Chart]
-    note: str = ""
-    per_row: int = 1
-
-    def write(self, folder: Path, *, about: str = "") -> Path:
-        """Write the picture, with the name of the run and the split below its title."""
-        path = folder / self.file
-        about = ", ".join(filter(None, [about, self.note]))
-        write_png(self.charts, path, title=self.title, about=about, per_row=self.per_row)
-        return path
-
-
-def task_charts(task: Any, predicted: Sequence[Any], truths: Sequence[Any]) -> TaskCharts | None:
-    """Return the charts of the answers of a task; None if it has none, or there are no rows.
+def task_charts(task: Any, predicted: Sequence[Any], truths: Sequence[Any]) -> list[Chart]:
+    """Return the charts of the answers of a task; [] if it has none, or there are no rows.
 
     Args:
         task: The task. Its method `answer` converts predictions to class names or numbers.
@@ -66,9 +35,9 @@ def task_charts(task: Any, predicted: Sequence[Any], truths: Sequence[Any]) -> T
     """
     charts = CHARTS.get(task.answer_kind)
     if charts is None or not len(truths if task.is_supervised else predicted):
-        return None
+        return []
     answers = [task.answer(prediction) for prediction in predicted]
-    return charts(task.target.labels or (), answers, truths)
+    return charts(answers, truths)
 
 
 def scatter_chart(predicted: Sequence[float], true: Sequence[float]) -> Chart:
@@ -122,33 +91,6 @@ def error_chart(errors: Sequence[float]) -> Chart:
 
     mean = float(values.mean()) if len(values) else 0.0
     return Chart("Errors", f"distribution of the errors, mean {mean:.4g}", draw, (5, 4.6))
-
-
-def input_chart(scores: Mapping[str, float], metric: str) -> Chart:
-    """Return a metric by set of inputs as bars: single inputs at the bottom, all at the top.
-
-    Args:
-        scores: Value of the metric by set of inputs. A set is "all", "all but c", "a+b" or "a".
-        metric: Name of the metric.
-    """
-    order = sorted(scores, key=lambda name: (_set_rank(name), scores[name]))
-
-    def draw(axis: Axes) -> None:
-        colors = [(GREY, BLUE, ORANGE)[_set_rank(name)] for name in order]
-        bars = axis.barh(range(len(order)), [scores[name] for name in order], color=colors)
-        axis.set_yticks(range(len(order)), shortened(order, SET_LENGTH))
-        low = min(0.0, *scores.values())
-        high = max(0.0, *scores.values())
-        values = [f"{scores[name]:.3f}" if high < 10 else number(scores[name]) for name in order]
-        axis.bar_label(bars, values, padding=3)
-        margin = 0.15 * (high - low or 1)  # room for the value next to the bar
-        axis.set(xlabel=metric, xlim=(low - margin if low else 0, high + margin))
-        axis.axvline(0, color="black", linewidth=0.8)
-        axis.tick_params(axis="y", length=0)
-        axis.spines[["top", "right", "left"]].set_visible(False)
-
-    alt = ", ".join(f"{name} {number(scores[name])}" for name in reversed(order))
-    return Chart(f"{metric} with each set of inputs", alt, draw, (7, 0.36 * len(order) + 0.9))
 
 
 def line_chart(
@@ -298,33 +240,20 @@ def _forecast(quantiles: Mapping[str, Any], truth: Any) -> Callable[[Axes], None
     return draw
 
 
-def _confusion(
-    labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[Any]
-) -> TaskCharts:
-    counts = confusion_counts(labels, [answer["prediction"] for answer in answers], truths)
-    charts = confusion_charts(counts, labels)
-    return TaskCharts("confusion.png", charts[-1].title, charts, about_counts(counts))
-
-
-def _scatter(labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[Any]) -> TaskCharts:
+def _scatter(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
     numbers = [float(answer["prediction"]) for answer in answers]
     true = [float(truth) for truth in truths]
     errors = [a - t for a, t in zip(numbers, true, strict=True)]
-    charts = [scatter_chart(numbers, true), error_chart(errors)]
-    return TaskCharts("predicted_vs_true.png", charts[0].title, charts, per_row=2)
+    return [scatter_chart(numbers, true), error_chart(errors)]
 
 
-def _forecasts(
-    labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[Any]
-) -> TaskCharts:
+def _forecasts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
     if truths[0].frame is not None:
-        return TaskCharts("forecasts.png", "Forecasts of frames", frame_charts(answers, truths))
-    channel = truths[0].names[0] if truths[0].names else ""
-    title = f"Forecasts of {channel}" if channel else "Forecasts"
-    return TaskCharts("forecasts.png", title, forecast_charts(answers, truths))
+        return frame_charts(answers, truths)
+    return forecast_charts(answers, truths)
 
 
-def _codes(labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[Any]) -> TaskCharts:
+def _codes(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
     size = answers[0]["num_codes"]
     stages = np.concatenate([answer["prediction"] for answer in answers]).T
     lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
@@ -337,24 +266,15 @@ def _codes(labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[An
     )
     axes = "codes, the most frequent first", "share of the tokens"
     about = f"codes that occur: {used}"
-    chart = line_chart("Use of the codes", about, lines, axes, is_log=True)
-    return TaskCharts("codes.png", chart.title, [chart], about)
+    return [line_chart("Use of the codes", about, lines, axes, is_log=True)]
 
 
 # By the kind of the answers of a task.
-CHARTS: dict[AnswerKind | None, Callable[..., TaskCharts]] = {
-    AnswerKind.CLASS: _confusion,
+CHARTS: dict[AnswerKind | None, Callable[..., list[Chart]]] = {
     AnswerKind.NUMBER: _scatter,
     AnswerKind.QUANTILES: _forecasts,
     AnswerKind.CODES: _codes,
 }
-
-
-def _set_rank(name: str) -> int:
-    """Return the rank of a set of inputs: 0 for a single input, 1 for several, 2 for all."""
-    if name == "all":
-        return 2
-    return 1 if "+" in name or name.startswith("all but ") else 0
 
 
 def _first_channel(values: Sequence[Any]) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -114,12 +113,6 @@ def _lay_out(figure: Figure) -> None:
     figure.set_layout_engine("none")
 
 
-def is_dark(color: tuple[float, ...]) -> bool:
-    """Return whether white text is easier to read on a color (RGB, 0 to 1) than black text."""
-    # Relative luminance (ITU-R BT.709), without the gamma correction, which is accurate enough.
-    return float(np.dot(color[:3], (0.2126, 0.7152, 0.0722))) < 0.5
-
-
 def shortened(words: Sequence[str], length: int = MAX_LABEL) -> list[str]:
     """Convert words to labels that can be drawn, and cut long ones."""
     labels: list[str] = []
@@ -180,15 +173,3 @@ def packed_axes(
             axis.set_axis_off()
         axes |= dict(zip(row, grid, strict=False))
     return figure, [axes[i] for i in range(len(sizes))]
-
-
-def separate_cells(axis: Axes, columns: int, rows: int) -> None:
-    """Draw lines between the cells of a matrix.
-
-    The major ticks are at the centers of the cells. Minor ticks are between the cells, and their
-    grid separates the cells.
-    """
-    axis.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
-    axis.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
-    axis.grid(which="minor", color=LINE, linewidth=0.5)
-    axis.tick_params(which="minor", length=0)

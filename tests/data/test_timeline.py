@@ -296,7 +296,6 @@ def test_a_training_compares_itself_with_the_seasonal_naive_forecast(run):
     assert all(f"test/{name}[seasonal naive (7)]" in metrics for name in names)
     assert metrics["test/coverage"] >= 0
     assert "validation/mase" in log_of(run / "run")[0]
-    assert (run / "run" / "plots" / "forecasts.png").stat().st_size > 10_000
     lines = (run / "run" / "predictions.csv").read_text().splitlines()
     assert lines[0] == "file,row,shop,day,step,target,prediction,q0.1,q0.25,q0.75,q0.9"
     assert "seasonal naive (7)" in (run / "run" / "model" / "README.md").read_text()

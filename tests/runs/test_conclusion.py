@@ -106,7 +106,7 @@ def test_without_any_finite_metric_or_loss_there_is_no_best_epoch(tmp_path, caps
 def test_the_last_lines_name_the_folder_and_the_next_commands(tmp_path, capsys):
     run = tmp_path / "run"
     lines = output_of(capsys, tmp_path, "trainer.epochs=1").splitlines()
-    assert lines[-4] == f"written: {run} (model/, plots/, metrics.json, predictions.csv)"
+    assert lines[-4] == f"written: {run} (model/, metrics.json, predictions.csv)"
     assert lines[-3].startswith(f"next: dxn attend run={run} 'input.text=")
     assert lines[-2:] == [
         f"next: dxn evaluate run={run}",

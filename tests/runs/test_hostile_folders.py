@@ -28,7 +28,6 @@ def trained(tmp_path_factory):
     (folder / "table.csv").write_text(f"text,label\n{rows}")
     data = ["data=table", f"data.path={folder / 'table.csv'}", "data.target=label"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.runs.evaluation.evaluate.draw", lambda *_: None)
         patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_: None)
         train(folder / "run", *data, *TINY, *CPU)
     return folder / "run" / "model"

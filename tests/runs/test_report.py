@@ -356,18 +356,15 @@ def test_clips_and_series_are_shown(tmp_path):
 # Comparison
 
 
-def test_compare_prints_figures_and_a_paired_test(reviews, tmp_path, capsys):
-    output = tmp_path / "compare.html"
-    command = ["compare", f"run=[{reviews / 'a'},{reviews / 'b'}]", f"output={output}"]
-    assert main(command) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"a: test accuracy 0\.\d{4} \(95% interval 0\.\d+ to [01]\.\d+\)", lines[0])
-    assert re.match(r"b .* a: the mean of \"correct\" differs by .* common rows\.", lines[2])
-    page = Page(output)
-    assert page.sections == ["runs", "metrics", "test", "training", "options"]
-    assert "data.text" in page.words
-    assert "trainer.epochs" not in page.words
-    assert len(page.all("script")) == 1
+def test_compare_prints_metrics_options_and_a_paired_test(reviews, capsys):
+    assert main(["compare", f"run=[{reviews / 'a'},{reviews / 'b'}]"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"accuracy .* 0\.\d+ \(0\.\d+ to [01]\.?\d*\)", printed)
+    assert re.search(
+        r"^b .* a: the mean of \"correct\" differs by .* common rows\.$", printed, re.M
+    )
+    assert "data.text" in printed
+    assert "trainer.epochs" not in printed
 
 
 def test_compare_says_that_tasks_and_splits_differ(reviews, tmp_path, monkeypatch, capsys):
@@ -378,8 +375,8 @@ def test_compare_says_that_tasks_and_splits_differ(reviews, tmp_path, monkeypatc
     Path("b/metrics.json").write_text(json.dumps({**results, "task": "regress", "split": "train"}))
     assert main(["compare", "run=[a,b]"]) == 0
     printed = capsys.readouterr().out
-    assert "note: The runs have different tasks" in printed
-    assert "note: The runs were evaluated on different splits" in printed
+    assert "note: the runs have different tasks" in printed
+    assert "note: the runs were evaluated on different splits" in printed
 
 
 @pytest.mark.parametrize(

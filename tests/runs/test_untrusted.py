@@ -34,7 +34,6 @@ def place(tmp_path_factory):
     rows = "".join(f"{word} {i},{word[0]}\n" for i, word in enumerate(["apple", "banana"] * 20))
     (folder / "table.csv").write_text(f"text,label\n{rows}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.runs.evaluation.evaluate.draw", lambda *_: None)
         patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_: None)
         train(folder / "run", *table(folder), *TINY, *CPU)
     return folder

@@ -56,7 +56,6 @@ def place(tmp_path_factory):
 def run(place):
     folder = place / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.runs.evaluation.evaluate.draw", lambda *_, **__: None)
         patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_, **__: None)
         train(folder, str(place / "clips.csv"), *BOTH, *TINY)
     return folder

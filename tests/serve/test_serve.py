@@ -42,7 +42,6 @@ def run(tmp_path_factory):
     """A run on tiny digits: a text, a picture and a sound per row."""
     folder = tmp_path_factory.mktemp("serve") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.runs.evaluation.evaluate.draw", lambda *_, **__: None)
         patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_, **__: None)
         train(folder, *TINY_DIGITS, *PLAIN, "trainer.epochs=1", "report=false")
     return folder

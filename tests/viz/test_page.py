@@ -356,7 +356,7 @@ def browser():
 def opened(browser, path):
     page = browser.new_page()
     errors = []
-    page.on("pageerror", errors.append)
+    page.on("pageerror", lambda error: errors.append(error))
     page.goto(path.as_uri())
     assert errors == []
     return page

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dxn.core.display import count, is_main_process, now, print_line
 from dxn.core.errors import UserError
-from dxn.core.files import PLOTS, PREDICTIONS, new_folder, refuse_links_out
+from dxn.core.files import PREDICTIONS, TOKENS, new_folder, refuse_links_out
 from dxn.core.processes import from_first
 from dxn.core.results import ALL, DataFacts, Figures, Interval, Results
 from dxn.data.inspect.quality import check_known_targets
@@ -18,7 +18,7 @@ from dxn.report.evidence import Answers
 from dxn.report.intervals import metric_intervals
 from dxn.runs.data import print_unknown
 from dxn.runs.evaluation.data import EvaluationData
-from dxn.runs.evaluation.figures import draw, draw_tokens, print_results
+from dxn.runs.evaluation.figures import draw_tokens, print_results
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import prediction_records
@@ -45,7 +45,7 @@ def evaluate_data(
     batch_size: int,
     only: Sequence[str] | None = None,
 ) -> None:
-    """Evaluate a model for `dxn evaluate`, and write metrics.json, predictions.csv and plots.
+    """Evaluate a model for `dxn evaluate`, and write metrics.json, predictions.csv and tokens.png.
 
     Args:
         predictor: The model.
@@ -100,7 +100,7 @@ def evaluate_subsets(
     only: Sequence[str] | None = None,
     further: Figures | None = None,
 ) -> tuple[Results, Answers] | None:
-    """Print the metrics for every subset of the inputs, and write predictions.csv and plots/.
+    """Print the metrics for every subset of the inputs, and write predictions.csv and tokens.png.
 
     The processes share the rows. All of them must call this, and the first one writes the files.
 
@@ -172,12 +172,11 @@ def evaluate_subsets(
     print_results(results)
     _explain_undefined(task, last, best)
     # Only now, so that a wrong `only` leaves no empty folder.
-    (folder / PLOTS).mkdir(parents=True, exist_ok=True)
-    draw(folder / PLOTS, last, task, results, data.about)
+    folder.mkdir(parents=True, exist_ok=True)
     if task.is_supervised:
         records = prediction_records(last.predictions, last.samples.opened, task)
         write_records(folder / PREDICTIONS, records, separator=task.target.separator)
-        draw_tokens(predictor, last.samples, folder / PLOTS / "tokens.png")
+        draw_tokens(predictor, last.samples, folder / TOKENS)
     return results, last
 
 

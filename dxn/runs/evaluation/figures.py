@@ -1,4 +1,4 @@
-"""The table and the plots of an evaluation."""
+"""What an evaluation prints and draws: the table of its metrics, and the tokens of a sample."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dxn import viz
-from dxn.core.display import count, format_number, print_table
-from dxn.core.files import LOG
+from dxn.core.display import format_number, print_table
 from dxn.core.printable import printable
 from dxn.core.results import Figures, Results
 from dxn.data.dataset import Samples
-from dxn.report.evidence import Answers
 from dxn.runs.predictor.predictor import Predictor
-from dxn.tasks import Task
-from dxn.training.log import read_log
 
 
 def print_results(results: Results) -> None:
@@ -51,38 +47,6 @@ def print_results(results: Results) -> None:
             ]
             table.add_row(name, *cells, style="dim")
     print_table(table)
-
-
-def draw(folder: Path, last: Answers, task: Task, results: Results, rows: str) -> None:
-    """Draw the learning curves, the plot of the task, and the metric for each subset of inputs.
-
-    Args:
-        folder: Folder to write to. Its parent folder is the run or the evaluation.
-        last: Predictions from all inputs.
-        task: The fitted task.
-        results: Metrics by subset of the inputs.
-        rows: Name of the rows in the titles, such as "test".
-    """
-    # The last parts of outputs/NAME/DATE, or of outputs/NAME/DATE/evaluate/DATE.
-    parts = folder.parent.parts
-    run = "/".join(parts[-4:] if "evaluate" in parts[-2:] else parts[-2:])
-    about = f"{run}; {rows}: {count(len(last.samples), 'row')}"
-    # `dxn evaluate` writes to a folder of its own, which has no log and gets no learning curves.
-    log = folder.parent / LOG
-    if log.exists():
-        lines = read_log(log)
-        best = viz.curves.best_epoch(lines, task)
-        lines = viz.curves.shown_rows(lines, task)
-        charts = viz.curves.curve_charts(lines, best=best)
-        viz.chart.write_png(charts, folder / "curves.png", title="Learning curves", about=run)
-    if charts_of_task := viz.charts.task_charts(task, last.predictions.predicted, last.truths):
-        charts_of_task.write(folder, about=about)
-    figures = results.figures()
-    bars = {name: figures[name].get(results.monitored, math.nan) for name in results.subsets}
-    # A single bar compares nothing.
-    if len(bars) > 1 and all(map(math.isfinite, bars.values())):
-        chart = viz.charts.input_chart(bars, results.monitored)
-        viz.chart.write_png([chart], folder / "inputs.png", title=chart.title, about=about)
 
 
 def draw_tokens(predictor: Predictor, samples: Samples, path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from dxn.config.settings import Settings
 from dxn.core.display import duration, print_line
-from dxn.core.files import METRICS, MODEL, PLOTS, PREDICTIONS, REPORT
+from dxn.core.files import METRICS, MODEL, PREDICTIONS, REPORT, TOKENS
 from dxn.core.processes import from_first
 from dxn.core.results import BEST, Results
 from dxn.report.evidence import Answers
@@ -121,7 +121,7 @@ def complete(
         try_report(folder, settings, card.overrides, results, best, last)
     # A resumed run can have the report of an earlier end.
     names = [REPORT] if wants_report else []
-    names += [f"{MODEL}/", f"{PLOTS}/", METRICS, PREDICTIONS, f"{MEMBERS}/"]
+    names += [f"{MODEL}/", METRICS, PREDICTIONS, TOKENS, f"{MEMBERS}/"]
     written = ", ".join(name for name in names if (folder / name).exists())
     print_line(f"written: {folder} ({written})")
     return results

@@ -38,13 +38,10 @@ class Runs:
         command = [sys.executable, "-m", "dxn", "train", *OPTIONS, f"run={self.base}"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        shutil.rmtree(self.base / "plots", ignore_errors=True)
+        (self.base / "tokens.png").unlink(missing_ok=True)
         # Drawing takes longer than everything else.
-        for module, name in (
-            ("dxn.runs.evaluation.evaluate", "draw"),
-            ("dxn.runs.evaluation.evaluate", "draw_tokens"),
-        ):
-            setattr(importlib.import_module(module), name, lambda *arguments, **options: None)
+        evaluation = importlib.import_module("dxn.runs.evaluation.evaluate")
+        evaluation.draw_tokens = lambda *arguments, **options: None
         shutil.copytree(self.base, folder / "copy")
         _resume(folder / "copy")
 
