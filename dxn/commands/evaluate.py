@@ -27,7 +27,8 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
         only: Inputs to use, such as [text] (default: all, each alone, and all but each).
         create: Input that a model of head=any creates for each row from the other inputs, or from
             those of only. The metrics are then those of the created values.
-        judge: Run of a model that was trained alone and reads the created values; texts need none.
+        judge: Run of a classifier that was trained alone and reads the created values. Texts need
+            none.
         temperature: Divisor of the logits of created values; 0 always chooses the most probable
             token.
         guidance: Scale of the classifier-free guidance of created values (arXiv:2207.12598).
@@ -82,7 +83,7 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
             "folder_trust": trust,
         }
         if self.create is not None:
-            from dxn.runs.evaluation.created import evaluate_created
+            from dxn.runs.evaluation.created_values import evaluate_created
 
             if self.input is not None:
                 raise UserError(

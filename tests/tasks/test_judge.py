@@ -9,16 +9,12 @@ import scipy.linalg
 import torch
 from helpers.newcomer import printed, refused
 from helpers.runs import SMALL_IMAGES
-from helpers.shades import SHADES, TINY, train_any
+from helpers.shades import SHADES, train_any
 from PIL import Image
 
 import dxn
-from dxn.runs.evaluation.features import (
-    diversity,
-    frechet_distance,
-    nearest_distance,
-    share_equal,
-)
+from dxn.runs.evaluation.created_values import share_equal
+from dxn.runs.evaluation.judge import frechet_distance
 from dxn.tokenize import TextAdapter
 from dxn.tokenize.text.options import TokenizerOptions
 
@@ -53,26 +49,7 @@ def folder(tmp_path_factory):
     for target, run in (("shade", "judge"), ("text", "named")):
         options = [*IMAGES, *LEARNED, "trainer.epochs=15", "preset=plain", "head=classify"]
         dxn.train(table, f"target={target}", *options, f"run={folder / run}")
-    dxn.train(
-        table, *IMAGES, *LEARNED, "trainer.epochs=1", "head=masked", f"run={folder / 'masked'}"
-    )
     return folder
-
-
-@pytest.fixture(scope="module")
-def captioner(folder):
-    """A judge of head=any whose text is the column caption, and a table with it."""
-    with (folder / "rows.csv").open(newline="") as file:
-        rows = [{**row, "caption": row["text"].upper()} for row in csv.DictReader(file)]
-    with (folder / "captions.csv").open("w", newline="") as out:
-        writer = csv.DictWriter(out, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    run, data = folder / "captioner", ["data.text=caption", "data.image=image"]
-    options = ["head=any", "adapters=[text,image_codes]", *TINY, f"run={run}"]
-    codec = f"adapters.image_codes.codec={folder / 'codec'}"
-    dxn.train(folder / "captions.csv", *data, codec, *options)
-    return run
 
 
 def metrics(folder):
@@ -90,9 +67,8 @@ def test_created_pictures_are_judged_from_their_files(folder, tmp_path, capsys):
     found = metrics(tmp_path)
     for row in ("created", "restored", "true"):
         assert found[f"test/accuracy[{row}]"] == 1
-        for name in ("frechet_distance", "nearest_distance", "copied", "diversity"):
-            assert np.isfinite(found[f"test/{name}[{row}]"])
-    assert found["test/nearest_distance[restored]"] != found["test/nearest_distance[true]"]
+        assert found[f"test/frechet_distance[{row}]"] > 0
+    assert found["test/frechet_distance[restored]"] != found["test/frechet_distance[true]"]
     assert len(list((tmp_path / "created").glob("*.png"))) == 12
     assert len(list((tmp_path / "restored").glob("*.png"))) == 12
     with (tmp_path / "predictions.csv").open(newline="") as file:
@@ -132,105 +108,6 @@ def test_created_texts_need_no_judge(folder, right_names, tmp_path, capsys):
     assert "a dark one" in (tmp_path / "predictions.csv").read_text()
 
 
-def test_a_judge_of_head_any_writes_a_text(folder, right_names, tmp_path, capsys):
-    run = folder / "any"
-    options = [f"run={run}", "create=image", f"judge={run}", f"output={tmp_path}"]
-    printed(capsys, "evaluate", *options)
-    assert metrics(tmp_path)["test/exact_match[true]"] == pytest.approx(right_names)
-
-
-def test_the_text_of_the_judge_is_found_under_its_own_name(folder, captioner, tmp_path, capsys):
-    out = printed(
-        capsys,
-        *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={captioner}"),
-        *(f"data.path={folder / 'captions.csv'}", f"output={tmp_path}"),
-    )
-    assert "note: there is no" not in out
-    assert "test/exact_match[true]" in metrics(tmp_path)
-    assert "A DARK ONE" in (tmp_path / "predictions.csv").read_text()
-
-
-def test_the_text_of_the_judge_is_compared_with_that_of_the_model(
-    folder, captioner, tmp_path, capsys
-):
-    command = ["evaluate", f"run={folder / 'any'}", "create=image", f"judge={captioner}"]
-    out = printed(capsys, *command, f"output={tmp_path}")
-    assert "note: the data has no caption, which the judge writes, so its texts are compared" in out
-    assert "test/exact_match[true]" in metrics(tmp_path)
-    assert "a dark one" in (tmp_path / "predictions.csv").read_text()
-
-
-def test_a_captioner_whose_target_has_another_name_is_compared_too(folder, tmp_path, capsys):
-    with (folder / "rows.csv").open(newline="") as file:
-        rows = [[row["text"], row["image"]] for row in csv.DictReader(file)]
-    with (folder / "sentences.csv").open("w", newline="") as out:
-        csv.writer(out).writerows([["sentence", "image"], *rows])
-    options = [*IMAGES, *LEARNED, "trainer.epochs=1", "head=generate", "target=sentence"]
-    dxn.train(folder / "sentences.csv", *options, f"run={tmp_path / 'judge'}")
-    command = ["evaluate", f"run={folder / 'any'}", "create=image", "only=[text]"]
-    out = printed(capsys, *command, f"judge={tmp_path / 'judge'}", f"output={tmp_path}")
-    assert "note: the data has no sentence, which the judge writes, so its texts are" in out
-    assert "test/exact_match[true]" in metrics(tmp_path)
-
-
-def test_a_note_says_why_the_text_of_the_judge_is_not_compared(folder, captioner, tmp_path, capsys):
-    """There are two texts to compare with."""
-    run, data = tmp_path / "two", ["data.text=[text,shade]", "data.image=image", "head=any"]
-    codec = f"adapters.image_codes.codec={folder / 'codec'}"
-    dxn.train(
-        *(folder / "rows.csv", *data, "adapters=[text,image_codes]", codec, *TINY, f"run={run}")
-    )
-    command = ["evaluate", f"run={run}", "create=image", f"judge={captioner}"]
-    out = printed(capsys, *command, f"output={tmp_path}")
-    assert "note: there is no exact_match: the judge writes caption, which the data does" in out
-    assert "set data.path=... data.target=COLUMN to a column with the same content" in out
-    assert not any("exact_match" in key for key in metrics(tmp_path))
-
-
-def test_a_judge_without_answers_is_said_to_have_none(folder, tmp_path, capsys):
-    command = ["evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'masked'}"]
-    out = printed(capsys, *command, f"output={tmp_path}")
-    assert "note: the judge (head=masked) has no answers about image" in out
-    assert "test/frechet_distance[true]" in metrics(tmp_path)
-
-
-def test_what_the_codec_restores_from_a_training_picture_is_a_copy(folder, tmp_path, capsys):
-    # The training has some of the pictures that are evaluated, and pictures of other shades.
-    heading = ["text", "image", "shade"]
-    numbers = {"train": [0, 1, 3, 4], "test": [*range(6), 29, 59]}
-    for split, chosen in numbers.items():
-        rows = [[f"a {list(SHADES)[i % 3]} one", f"{i}.png", "dark"] for i in chosen]
-        with (folder / f"{split}_copies.csv").open("w", newline="") as out:
-            csv.writer(out).writerows([heading, *rows])
-    parts = [f"data.{split}={folder / split}_copies.csv" for split in numbers]
-    printed(
-        capsys,
-        *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'judge'}"),
-        *(*parts, "temperature=0", f"output={tmp_path}"),
-    )
-    codec = dxn.load(folder / "any").adapters["image"].codec
-
-    def restored(i):
-        [codes] = codec.encode([codec.reader.read(str(folder / f"{i}.png"))])
-        return codec.decode(codes).numpy().tobytes()
-
-    known = {restored(i) for i in numbers["train"]}
-    true = np.mean([restored(i) in known for i in numbers["test"]])
-    created = [codec.reader.read(str(path)) for path in (tmp_path / "created").glob("*.png")]
-    copies = np.mean([pixels.numpy().tobytes() in known for pixels in created])
-    found = metrics(tmp_path)
-    assert true >= 0.5
-    assert found["test/copied[true]"] == found["test/copied[restored]"] == pytest.approx(true)
-    assert found["test/copied[created]"] == pytest.approx(copies)
-
-
-def test_copied_texts_are_found_by_their_words(folder, tmp_path, capsys):
-    run = folder / "any"
-    options = [f"run={run}", "create=text", "temperature=0", f"judge={run}", f"output={tmp_path}"]
-    printed(capsys, "evaluate", *options)
-    assert metrics(tmp_path)["test/copied[true]"] == 1
-
-
 def test_an_evaluation_removes_the_files_of_an_earlier_one(folder, tmp_path, capsys):
     (folder / "three.csv").write_text(
         "text,image,shade\n"
@@ -257,16 +134,6 @@ def test_an_evaluation_leaves_the_pictures_of_the_user(folder, tmp_path, capsys)
     for _ in range(2):
         printed(capsys, *command, f"output={tmp_path}")
     assert len(list((tmp_path / "created").iterdir())) == 2
-
-
-def test_a_smaller_distance_is_better(folder, tmp_path, capsys):
-    for split in ("train", "test"):
-        (folder / f"{split}_single.csv").write_text("text,image\na dark one,0.png\n")
-    parts = [f"data.{split}={folder / split}_single.csv" for split in ("train", "test")]
-    command = ["evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'masked'}"]
-    printed(capsys, *command, *parts, f"output={tmp_path}")
-    found = metrics(tmp_path)
-    assert found["monitored"] == "nearest_distance" and not found["higher_is_better"]
 
 
 def test_the_target_of_the_judge_is_found_for_drawn_splits(folder, tmp_path, capsys):
@@ -308,7 +175,7 @@ def test_tables_with_the_same_name_have_their_own_answers(folder, tmp_path, caps
         assert metrics(tmp_path / split)[f"{split}/accuracy[true]"] == 1
 
 
-def test_training_rows_without_the_created_input_give_no_distances(folder, tmp_path, capsys):
+def test_training_rows_without_the_created_input_give_no_distance(folder, tmp_path, capsys):
     for split, picture in (("train", ""), ("test", "{}.png")):
         names = enumerate(SHADES)
         rows = [[f"a {name} one", picture.format(i), name] for i, name in names]
@@ -320,15 +187,15 @@ def test_training_rows_without_the_created_input_give_no_distances(folder, tmp_p
         *("evaluate", f"run={folder / 'any'}", "create=image", f"judge={folder / 'judge'}"),
         *(*parts, "only=[text]", f"output={tmp_path}"),
     )
-    assert "there are no distances: the data has no training values besides these rows" in out
+    assert "no frechet_distance: the data has no training values besides these rows" in out
     assert metrics(tmp_path)["test/accuracy[true]"] == 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["create=image", "judge=masked", "data.path=one.csv"], "judge: it has no answers for"),
-        (["create=image", "judge=codec"], "judge: a codec does not say what image shows"),
+        (["create=image", "judge=codec"], "judge: must predict a target, such as a classifier"),
+        (["create=image", "judge=any"], "judge: must predict a target, such as a classifier"),
         (["create="], "create: needs the name of an input; the inputs that can be created are"),
         (["create=image"], "judge: needs the run of a model that reads image (image)"),
         (["create=text", "judge=JUDGE"], "judge: must read text (text), but its inputs are image"),
@@ -392,25 +259,6 @@ def test_the_frechet_distance_of_singular_covariances_is_exact(rows):
     a[:, 3] = 0
     assert frechet_distance(a, a) == pytest.approx(0, abs=1e-6)
     assert frechet_distance(a, a + 2) == pytest.approx(11 * 4, rel=1e-6)
-
-
-def test_diversity_is_the_mean_over_pairs():
-    vectors = torch.randn(13, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    cosines = torch.nn.functional.cosine_similarity(vectors[:, None], vectors[None], dim=2)
-    pairs = cosines[~torch.eye(13, dtype=torch.bool)]
-    assert diversity(vectors) == pytest.approx(1 - float(pairs.mean()))
-    assert diversity(vectors[:1].expand(3, -1)) == pytest.approx(0)
-
-
-def test_the_nearest_distance_of_equal_features_is_0():
-    vectors = torch.arange(6, dtype=torch.float64).reshape(3, 2)
-    assert nearest_distance(vectors, vectors) == 0
-    assert nearest_distance(vectors[:1], vectors[:1] + torch.tensor([3.0, 4.0])) == 5
-
-
-def test_the_nearest_distance_is_a_median():
-    vectors, others = torch.tensor([[0.0], [10.0]]).double(), torch.tensor([[1.0], [13.0]]).double()
-    assert nearest_distance(vectors, others) == 2
 
 
 @pytest.mark.parametrize(("lowercase", "share"), [(True, 1), (False, 0.5)])

@@ -1,4 +1,4 @@
-"""A model that was trained alone judges the values that another model creates."""
+"""A classifier that was trained alone judges the values that another model creates."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor
 
-from dxn.core.display import count, print_line
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.data.reading import survey_rows
 from dxn.data.rows import TARGET, Rows
 from dxn.data.sources.table import JOINED
 from dxn.runs.evaluation.data import EvaluationSource, source_of
-from dxn.runs.evaluation.features import share_equal
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.table import Record, identify, prediction_records
-from dxn.tasks.space import AnswerKind
+from dxn.runs.predictor.table import Record, prediction_records
 from dxn.training.predict import score
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A model that reads one of its inputs alone.
+    """A model with a target that reads one of its inputs alone.
 
     Args:
         model: The model.
@@ -42,60 +40,37 @@ class Judge:
         """Return the judge of a created input: it reads its input of the same modality.
 
         Raises:
-            UserError: If it has no such input, or several of which none has the same name, or it
-                is a codec, whose features do not tell values apart.
+            UserError: If it predicts no target, or has no such input, or several of which none has
+                the same name.
         """
-        if model.task.answer_kind is AnswerKind.CODES:
+        if not model.task.is_supervised:
             raise UserError(
-                f"judge: a codec does not say what {created} shows; set judge to a classifier, or "
-                "to another model that was trained alone"
+                f"judge: must predict a target, such as a classifier, but head={model.task.name} "
+                "has none; set judge to the run of another model"
             )
-        same = [name for name, each in model.tokenizers.items() if each.modality == modality]
+        tokenizers = model.tokenizers
+        same = [name for name in tokenizers if tokenizers[name].modality == modality]
         names = [created] if created in same else same
         if len(names) != 1:
-            inputs = [f"{name} ({each.modality})" for name, each in model.tokenizers.items()]
+            inputs = ", ".join(f"{name} ({tokenizers[name].modality})" for name in tokenizers)
             raise UserError(
-                f"judge: must read {created} ({modality}), but its inputs are {', '.join(inputs)}; "
+                f"judge: must read {created} ({modality}), but its inputs are {inputs}; "
                 "set judge to the run of another model"
             )
         return cls(model, names[0], batch_size)
 
-    @property
-    def text(self) -> str | None:
-        """The text that a judge of head=any writes from the input. None: there is none."""
-        for name in self.model.task.creates:
-            if name != self.name and not self.model.tokenizers[name].reader.formats:
-                return name
-        return None
-
-    def truths(
-        self, rows: Rows, data: EvaluationSource, creator: Predictor, created: str
-    ) -> Sequence[Any] | None:
-        """Return the true answer for each row: the target of the judge, or the text that it writes.
+    def truths(self, rows: Rows, data: EvaluationSource, creator: Predictor) -> Sequence[Any]:
+        """Return the true answer for each row, the cell of the target of the judge.
 
         Args:
             rows: The rows, with the inputs of the model that creates values.
             data: The data set that they are from.
             creator: The model that creates values.
-            created: Its input that is created.
-
-        Returns:
-            Cells. None: the judge has no answers, but features.
 
         Raises:
             UserError: If the data has no column with the answers.
         """
-        task = self.model.task
-        if task.is_supervised:
-            target = self.model.target
-        elif self.text is not None:
-            target = self.model.columns.get(self.text, self.text)
-        else:
-            print_line(
-                f"note: the judge (head={task.name}) has no answers about {self.name}; the metrics "
-                "are those of its features"
-            )
-            return None
+        target = self.model.target
         source = data.source
         # The user can choose another column with the same content, such as data.target=digit. The
         # data of a run of head=any has an empty list.
@@ -109,50 +84,36 @@ class Judge:
             try:
                 source = source_of(node, creator, data.trust)
             except UserError as error:
-                writes = not task.is_supervised or task.target.is_text
-                texts = [n for n, each in creator.tokenizers.items() if each.reader.words]
-                texts = [name for name in texts if name in rows.cells and name != created]
-                if writes and len(texts) == 1:
-                    print_line(
-                        f"note: the data has no {target}, which the judge writes, so its texts are "
-                        f"compared with {texts[0]}"
-                    )
-                    return rows.cells[texts[0]]
-                missing = (
-                    f"{target}, which the data does not have ({error}); set data.path=... "
-                    "data.target=COLUMN to a column with the same content"
-                )
-                if task.is_supervised:
-                    raise UserError(f"judge: predicts {missing}") from error
-                print_line(f"note: there is no exact_match: the judge writes {missing}")
-                return None
-        own = source.splits.get(data.split)
-        if own is not None and list(own.origin) == list(rows.origin):
-            return own.cells.get(TARGET, [None] * len(rows))
+                raise UserError(
+                    f"judge: predicts {target}, which the data does not have ({error}); set "
+                    "data.path=... data.target=COLUMN to a column with the same content"
+                ) from error
+        split = source.splits.get(data.split)
+        if split is not None and list(split.origin) == list(rows.origin):
+            return split.cells.get(TARGET, [None] * len(rows))
         # Other rows were drawn for the split.
-        known: dict[str, Any] = {}
-        for each in source.splits.values():
-            known |= zip(each.origin, each.cells.get(TARGET, ()), strict=False)
-        return [known.get(origin) for origin in rows.origin]
+        by_origin: dict[str, Any] = {}
+        for other in source.splits.values():
+            by_origin |= zip(other.origin, other.cells.get(TARGET, ()), strict=False)
+        return [by_origin.get(origin) for origin in rows.origin]
 
-    def samples(self, rows: Rows, values: Sequence[Any]) -> Samples:
-        """Return a sample of each value that can be read, which an empty text cannot.
+    def samples(self, cells: Sequence[Any], rows: Rows, truths: Sequence[Any] | None) -> Samples:
+        """Return a sample of each value that can be read.
 
         Args:
-            rows: The rows of the values, with the true answers as targets, if they are known.
-            values: Cells.
+            cells: The values.
+            rows: Their rows.
+            truths: The true answers for them. None: they are not needed.
 
         Raises:
             UserError: If none can be read.
         """
-        task = self.model.task
-        cells = {self.name: values}
-        if has_answers := TARGET in rows.cells and task.is_supervised:
-            cells[TARGET] = rows.cells[TARGET]
+        has_answers = truths is not None
+        columns = {self.name: cells, TARGET: truths} if has_answers else {self.name: cells}
         opened = survey_rows(
-            Rows(cells, rows.origin),
+            Rows(columns, rows.origin),
             {self.name: self.model.tokenizers[self.name]},
-            task=task,
+            task=self.model.task,
             on_bad="skip",
             need_target=has_answers,
         )
@@ -162,34 +123,36 @@ class Judge:
                 f"problem is {opened.bad[0].origin}: {opened.bad[0]}; check the data, the judge, "
                 "and the model that creates values"
             )
-        return Samples(opened, self.model.tokenizers, task=task if has_answers else None)
+        task = self.model.task if has_answers else None
+        return Samples(opened, self.model.tokenizers, task=task)
 
     def features(self, samples: Samples) -> Tensor:
         """Return the features (n, E) of values, float64."""
         return self.model.vectors(samples, batch_size=self.batch_size)[1].double()
 
-    def answers(self, samples: Samples, rows: Rows) -> tuple[dict[str, float], list[Record]]:
-        """Return metrics of the answers for values, and the rows of predictions.csv.
-
-        Args:
-            samples: The values.
-            rows: The rows of all values, with the true answers as targets, if they are known.
-        """
+    def answers(self, samples: Samples) -> tuple[dict[str, float], list[Record]]:
+        """Return metrics of the answers for values, and the rows of predictions.csv."""
         model = self.model
-        if model.task.is_supervised:
-            predictions = model.run(samples, batch_size=self.batch_size)
-            figures = score(predictions, samples, model.task)
-            figures.pop("loss")
-            return figures, prediction_records(predictions, samples.opened, model.task)
-        if self.text is None or TARGET not in rows.cells:
-            return {}, []
-        texts = model.create(self.text, samples, temperature=0, batch_size=self.batch_size)
-        kept = np.asarray(samples.opened.kept)[samples.rows]
-        true = [rows.cells[TARGET][row] for row in kept.tolist()]
-        found = zip(samples.rows.tolist(), true, texts, strict=True)
-        records: list[Record] = [
-            {**identify(samples.opened, row), "target": target, "prediction": text}
-            for row, target, text in found
-        ]
-        tokenizer = model.tokenizers[self.text]
-        return {"exact_match": share_equal(texts, true, tokenizer)}, records
+        predictions = model.run(samples, batch_size=self.batch_size)
+        metrics = score(predictions, samples, model.task)
+        metrics.pop("loss")
+        return metrics, prediction_records(predictions, samples.opened, model.task)
+
+
+def frechet_distance(a: Tensor, b: Tensor) -> float:
+    """Return the Fréchet distance of two Gaussians that are fitted to features (arXiv:1706.08500).
+
+    It is |mean(a) - mean(b)|² + tr(A + B - 2 (A B)^½), where A and B are the covariances.
+
+    Args:
+        a: (n, E), n > 1.
+        b: (m, E), m > 1.
+    """
+    shift = (a.mean(0) - b.mean(0)).square().sum()
+    cov_a, cov_b = torch.atleast_2d(a.T.cov()), torch.atleast_2d(b.T.cov())
+    # (A B)^½ has the trace of (A^½ B A^½)^½. This matrix is symmetric, so its eigenvalues are real
+    # and not negative, also of singular covariances. Only rounding errors are below 0.
+    values, basis = torch.linalg.eigh(cov_a)
+    root = basis * values.clamp(min=0).sqrt() @ basis.T
+    cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
+    return max(float(shift + cov_a.trace() + cov_b.trace() - 2 * cross), 0.0)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,31 +16,23 @@ from dxn.core.files import METRICS, PREDICTIONS
 from dxn.core.processes import processes
 from dxn.core.results import DataFacts, Figures, Results, flat
 from dxn.data.dataset import Samples
-from dxn.data.files import digest
 from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, Rows
 from dxn.runs.evaluation.data import EvaluationSource
-from dxn.runs.evaluation.features import (
-    FRECHET,
-    NEAREST,
-    distance_remarks,
-    feature_metrics,
-    share_equal,
-    words_of,
-)
 from dxn.runs.evaluation.figures import print_results
-from dxn.runs.evaluation.judge import Judge
+from dxn.runs.evaluation.judge import Judge, frechet_distance
 from dxn.runs.predictor.creating import write_values
 from dxn.runs.predictor.output import Record, write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify
+from dxn.tasks.codec.stored import StoredCodec
 from dxn.tasks.metric import defined
-from dxn.tokenize.base import Adapter, BadMedia, Reader
+from dxn.tokenize.base import BadMedia
 from dxn.tokenize.codes import CodeAdapter
 
 CREATED, RESTORED, TRUE = "created", "restored", "true"  # rows of the table of metrics
 FILES = "created"  # folder of the created files
-LOWER_IS_BETTER = (FRECHET, NEAREST)
+FRECHET = "frechet_distance"
 
 
 def evaluate_created(
@@ -61,7 +53,7 @@ def evaluate_created(
 
     Args:
         predictor: The model of head=any.
-        judging: A model that was trained alone. None: texts are compared with the true ones.
+        judging: A classifier that was trained alone. None: texts are compared with the true ones.
         data: The rows.
         folder: Folder to write to.
         create: Input that is created.
@@ -89,8 +81,7 @@ def evaluate_created(
     given = _given(predictor, rows, create, only)
     cells = {name: rows.cells[name] for name in (create, *given)}
     if judge is not None:
-        truths = judge.truths(rows, data, predictor, create)
-        cells |= {} if truths is None else {TARGET: truths}
+        cells[TARGET] = judge.truths(rows, data, predictor)
     rows = _complete(replace(rows, cells=cells), create, given)
     used = {name: predictor.tokenizers[name] for name in given}
     opened = open_rows(rows, used, on_bad=data.source.on_bad)
@@ -106,19 +97,13 @@ def evaluate_created(
     figures: dict[str, dict[str, float]] = {}
     remarks: list[str] = []
     if judge is not None:
-        adapter = predictor.adapters[create]
-        true = rows.cells[create]
-        columns = {TRUE: Column(true, _as_written(adapter, true, "true values"))}
+        true, adapter = rows.cells[create], predictor.adapters[create]
+        columns: dict[str, Sequence[Any]] = {TRUE: true}
         if isinstance(adapter, CodeAdapter):
-            restored = columns[TRUE].written
-            files = _restored_files(adapter.codec.reader, true, restored, folder / RESTORED)
-            columns[RESTORED] = Column(files, restored)
-            columns[CREATED] = Column(created, dict(enumerate(values)))
-        else:
-            columns[CREATED] = Column(values, _as_written(adapter, values, "created values"))
+            columns[RESTORED] = _restored_files(adapter.codec, true, folder / RESTORED)
+        columns[CREATED] = created
         training = _training_rows(predictor, data, create)
-        figures, remarks, answered = _judged(judge, adapter, rows, columns, training)
-        records = answered or records
+        figures, remarks, records = _judged(judge, rows, columns, training)
     if not are_files:
         equal = share_equal(values, rows.cells[create], tokenizer)
         figures[CREATED] = {"equal_text": equal} | figures.get(CREATED, {})
@@ -137,86 +122,76 @@ def evaluate_created(
     print_line(f"written: {folder}: {', '.join(written)}")
 
 
-class Column(NamedTuple):
-    """Values of the rows.
+def share_equal(texts: Sequence[str], others: Sequence[Any], tokenizer: Any) -> float:
+    """Return the share of texts that have the same words as others, pair by pair.
 
-    Attributes:
-        cells: What the judge reads.
-        written: The values in the form in which the model writes them, see `_as_written`.
+    Args:
+        texts: Texts that a model wrote.
+        others: True texts.
+        tokenizer: Tokenizer of the texts, which can convert them to lower case.
     """
-
-    cells: Sequence[Any]
-    written: Mapping[int, Any]
+    normalizer = tokenizer.vocabulary.normalizer
+    expected = [str(other) for other in others]
+    if normalizer is not None:
+        expected = [normalizer.normalize_str(other) for other in expected]
+    pairs = zip(texts, expected, strict=True)
+    return sum(text.split() == other.split() for text, other in pairs) / len(texts)
 
 
 def _judged(
-    judge: Judge,
-    adapter: Adapter,
-    rows: Rows,
-    columns: Mapping[str, Column],
-    training: Rows | None,
-) -> tuple[dict[str, dict[str, float]], list[str], Sequence[Record]]:
+    judge: Judge, rows: Rows, columns: Mapping[str, Sequence[Any]], training: Rows | None
+) -> tuple[dict[str, dict[str, float]], list[str], list[Record]]:
     """Judge several columns of values of the same rows.
 
     Args:
         judge: The model.
-        adapter: Adapter of the values.
-        rows: The rows.
+        rows: The rows, with the true answers as targets.
         columns: The columns.
         training: The training rows, with their values alone. None: there are none.
 
     Returns:
         The metrics of each column, remarks about them, and the answers for the last column.
     """
-    figures: dict[str, dict[str, float]] = {}
+    metrics: dict[str, dict[str, float]] = {}
     remarks: list[str] = []
-    about_distances: list[str] = []
-    records: Sequence[Record] = []
-    known = None
-    copies: set[bytes] = set()
-    if training is not None:
+    records: list[Record] = []
+    reference = None
+    if training is None:
+        remarks.append(f"no {FRECHET}: the data has no training values besides these rows")
+    else:
         (values,) = training.cells.values()
-        known = judge.features(judge.samples(training, values))
-        copies.update(map(digest, _as_written(adapter, values, "training values").values()))
-    for key, column in columns.items():
-        samples = judge.samples(rows, column.cells)
-        answers, records = judge.answers(samples, rows)
-        features = judge.features(samples)
-        figures[key] = answers | feature_metrics(features, known)
-        if known is not None and column.written:
-            copied = [digest(value) in copies for value in column.written.values()]
-            figures[key]["copied"] = sum(copied) / len(copied)
-        about_distances = distance_remarks(features, known)
+        reference = judge.features(judge.samples(values, training, None))
+    fewest = 0
+    for name, cells in columns.items():
+        samples = judge.samples(cells, rows, rows.cells[TARGET])
+        metrics[name], records = judge.answers(samples)
         if len(samples) < len(rows):
-            unread = count(len(rows) - len(samples), f"{key} value")
+            unread = count(len(rows) - len(samples), f"{name} value")
             remarks.append(f"the metrics are without {unread} that the judge cannot read")
-    return figures, [*remarks, *about_distances], records
+        if reference is not None:
+            fewest = min(len(samples), len(reference))
+            if fewest > 1:  # a single value has no covariance
+                metrics[name][FRECHET] = frechet_distance(judge.features(samples), reference)
+    if reference is not None and 1 < fewest <= reference.shape[1]:
+        # The covariance is singular, and the distance also depends on the number of rows.
+        remarks.append(
+            f"{FRECHET} is too large: it needs more rows than features ({reference.shape[1]}), "
+            f"got {fewest}"
+        )
+    return metrics, remarks, records
 
 
-def _as_written(adapter: Adapter, cells: Sequence[Any], about: str) -> dict[int, Any]:
-    """Return the values of cells in the form in which the model can write them, by row.
-
-    They are what the codec restores, and the words of a text. Cells that cannot be read have none.
-    """
-    written: dict[int, Any] = {}
-    for i, cell in enumerate(track(cells, len(cells), f"reading {about}")):
-        if not isinstance(adapter, CodeAdapter):
-            written[i] = " ".join(words_of(cell, adapter.tokenizer))
-            continue
-        with suppress(BadMedia):
-            (codes,) = adapter.codec.encode([adapter.codec.reader.read(cell)])
-            written[i] = adapter.codec.decode(codes)
-    return written
-
-
-def _restored_files(
-    reader: Reader, cells: Sequence[Any], restored: Mapping[int, Any], folder: Path
-) -> list[Any]:
-    """Return files with what the codec restores, and cells that it cannot read as they are.
+def _restored_files(codec: StoredCodec, cells: Sequence[Any], folder: Path) -> list[Any]:
+    """Return files with what a codec restores, and cells that it cannot read as they are.
 
     The judge cannot read these either.
     """
-    paths = write_values(reader, [*restored.values()], folder)
+    restored: dict[int, Any] = {}
+    for i, cell in enumerate(track(cells, len(cells), "restoring true values")):
+        with suppress(BadMedia):
+            (codes,) = codec.encode([codec.reader.read(cell)])
+            restored[i] = codec.decode(codes)
+    paths = write_values(codec.reader, [*restored.values()], folder)
     files = dict(zip(restored, map(str, paths), strict=True))
     return [files.get(i, cell) for i, cell in enumerate(cells)]
 
@@ -247,17 +222,8 @@ def _results(
     given: list[str],
     remarks: list[str],
 ) -> Results:
-    """Return the results, in which the created values are the only set of inputs.
-
-    Raises:
-        UserError: If there are no metrics of them.
-    """
-    shown = {key: found for key, each in figures.items() if (found := defined(each))}
-    if CREATED not in shown:
-        raise UserError(
-            "judge: it has no answers for these rows, and a single value without training rows has "
-            "no other metrics; set judge to a classifier, or data to more rows"
-        )
+    """Return the results, in which the created values are the only set of inputs."""
+    shown = {name: defined(metrics) for name, metrics in figures.items()}
     names = list(shown[CREATED])
     metric = answering.task.metric
     monitored = metric.monitored if metric.monitored in names else names[0]
@@ -265,7 +231,7 @@ def _results(
         split=data.split,
         task=answering.task.name,
         monitored=monitored,
-        higher_is_better=monitored not in LOWER_IS_BETTER and metric.is_higher_better(monitored),
+        higher_is_better=metric.is_higher_better(monitored),
         metrics=flat(data.split, shown),
         shown=metric.shown(names),
         inputs=given,
