@@ -22,7 +22,7 @@ from dxn.commands.train import Train
 from dxn.config.command import check_paths
 from dxn.config.compose import compose
 from dxn.config.groups import options as options_of
-from dxn.core.display import format_number, notebook_html, now, print_line
+from dxn.core.display import notebook_html, now, number, print_line
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, MODEL, REPORT, new_folder
 from dxn.core.printable import quoted
@@ -110,7 +110,7 @@ class Run:
         texts: dict[str, dict[str, str]] = {}
         for row, heading in self.results.headings().items():
             own = figures[row]
-            texts[heading] = {name: format_number(own[name]) for name in shown if name in own}
+            texts[heading] = {name: number(own[name]) for name in shown if name in own}
         return self.results.split, texts
 
 

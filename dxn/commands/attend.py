@@ -74,13 +74,13 @@ class Neighbors(FromWeights):
         """Print the most similar tokens with their cosine similarity."""
         from rich.table import Table
 
-        from dxn.core.display import plain_text, print_table
+        from dxn.core.display import number, plain_text, print_table
 
         closest = self.load().neighbors(self.token, count=self.count)
         table = Table(title="tokens of the vocabulary with the most similar embeddings")
         table.add_column("token")
         table.add_column("cosine", justify="right")
         for token, cosine in closest:
-            table.add_row(plain_text(token), f"{cosine:.3f}")
+            table.add_row(plain_text(token), number(cosine))
         print_table(table)
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +66,15 @@ class Dimension:
                 f"{self.key}: a grid needs a list of values or a range with a step, such as "
                 f"{self.key}={'..'.join(self.values)}:0.1, got {self.word}"
             )
-        low, high = map(float, self.values)
-        step = float(self.step or 1)
-        # The small number, because 0.3 / 0.1 is less than 3.
-        count = int((high - low) / step + 1e-9) + 1
+        # Decimal, because 0.1 + 2 * 0.1 is more than 0.3.
+        low, high = map(Decimal, self.values)
+        step = Decimal(self.step or 1)
+        count = int((high - low) / step) + 1
         if count > MAX_GRID:
             raise UserError(
                 f"{self.key}: {self.word} has {count:,} values; use a larger step, or sampler=tpe"
             )
-        return [number_text(low + i * step) for i in range(count)]
+        return [number_text(float(low + i * step)) for i in range(count)]
 
 
 def covering(space: Sequence[Dimension]) -> list[list[str]]:
@@ -107,9 +108,9 @@ def with_types(
 
 
 def number_text(value: float) -> str:
-    """Return a number with four significant digits, as a readable value of an option."""
+    """Return a number as an exact value of an option."""
     is_short = abs(value) < MAX_DIGITS and value == int(value)
-    return str(int(value)) if is_short else f"{value:.4g}"
+    return str(int(value)) if is_short else repr(value)
 
 
 def words_of(path: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import shlex
 import sys
@@ -33,8 +34,9 @@ BAR_INTERVAL = 0.5
 LINE_INTERVALS = (10.0, 20.0, 30.0)
 LAST_INTERVAL = 60.0
 
-EDGE = 0.0005  # smallest number that is written without an exponent
-MAX_NAMED = 6  # names of a list in one line
+EDGE = 0.0005  # smallest share that is written as a percentage with one decimal
+SMALLEST, LARGEST = 1e-4, 1e15  # numbers that are written without an exponent
+FLOAT32_DECIMALS = 6  # further ones of numbers near 1 are rounding errors
 WIDE = 1000  # characters; more than any table needs
 
 _is_silent: ContextVar[bool] = ContextVar("silent", default=False)
@@ -79,29 +81,10 @@ def next_step(*words: str) -> None:
         print_line(f"next: {line}")
 
 
-def format_number(value: float, largest: float | None = None) -> str:
-    """Return a number with at least five significant digits, such as 0.8925 or 612901.6.
-
-    Args:
-        value: The number.
-        largest: The largest number of its column, so that all have the same number of decimals.
-            Default: the number itself.
-    """
-    magnitude = abs(value if largest is None else largest)
-    digits = len(f"{magnitude:.0f}") if magnitude < 1e15 else 15
-    return f"{value:.{min(max(5 - digits, 1), 4)}f}"
-
-
 def format_shares(shares: Mapping[str, float]) -> str:
     """Return the share of each class that occurs, largest first."""
     ranked = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share:.4f}" for name, share in ranked if share)
-
-
-def named(names: Sequence[str], maximum: int = MAX_NAMED) -> str:
-    """Return the first names of a list, and "..." if there are more."""
-    more = ", ..." if len(names) > maximum else ""
-    return ", ".join(names[:maximum]) + more
+    return ", ".join(f"{name} {number(share)}" for name, share in ranked if share)
 
 
 def print_table(table: Table) -> None:
@@ -132,7 +115,7 @@ def records_table(records: Sequence[Mapping[str, object]]) -> None:
     for record in records:
         cells = [record.get(name, "") for name in columns]
         # Text, because rich would read brackets in a cell as markup.
-        texts = [f"{c:.4f}" if isinstance(c, float) else printable(str(c)) for c in cells]
+        texts = [number(c) if isinstance(c, float) else printable(str(c)) for c in cells]
         table.add_row(*map(Text, texts))
     print_table(table)
 
@@ -340,12 +323,39 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
 
 
-def number(value: float, digits: int = 4) -> str:
-    """Return a number with at most this many significant digits, such as 0.8125 or 123,400."""
-    rounded = float(f"{value:.{digits}g}")
-    if rounded and (abs(rounded) < EDGE or abs(rounded) >= 1e9):
-        return f"{rounded:.{digits}g}"
-    return f"{rounded:,.{digits + 4}f}".rstrip("0").rstrip(".")
+def number(value: float, largest: float | None = None) -> str:
+    """Return a number with at least five digits, such as 0.8125, 612,902 or 1.2346e-06.
+
+    The zero before the point counts as a digit from 0.1 on. Zeros at the end are left out. A number
+    below 1 is not written as 1, unless the difference is a rounding error of float32.
+
+    Args:
+        value: The number.
+        largest: The largest number of a column, so that all of its numbers have as many decimals.
+            A number that would have fewer than two digits then has its own decimals.
+    """
+    if not math.isfinite(value):
+        return str(value)
+    own = abs(value)
+    if own and (own < SMALLEST or own >= LARGEST):
+        return f"{value:.5g}"
+    decimals = _decimals(own if largest is None else max(own, abs(largest)))
+    if largest is not None and (own == 0 or own >= 10 ** (1 - decimals)):
+        text = f"{value:,.{decimals}f}"
+        if own >= 1 or float(text) != 1:
+            return text
+    decimals = _decimals(own)
+    while own < 1 and round(own, decimals) == 1 and decimals < FLOAT32_DECIMALS:
+        decimals += 1
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
+
+
+def _decimals(magnitude: float) -> int:
+    """Return the decimals of five digits, of which a zero before the point is one from 0.1 on."""
+    if magnitude == 0 or 0.1 <= magnitude < 1:
+        return 4
+    return max(4 - math.floor(math.log10(magnitude)), 0)
 
 
 def percent(share: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dxn.config.model_plan import ModelPlan, read_model_plan
 from dxn.config.settings import dump_yaml
+from dxn.core.display import significant
 from dxn.core.errors import UserError
 from dxn.core.files import CARD, LABELS
 from dxn.core.printable import without_secrets
@@ -81,7 +82,7 @@ def metadata(
     """Return the metadata of a card in the format of the hub."""
     modalities = sorted({each.modality for each in plan.inputs.values()})
     metrics = [
-        {"type": name, "value": round(value, 6), "name": f"{name} on the test split"}
+        {"type": name, "value": significant(value), "name": f"{name} on the test split"}
         for name, value in figures.items()
         if math.isfinite(value)
     ]

@@ -13,6 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dxn.core.display import count, duration, number
+from dxn.core.randomness import spaced_rows
 from dxn.report.evidence import Answers, Evidence
 from dxn.report.examples import Budget, RowScores, cut, fragments, is_readable, row_scores
 from dxn.tokenize.text.tokenizer import plain_text
@@ -132,8 +133,8 @@ def _created(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any
             usable = np.flatnonzero(
                 np.any([samples.opened.present[each] for each in others], axis=0)
             )
-            spread = np.linspace(0, len(usable) - 1, min(CREATED_ROWS, len(usable))).astype(int)
-            rows = usable[spread][first : first + CREATED_TOGETHER].tolist()
+            spread = usable[spaced_rows(len(usable), CREATED_ROWS)]
+            rows = spread[first : first + CREATED_TOGETHER].tolist()
             if not rows:
                 continue
             if time.monotonic() - start > CREATED_SECONDS:

@@ -110,22 +110,6 @@ def metrics_table(results: Results, about: str) -> dict[str, Any]:
     return {"metrics": metrics, "monitored": monitored, "rows": rows, "about": about}
 
 
-def cells(values: Sequence[float | None], ends: Sequence[Interval | None]) -> list[Cell | None]:
-    """Return the cells of a row, in which each column is another run on the same scale.
-
-    Args:
-        values: The figure of each run. None: it has none.
-        ends: The interval of each figure.
-    """
-    known = {str(i): {"": value} for i, value in enumerate(values) if value is not None}
-    scale = _scale(known, "", lambda name, _: ends[int(name)])
-    has_scale = any(each is not None for each in ends)
-    return [
-        _cell(value, each, scale if has_scale else None)
-        for value, each in zip(values, ends, strict=True)
-    ]
-
-
 def class_rows(figures: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of the table of classes, and the number of classes that are left out."""
     shown = list(figures)
@@ -188,13 +172,13 @@ def class_bars(counts: Mapping[str, Mapping[str, int]]) -> tuple[list[dict[str, 
 
 
 def share(value: float) -> str:
-    """Return a share from 0 to 1 with three decimals."""
-    return "–" if math.isnan(value) else f"{value:.3f}"
+    """Return a share, "–" if it is not defined."""
+    return "–" if math.isnan(value) else number(value, 1)
 
 
 def interval_text(ends: Interval | None) -> str:
-    """Return an interval, such as "0.91 to 0.94"; "" if there is none."""
-    return "" if ends is None else f"{_brief(ends[0])} to {_brief(ends[1])}"
+    """Return an interval, such as "0.9123 to 0.9409"; "" if there is none."""
+    return "" if ends is None else f"{number(ends[0])} to {number(ends[1])}"
 
 
 def _cell(
@@ -202,7 +186,7 @@ def _cell(
 ) -> Cell | None:
     if value is None or not math.isfinite(value):
         return None
-    cell: Cell = {"value": _short(value), "interval": interval_text(ends), "position": None}
+    cell: Cell = {"value": number(value), "interval": interval_text(ends), "position": None}
     if scale is None:
         return cell
 
@@ -221,18 +205,3 @@ def _scale(figures: Figures, metric: str, interval: FindInterval) -> tuple[float
     high = max([*values, *(each[1] for each in ends)], default=1.0)
     low = min([0.0, *values, *(each[0] for each in ends)])
     return low, 1.0 if 0.5 < high <= 1 else high
-
-
-def _brief(value: float) -> str:
-    """Return an end of an interval, which needs fewer digits than the figure itself."""
-    return f"{value:.3f}" if _has_decimals(value) else number(value, 4)
-
-
-def _short(value: float) -> str:
-    """Return a figure. Shares have four decimals, so that all rows of a column look alike."""
-    return f"{value:.4f}" if _has_decimals(value) else number(value, 5 if abs(value) > 1 else 2)
-
-
-def _has_decimals(value: float) -> bool:
-    """Whether a few decimals show a value. Small errors need significant digits instead."""
-    return value == 0 or 1e-3 <= abs(value) < 10

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup
-from dxn.core.display import format_number, number, print_table
+from dxn.core.display import number, print_table
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS
 from dxn.core.printable import printable
@@ -120,7 +120,7 @@ def _figure(value: float | None, ends: tuple[float, float] | None) -> str:
     if value is None:
         return ""
     interval = interval_text(ends)
-    return f"{format_number(value)} ({interval})" if interval else format_number(value)
+    return f"{number(value)} ({interval})" if interval else number(value)
 
 
 def _test(first: ComparedRun, other: ComparedRun) -> str:
@@ -153,7 +153,7 @@ def _test(first: ComparedRun, other: ComparedRun) -> str:
 
 
 def _text(value: Any) -> str:
-    text = number(value, 6) if isinstance(value, float) else str(value)
+    text = str(value)
     return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
 
 

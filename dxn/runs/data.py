@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dxn.core.display import count, list_names, named, print_line
+from dxn.core.display import count, list_names, print_line
 from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced, named_draws, spaced_rows
 from dxn.core.results import Truncation
@@ -243,7 +243,7 @@ def input_lines(specs: Mapping[str, Input]) -> list[str]:
         if len(columns) > MAX_LINES:
             # The first input of a modality stands for all of them.
             if spec.column == columns[0]:
-                lines.append(f"{spec.modality}: {len(columns)} columns ({named(columns)})")
+                lines.append(f"{spec.modality}: {len(columns)} columns ({list_names(columns)})")
         elif spec.modality == name:
             lines.append(f"{name}: {spec.column}")
         elif spec.column == name:

@@ -32,8 +32,8 @@ from dxn.config.values import refuse_without_effect
 from dxn.core.display import (
     Display,
     count,
-    format_number,
     now,
+    number,
     print_line,
     print_rule,
     records_table,
@@ -398,7 +398,7 @@ class Search:
                 reason = "the time is over" if is_late else "worse than other trials"
                 raise TrialPruned(f"pruned after epoch {epoch}: {reason}")
             if display.is_due():
-                figure = f"validation {self.monitored} {format_number(value)}"
+                figure = f"validation {self.monitored} {number(value)}"
                 display.update(f"{title}, epoch {epoch}/{epochs}", epoch, epochs, figure)
 
         try:
@@ -438,7 +438,7 @@ class Search:
         finally:
             display.close()
         print_line(
-            f"{title}: validation {self.monitored} {format_number(value)} after "
+            f"{title}: validation {self.monitored} {number(value)} after "
             f"{count(results.epochs or 0, 'epoch')}"
         )
         trial.report(value, results.epochs or 0)
@@ -576,7 +576,7 @@ def _link(path: str, new: str) -> None:
 
 def _mean_and_deviation(values: Sequence[float]) -> str:
     mean = statistics.fmean(values)
-    text = format_number(mean)
+    text = number(mean, mean)
     # The sample standard deviation (n - 1), as papers report it.
-    more = f" ± {format_number(statistics.stdev(values), mean)}" if len(values) > 1 else ""
+    more = f" ± {number(statistics.stdev(values), mean)}" if len(values) > 1 else ""
     return text + more

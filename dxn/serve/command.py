@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
+from dxn.core.randomness import spaced_rows
 from dxn.data.files import OutsidePath
 from dxn.data.rows import TARGET, Rows
 from dxn.report.examples import target_text
@@ -143,8 +144,7 @@ def read_examples(
     """
     # A folder from an untrusted source could name any file as its data, see SECURITY.md.
     rows = rows_of_run(predictor, run, confine=True, trust=trust)
-    chosen = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)
-    examples = [_example(rows, int(row), predictor) for row in chosen]
+    examples = [_example(rows, row, predictor) for row in spaced_rows(len(rows), count)]
     if Writer(predictor.model, predictor.task).takes_prompt:
         # The start of a text, without a part of a word.
         for example in examples:

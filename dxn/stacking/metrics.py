@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dxn.core.display import number
 from dxn.data.dataset import Samples
 from dxn.models.model import Batch, Network, as_float
 from dxn.stacking.stacked import Stacked, stacks_of
@@ -105,9 +106,8 @@ def warn_about(
     # Equal metrics, such as two perfect ones, need no advice.
     if not task.metric.is_better(other, own):
         return []
-    line = (
-        f"warning: the baseline is better than the transformer ({metric} {other:.4f} and {own:.4f})"
-    )
+    pair = f"{metric} {number(other)} and {number(own)}"
+    line = f"warning: the baseline is better than the transformer ({pair})"
     if state.best_epoch <= EARLY * state.epoch:
         return [
             f"{line}, which was best in epoch {state.best_epoch} of {state.epoch} and did not "

@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from dxn.core.display import number
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.tasks.heads import HeadOptions
@@ -100,8 +101,8 @@ class Numbers(Target):
         """Return the range and the median of the targets."""
         if not values:
             return "no numbers"
-        middle = _format_number(statistics.median(values))
-        return f"{_format_number(min(values))} to {_format_number(max(values))}, median {middle}"
+        middle = number(statistics.median(values))
+        return f"{number(min(values))} to {number(max(values))}, median {middle}"
 
 
 class Number(Space):
@@ -283,9 +284,3 @@ def _correlation(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
     x, y = (each - (counts * each).sum(1, keepdim=True) / total for each in (left, right))
     covariance = (counts * x * y).sum(1)
     return covariance / ((counts * x.square()).sum(1) * (counts * y.square()).sum(1)).sqrt()
-
-
-def _format_number(value: float) -> str:
-    """Format a number with six significant digits and thousands separators."""
-    # From 1e6 on, the format "g" would print 1234567 as 1.23457e+06.
-    return f"{value:,.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:,g}"

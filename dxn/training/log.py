@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from dxn.core.display import Display, duration
+from dxn.core.display import Display, duration, number
 from dxn.core.errors import UserError
 from dxn.core.files import LOG, append_line, write_text
 from dxn.tasks.metric import defined
@@ -171,11 +171,13 @@ class Log:
         now = time.perf_counter()
         if last or self.epochs <= MAX_LINES or now - self.printed >= MIN_SECONDS:
             names = [name for name in known if shown is None or name in shown]
-            values = "  ".join(f"{name} {known[name]:.4f}" for name in names)
+            values = "  ".join(f"{name} {number(known[name])}" for name in names)
             validation = f"  validation {values}" if metrics else ""
             best = " *" if metrics and state.best_epoch == state.epoch else ""
             left = "" if last else f"  {self._left(state)} left"
-            self.print(f"{self._title(state.epoch)}  train loss {loss:.4f}{validation}{left}{best}")
+            self.print(
+                f"{self._title(state.epoch)}  train loss {number(loss)}{validation}{left}{best}"
+            )
             self.printed = now
         self._start_epoch([], [], 0)
 

@@ -11,6 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from dxn.core.randomness import spaced_rows
 from dxn.tasks.space import AnswerKind
 from dxn.viz.chart import Chart, finish
 from dxn.viz.drawers.frames import GAP, draw_frame, value_range
@@ -146,9 +147,8 @@ def forecast_charts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Ch
         answers: Results of `Forecast.answer`: the values of each quantile by its probability.
         truths: The `Future` of each forecast, with its history.
     """
-    chosen = np.unique(np.linspace(0, len(truths) - 1, MAX_FORECASTS).round().astype(int))
     charts = []
-    for i in chosen:
+    for i in spaced_rows(len(truths), MAX_FORECASTS):
         start = f"from {truths[i].start}" if truths[i].start else f"forecast {i + 1}"
         draw = _forecast(answers[i]["quantiles"], truths[i])
         charts.append(Chart(start, f"forecast {start}", draw, (8, 2.1)))
@@ -162,9 +162,8 @@ def frame_charts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart
         answers: Results of `Forecast.answer`.
         truths: The `Future` of each forecast, with its history.
     """
-    chosen = np.unique(np.linspace(0, len(truths) - 1, MAX_FORECASTS).round().astype(int))
     charts = []
-    for i in chosen:
+    for i in spaced_rows(len(truths), MAX_FORECASTS):
         forecast = np.array(answers[i]["quantiles"]["0.5"], dtype=float)[:MAX_FRAMES]
         true = truths[i].values.unflatten(1, truths[i].frame).numpy()[: len(forecast)]
         history = truths[i].past[-len(forecast) :].unflatten(1, truths[i].frame).numpy()

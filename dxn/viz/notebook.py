@@ -7,7 +7,7 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from dxn.core.display import count
+from dxn.core.display import count, number
 from dxn.viz.html import TEMPLATES, data_url, render
 
 # numpy and Pillow are imported when the first matrix is drawn.
@@ -114,7 +114,7 @@ def _answer(answer: Any) -> str:
     return render(
         TEMPLATES / "answer.html",
         prediction=str(answer.get("prediction", "")),
-        bars=[{"name": name, "value": f"{p:.4f}"} for name, p in ranked[:MAX_BARS]],
+        bars=[{"name": name, "value": number(p)} for name, p in ranked[:MAX_BARS]],
         more=max(len(ranked) - MAX_BARS, 0),
     )
 

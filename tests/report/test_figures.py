@@ -16,6 +16,7 @@ from dxn.report.classes import (
     THRESHOLDS,
     calibration,
     class_figures,
+    confusion_counts,
     threshold_effects,
     wilson,
 )
@@ -25,7 +26,6 @@ from dxn.tasks import Classify, Generate, Multilabel, Regress, Tag
 from dxn.tasks.metric import ClassScores, one_hot
 from dxn.tasks.tag import Tagged
 from dxn.viz.charts import line_chart
-from dxn.viz.confusion import confusion_counts
 
 N, K = 41, 3
 NAMES = ["ant", "bee", "cow"]

@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from dxn.core.display import count, format_number
+from dxn.core.display import count, number
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened
 from dxn.runs.predictor.output import (
@@ -112,7 +112,7 @@ def test_a_row_has_its_ids_its_inputs_its_target_and_the_prediction():
     assert [list(record) for record in records] == [columns.split()] * 2
     assert list(records[0].values()) == ["a.csv", 2, "s1", "x", "one", "ham", "ham", 0.9, 0.9, 0.1]
     assert records[1]["sku"] == "s2" and records[1]["prediction"] == "spam"
-    assert record_line(records[1]) == "a.csv row 3: spam (0.7500)"
+    assert record_line(records[1]) == "a.csv row 3: spam (0.75)"
 
 
 def test_a_file_is_listed_once_and_an_error_needs_a_target():
@@ -132,16 +132,16 @@ def test_an_answer_is_printed_with_its_five_most_probable_classes():
         *("  0.1400  a", "  0.1300  b", "  0.1200  c", "  0.1100  d", "  0.1000  e"),
         "  and 2 more",
     ]
-    assert answer_lines({"prediction": 3.25}) == ["prediction: 3.2500"]
+    assert answer_lines({"prediction": 3.25}) == ["prediction: 3.25"]
     assert answer_lines({"prediction": "ein Ei"}) == ["prediction: ein Ei"]
     assert answer_lines({"prediction": []}) == ["prediction: none"]
     shares = {"sky": 0.75, "tree": 0.25}
-    assert answer_lines({"prediction": shares}) == ["prediction: sky 0.7500, tree 0.2500"]
+    assert answer_lines({"prediction": shares}) == ["prediction: sky 0.75, tree 0.25"]
     nothing = {"prediction": "", "start": None, "end": None, "score": 0.5}
-    assert answer_lines(nothing) == ["no answer (0.5000)"]
+    assert answer_lines(nothing) == ["no answer (0.5)"]
     assert record_line({"file": "a.json", "row": 2, **nothing}) == "a.json row 2: no answer"
     columns = {"share(sky)": 0.25, "share(tree)": 0.75, "share(sea)": 0.0}
-    assert record_line({"file": "a.png", **columns}) == "a.png: tree 0.7500, sky 0.2500"
+    assert record_line({"file": "a.png", **columns}) == "a.png: tree 0.75, sky 0.25"
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,33 @@ def test_an_answer_is_printed_with_its_five_most_probable_classes():
         (0.8925, None, "0.8925"),
         (12.3456, None, "12.346"),
         (349.074, None, "349.07"),
-        (612901.625, None, "612901.6"),
-        (0.5, 612901.6, "0.5"),
-        (-3.0, None, "-3.0000"),
+        (612901.625, None, "612,902"),
+        (-3.0, None, "-3"),
+        (0.0, None, "0"),
         (float("nan"), None, "nan"),
-        (1e300, None, f"{1e300:.1f}"),
+        (1e300, None, "1e+300"),
+        (2.5e11, None, "250,000,000,000"),
+        # Small numbers keep their digits.
+        (0.00123, None, "0.00123"),
+        (0.0012345678, None, "0.0012346"),
+        (1.17561e-6, None, "1.1756e-06"),
+        # Only 1 is written as 1, except for rounding errors of float32.
+        (0.99996, None, "0.99996"),
+        (0.999996, None, "0.999996"),
+        (0.99999994, None, "1"),
+        (1.0, None, "1"),
+        # In a column, all numbers have as many decimals.
+        (0.86, 1.0, "0.8600"),
+        (1.0, 1.0, "1.0000"),
+        (0.5, 612_901.6, "0.5"),
+        (71_234.6, 612_901.6, "71,235"),
+        (0.99996, 1.0, "0.99996"),
+        (1.17561e-6, 0.5, "1.1756e-06"),
+        (0.0, 0.5, "0.0000"),
     ],
 )
 def test_a_number_has_the_digits_that_its_size_needs(value, largest, text):
-    assert format_number(value, largest) == text
+    assert number(value, largest) == text
 
 
 def test_a_noun_agrees_with_its_number():
@@ -170,5 +188,5 @@ def test_a_noun_agrees_with_its_number():
 
 
 def test_the_first_numbers_of_an_embedding_are_printed():
-    assert vector_lines(torch.tensor([0.5, -1.0])) == ["embedding: 2 numbers", "  0.5000, -1.0000"]
-    assert vector_lines(torch.zeros(7))[1].endswith("0.0000, ...")
+    assert vector_lines(torch.tensor([0.5, -1.0])) == ["embedding: 2 numbers", "  0.5, -1"]
+    assert vector_lines(torch.zeros(7))[1].endswith("0, ...")

@@ -12,6 +12,7 @@ from helpers.runs import PLAIN, SMALL, TEXT, interrupt, refused, table_of
 
 from dxn.cli import main
 from dxn.config.space import Dimension, split, words_of
+from dxn.core.display import number
 from dxn.core.errors import UserError
 from dxn.runs import tune as module
 
@@ -66,7 +67,7 @@ def test_a_search_ends_with_the_best_run_and_no_other_one_saw_the_test_split(tab
     assert "target: label (classify)" in start
     assert "train loss" not in start and "run folder: " in end
     for row in complete:
-        value = f"{float(row['validation/accuracy']):.4f}"
+        value = number(float(row["validation/accuracy"]))
         line = rf"trial {row['trial']} \(.*\): validation accuracy {value} after {row['epochs']} "
         assert re.search(line, start)
     for row in pruned:
@@ -88,7 +89,9 @@ def test_a_grid_ranks_settings_by_the_mean_over_their_seeds(table, capsys):
     means = {}
     for lr in ("0.0001", "0.1"):
         values = [float(r["validation/accuracy"]) for r in rows if r["optimizer.lr"] == lr]
-        means[lr] = f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+        means[lr] = " ± ".join(
+            number(v, 1) for v in (statistics.mean(values), statistics.stdev(values))
+        )
     best = [row["trial"] for row in rows if row["optimizer.lr"] == "0.1"]
     assert evaluated(table) == sorted(best)
     output = capsys.readouterr().out
@@ -219,3 +222,18 @@ def test_a_training_that_diverges_is_a_trial_that_failed(table, capsys):
     states = {row["optimizer.lr"]: row["state"] for row in rows}
     assert states == {"1e+30": "fail", "0.001": "complete"}
     assert "failed: the training diverged, its validation loss is nan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "values"),
+    [
+        ("0.99990..0.99992:0.00001", ["0.9999", "0.99991", "0.99992"]),
+        ("10000.5..10003.5:1", ["10000.5", "10001.5", "10002.5", "10003.5"]),
+        ("0.1..0.3:0.1", ["0.1", "0.2", "0.3"]),
+        ("1..3:1", ["1", "2", "3"]),
+    ],
+)
+def test_the_values_of_a_grid_are_exact(word, values):
+    ends, _, step = word.partition(":")
+    dimension = Dimension("x", tuple(ends.split("..")), is_range=True, step=step)
+    assert dimension.grid() == values

@@ -231,7 +231,7 @@ def test_a_transformer_that_is_worse_gets_advice_that_fits(
     figures = {TRANSFORMER: {"accuracy": own}, BASELINE: {"accuracy": other}}
     lines = warn_about(figures, Classify(), state, max_minutes=max_minutes)
     assert bool(lines) == bool(advice)
-    assert all(advice in line and "0.7500 and 0.5000" in line for line in lines)
+    assert all(advice in line and "0.75 and 0.5" in line for line in lines)
     assert warn_about({"all": {"accuracy": own}}, Classify(), state, max_minutes=None) == []
 
 

@@ -19,7 +19,7 @@ def test_epochs_are_printed_with_their_metrics_and_the_name_of_the_training(tmp_
     log.epoch({}, State(epoch=2, step=2, best_epoch=1))
     log.close()
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("pretraining epoch 1/3  train loss 0.5000  validation accuracy 0.2500")
+    assert first.startswith("pretraining epoch 1/3  train loss 0.5  validation accuracy 0.25")
     assert first.endswith("left *")
     assert "validation" not in second and not second.endswith("*")
     assert [row["step"] for row in log_of(tmp_path)] == [1, 1, 2]

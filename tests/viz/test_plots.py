@@ -12,7 +12,7 @@ import torch
 from helpers.drawing import cut_off
 from matplotlib.font_manager import fontManager
 
-from dxn.core.display import number, percent
+from dxn.core.display import percent
 from dxn.report.classes import confused_pairs, confusion_counts
 from dxn.tasks import Categorical, Classify, Names, Number
 from dxn.tokenize import AudioAdapter, SpectrogramOptions
@@ -253,14 +253,6 @@ def test_a_long_title_stays_inside_the_picture(tmp_path, drawn):
     set_title(figure, "a long title " * 7, "and $a line$ below it " * 9)
     save(figure, tmp_path / "x.png")
     assert cut_off(figure) < 0.01
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(0.81249, "0.8125"), (2, "2"), (123_450, "123,400"), (1e-5, "1e-05"), (2.5e11, "2.5e+11")],
-)
-def test_numbers_have_four_digits(value, expected):
-    assert number(value) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dxn import viz
-from dxn.core.display import format_number, print_table
+from dxn.core.display import number, print_table
 from dxn.core.printable import printable
 from dxn.core.results import Figures, Results
 from dxn.data.dataset import Samples
@@ -33,7 +33,7 @@ def print_results(results: Results) -> None:
     for row, heading in results.headings().items():
         # A row can lack a metric, such as the loss of an input that its subset does not contain.
         cells = [
-            format_number(figures[row][metric], largest[metric]) if metric in figures[row] else ""
+            number(figures[row][metric], largest[metric]) if metric in figures[row] else ""
             for metric in results.shown
         ]
         # Text, because rich would read brackets in the name of a column as markup.
@@ -42,7 +42,7 @@ def print_results(results: Results) -> None:
         ends = results.intervals.get(row, {}) if row == results.subsets[-1] else {}
         for i, name in enumerate(("95% from", "95% to") if ends else ()):
             cells = [
-                format_number(ends[metric][i], largest[metric]) if metric in ends else ""
+                number(ends[metric][i], largest[metric]) if metric in ends else ""
                 for metric in results.shown
             ]
             table.add_row(name, *cells, style="dim")

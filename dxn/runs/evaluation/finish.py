@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dxn.config.settings import Settings
-from dxn.core.display import duration, print_line
+from dxn.core.display import duration, number, print_line
 from dxn.core.files import METRICS, MODEL, PREDICTIONS, REPORT, TOKENS
 from dxn.core.processes import from_first
 from dxn.core.results import BEST, Results
@@ -219,7 +219,7 @@ def about_overfitting(run: Training, best: Predictor, batch_size: int) -> list[s
     else:
         # A number is never predicted exactly, so its error says more than a count.
         value = score(predictions, samples, best.task).get(best.task.metric.monitored, math.nan)
-        result = f"{best.task.metric.monitored} {value:.4f} for the {len(samples)} samples"
+        result = f"{best.task.metric.monitored} {number(value)} for the {len(samples)} samples"
     return [
         f"loader.overfit={run.loader.overfit}: {result}; the model has seen no other samples, so "
         "the table above says nothing about the data"

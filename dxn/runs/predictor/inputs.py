@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dxn.core.display import count, named, print_line
+from dxn.core.display import count, list_names, print_line
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples, printable
 from dxn.data.rows import TARGET
@@ -287,7 +287,7 @@ class ModelInputs:
                 cells[name] = values
         others = [file for file, modality in zip(files, modalities, strict=True) if not modality]
         if others:
-            listed = named([Path(file).name for file in others], MAX_NAMES)
+            listed = list_names([Path(file).name for file in others], MAX_NAMES)
             print_line(f"note: not used: {count(len(others), 'file')} of another kind ({listed})")
         from dxn.data.rows import Rows
 
@@ -459,7 +459,7 @@ class ModelInputs:
 def print_columns(columns: Mapping[str, str]) -> None:
     """Print the column that each input is read from."""
     pairs = [name if name == column else f"{name}={column}" for name, column in columns.items()]
-    print_line(f"columns: {named(pairs, MAX_PRINTED_COLUMNS)}")
+    print_line(f"columns: {list_names(pairs, MAX_PRINTED_COLUMNS)}")
 
 
 def _writable(value: Any) -> Any:

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 from torch import Tensor
 
-from dxn.core.display import count
+from dxn.core.display import count, number
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell, json_text, valid_text, without_secrets
@@ -121,7 +121,7 @@ def arrow_table(records: Sequence[Record]) -> pyarrow.Table:
 
 def vector_lines(vector: Tensor, count: int = 6) -> list[str]:
     """Return the size and the first numbers of an embedding as lines to read."""
-    shown = ", ".join(f"{value:.4f}" for value in vector[:count].tolist())
+    shown = ", ".join(number(value) for value in vector[:count].tolist())
     more = ", ..." if len(vector) > count else ""
     return [f"embedding: {len(vector)} numbers", f"  {shown}{more}"]
 

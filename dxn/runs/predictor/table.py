@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from dxn.core.display import format_number, format_shares, significant
+from dxn.core.display import format_shares, number, significant
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
 from dxn.tasks import Task
@@ -214,24 +214,24 @@ def answer_lines(answer: Mapping[str, Any]) -> list[str]:
     if "objects_in" in answer:
         return [object_line(each) for each in answer["prediction"]] or ["no objects"]
     if "start" in answer and answer["start"] is None:
-        return [f"no answer ({answer['score']:.4f})"]
+        return [f"no answer ({number(answer['score'])})"]
     lines = [f"prediction: {format_answer(answer['prediction'])}"]
     if "excerpt" in answer:
         before, found, after = answer["excerpt"]
-        lines.append(f"  {answer['score']:.4f}  {before}[{found}]{after}")
+        lines.append(f"  {number(answer['score'])}  {before}[{found}]{after}")
     probabilities: Mapping[str, float] = answer.get("probabilities", {})
     ranked = sorted(probabilities.items(), key=lambda item: -item[1])
-    lines += [f"  {p:.4f}  {name}" for name, p in ranked[:MAX_LISTED]]
+    lines += [f"  {number(p, 1)}  {name}" for name, p in ranked[:MAX_LISTED]]
     if len(ranked) > MAX_LISTED:
         lines.append(f"  and {len(ranked) - MAX_LISTED:,} more")
     figures: Mapping[str, float | None] = answer.get("fidelity", {})
-    return lines + [f"  {n}: {format_number(x)}" for n, x in figures.items() if x is not None]
+    return lines + [f"  {n}: {number(x)}" for n, x in figures.items() if x is not None]
 
 
 def record_line(record: Mapping[str, Any]) -> str:
     """Return one row of `prediction_records` as a line to read."""
     where = f"{record['file']} row {record['row']}" if "row" in record else record["file"]
-    confidence = f" ({record['confidence']:.4f})" if "confidence" in record else ""
+    confidence = f" ({number(record['confidence'])})" if "confidence" in record else ""
     if "entities" in record:
         named = [f"{entity['text']} ({entity['label']})" for entity in record["entities"]]
         return f"{where}: {', '.join(named) or 'no entities'}"
@@ -253,7 +253,7 @@ def record_line(record: Mapping[str, Any]) -> str:
 def format_answer(prediction: Any) -> str:
     """Return a class, labels, a number, a text or the shares of classes as one line."""
     if isinstance(prediction, float):
-        return format_number(prediction)
+        return number(prediction)
     if isinstance(prediction, list) and all(isinstance(item, str) for item in prediction):
         return ", ".join(prediction) or "none"
     if isinstance(prediction, Mapping):
@@ -264,7 +264,7 @@ def format_answer(prediction: Any) -> str:
 def object_line(found: Mapping[str, Any]) -> str:
     """Return an object as a line: its score, its label, and where it is."""
     places = [f"{name} {format_answer(v)}" for name, v in found.items() if name not in KEYS]
-    return f"{found['score']:.4f}  {found['label']}: {', '.join(places)}"
+    return f"{number(found['score'], 1)}  {found['label']}: {', '.join(places)}"
 
 
 def _step_lines(quantiles: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -287,7 +287,7 @@ def _entity_lines(answer: Mapping[str, Any]) -> list[str]:
     lines = [f"tags: {' '.join(f'{word}/{tag}' for word, tag in tagged)}"]
     entities = answer["entities"]
     lines.append("entities:" if entities else "entities: none")
-    return lines + [f"  {e['score']:.4f}  {e['label']}: {e['text']}" for e in entities]
+    return lines + [f"  {number(e['score'], 1)}  {e['label']}: {e['text']}" for e in entities]
 
 
 def shown_inputs(opened: Opened) -> dict[str, Sequence[Any]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import dxn
+from dxn.core.display import number
 from dxn.core.printable import without_secrets
 from dxn.core.results import ALL, Results
 from dxn.tasks import Task
@@ -132,12 +133,12 @@ def _figure_lines(results: Results) -> list[str]:
                 continue
             # A constant answer has no probabilities, and then no loss.
             parts = [
-                f"{name}: {figures[name][metric]:.4f}"
+                f"{name}: {number(figures[name][metric])}"
                 for name in results.references
                 if not math.isnan(figures[name].get(metric, math.nan))
             ]
             comparison = f" ({', '.join(parts)})" if parts else ""
-            lines.append(f"- {split} {metric}: {own[metric]:.4f}{comparison}")
+            lines.append(f"- {split} {metric}: {number(own[metric])}{comparison}")
     return lines
 
 
