@@ -66,7 +66,7 @@ def _no_extras(request: pytest.FixtureRequest) -> Iterator[None]:
         if not getattr(request.module, "DRAWS_PICTURES", False):
             patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_, **__: None)
         if not getattr(request.module, "WRITES_REPORTS", False):
-            patch.setattr("dxn.runs.evaluation.finish.try_report", lambda *_, **__: None)
+            patch.setattr("dxn.runs.evaluation.after_training.try_report", lambda *_, **__: None)
         yield
 
 

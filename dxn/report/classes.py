@@ -14,7 +14,7 @@ from torch import Tensor
 from dxn.core.display import count, percent
 from dxn.core.results import Interval
 from dxn.report import tables
-from dxn.report.evidence import Answers
+from dxn.report.answers import Answers
 from dxn.report.intervals import (
     MAX_ROWS,
     MIN_ROWS,

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from dxn.core.display import number, percent
 from dxn.core.marks import Areas, Described, Mark
-from dxn.report.evidence import Answers, Evidence
+from dxn.report.answers import Answers, Evidence
 from dxn.tasks import Task
 from dxn.tasks.metric import ClassScores, Metric
 from dxn.viz.drawers import Shown, get_drawer

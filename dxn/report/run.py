@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from dxn.core.display import count, duration, number
 from dxn.core.files import REPORT
 from dxn.core.results import ALL, DataFacts, Results
 from dxn.report import scores, tables
+from dxn.report.answers import Answers, Evidence
 from dxn.report.classes import classes_and_probabilities
-from dxn.report.evidence import Answers, Evidence, RunInfo
 from dxn.report.examples import Budget, row_scores, single_rows
 from dxn.report.sides import side_by_side
 from dxn.tasks import Task
@@ -21,13 +22,38 @@ from dxn.viz.curves import best_epoch, curve_charts, shown_rows
 from dxn.viz.html import write_page
 from dxn.viz.page import SCRIPT
 
-__all__ = ["Evidence", "RunInfo", "write_report"]
-
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_CONFIG = 200_000  # characters
 # The data counts as imbalanced if the most frequent class has this many times the rows of the
 # rarest one.
 IMBALANCED = 10.0
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a report says about a run besides its predictions.
+
+    Args:
+        folder: The run folder.
+        title: Name of the run.
+        command: Command line of the training.
+        config: The configuration as YAML.
+        about: Names and values that describe the training.
+        results: Content of metrics.json.
+        log: Rows of metrics.jsonl.
+        columns: Column that each input was read from, by input name.
+        notes: Sentences about parts of the report that are missing.
+    """
+
+    folder: Path
+    title: str
+    command: str
+    config: str
+    about: Sequence[tuple[str, str]]
+    results: Results
+    log: Sequence[Mapping[str, Any]]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = field(default_factory=list)
 
 
 def write_report(info: RunInfo, evidence: Evidence) -> Path:

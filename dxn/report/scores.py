@@ -15,7 +15,7 @@ from dxn.core.files import SCORES, write_text
 from dxn.core.printable import json_text
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
-from dxn.report.evidence import Answers
+from dxn.report.answers import Answers
 from dxn.report.examples import RowScores
 
 MAX_SCORES = 50_000  # rows whose scores are stored; a row takes about 50 bytes

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from dxn.core.display import count, duration, number
 from dxn.core.randomness import spaced_rows
-from dxn.report.evidence import Answers, Evidence
+from dxn.report.answers import Answers, Evidence
 from dxn.report.examples import Budget, RowScores, cut, fragments, is_readable, row_scores
 from dxn.tokenize.text.tokenizer import plain_text
 from dxn.viz.drawers import Shown

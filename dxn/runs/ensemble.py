@@ -39,9 +39,9 @@ from dxn.core.schema import Strict, validated
 from dxn.core.tensors import read_tensors, write_tensors
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import count_parameters
+from dxn.runs.evaluation.after_training import about_split, complete
 from dxn.runs.evaluation.data import open_data_of_run
 from dxn.runs.evaluation.evaluate import evaluate_subsets
-from dxn.runs.evaluation.finish import about_split, complete
 from dxn.runs.evaluation.next_commands import resume
 from dxn.runs.folder import (
     MEMBERS,

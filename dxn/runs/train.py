@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +14,11 @@ from safetensors.torch import load_file
 from dxn.config.instantiate import build
 from dxn.config.settings import Settings
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import LOG, MODEL, PRETRAINING, refuse_links_out
+from dxn.core.files import MODEL, PRETRAINING, refuse_links_out
 from dxn.core.processes import from_all, from_first, launch
 from dxn.core.randomness import named_draws, seed_of
-from dxn.core.results import ALL, BEST, Results
-from dxn.models.model import MultimodalModel, count_parameters
+from dxn.core.results import Results
+from dxn.models.model import MultimodalModel
 from dxn.runs.build import adapters_of, make_head
 from dxn.runs.folder import (
     AUTO,
@@ -33,16 +30,12 @@ from dxn.runs.folder import (
 from dxn.runs.plan import FOLDER as START
 from dxn.runs.plan import PLAN, read_plan
 from dxn.runs.prepare import Training, prepare, run_finetune
+from dxn.runs.training_results import best_figures, results_of
 from dxn.tasks import Task
 from dxn.training.distributed import is_lost_connection
-from dxn.training.log import read_log
 from dxn.training.optim import adamw, cosine
-from dxn.training.predict import task_results
-from dxn.training.state import State
 from dxn.training.trainer import Trainer
 
-# Whose versions a record of results has.
-PACKAGES = ("dxn", "torch", "torchvision", "torchaudio", "accelerate", "tokenizers", "numpy")
 # Options of the trainer that are for the main task only, because they are tuned to its targets and
 # its metric. Pretraining runs all of its epochs and does not average weights, and a masked sample
 # has no target that mixup could mix.
@@ -160,7 +153,7 @@ def train_one(
                     f"{few if task.min_inputs > 1 else ''}"
                 )
             # Imported here, as it is needed only after the training.
-            from dxn.runs.evaluation.finish import evaluate
+            from dxn.runs.evaluation.after_training import evaluate
             from dxn.runs.evaluation.next_commands import next_commands
 
             if on_epoch is not None:
@@ -276,77 +269,6 @@ def save_best(
     card = card_of(run, task)
     text = card.markdown(results_of(run, model, task, figures))
     model_folder.save(folder / MODEL, model=model, plan=card.plan, task=task, card=text)
-
-
-def results_of(
-    run: Training,
-    model: MultimodalModel,
-    task: Task,
-    figures: Mapping[str, float],
-    state: State | None = None,
-) -> Results:
-    """Return the results of a training on the validation split.
-
-    Args:
-        run: The training.
-        model: The model: that of the run, or that of its pretraining.
-        task: Its task.
-        figures: Validation metrics of the best epoch.
-        state: State of the finished training. None: it goes on.
-    """
-    fields: dict[str, Any] = {}
-    if state is not None:
-        fields = {
-            "best_epoch": state.best_epoch,
-            "epochs": state.epoch,
-            "train_seconds": round(state.seconds, 1),
-            "bad_files": sum(len(split.bad_later) for split in run.splits.values()),
-        }
-    results = task_results(
-        task,
-        "validation",
-        {ALL: figures} if figures else {},
-        inputs=list(model.inputs),
-        subsets=[ALL],
-        parameters=count_parameters(model),
-        precision=run.plan.precision,
-        data=run.facts,
-        environment=environment(str(run.trainer.accelerator.device)),
-        **fields,
-    )
-    best = results.metrics.get(f"validation/{results.monitored}")
-    metrics = results.metrics if best is None else {BEST: best, **results.metrics}
-    return results.model_copy(update={"metrics": metrics})
-
-
-def environment(device: str) -> dict[str, str]:
-    """Return versions and hardware, without anything that identifies the machine or the user."""
-    found = {
-        "time": datetime.now().strftime("%Y-%m-%d %H:%M"),
-        "Python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": device,
-        "threads": str(torch.get_num_threads()),
-    }
-    if device.startswith("cuda"):
-        found["GPU"] = torch.cuda.get_device_name()
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def best_figures(folder: Path, state: State) -> dict[str, float]:
-    """Return the validation metrics of the best epoch from the log, which a resumed run has too."""
-    prefix = "validation/"
-    figures: dict[str, float] = {}
-    for row in read_log(folder / LOG):
-        if row["epoch"] == state.best_epoch:
-            names = [name for name in row if name.startswith(prefix)]
-            figures |= {name.removeprefix(prefix): row[name] for name in names}
-    return figures
 
 
 def _how_to_continue(run: Training) -> str:

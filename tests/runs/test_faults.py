@@ -251,7 +251,7 @@ def test_a_training_that_ends_in_its_final_evaluation_is_evaluated_by_a_resume(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("dxn.runs.evaluation.finish.evaluate_subsets", stop)
+        patch.setattr("dxn.runs.evaluation.after_training.evaluate_subsets", stop)
         assert main(["train", f"resume={run}"]) == 130
     assert f"continue with: dxn train resume={run}" in capsys.readouterr().err
     assert main(["train", f"resume={run}"]) == 0

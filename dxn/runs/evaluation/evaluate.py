@@ -14,7 +14,7 @@ from dxn.core.files import PREDICTIONS, TOKENS, new_folder, refuse_links_out
 from dxn.core.processes import from_first
 from dxn.core.results import ALL, DataFacts, Figures, Interval, Results
 from dxn.data.inspect.quality import check_known_targets
-from dxn.report.evidence import Answers
+from dxn.report.answers import Answers
 from dxn.report.intervals import metric_intervals
 from dxn.runs.data import print_unknown
 from dxn.runs.evaluation.data import EvaluationData

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dxn.config.environment import dotted
 from dxn.config.instantiate import nodes_in
@@ -15,8 +15,10 @@ from dxn.data.dataset import Opened
 from dxn.runs.evaluation.data import default_split
 from dxn.runs.predictor.attention import obstacle_of
 from dxn.runs.predictor.option import has_many_samples
-from dxn.runs.prepare import Training
 from dxn.tokenize.text.chat import is_conversation, text_of
+
+if TYPE_CHECKING:
+    from dxn.runs.prepare import Training
 
 MAX_INPUTS = 6  # in the sample of a command
 MAX_CHARS = 200  # of the sample, because a longer command is hard to read

@@ -19,7 +19,7 @@ from dxn.core.files import LOG
 from dxn.core.results import Results, read_results
 from dxn.core.untrusted import check_file
 from dxn.data.dataset import Opened, Samples
-from dxn.report.evidence import Answers
+from dxn.report.answers import Answers, Evidence
 from dxn.runs.data import data_name
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.next_commands import report_again
@@ -104,7 +104,7 @@ def write_again(
     return pages.run.write_report(replace(info, notes=notes), evidence(predictor, last))
 
 
-def evidence(predictor: Predictor, last: Answers | None) -> Any:
+def evidence(predictor: Predictor, last: Answers | None) -> Evidence:
     """Return the model and its predictions in the form that the report needs."""
     samples = None if last is None else last.samples
 
@@ -130,7 +130,7 @@ def evidence(predictor: Predictor, last: Answers | None) -> Any:
         values = predictor.create(name, chosen)
         return [viz.drawers.Shown(prepare.drawing, each, prepare, name=name) for each in values]
 
-    return pages.run.Evidence(
+    return Evidence(
         predictor.task,
         last,
         shown,
@@ -140,7 +140,7 @@ def evidence(predictor: Predictor, last: Answers | None) -> Any:
     )
 
 
-def _shown(predictor: Predictor, opened: Opened, row: int) -> Any:
+def _shown(predictor: Predictor, opened: Opened, row: int) -> dict[str, Any]:
     raws = {name: column[row] for name, column in opened.raws.items()}
     sources = {name: cells[row] for name, cells in opened.cells.items()}
     return viz.sample.shown_inputs(predictor.adapters, raws, sources)

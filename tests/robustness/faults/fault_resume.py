@@ -110,7 +110,10 @@ def _pretraining(folder: Path) -> Seen:
 
 
 def _during_evaluation(folder: Path) -> Seen:
-    train(folder / "run", before=lambda: _kill_in("dxn.runs.evaluation.finish", "evaluate_subsets"))
+    train(
+        folder / "run",
+        before=lambda: _kill_in("dxn.runs.evaluation.after_training", "evaluate_subsets"),
+    )
     seen = finished_equal(folder / "run")
     written = (folder / "run" / "metrics.json").exists()
     return Seen(seen.passed and written, f"{seen.text}; metrics.json written: {written}")

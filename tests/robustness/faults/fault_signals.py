@@ -143,7 +143,7 @@ def _in_setup(folder: Path) -> Seen:
 
 def _in_evaluation(folder: Path) -> Seen:
     run = folder / "run"
-    before = _when("evaluate", "dxn.runs.evaluation.finish", signal.SIGTERM)
+    before = _when("evaluate", "dxn.runs.evaluation.after_training", signal.SIGTERM)
     process = start("train", *TINY, f"run={run}", before=before).wait()
     seen = finished_equal(run)
     passed = process.code in (-15, 143) and not process.has_traceback and seen.passed

@@ -1,15 +1,13 @@
-"""What the report of a run is made of: the run, its model and its predictions."""
+"""The predictions of a model, and what a report asks the model for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dxn.core.results import Results
 from dxn.core.tokens import Tokens
 from dxn.data.dataset import Samples
 from dxn.tasks import Task
@@ -19,11 +17,11 @@ from dxn.viz.drawers import Shown
 
 @dataclass(frozen=True)
 class Answers:
-    """The predictions of a model.
+    """The predictions of a model for the samples of a split.
 
     Args:
-        samples: The samples.
-        predictions: The predictions.
+        samples: The samples, with the origin of each row and, if they are known, the targets.
+        predictions: The predictions, and the row of the split that each one is for.
     """
 
     samples: Samples
@@ -42,35 +40,8 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class RunInfo:
-    """What a report says about a run besides its predictions.
-
-    Args:
-        folder: The run folder.
-        title: Name of the run.
-        command: Command line of the training.
-        config: The configuration as YAML.
-        about: Names and values that describe the training.
-        results: Content of metrics.json.
-        log: Rows of metrics.jsonl.
-        columns: Column that each input was read from, by input name.
-        notes: Sentences about parts of the report that are missing.
-    """
-
-    folder: Path
-    title: str
-    command: str
-    config: str
-    about: Sequence[tuple[str, str]]
-    results: Results
-    log: Sequence[Mapping[str, Any]]
-    columns: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
 class Evidence:
-    """The model and its predictions.
+    """What a report shows of a model: its predictions, inputs, attention and created values.
 
     Args:
         task: The task.
