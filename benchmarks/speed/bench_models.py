@@ -83,7 +83,7 @@ def disable_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         elif isinstance(module, Dropout):
-            module.rate = 0.0
+            module.rate = module.drop_path = 0.0
 
 
 @torch.inference_mode()

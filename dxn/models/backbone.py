@@ -230,11 +230,11 @@ class Backbone(Recorded, nn.Module):
         # Generation has no padding to remove, and few tokens.
         if self.packed and caches is None and not has_no_padding:
             packing = self._packing(x, mask, num_real, memory)
-        keys = Keys.of_mask(mask) if self.training and self.drops else None
+        drops = self.training and self.drops
         shape = x.shape[:2]
         if packing is None:
             x = x.flatten(0, 1)
-            keys = keys and keys.flatten()
+            keys = Keys.of_mask(mask, torch.arange(len(x), device=x.device)) if drops else None
             positions = torch.arange(shape[1], device=x.device)[None]
             is_whole = has_no_padding and shape[1] == mask.shape[1]
             cells = None
@@ -253,7 +253,7 @@ class Backbone(Recorded, nn.Module):
             groups = [Group(every, every, shape, positions, real, cells)]
         else:
             x = packing.pack(x)
-            keys = keys and keys.select(packing.index)
+            keys = Keys.of_mask(mask, packing.index) if drops else None
             if memory is not None:
                 memory = packing.select(memory)
             groups = packing.groups()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout, DropPath, Keys, Rate
+from dxn.core.dropout import Dropout, Keys, Rate
 from dxn.core.schema import options
 from dxn.models import compiling
 from dxn.models.attention import Attention, Group, ScoreKind
@@ -282,6 +282,7 @@ class Block(nn.Module):
             self.cross_norm = norm(dim) if has_first else nn.Identity()
             self.cross = cross
             self.cross_out = norm(dim) if has_out else nn.Identity()
+            self.cross_out_dropout = Dropout(dropout, drop_path)
         self.mlp_norm = norm(dim) if has_first else nn.Identity()
         self.mlp = mlp
         self.mlp_out: nn.Module = nn.Identity()
@@ -293,8 +294,8 @@ class Block(nn.Module):
         if has_out:
             self.attn_out = with_norm(norm(dim), self.attn_out)
             self.mlp_out = with_norm(norm(dim), self.mlp_out)
-        self.dropout = Dropout(dropout)
-        self.drop_path = DropPath(drop_path)
+        self.attn_out_dropout = Dropout(dropout, drop_path)
+        self.mlp_out_dropout = Dropout(dropout, drop_path)
         # Whether torch.compile is used, see dxn.models.compiling.
         self.compiled = False
 
@@ -322,7 +323,7 @@ class Block(nn.Module):
         branch = self.attn(self.attn_norm(x) if self.pre_norm else x, groups, cache)
         branch = self.attn_out(branch)
         if self.cross is not None:
-            x = x + self._drop(branch, keys, 0)
+            x = x + self._drop(self.attn_out_dropout, branch, keys)
             x = x if self.pre_norm else self.attn_norm(x)
             query = self.cross_norm(x) if self.pre_norm else x
             branch = self.cross_out(self._cross(self.cross, query, groups, memory, cache))
@@ -338,11 +339,12 @@ class Block(nn.Module):
             branch: (T, D). Scaled output of the last attention.
             keys: Keys of the T tokens for dropout.
         """
-        x = x + self._drop(branch, keys, 0 if self.cross is None else 1)
+        dropout = self.attn_out_dropout if self.cross is None else self.cross_out_dropout
+        x = x + self._drop(dropout, branch, keys)
         if not self.pre_norm:
             x = self.attn_norm(x) if self.cross is None else self.cross_norm(x)
         branch = self.mlp(self.mlp_norm(x) if self.pre_norm else x, keys)
-        x = x + self._drop(self.mlp_out(branch), keys, 2)
+        x = x + self._drop(self.mlp_out_dropout, self.mlp_out(branch), keys)
         return x if self.pre_norm else self.mlp_norm(x)
 
     def _cross(
@@ -364,10 +366,9 @@ class Block(nn.Module):
             cache.memory = key.contiguous(), value.contiguous()
         return cross(x, groups, cache.memory, memory.attn_mask)
 
-    def _drop(self, x: Tensor, keys: Keys | None, branch: int) -> Tensor:
-        if not self.training:  # these calls would take a tenth of the time of a short text
-            return x
-        return self.drop_path(self.dropout(x, keys, branch=branch), keys, branch=branch)
+    def _drop(self, dropout: Dropout, x: Tensor, keys: Keys | None) -> Tensor:
+        # Without this condition, the calls would take a tenth of the time of a short text.
+        return dropout(x, keys) if self.training else x
 
 
 def with_norm(norm: nn.Module, out: nn.Module) -> nn.Module:

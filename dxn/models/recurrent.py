@@ -60,7 +60,7 @@ class Recurrent(Recorded, nn.Module):
             CELLS[cell](dim, width, batch_first=True, bidirectional=bidirectional)
             for _ in range(depth)
         )
-        self.dropout = Dropout(dropout)
+        self.dropouts = nn.ModuleList(Dropout(dropout) for _ in range(depth))
         self.norm = nn.Identity()  # fusions access the final norm of a backbone
 
     def forward(self, tokens: Tokens) -> Tokens:
@@ -78,21 +78,21 @@ class Recurrent(Recorded, nn.Module):
     ) -> Tensor:
         """Apply the layers start:stop to x (B, N, D), see `Backbone.run`."""
         layers = list(self.blocks)[start:stop]
+        dropouts = list(self.dropouts)[start:stop]
         # Packing is slow, and not necessary without padding.
         if is_full(mask, num_real):
-            for number, layer in enumerate(layers, start):
-                x = self.dropout(apply(layer, x)[0], mask=mask, branch=number)
+            for layer, dropout in zip(layers, dropouts, strict=True):
+                x = dropout(apply(layer, x)[0])
             return x
         packed = pack(x, mask)
         keys = None
-        if self.training and self.dropout.rate:
-            keys = Keys.of_mask(mask)
+        if self.training:
             columns = torch.arange(mask.numel(), device=mask.device).view(*mask.shape, 1)
-            keys = keys.select(pack(columns, mask).data[:, 0])
-        for number, layer in enumerate(layers, start):
+            keys = Keys.of_mask(mask, pack(columns, mask).data[:, 0])
+        for layer, dropout in zip(layers, dropouts, strict=True):
             packed = apply(layer, packed)[0]
             # packed.data contains only the real tokens.
-            packed = packed._replace(data=self.dropout(packed.data, keys, branch=number))
+            packed = packed._replace(data=dropout(packed.data, keys))
         return unpack(packed, mask)
 
 

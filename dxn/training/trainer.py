@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.core.display import duration
-from dxn.core.dropout import MAX_SEED, Noise, keyed, number_layers, selected
+from dxn.core.dropout import MAX_SEED, keyed, number_layers, selected
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import CHECKPOINTS, remove_unfinished
 from dxn.core.processes import from_first
@@ -543,7 +543,7 @@ class Trainer:
             batch = {**batch, "target": self.task.space.mix(batch["target"], order, share)}
         # The random numbers of the dropouts depend on the step and the samples.
         seed = random.Random(f"{self.seed}/{state.epoch}/{state.step}").randrange(MAX_SEED)
-        with keyed(Noise.of_step(torch.tensor(batch["#index"]), seed, device)):
+        with keyed(torch.tensor(batch["#index"]), seed, device):
             model, precision = self.parallel.wrapped, self.used_precision
             run = self._run
             if batch["#size"] == 1 < self.order.fewest // state.parts:

@@ -7,7 +7,7 @@ import torch
 from helpers.runs import PLAIN, SMALL, train, weights_of
 from PIL import Image
 
-from dxn.core.dropout import Dropout, Keys, Noise, keyed
+from dxn.core.dropout import Dropout, Keys, keyed
 
 SIZE = [o for o in SMALL if not o.startswith("backbone.num")]
 OPTIONS = [*SIZE, *PLAIN, "report=false", "optimizer=sgd", "optimizer.lr=0.3"]
@@ -75,8 +75,8 @@ def test_masked_pretraining_does_not_depend_on_the_size_of_a_batch(options, tabl
 def test_dropout_refuses_a_tensor_whose_first_axis_is_not_the_batch():
     dropout = Dropout(0.5).train()
     words = torch.ones(2 * 5, 3)
-    with keyed(Noise.of_step(torch.arange(2), 7)):
+    with keyed(torch.arange(2), 7):
         with pytest.raises(ValueError, match=r"the batch of 2 samples, got the shape \(10, 'D'\)"):
             dropout(words)
-        keys = Keys.of(torch.Size([2, 5]), words.device).select(torch.arange(10))
+        keys = Keys.of_mask(torch.ones(2, 5, dtype=torch.bool), torch.arange(10))
         assert torch.equal(dropout(words, keys).view(2, 5, 3), dropout(words.view(2, 5, 3)))

@@ -12,7 +12,7 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.core.dropout import Noise, keyed
+from dxn.core.dropout import keyed
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions, SeriesAdapter
 
 # One step with a few rows. The statistics are those of the whole training split.
@@ -158,9 +158,9 @@ def test_the_dropped_patches_of_a_picture_do_not_depend_on_the_other_pictures():
     adapter = ImageAdapter(
         8, image_size=None, patch_size=4, augment=ImageAugment(token_dropout=0.5)
     ).train()
-    with keyed(Noise.of_step(torch.tensor([5, 7]), 3)):
+    with keyed(torch.tensor([5, 7]), 3):
         together = adapter(pictures_of(adapter, [(80, 80), (40, 40)]))
-    with keyed(Noise.of_step(torch.tensor([7]), 3)):
+    with keyed(torch.tensor([7]), 3):
         alone = adapter(pictures_of(adapter, [(40, 40)]))
     kept = together.mask[1]
     assert together.spans[0].coords[1][kept].equal(alone.spans[0].coords[0])

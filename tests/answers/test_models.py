@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.runs import PLAIN, SMALL, refused
 
-from dxn.core.dropout import Noise, keyed
+from dxn.core.dropout import keyed
 from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, BottleneckFusion, LateFusion
 from dxn.models.decoding.search import make_sampler
@@ -24,12 +24,12 @@ def test_inputs_lose_other_features_in_dropout(fusion):
     torch.nn.init.zeros_(fuse.input_embedding.weight)
     backbone = Backbone(14, depth=1, num_heads=2, dropout=0.5).train()
     x = torch.randn(3, 5, 14)
-    with keyed(Noise.of_step(torch.arange(3), 7)):
+    with keyed(torch.arange(3), 7):
         encoded, _ = fuse([tokens_of("front", x), tokens_of("back", x)], backbone)
     front, back = encoded.select("front").x, encoded.select("back").x
     assert not torch.allclose(front, back)
     # The masks still depend on the step and the samples only.
-    with keyed(Noise.of_step(torch.arange(3), 7)):
+    with keyed(torch.arange(3), 7):
         again, _ = fuse([tokens_of("front", x), tokens_of("back", x)], backbone)
     assert torch.equal(again.x, encoded.x)
 

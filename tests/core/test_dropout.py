@@ -8,13 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dxn.core import dropout
 from dxn.core.dropout import (
-    MAX_LAYERS,
+    PARTS,
     WIDTH,
     Dropout,
-    DropPath,
     Keys,
-    Noise,
+    Step,
     drop,
+    keep_mask,
     keyed,
     number_layers,
     selected,
@@ -28,16 +28,22 @@ def deviations(hits, count, probability):
     return abs(hits - mean) / math.sqrt(mean * (1 - probability))
 
 
-def noise(rows, seed=0):
-    return Noise.of_step(torch.tensor(rows), seed)
+def keys_of(samples, tokens, seed=0):
+    """The keys of `tokens` tokens per sample: (B, N)."""
+    with keyed(torch.tensor(samples), seed):
+        return Keys.of_mask(torch.ones(len(samples), tokens, dtype=torch.bool))
 
 
-def keys_of(noise, tokens):
-    """The keys of `tokens` tokens per sample, in one axis."""
-    count = len(noise.rows)
-    with keyed(noise):
-        keys = Keys.of((count, tokens), noise.rows.device)
-    return keys.select(torch.arange(count * tokens))
+def packed_keys(samples, tokens):
+    """The same keys in one axis."""
+    with keyed(torch.tensor(samples), 0):
+        mask = torch.ones(len(samples), tokens, dtype=torch.bool)
+        return Keys.of_mask(mask, torch.arange(mask.numel()))
+
+
+def dropped(x, rate, layer=0):
+    """Dropout of x (B, ..., D), with the keys of its shape."""
+    return drop(x, rate, Keys.of(x.shape[:-1], x.device), layer)
 
 
 @pytest.mark.parametrize("rate", [0.003, 0.1, 0.15, 0.3, 0.5, 0.9, 0.997])
@@ -57,7 +63,7 @@ def test_the_rate_is_exact_over_many_steps(rate):
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_every_position_is_dropped_at_the_same_rate(size, rate):
     repeats = 503
-    zeros = sum((drop(torch.ones(1, size), rate)[0] == 0).int() for _ in range(repeats))
+    zeros = sum((dropped(torch.ones(1, size), rate)[0] == 0).int() for _ in range(repeats))
     worst = max(deviations(int(n), repeats, rate) for n in (zeros.min(), zeros.max()))
     assert worst < 6
 
@@ -67,7 +73,7 @@ def test_features_tokens_and_samples_are_dropped_independently(rate):
     """Two features of different parts, two tokens and two samples, in every combination."""
     draws = []
     for _ in range(1001):
-        out = drop(torch.ones(2, 2, WIDTH + 8), rate)
+        out = dropped(torch.ones(2, 2, WIDTH + 8), rate)
         draws.append(out[..., [0, 1, WIDTH]].flatten())
     kept = (torch.stack(draws) > 0).double()
     assert float((torch.corrcoef(kept.T) - torch.eye(12)).abs().max()) < 0.15
@@ -83,24 +89,24 @@ def chi_square(*draws, bits=5):
     return float(counts.var() / counts.mean() * freedom - freedom) / math.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("layer", [0, 1, 37, MAX_LAYERS])
+@pytest.mark.parametrize("layer", [0, 1, 37, 1000])
 def test_draws_of_neighbors_are_independent(layer):
     """Samples and steps have consecutive numbers, so their hashes have the most in common."""
-    parts = []
-    for seed in (5, 6):
-        with keyed(noise(range(61), seed)):
-            parts.append(Keys.of_mask(torch.ones(61, 257, dtype=torch.bool)).parts(7 * WIDTH))
-    step = noise(range(61), 5)
-    draws = step.draw(parts[0], layer)
+
+    def draw(layer, seed=5):
+        keys = keys_of(range(61), 257, seed)
+        return keys.step.draw(keys.tokens, layer, 7)
+
+    draws = draw(layer)
     pairs = {
         "rows": [draws],
         "samples": [draws[:-1], draws[1:]],
         "tokens": [draws[:, :-1], draws[:, 1:]],
         "parts": [draws[..., :-1], draws[..., 1:]],
-        "steps": [draws, noise(range(61), 6).draw(parts[1], layer)],
-        "layers": [draws, step.draw(parts[0], layer + 1)],
-        "branches": [draws, step.draw(parts[0], layer + MAX_LAYERS)],
-        "tokens of layers": [draws[:, :-1], step.draw(parts[0], layer + 1)[:, 1:]],
+        "steps": [draws, draw(layer, seed=6)],
+        "layers": [draws, draw(layer + 1)],
+        "tokens of layers": [draws[:, :-1], draw(layer + 1)[:, 1:]],
+        "parts of layers": [draws[..., :-1], draw(layer + 1)[..., 1:]],
     }
     far = {name: chi_square(*pair) for name, pair in pairs.items()}
     assert max(map(abs, far.values())) < 4, far
@@ -110,9 +116,9 @@ def test_drop_path_is_independent_between_samples_layers_and_steps():
     layers, rate = 13, 0.2
     kept = []
     for seed in range(101):
-        step = noise(range(64), seed)
-        draws = torch.stack([step.draw(step.rows, layer) for layer in range(layers)])
-        kept.append((draws >= dropout.threshold(rate)).double())
+        step = keys_of(range(64), 1, seed).step
+        draws = torch.cat([step.draw(step.samples, layer) for layer in range(layers)], 1)
+        kept.append(keep_mask(draws.T, rate).double())
     kept = torch.stack(kept)  # (steps, layers, samples)
     zeros = (kept == 0).sum((0, 2))
     assert max(deviations(int(n), kept[:, 0].numel(), rate) for n in zeros) < 4.5
@@ -129,51 +135,60 @@ def test_drop_path_is_independent_between_samples_layers_and_steps():
 
 def test_layers_and_steps_have_different_masks():
     x = torch.ones(8, 5, 16)
-    with keyed(noise(range(8))):
-        first = drop(x, 0.5, layer=0)
-        assert torch.equal(drop(x, 0.5, layer=0), first)
-        assert not torch.equal(drop(x, 0.5, layer=1), first)
-    with keyed(noise(range(8), seed=1)):
-        assert not torch.equal(drop(x, 0.5, layer=0), first)
+    with keyed(torch.arange(8), 0):
+        first = dropped(x, 0.5, layer=0)
+        assert torch.equal(dropped(x, 0.5, layer=0), first)
+        assert not torch.equal(dropped(x, 0.5, layer=1), first)
+    with keyed(torch.arange(8), 1):
+        assert not torch.equal(dropped(x, 0.5, layer=0), first)
+
+
+def test_tokens_with_very_many_features_repeat_their_masks():
+    count = PARTS * WIDTH
+    out = dropped(torch.ones(1, 3, count + 5), 0.5)
+    assert torch.equal(out[..., count:], out[..., :5])
 
 
 def test_a_sample_has_the_same_mask_in_any_batch_and_with_any_padding():
     x = torch.ones(4, 6, 100)
-    with keyed(noise([30, 10, 20, 40])):
-        together = drop(x, 0.5)
-    with keyed(noise([20])):
-        assert torch.equal(drop(x[:1], 0.5), together[2:3])
-        assert torch.equal(drop(torch.ones(1, 9, 100), 0.5)[:, :6], together[2:3])
+    with keyed(torch.tensor([30, 10, 20, 40]), 0):
+        together = dropped(x, 0.5)
+    with keyed(torch.tensor([20]), 0):
+        assert torch.equal(dropped(x[:1], 0.5), together[2:3])
+        assert torch.equal(dropped(torch.ones(1, 9, 100), 0.5)[:, :6], together[2:3])
 
 
 def test_padding_between_tokens_does_not_change_their_masks():
     mask = torch.tensor([[True, False, True, True], [True, True, True, False]])
     x = torch.ones(2, 4, 32)
-    with keyed(noise([7, 7])):
-        out = drop(x, 0.5, Keys.of_mask(mask))
+    with keyed(torch.tensor([7, 7]), 0):
+        out = Dropout(0.5).train()(x, mask=mask)
         assert torch.equal(out[0][mask[0]], out[1][mask[1]])
-        packed = drop(x[mask], 0.5, Keys.of_mask(mask).select(mask.flatten().nonzero().flatten()))
-    assert torch.equal(packed, out[mask])
+        module = Dropout(0.5).train()
+        packed = module(x[mask], Keys.of_mask(mask, mask.flatten().nonzero().flatten()))
+        assert torch.equal(packed, module(x, mask=mask)[mask])
+        # Without padding, the keys of the shape are those of the mask.
+        assert torch.equal(module(x[:, :3]), module(x[:, :3], mask=mask.new_ones(2, 3)))
 
 
 def test_rows_of_a_part_of_the_batch_keep_their_masks():
     x = torch.ones(4, 3, 32)
-    with keyed(noise([5, 6, 7, 8])):
+    with keyed(torch.tensor([5, 6, 7, 8]), 0):
         with selected(torch.tensor([1, 3])):
-            part = drop(x[:2], 0.5)
+            part = dropped(x[:2], 0.5)
         with selected(torch.arange(4)):
-            assert torch.equal(drop(x, 0.5)[[1, 3]], part)
+            assert torch.equal(dropped(x, 0.5)[[1, 3]], part)
         with selected(torch.arange(4), salt=1):
-            assert not torch.equal(drop(x, 0.5)[[1, 3]], part)
+            assert not torch.equal(dropped(x, 0.5)[[1, 3]], part)
 
 
 def test_drop_path_decides_by_sample_in_a_packed_batch_too():
     mask = torch.tensor([[True] * 5, [True, True, False, False, False]] * 20)
     index = mask.flatten().nonzero().flatten()
-    module = DropPath(0.5).train()
-    with keyed(noise(range(40))):
+    module = Dropout(0.0, drop_path=0.5).train()
+    with keyed(torch.arange(40), 0):
         out = module(torch.ones(40, 5, 3), Keys.of_mask(mask))
-        packed = module(torch.ones(len(index), 3), Keys.of_mask(mask).select(index))
+        packed = module(torch.ones(len(index), 3), Keys.of_mask(mask, index))
         plain = module(torch.ones(40, 5, 3))
     assert torch.equal(packed, out[mask])
     assert torch.equal(plain, out)
@@ -181,7 +196,7 @@ def test_drop_path_decides_by_sample_in_a_packed_batch_too():
 
 def test_the_numbers_of_layers_depend_only_on_the_model():
     def model():
-        return torch.nn.Sequential(Dropout(0.1), torch.nn.Linear(2, 2), DropPath(0.1))
+        return torch.nn.Sequential(Dropout(0.1), torch.nn.Linear(2, 2), Dropout(0.1))
 
     first, second = model(), model()
     assert first[0].layer != second[0].layer
@@ -208,8 +223,8 @@ def test_high_rates_keep_the_mean_and_finite_numbers():
 
 
 def test_a_rate_of_zero_returns_the_same_tensor():
-    x = torch.ones(3)
-    assert drop(x, 0.0) is x
+    x = torch.ones(3, 2)
+    assert dropped(x, 0.0) is x
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -252,12 +267,12 @@ class Operations(TorchDispatchMode):
 
 def test_layers_after_the_first_start_few_operations():
     """Three of the hash, the choice of a row, and the product."""
-    keys, x = keys_of(noise([3, 5, 7]), 11), torch.ones(33, WIDTH + 8)
+    keys, x = packed_keys([3, 5, 7], 11), torch.ones(33, WIDTH + 8)
     drop(x, 0.1, keys)
     with Operations() as operations:
         drop(x, 0.1, keys, layer=1)
     assert operations.names == ["mul", "__rshift__", "bitwise_and", "index_select", "mul"]
-    path = DropPath(0.1).train()
+    path = Dropout(0.0, drop_path=0.1).train()
     with Operations() as operations:
         path(x, keys)
     assert operations.names == ["mul", "ge", "_to_copy", "mul", "mul"]
@@ -266,28 +281,28 @@ def test_layers_after_the_first_start_few_operations():
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_compiled_dropout_has_the_same_masks(monkeypatch, fused):
     """Outside of a CPU, the graph has no operator that cannot be part of a kernel."""
-    monkeypatch.setattr(dropout, "_is_compiling_for_cpu", lambda x: not fused)
+    if fused:
+        monkeypatch.setattr(dropout, "_select_op", dropout._select)
     graphs = []
 
     def backend(graph, inputs):
         graphs.append(str(graph.graph))
         return graph.forward
 
-    path = DropPath(0.4).train()
+    module = Dropout(0.3, drop_path=0.4).train()
 
-    def both(x, tokens, rows, step, constants, layer):
-        keys = Keys(Noise(rows, step, constants), tokens, rows)
-        path.layer = layer
-        return drop(x, 0.3, keys, layer=layer), path(x, keys)
+    def compute(x, tokens, samples, factor, constants, layer):
+        keys = Keys(Step(samples, factor, constants), samples, tokens)
+        module.layer = layer
+        return module(x, keys)
 
     torch._dynamo.reset()
-    compiled = torch.compile(both, backend=backend, fullgraph=True, dynamic=True)
-    keys = keys_of(noise([3, 5, 7]), 11)
+    compiled = torch.compile(compute, backend=backend, fullgraph=True, dynamic=True)
+    keys = packed_keys([3, 5, 7], 11)
     for layer in (1, 2, 300 * 256):
-        numbers = keys.tokens, keys.rows, keys.noise.step, keys.noise.constants
+        numbers = keys.tokens, keys.samples, keys.step.factor, keys.step.constants
         inputs = torch.ones(33, WIDTH + 8), *numbers, layer
-        for ours, theirs in zip(compiled(*inputs), both(*inputs), strict=True):
-            assert torch.equal(ours, theirs)
+        assert torch.equal(compiled(*inputs), compute(*inputs))
     assert ("dxn" in graphs[-1]) != fused
     # Number 1 can be a constant. All others share a graph.
     assert len(graphs) <= 2
@@ -296,9 +311,7 @@ def test_a_compiled_dropout_has_the_same_masks(monkeypatch, fused):
 def test_generated_code_has_the_same_masks_for_wide_tokens():
     """Sixteen parts: a vector of indices, whose products inductor would round."""
     torch._dynamo.reset()
-    keys, x = keys_of(noise([3, 5, 7]), 11), torch.ones(33, 16 * WIDTH)
-    path = DropPath(0.3).train()
-    compiled = torch.compile(lambda x, keys: (drop(x, 0.3, keys), path(x, keys)), fullgraph=True)
-    ours = compiled(x, Keys(keys.noise, keys.tokens, keys.rows))
-    assert torch.equal(ours[0], drop(x, 0.3, keys))
-    assert torch.equal(ours[1], path(x, keys))
+    keys, x = packed_keys([3, 5, 7], 11), torch.ones(33, 16 * WIDTH)
+    module = Dropout(0.3, drop_path=0.3).train()
+    compiled = torch.compile(module, fullgraph=True)
+    assert torch.equal(compiled(x, keys), module(x, keys))

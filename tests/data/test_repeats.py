@@ -8,7 +8,7 @@ from helpers import training
 from helpers.runs import checkpoint_of, interrupt, same_tensors
 from helpers.training import SeriesTokenizer, fit, make_rows, make_task
 
-from dxn.core.dropout import Noise
+from dxn.core.dropout import Keys, keyed
 from dxn.data import LoaderOptions
 from dxn.data.dataset import Samples, make_samples
 from dxn.data.loader import BatchOrder
@@ -62,8 +62,9 @@ def test_an_epoch_has_every_copy_once():
 def test_copies_have_dropout_masks_of_their_own():
     samples = samples_of(repeats=2)
     batch = samples.collate([samples[0, 1], samples[0, 8]])
-    rows = Noise.of_step(torch.tensor(batch["#index"]), 5).rows
-    assert rows[0] != rows[1]
+    with keyed(torch.tensor(batch["#index"]), 5):
+        first, second = Keys.of(torch.Size([2]), torch.device("cpu")).samples
+    assert first != second
 
 
 def test_a_copy_is_named_like_its_row():

@@ -5,9 +5,10 @@ import torch
 from helpers.reference import backbone_of, block_of, run_padded, tokens_of
 from torch import nn
 
+from dxn.core.dropout import Dropout
 from dxn.models import Attention
 from dxn.models.attention import attend
-from dxn.models.blocks import DropPath, Mlp
+from dxn.models.blocks import Mlp
 from dxn.models.layers import alibi_slopes
 from dxn.models.positions import apply_rope, make_attn_mask, rope_factors, token_index
 
@@ -186,7 +187,7 @@ def test_activation_checkpointing_changes_neither_output_nor_gradient():
 
 
 def test_drop_path_omits_a_branch_for_whole_samples():
-    out = DropPath(0.5).train()(torch.ones(1009, 3, 2))
+    out = Dropout(0.0, drop_path=0.5).train()(torch.ones(1009, 3, 2))
     per_sample = out.flatten(1)
     assert bool((per_sample == per_sample[:, :1]).all())
     assert set(per_sample[:, 0].tolist()) == {0.0, 2.0}

@@ -19,7 +19,7 @@ from torch import nn
 
 from dxn.core.dropout import Dropout, Keys, number_layers
 from dxn.models import Attention, Backbone, BlockOptions, Mlp
-from dxn.models.blocks import DropPath, make_norm
+from dxn.models.blocks import make_norm
 from dxn.models.layers import Alibi
 from dxn.models.positions import make_attn_mask, rope_factors
 
@@ -294,23 +294,22 @@ def test_activation_checkpointing_recomputes_each_block_in_the_backward_pass():
 
 @pytest.mark.parametrize("rate", [0.2, 0.7])
 def test_drop_path_keeps_the_mean_over_samples(rate):
-    out = DropPath(rate).train()(torch.ones(10007, 2, 3))
+    out = Dropout(0.0, drop_path=rate).train()(torch.ones(10007, 2, 3))
     assert float((out[:, 0, 0] == 0).float().mean()) == pytest.approx(rate, abs=0.02)
     assert float(out.mean()) == pytest.approx(1, abs=0.05)
     assert bool((out == out[:, :1, :1]).all())
 
 
-@pytest.mark.parametrize("part", [Dropout(0.5), DropPath(0.5)])
+@pytest.mark.parametrize("part", [Dropout(0.5), Dropout(0.0, drop_path=0.5)])
 def test_nothing_is_dropped_in_evaluation_mode(part):
     x = torch.randn(B, N, D)
     assert torch.equal(part.eval()(x), x)
     assert not torch.equal(part.train()(x), x)
 
 
-@pytest.mark.parametrize("part", [Dropout(0.0), DropPath(0.0)])
-def test_a_rate_of_zero_drops_nothing_in_training(part):
+def test_a_rate_of_zero_drops_nothing_in_training():
     x = torch.randn(B, N, D)
-    assert torch.equal(part.train()(x), x)
+    assert Dropout(0.0).train()(x) is x
 
 
 @pytest.mark.parametrize("option", ["dropout", "attn_dropout", "mlp_dropout", "drop_path"])
@@ -324,24 +323,23 @@ def test_each_rate_has_an_effect_only_in_training(option):
 def test_mlp_dropout_defaults_to_the_dropout_of_the_branches():
     def rates(**options):
         return {
-            (block.dropout.rate, block.mlp.dropout.rate)
+            (block.attn_out_dropout.rate, block.mlp_out_dropout.rate, block.mlp.dropout.rate)
             for block in make(depth=2, **options).blocks
         }
 
-    assert rates(dropout=0.3) == {(0.3, 0.3)} and rates(dropout=0.3, mlp_dropout=0.0) == {
-        (0.3, 0.0)
-    }
-    assert rates(mlp_dropout=0.2) == {(0.0, 0.2)}
+    assert rates(dropout=0.3) == {(0.3, 0.3, 0.3)}
+    assert rates(dropout=0.3, mlp_dropout=0.0) == {(0.3, 0.3, 0.0)}
+    assert rates(mlp_dropout=0.2) == {(0.0, 0.0, 0.2)}
 
 
 def test_drop_path_increases_linearly_with_depth():
-    rates = [block.drop_path.rate for block in make(depth=5, drop_path=0.4).blocks]
+    rates = [block.mlp_out_dropout.drop_path for block in make(depth=5, drop_path=0.4).blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
 def test_a_sample_whose_branches_are_all_omitted_passes_through_unchanged():
     block, x = lively(block_of(D, num_heads=H, drop_path=0.5)).train(), numbers(211, 3, D)
-    keys = Keys.of(x.shape[:2], x.device).select(torch.arange(x.shape[0] * x.shape[1]))
+    keys = Keys.of_mask(torch.ones(211, 3, dtype=torch.bool), torch.arange(211 * 3))
     out = run_padded(block, x, None, None, keys)
     unchanged = (out == x).flatten(1).all(1)
     assert float(unchanged.double().mean()) == pytest.approx(0.25, abs=0.1)  # both its branches

@@ -13,7 +13,7 @@ import torch
 from helpers.tasks import build_model, make_batch
 
 import dxn
-from dxn.core.dropout import Dropout, DropPath, Noise, keyed
+from dxn.core.dropout import Dropout, keyed
 from dxn.data.loader import widened
 from dxn.models import Backbone, BottleneckFusion, EarlyFusion, LateFusion, compiling
 from dxn.models.blocks import BlockOptions, NormOptions, PositionOptions
@@ -113,7 +113,7 @@ def batch_of(model, names, targets=None, *, missing=()):
 def train(model, batch):
     """A training step without the optimizer, then an evaluation."""
     model.to(DEVICE).train()
-    with keyed(Noise.of_step(torch.tensor(batch["#index"]).to(DEVICE), 1)):
+    with keyed(torch.tensor(batch["#index"]).to(DEVICE), 1):
         model.loss(model(batch), batch).backward()
     model.eval()
     with torch.inference_mode():
@@ -186,7 +186,7 @@ def _losses(model, batches, call):
     model.train()
     for step, batch in enumerate(batches):
         model.zero_grad()
-        with keyed(Noise.of_step(torch.tensor(batch["#index"]), step)):
+        with keyed(torch.tensor(batch["#index"]), step):
             args = model.task, model, batch, None, torch.device("cpu"), "float32"
             loss = call(trainer._loss, *args).total
             loss.backward()
@@ -261,8 +261,8 @@ def test_more_padding_changes_no_loss(head, targets, options):
     assert (batch["text"]["ids"].shape[1], wider["text"]["ids"].shape[1]) == (7, 8)
     if "ngrams" in options:  # their columns follow those of the tokens, and dropout counts columns
         for module in model.modules():
-            if isinstance(module, Dropout | DropPath):
-                module.rate = 0.0
+            if isinstance(module, Dropout):
+                module.rate = module.drop_path = 0.0
     (found,) = _losses(model, [wider], without_compilation)
     (expected,) = _losses(model, [batch], without_compilation)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -16,7 +16,7 @@ from scipy.ndimage import gaussian_filter
 
 import dxn
 from dxn.core.build_limit import build_limit
-from dxn.core.dropout import Noise, keyed
+from dxn.core.dropout import keyed
 from dxn.models import Backbone
 from dxn.models.fusion import EarlyFusion
 from dxn.report.examples import Budget
@@ -121,12 +121,12 @@ def test_distances_are_counted_in_levels_from_the_middle():
 def test_a_training_rounds_with_the_same_noise_in_any_batch():
     _, model, batch = setting()
     model.train()
-    with keyed(Noise.of_step(torch.tensor([0, 1]), 3)):
+    with keyed(torch.tensor([0, 1]), 3):
         first = model(batch).codes
-    with keyed(Noise.of_step(torch.tensor([1, 0]), 3)):
+    with keyed(torch.tensor([1, 0]), 3):
         swapped = model(batch).codes
     assert torch.equal(first, swapped.flip(0))
-    with keyed(Noise.of_step(torch.tensor([0, 1]), 4)):
+    with keyed(torch.tensor([0, 1]), 4):
         assert not torch.equal(model(batch).codes, first)
 
 

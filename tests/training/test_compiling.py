@@ -8,7 +8,7 @@ import torch
 from helpers.runs import checkpoint_of, interrupt, same_tensors
 from helpers.training import fit, make_model, make_task
 
-from dxn.core.dropout import Noise, keyed, number_layers
+from dxn.core.dropout import keyed, number_layers
 from dxn.models import Backbone, BlockOptions, NormOptions, compiling
 from dxn.models.blocks import Block, set_compiled
 from dxn.training.trainer import Trainer
@@ -36,7 +36,7 @@ def _run(model, lengths, seed):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(*mask.shape, 24, generator=generator, requires_grad=True)
     model.zero_grad()
-    with keyed(Noise.of_step(torch.arange(len(lengths)), seed)):
+    with keyed(torch.arange(len(lengths)), seed):
         out = model.run(x, mask)
     out.square().sum().backward()
     return out.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.dropout import Dropout, Keys, Rate, check_rate, threshold
+from dxn.core.dropout import Dropout, Keys, Rate, check_rate, keep_mask
 from dxn.core.tokens import Tokens, can_read, sinusoidal
 from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
@@ -345,8 +345,8 @@ class Decoder(StepDecoder):
         # Before the positions are added, so that the decoder still knows where it is.
         if self.training and self.token_dropout:
             keys = Keys.of(ids.shape[:2], ids.device)
-            draws = keys.noise.draw(keys.tokens, self.dropout.layer)
-            x = x * (draws >= threshold(self.token_dropout))[..., None]
+            draws = keys.step.draw(keys.tokens, self.dropout.layer)
+            x = x * keep_mask(draws, self.token_dropout)
         if not caches or caches[0].is_empty:
             pos_embed = self.pos_embed[: ids.shape[1]]
         else:

@@ -91,6 +91,7 @@ class RecurrentDecoder(StepDecoder):
         self.look = StateAttention(dim, score=score, gate=gate) if attention else None
         self.out = nn.Linear(3 * dim, dim)
         self.dropout = Dropout(dropout)
+        self.dropouts = nn.ModuleList(Dropout(dropout) for _ in self.blocks)
 
     def states(
         self,
@@ -178,10 +179,10 @@ class RecurrentDecoder(StepDecoder):
             x, cache.states[0] = run_layer(self.blocks[0], x, cache.states[0])
         else:
             x, context, weights = self._attend_and_step(self.look, embedded, memory, cache)
-        x = self.dropout(x, branch=1)
+        x = self.dropouts[0](x)
         for i, block in enumerate(self.blocks[1:], 1):
             x, cache.states[i] = run_layer(block, x, cache.states[i])
-            x = self.dropout(x, branch=i + 1)
+            x = self.dropouts[i](x)
         return self.out(torch.cat([x, embedded, context], -1)), weights
 
     def _begin(self, memory: Memory, cache: RecurrentCache) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.core.dropout import Keys, threshold
+from dxn.core.dropout import Keys, keep_mask
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
 from dxn.tasks.generate.head import GenerateHead
@@ -76,7 +76,6 @@ class AnyHead(GenerateHead):
         """Return what the decoder attends to: zeros for some of the training samples."""
         if self.training and self.unconditional:
             keys = Keys.of_mask(tokens.mask)
-            draws = keys.noise.draw(keys.tokens, 0)[:, :1]
-            kept = draws >= threshold(self.unconditional)
-            tokens = replace(tokens, x=tokens.x * kept[..., None])
+            draws = keys.step.draw(keys.samples, 0)
+            tokens = replace(tokens, x=tokens.x * keep_mask(draws, self.unconditional))
         return Memory.from_tokens(tokens)

@@ -10,7 +10,7 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from dxn.core.dropout import Keys, mix
+from dxn.core.dropout import Keys
 from dxn.core.tokens import Tokens
 from dxn.models.pooling import registers_of
 from dxn.tasks.codec.quantize import FiniteScalars
@@ -131,8 +131,7 @@ class CodecHead(nn.Module):
         if self.training:
             # So a code does not depend on small changes of the value, and is easier to predict.
             keys = Keys.of_mask(coded.mask)
-            numbers = mix(keys.tokens[..., None] + keys.noise.salts(z.shape[-1]))
-            noise = keys.noise.draw(numbers, 0).to(z.dtype) / 2**63
+            noise = keys.step.draw(keys.tokens, 0, z.shape[-1]).to(z.dtype) / 2**63
         vectors, codes = self.scalars(z, noise)
         distance = (self.scalars.distance(z) * coded.mask[..., None]).sum((1, 2))
         return Coded(self._decoded(vectors, coded, columns.mask), codes, coded.mask, distance)

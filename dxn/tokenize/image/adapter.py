@@ -200,7 +200,7 @@ class ImageAdapter(Adapter):
         # Masked pretraining needs all patches, because it predicts the hidden ones.
         if self.training and self.token_dropout and MASKED not in batch:
             keys = Keys.of_mask(mask)
-            draws = keys.noise.draw(keys.tokens, self.dropout.layer)
+            draws = keys.step.draw(keys.tokens, self.dropout.layer)[..., 0]
             is_whole = num_real == mask.numel()
             x, mask, columns = _drop_tokens(x, mask, draws, self.token_dropout)
             num_real = mask.numel() if is_whole else None
