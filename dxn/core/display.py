@@ -336,16 +336,16 @@ def number(value: float, largest: float | None = None) -> str:
     """
     if not math.isfinite(value):
         return str(value)
-    own = abs(value)
-    if own and (own < SMALLEST or own >= LARGEST):
+    magnitude = abs(value)
+    if magnitude and (magnitude < SMALLEST or magnitude >= LARGEST):
         return f"{value:.5g}"
-    decimals = _decimals(own if largest is None else max(own, abs(largest)))
-    if largest is not None and (own == 0 or own >= 10 ** (1 - decimals)):
+    decimals = _decimals(magnitude if largest is None else max(magnitude, abs(largest)))
+    if largest is not None and (magnitude == 0 or magnitude >= 10 ** (1 - decimals)):
         text = f"{value:,.{decimals}f}"
-        if own >= 1 or float(text) != 1:
+        if magnitude >= 1 or float(text) != 1:
             return text
-    decimals = _decimals(own)
-    while own < 1 and round(own, decimals) == 1 and decimals < FLOAT32_DECIMALS:
+    decimals = _decimals(magnitude)
+    while magnitude < 1 and round(magnitude, decimals) == 1 and decimals < FLOAT32_DECIMALS:
         decimals += 1
     text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if decimals else text

@@ -46,16 +46,16 @@ def class_figures(scores: ClassScores, names: Sequence[str]) -> list[dict[str, A
     """
     predicted, true = scores.predicted.bool(), scores.true.bool()
     parts = (predicted & true, predicted, true)
-    sums = [each.sum(0).double() for each in parts]
+    sums = [flags.sum(0).double() for flags in parts]
     f1 = f1_scores(*sums)
     rows = sample_rows(len(true), MAX_ROWS)
     draws = draw_rows(len(rows))
     counts = draw_counts(draws, len(rows))
-    drawn = f1_scores(*(counts @ each[rows].to(counts.dtype) for each in parts)).numpy()
+    drawn = f1_scores(*(counts @ flags[rows].to(counts.dtype) for flags in parts)).numpy()
     scale = math.sqrt(draws.shape[1] / len(true))
     figures: list[dict[str, Any]] = []
     for k, name in enumerate(names):
-        right, num_predicted, num_true = (float(each[k]) for each in sums)
+        right, num_predicted, num_true = (float(flags[k]) for flags in sums)
         values = drawn[:, k][np.isfinite(drawn[:, k])]
         # In most resamples, a rare class has no row, and its F1 is not defined. If all rows are
         # right, all resamples are equal, which does not mean that other rows are right too.
@@ -228,10 +228,10 @@ def classes_and_probabilities(task: Task, last: Answers | None) -> dict[str, Any
     if scores is None or len(scores.true) < 2:
         return empty
     rows, left_out = tables.class_rows(class_figures(scores, names))
-    found = calibration(scores)
+    calibrated = calibration(scores)
     content = {**empty, "per_class": rows, "more_per_class": left_out}
     if scores.threshold is None:
-        answers = [task.answer(each)["prediction"] for each in last.predictions.predicted]
+        answers = [task.answer(item)["prediction"] for item in last.predictions.predicted]
         counts = confusion_counts(names, answers, last.truths)
         content["matrix"] = tables.matrix(counts, names)
         content["pairs"] = [
@@ -239,27 +239,27 @@ def classes_and_probabilities(task: Task, last: Answers | None) -> dict[str, Any
             for i, j in confused_pairs(counts)[:MAX_PAIRS]
         ]
     content["calibration"] = {
-        "about": _calibrated(found, is_exclusive=scores.threshold is None),
-        "svg": _calibration_chart(found).svg(),
+        "about": _calibrated(calibrated, is_exclusive=scores.threshold is None),
+        "svg": _calibration_chart(calibrated).svg(),
         "rows": [
             (
-                tables.share(each["confidence"]),
-                tables.share(each["accuracy"]),
-                tables.interval_text(each["interval"]),
-                f"{each['rows']:,}",
+                tables.share(item["confidence"]),
+                tables.share(item["accuracy"]),
+                tables.interval_text(item["interval"]),
+                f"{item['rows']:,}",
             )
-            for each in found["bins"]
+            for item in calibrated["bins"]
         ],
     }
-    content["thresholds"] = [_threshold_content(each) for each in threshold_effects(scores, names)]
+    content["thresholds"] = [_threshold_content(item) for item in threshold_effects(scores, names)]
     return content
 
 
-def _calibration_chart(found: Mapping[str, Any]) -> Chart:
+def _calibration_chart(calibrated: Mapping[str, Any]) -> Chart:
     """Return the accuracy over the probability, with the interval of each bin."""
-    x = np.array([each["confidence"] for each in found["bins"]])
-    y = np.array([each["accuracy"] for each in found["bins"]])
-    low, high = np.array([each["interval"] for each in found["bins"]]).T
+    x = np.array([item["confidence"] for item in calibrated["bins"]])
+    y = np.array([item["accuracy"] for item in calibrated["bins"]])
+    low, high = np.array([item["interval"] for item in calibrated["bins"]]).T
     bars = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
 
     def draw(axis: Axes) -> None:
@@ -271,27 +271,27 @@ def _calibration_chart(found: Mapping[str, Any]) -> Chart:
         # This corner, of confident answers that are mostly wrong, is usually empty.
         finish(axis, legend="lower right")
 
-    confidence, accuracy = found["confidence"], found["accuracy"]
+    confidence, accuracy = calibrated["confidence"], calibrated["accuracy"]
     alt = (
         f"calibration: mean probability {confidence:.3f}, share that is right {accuracy:.3f}, so "
-        f"the model is {_tendency(found)} by {abs(confidence - accuracy):.3f}"
+        f"the model is {_tendency(calibrated)} by {abs(confidence - accuracy):.3f}"
     )
     return Chart("Calibration", alt, draw)
 
 
-def _calibrated(found: Mapping[str, Any], *, is_exclusive: bool) -> str:
-    mean, share = percent(found["confidence"]), percent(found["accuracy"])
+def _calibrated(calibrated: Mapping[str, Any], *, is_exclusive: bool) -> str:
+    mean, share = percent(calibrated["confidence"]), percent(calibrated["accuracy"])
     if is_exclusive:
         sentence = f"The mean probability of the answers is {mean}, and {share} of them are right"
-        if abs(found["confidence"] - found["accuracy"]) >= MIN_GAP:
-            sentence += f": the model is {_tendency(found)}"
+        if abs(calibrated["confidence"] - calibrated["accuracy"]) >= MIN_GAP:
+            sentence += f": the model is {_tendency(calibrated)}"
     else:
         sentence = f"The mean probability of all labels is {mean}, and {share} of them are true"
-    return f"{sentence}. The expected calibration error is {found['error']:.3f}."
+    return f"{sentence}. The expected calibration error is {calibrated['error']:.3f}."
 
 
-def _tendency(found: Mapping[str, Any]) -> str:
-    return "too confident" if found["confidence"] > found["accuracy"] else "too cautious"
+def _tendency(calibrated: Mapping[str, Any]) -> str:
+    return "too confident" if calibrated["confidence"] > calibrated["accuracy"] else "too cautious"
 
 
 def _threshold_content(effect: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,14 +113,14 @@ def single_rows(
     content = {**empty, "attention": _attention(evidence, last, scores, shown, budget)}
     if task.target.is_text:
         return content
-    found = task.metric.class_scores(predicted, truths)
+    class_scores = task.metric.class_scores(predicted, truths)
     content["groups"] = [
         {
             "title": title,
             "about": about,
             "rows": examples(rows, task=task, **options, budget=budget),
         }
-        for title, about, rows in choose(scores, found)
+        for title, about, rows in choose(scores, class_scores)
     ]
     return content
 
@@ -132,7 +132,7 @@ def _attention(
     shown: Callable[[int], dict[str, Shown]],
     budget: Budget,
 ) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
     positions = {row: i for i, row in enumerate(last.samples.rows)}
     for i in right_and_wrong(scores, ATTENDED):
         inputs = shown(i)
@@ -141,15 +141,16 @@ def _attention(
             continue
         encoded, shares = attended
         data = shares_data(SampleView(encoded, inputs), shares)
-        for each in data["inputs"]:
+        for data_of_input in data["inputs"]:
             # The examples have players, and small pictures are enough to see where the colors are.
-            each.pop("sound", None)
-            if "source" in each:
-                each["source"] = reduced(each["source"])
+            data_of_input.pop("sound", None)
+            if "source" in data_of_input:
+                data_of_input["source"] = reduced(data_of_input["source"])
         predicted = last.predictions.predicted[i]
-        answer = evidence.task.answer(predicted, {n: each.source for n, each in inputs.items()})
+        sources = {name: value.source for name, value in inputs.items()}
+        answer = evidence.task.answer(predicted, sources)
         script = f'<script type="application/json">{json_script(data)}</script>'
-        found.append(
+        samples.append(
             {
                 "prediction": _line(answer, answer["prediction"]),
                 "truth": _line(answer, last.truths[i]),
@@ -157,7 +158,7 @@ def _attention(
                 "html": budget.spend(f"<dxn-attention>{script}</dxn-attention>"),
             }
         )
-    return found
+    return samples
 
 
 def choose(scores: RowScores, classes: ClassScores | None) -> list[tuple[str, str, list[int]]]:
@@ -224,15 +225,15 @@ def examples(
         shown: Function that returns the inputs of a row.
         budget: Room for pictures, sounds and clips.
     """
-    found: list[dict[str, Any]] = []
+    shown_rows: list[dict[str, Any]] = []
     seen: set[object] = set()
     for i in rows:
         inputs = shown(i)
         key = _key(inputs, i)
-        if key in seen or len(found) == PER_GROUP:
+        if key in seen or len(shown_rows) == PER_GROUP:
             continue
         seen.add(key)
-        answer = task.answer(predictions[i], {name: each.source for name, each in inputs.items()})
+        answer = task.answer(predictions[i], {name: value.source for name, value in inputs.items()})
         probabilities = answer.get("probabilities") or {}
         prediction = answer["prediction"]
         is_named = isinstance(prediction, str) and prediction in probabilities
@@ -240,7 +241,7 @@ def examples(
         note = "" if is_right else f"{scores.name}: {number(scores.values[i])}"
         if is_named:
             note = f"{percent(probabilities[prediction])} certain"
-        found.append(
+        shown_rows.append(
             {
                 "where": origins[i],
                 "prediction": cut(prediction if is_named else _line(answer, prediction)),
@@ -252,7 +253,7 @@ def examples(
                 "more": max(len(inputs) - MAX_INPUTS, 0),  # inputs that are left out
             }
         )
-    return found
+    return shown_rows
 
 
 def fragments(
@@ -267,26 +268,30 @@ def fragments(
         budget: Room for pictures, sounds and clips.
         marks: What is marked in an input, by its name.
     """
-    found: list[tuple[str, Markup]] = []
-    for name, each in list(inputs.items())[:MAX_INPUTS]:
-        if each is None:
-            found.append((name, Markup("–")))
+    html_of_inputs: list[tuple[str, Markup]] = []
+    for name, value in list(inputs.items())[:MAX_INPUTS]:
+        if value is None:
+            html_of_inputs.append((name, Markup("–")))
             continue
-        drawer = get_drawer(each.modality)
-        own = (marks or {}).get(name)
-        shown = replace(each, max_sound=budget.sound)
-        html = drawer.marked_fragment(shown, own) if own else drawer.fragment(shown)
-        found.append((name, budget.spend(html)))
-    return found
+        drawer = get_drawer(value.modality)
+        marks_of_input = (marks or {}).get(name)
+        shown = replace(value, max_sound=budget.sound)
+        html = (
+            drawer.marked_fragment(shown, marks_of_input)
+            if marks_of_input
+            else drawer.fragment(shown)
+        )
+        html_of_inputs.append((name, budget.spend(html)))
+    return html_of_inputs
 
 
 def _marks(task: Task, *values: Any) -> dict[str, list[Mark | Areas]]:
     """Return the marks of several values, by input name."""
-    found: dict[str, list[Mark | Areas]] = {}
+    by_input: dict[str, list[Mark | Areas]] = {}
     for value in values:
         for name, marks in task.marks(value).items():
-            found.setdefault(name, []).extend(marks)
-    return found
+            by_input.setdefault(name, []).extend(marks)
+    return by_input
 
 
 def target_text(target: Any) -> str:

@@ -54,17 +54,17 @@ def metric_intervals(
     )
     # The share of the spread that is left when all rows count, and not only those of a resample.
     scale = math.sqrt(draws.shape[1] / len(truths))
-    found: dict[str, Interval] = {}
+    intervals: dict[str, Interval] = {}
     for name, column in values.items():
         finite = column.double().numpy()
         finite = finite[np.isfinite(finite)]
         if name in figures and math.isfinite(figures[name]) and len(finite) > RESAMPLES / 2:
             low, high = interval_of(finite, figures[name], scale)
             if low < high:
-                found[name] = low, high
+                intervals[name] = low, high
             elif name in SHARES and figures[name] in (0, 1):
-                found[name] = _exact_interval(figures[name], len(truths))
-    return found
+                intervals[name] = _exact_interval(figures[name], len(truths))
+    return intervals
 
 
 def _exact_interval(share: float, num_rows: int) -> Interval:

@@ -151,7 +151,7 @@ def _data(facts: DataFacts) -> dict[str, Any]:
         "splits": splits,
         "has_targets": any(split["target"] for split in splits),
         "inputs": facts.inputs,
-        "truncated": [f"{name}: {each}" for name, each in facts.truncated.items()],
+        "truncated": [f"{name}: {note}" for name, note in facts.truncated.items()],
         "classes": bars,
         "class_splits": list(facts.classes),
         "more_classes": left_out,

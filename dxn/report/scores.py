@@ -99,12 +99,12 @@ def contents(cells: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
     Args:
         cells: What the inputs were read from, by column.
     """
-    found: dict[str, list[str]] = {}
+    digests_of_columns: dict[str, list[str]] = {}
     for name, values in list(cells.items())[:MAX_COLUMNS]:
         digests = ["" if value is None else _digest(_end(str(value)), 4) for value in values]
         if any(digests):
-            found[name] = digests
-    return found
+            digests_of_columns[name] = digests
+    return digests_of_columns
 
 
 def common_scores(first: Scores, second: Scores) -> list[tuple[float, float]]:

@@ -128,10 +128,10 @@ def _created(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any
     groups: dict[str, list[Row]] = {name: [] for name in task.creates}
     left_out = ""
     for first in range(0, CREATED_ROWS, CREATED_TOGETHER):
-        for name, found in groups.items():
-            others = [each for each in samples.inputs if each != name]
+        for name, shown_rows in groups.items():
+            others = [other for other in samples.inputs if other != name]
             usable = np.flatnonzero(
-                np.any([samples.opened.present[each] for each in others], axis=0)
+                np.any([samples.opened.present[other] for other in others], axis=0)
             )
             spread = usable[spaced_rows(len(usable), CREATED_ROWS)]
             rows = spread[first : first + CREATED_TOGETHER].tolist()
@@ -142,15 +142,15 @@ def _created(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, Any
                 continue
             for row, created in zip(rows, evidence.created(name, rows), strict=True):
                 shown = evidence.shown(row)
-                given = {each: shown.get(each) for each in others}
-                true, made = _answer(shown.get(name), created, budget)
-                found.append(
+                sources = {other: shown.get(other) for other in others}
+                true, created_html = _answer(shown.get(name), created, budget)
+                shown_rows.append(
                     {
                         "where": samples.opened.origin[row],
                         "parts": [
-                            *fragments(given, budget),
+                            *fragments(sources, budget),
                             (f"True {name}", true),
-                            (f"Created {name}", made),
+                            (f"Created {name}", created_html),
                         ],
                     }
                 )
@@ -212,12 +212,12 @@ def _ranked(
     if len(order) <= size:
         parts = {single: order}
     seen: set[int] = set()
-    found: list[tuple[str, list[int]]] = []
+    groups: list[tuple[str, list[int]]] = []
     for title, part in parts.items():
         new = [i for i in part if i not in seen]
         seen.update(new)
-        found += [(title, new)] if new else []
-    return found
+        groups += [(title, new)] if new else []
+    return groups
 
 
 def marked(output: str, truth: str) -> Markup:

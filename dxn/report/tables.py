@@ -114,16 +114,17 @@ def class_rows(figures: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any
     """Return the rows of the table of classes, and the number of classes that are left out."""
     shown = list(figures)
     if len(shown) > MAX_CLASSES:
-        shown = sorted(shown, key=lambda each: (math.isnan(each["f1"]), each["f1"]))[:MAX_CLASSES]
+        shown.sort(key=lambda figure: (math.isnan(figure["f1"]), figure["f1"]))
+        shown = shown[:MAX_CLASSES]
     rows = [
         {
-            "name": each["name"],
-            "rows": f"{each['rows']:,}",
-            "precision": share(each["precision"]),
-            "recall": share(each["recall"]),
-            "f1": _cell(each["f1"], each["interval"], (0.0, 1.0)),
+            "name": figure["name"],
+            "rows": f"{figure['rows']:,}",
+            "precision": share(figure["precision"]),
+            "recall": share(figure["recall"]),
+            "f1": _cell(figure["f1"], figure["interval"], (0.0, 1.0)),
         }
-        for each in shown
+        for figure in shown
     ]
     return rows, len(figures) - len(rows)
 
@@ -201,7 +202,8 @@ def _cell(
 def _scale(figures: Figures, metric: str, interval: FindInterval) -> tuple[float, float]:
     """Return the ends of the scale of a column: 0 and the largest value."""
     values = [row[metric] for row in figures.values() if math.isfinite(row.get(metric, math.nan))]
-    ends = [each for name in figures if (each := interval(name, metric)) is not None]
-    high = max([*values, *(each[1] for each in ends)], default=1.0)
-    low = min([0.0, *values, *(each[0] for each in ends)])
+    intervals = filter(None, (interval(name, metric) for name in figures))
+    values += [end for ends in intervals for end in ends]
+    high = max(values, default=1.0)
+    low = min([0.0, *values])
     return low, 1.0 if 0.5 < high <= 1 else high

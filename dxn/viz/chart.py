@@ -1,12 +1,11 @@
-"""One chart, described once: it is written as a PNG, or as an SVG in the colors of a page."""
+"""A chart, and its drawing as an SVG in the colors of a page."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -14,10 +13,9 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
-from dxn.viz.figure import BLUE, COLORS, GREY, LINE, ORANGE, new_figure, save, set_title
+from dxn.viz.figure import BLUE, COLORS, GREY, LINE, ORANGE, new_figure
 from dxn.viz.html import escaped
 
-TITLE_INCHES = 0.6
 # Colors in the files of matplotlib, and those of the page that replace them (style.css), so that a
 # chart is readable in light and dark.
 REPLACED = {
@@ -77,37 +75,6 @@ class Chart:
         # Escaped by matplotlib (names of metrics) and by `escaped`.
         start = f'<svg role="img" aria-label="{escaped(self.alt)}" class="chart"'
         return Markup(text.replace("<svg", start, 1))
-
-
-def write_png(
-    charts: Sequence[Chart], path: Path, *, title: str, about: str = "", per_row: int = 3
-) -> None:
-    """Write charts side by side as a PNG.
-
-    Args:
-        charts: The charts. Several of them have their own titles, too.
-        path: File to write.
-        title: Title of the picture.
-        about: Line below the title, such as the name of the run and the split.
-        per_row: Maximum number of charts per row.
-    """
-    rows = -(-len(charts) // per_row)
-    columns = -(-len(charts) // rows)  # four charts are two by two
-    widths = [max(chart.size[0] for chart in charts[i::columns]) for i in range(columns)]
-    heights = [
-        max(chart.size[1] for chart in charts[i * columns : (i + 1) * columns]) for i in range(rows)
-    ]
-    figure = new_figure(max(sum(widths), 5), sum(heights) + TITLE_INCHES)
-    set_title(figure, title, about)
-    ratios: dict[str, Any] = {"width_ratios": widths, "height_ratios": heights}
-    axes = list(figure.subplots(rows, columns, squeeze=False, **ratios).flat)
-    for axis in axes[len(charts) :]:
-        axis.set_axis_off()
-    for axis, chart in zip(axes, charts, strict=False):
-        chart.draw(axis)
-        if len(charts) > 1:
-            axis.set_title(chart.title, loc="left", fontsize=10)
-    save(figure, path)
 
 
 def finish(axis: Axes, *, grid: bool = True, legend: Any = "best") -> None:

@@ -67,9 +67,9 @@ def scatter_chart(predicted: Sequence[float], true: Sequence[float]) -> Chart:
             alpha = 0.8 if len(points) < 100 else 0.4
             axis.scatter(*points.T, s=14, alpha=alpha, color=BLUE, edgecolors="none")
         axis.set(xlabel="true", ylabel="predicted", xlim=limits, ylim=limits, aspect="equal")
-        for one in (axis.xaxis, axis.yaxis):
-            one.set_major_locator(MaxNLocator(6))
-            one.set_major_formatter(plain_numbers(max(abs(low), abs(high))))
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_locator(MaxNLocator(6))
+            side.set_major_formatter(plain_numbers(max(abs(low), abs(high))))
         finish(axis, grid=False, legend="upper left")
 
     alt = "predictions over true values, with a line where both are equal"

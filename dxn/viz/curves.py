@@ -130,8 +130,8 @@ def families_of(rows: Sequence[Row]) -> dict[str, list[str]]:
 def _steps_per_epoch(rows: Sequence[Row]) -> float | None:
     """Return the number of steps of an epoch; None without validation at the end of an epoch."""
     ends = [row for row in rows if any(key.startswith(PREFIX) for key in row)]
-    known = [row["step"] / row["epoch"] for row in ends if row.get("epoch") and row.get("step")]
-    return known[-1] if known else None
+    ratios = [row["step"] / row["epoch"] for row in ends if row.get("epoch") and row.get("step")]
+    return ratios[-1] if ratios else None
 
 
 def _draw_line(

@@ -23,9 +23,9 @@ def masks(pixels: np.ndarray, alt: str, areas: Sequence[Areas]) -> str:
     With a true and a predicted mask, the legend has the intersection over union of each class.
     """
     figures = [("picture", picture(pixels, alt))]
-    for each in areas:
-        name = "predicted" if each.size is None else "true"
-        drawing = picture(_colored(each, pixels.shape[:2]), f"{name} mask", drawing=True)
+    for area in areas:
+        name = "predicted" if area.size is None else "true"
+        drawing = picture(_colored(area, pixels.shape[:2]), f"{name} mask", drawing=True)
         figures.append((name, drawing))
     parts = "".join(
         f"<figure>{html}<figcaption>{name}</figcaption></figure>" for name, html in figures
@@ -37,33 +37,35 @@ def _colored(areas: Areas, size: tuple[int, ...]) -> np.ndarray:
     """Return a mask as a picture (H, W, 3) with about as many pixels as are shown."""
     scale = min(SIDE / max(size), 1)
     classes = areas.at((max(round(size[0] * scale), 1), max(round(size[1] * scale), 1)))
-    colors = np.array([ImageColor.getrgb(each) for each in (*areas.colors, OTHER)], np.uint8)
+    colors = np.array([ImageColor.getrgb(color) for color in (*areas.colors, OTHER)], np.uint8)
     count = len(areas.colors)
     return colors[np.where((classes >= 0) & (classes < count), classes, count)]
 
 
 def _legend(areas: Sequence[Areas]) -> str:
     """Return the classes that a mask has, those with most pixels first, and their overlap."""
-    size = next((each.size for each in areas if each.size is not None), None)
+    size = next((area.size for area in areas if area.size is not None), None)
     first = areas[0]
     count = len(first.labels)
-    found = [each.at(size or (SIDE, SIDE)) for each in areas]
-    known = np.all([each >= 0 for each in found], axis=0)
-    numbers = [np.bincount(each[known].clip(max=count), minlength=count + 1) for each in found]
+    classes = [area.at(size or (SIDE, SIDE)) for area in areas]
+    is_known = np.all([pixels >= 0 for pixels in classes], axis=0)
+    numbers = [
+        np.bincount(pixels[is_known].clip(max=count), minlength=count + 1) for pixels in classes
+    ]
     order: list[int] = np.argsort(-np.sum(numbers, axis=0), kind="stable").tolist()
     items: list[str] = []
-    shown = [i for i in order if i < count and any(each[i] for each in numbers)]
+    shown = [i for i in order if i < count and any(counts[i] for counts in numbers)]
     for i in shown[:MAX_CLASSES]:
         swatch = f'<span class="swatch" style="background:{escaped(first.colors[i])}"></span>'
         overlap = ""
-        if len(found) == 2:
-            common = int((known & (found[0] == i) & (found[1] == i)).sum())
-            union = int(sum(each[i] for each in numbers)) - common
+        if len(classes) == 2:
+            common = int((is_known & (classes[0] == i) & (classes[1] == i)).sum())
+            union = int(sum(counts[i] for counts in numbers)) - common
             overlap = f", IoU {percent(common / union)}"
         items.append(f"<li>{swatch}{escaped(printable(first.labels[i]))}{overlap}</li>")
     if len(shown) > MAX_CLASSES:
         items.append(f"<li>and {len(shown) - MAX_CLASSES} more</li>")
-    if any((each < 0).any() or (each >= count).any() for each in found):
+    if any((pixels < 0).any() or (pixels >= count).any() for pixels in classes):
         items.append(
             f'<li><span class="swatch" style="background:{OTHER}"></span>no class, or one that is '
             "not in the training split</li>"

@@ -30,7 +30,7 @@ MAX_LABELS = 5  # class names of a model
 def html_of(value: Any) -> str:
     """Return what a notebook shows of a value of one of the classes of `SHOWN`."""
     # By name: this package is below the ones that define these classes.
-    show = next(SHOWN[each.__name__] for each in type(value).__mro__ if each.__name__ in SHOWN)
+    show = next(SHOWN[base.__name__] for base in type(value).__mro__ if base.__name__ in SHOWN)
     return show(value)
 
 

@@ -121,18 +121,18 @@ def _answer_weights(
     words: Sequence[str], weights: Tensor, is_real: Tensor, notes: list[str]
 ) -> dict[str, Any]:
     """Return the cross-attention weights on real columns by block and head of the decoder."""
-    kept = weights.float().cpu()[..., is_real]
-    if kept.numel() > MAX_WEIGHTS:
-        kept = kept.mean((0, 1), keepdim=True)
+    real_weights = weights.float().cpu()[..., is_real]
+    if real_weights.numel() > MAX_WEIGHTS:
+        real_weights = real_weights.mean((0, 1), keepdim=True)
         notes.append(
             f"attention.html: the answer has more than {MAX_WEIGHTS:,} weights; "
-            "only their mean is kept"
+            "only their mean is real_weights"
         )
     return {
         "names": list(words),
-        "depth": kept.shape[0],
-        "heads": kept.shape[1],
-        "maps": [_packed(head) for head in kept.flatten(0, 1).numpy()],
+        "depth": real_weights.shape[0],
+        "heads": real_weights.shape[1],
+        "maps": [_packed(head) for head in real_weights.flatten(0, 1).numpy()],
     }
 
 

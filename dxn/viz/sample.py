@@ -89,12 +89,13 @@ class SampleView:
         """
         names: list[str] = []
         for span in self.tokens.spans:
-            own: Sequence[str | None] = [None] * len(span)
+            span_names: Sequence[str | None] = [None] * len(span)
             if span.name in self.inputs:
                 shown = self.inputs[span.name]
-                own = get_drawer(shown.modality).token_names(shown, coords_of(span))
+                span_names = get_drawer(shown.modality).token_names(shown, coords_of(span))
             names += [
-                f"{span.name} {i + 1}" if name is None else name for i, name in enumerate(own)
+                f"{span.name} {i + 1}" if name is None else name
+                for i, name in enumerate(span_names)
             ]
         return names
 
@@ -165,11 +166,11 @@ def answer_line(answer: Mapping[str, Any]) -> str:
     prediction = answer["prediction"]
     probabilities = answer.get("probabilities") or {}
     if "entities" in answer:
-        entities = ["{text} ({label})".format(**each) for each in answer["entities"]]
+        entities = ["{text} ({label})".format(**entity) for entity in answer["entities"]]
         line = ", ".join(entities) or "no entities"
     elif "excerpt" in answer:
-        before, found, after = answer["excerpt"]
-        line = f"{found}: {before}[{found}]{after}"
+        before, excerpt, after = answer["excerpt"]
+        line = f"{excerpt}: {before}[{excerpt}]{after}"
     elif "objects_in" in answer:
         line = ", ".join(_named(o["label"], {o["label"]: o["score"]}) for o in prediction)
         line = line or "no objects"

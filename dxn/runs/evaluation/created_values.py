@@ -248,12 +248,12 @@ def _given(predictor: Predictor, rows: Rows, create: str, only: Sequence[str] | 
     Raises:
         UserError: If the data or the model does not have one of them, or the created input.
     """
-    known = [name for name in predictor.inputs if name in rows.cells]
-    others = [name for name in known if name != create]
-    if len(others) == len(known) or not others:
+    usable = [name for name in predictor.inputs if name in rows.cells]
+    others = [name for name in usable if name != create]
+    if len(others) == len(usable) or not others:
         raise UserError(
             f"create: needs rows with {create} and another input of the model, but the data has "
-            f"{', '.join(known) or 'none of them'}"
+            f"{', '.join(usable) or 'none of them'}"
         )
     if wrong := [name for name in only or () if name not in others]:
         raise UserError(
@@ -270,10 +270,10 @@ def _complete(rows: Rows, create: str, given: Sequence[str]) -> Rows:
     """
     present = {name: [v is not None for v in column] for name, column in rows.cells.items()}
     has_input = np.any([present.pop(name) for name in given], axis=0)
-    kept = np.flatnonzero(np.all([has_input, *present.values()], axis=0))
-    if not len(kept):
+    complete_rows = np.flatnonzero(np.all([has_input, *present.values()], axis=0))
+    if not len(complete_rows):
         raise UserError(
             f"create: none of {count(len(rows), 'row')} has {create}, one of "
             f"{', '.join(given)}, and an answer for the judge; set split or data to other rows"
         )
-    return rows.take(kept)
+    return rows.take(complete_rows)

@@ -114,8 +114,10 @@ def evaluation_source(
 
 def open_evaluation_data(predictor: Predictor, run: str | None, **options: Any) -> EvaluationData:
     """Open the split of `evaluation_source`, which has the same arguments."""
-    found = evaluation_source(predictor, run, **options)
-    return EvaluationData(found.split, found.about, _open(found.source, found.split, predictor))
+    evaluated = evaluation_source(predictor, run, **options)
+    return EvaluationData(
+        evaluated.split, evaluated.about, _open(evaluated.source, evaluated.split, predictor)
+    )
 
 
 def open_data_of_run(

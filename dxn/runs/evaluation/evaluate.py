@@ -200,8 +200,8 @@ def trivial_figures(task: Task, last: Answers) -> Figures:
 
 def _explain_undefined(task: Task, last: Answers, figures: Mapping[str, float]) -> None:
     """Print why metrics of the table have no figure."""
-    known = defined(figures)
-    names = [name for name in task.metric.shown(figures) if name not in known]
+    defined_figures = defined(figures)
+    names = [name for name in task.metric.shown(figures) if name not in defined_figures]
     if not names or not last.truths:
         return
     values = set(map(repr, last.truths))

@@ -116,10 +116,10 @@ def evidence(predictor: Predictor, last: Answers | None) -> Evidence:
         assert samples is not None
         batch = predictor.batch(samples, i)
         try:
-            found = attention_on(predictor, batch, names, max_weights=MAX_WEIGHTS)
+            attention = attention_on(predictor, batch, names, max_weights=MAX_WEIGHTS)
         except UserError:  # no attention, or a sample that is too long
             return None
-        return found.encoded, found.shares.cpu().numpy()
+        return attention.encoded, attention.shares.cpu().numpy()
 
     def created(name: str, rows: Sequence[int]) -> Any:
         assert samples is not None
@@ -128,7 +128,7 @@ def evidence(predictor: Predictor, last: Answers | None) -> Evidence:
         chosen.rows = np.array(rows)
         prepare = predictor.tokenizers[name].plain_values
         values = predictor.create(name, chosen)
-        return [viz.drawers.Shown(prepare.drawing, each, prepare, name=name) for each in values]
+        return [viz.drawers.Shown(prepare.drawing, value, prepare, name=name) for value in values]
 
     return Evidence(
         predictor.task,

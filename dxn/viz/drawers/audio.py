@@ -96,7 +96,7 @@ def sound_panel(shown: Shown) -> Panel:
     if not isinstance(prepare, AudioTokenizer):
         return _power_panel(*waveform(shown))
     if prepare.spectrogram is None:
-        return _waveform_panel(*waveform(shown), [each.cpu().numpy() for each in shown.like])
+        return _waveform_panel(*waveform(shown), [other.cpu().numpy() for other in shown.like])
     options = prepare.spectrogram.options
     values, *others = (
         prepare.features(raw).cpu().numpy().T / PER_DECIBEL[options.frontend]  # (F, frames)
@@ -146,9 +146,9 @@ def _levels(decibels: np.ndarray, others: Sequence[np.ndarray] = ()) -> np.ndarr
 
     0 is DYNAMIC_RANGE below it, or less if they have no quieter points, such as noise.
     """
-    every = np.concatenate([each.ravel() for each in (decibels, *others)])
-    loudest = float(every.max())
-    quietest = max(loudest - DYNAMIC_RANGE, float(np.percentile(every, QUIET_PERCENTILE)))
+    all_values = np.concatenate([values.ravel() for values in (decibels, *others)])
+    loudest = float(all_values.max())
+    quietest = max(loudest - DYNAMIC_RANGE, float(np.percentile(all_values, QUIET_PERCENTILE)))
     relative = (decibels - quietest) / max(loudest - quietest, MIN_RANGE)
     return np.clip(relative * 255, 0, 255).astype(np.uint8)
 
@@ -181,7 +181,7 @@ def _waveform_panel(samples: np.ndarray, rate: int, others: Sequence[np.ndarray]
     The height is that of the loudest sample of this and other recordings.
     """
     columns = min(COLUMNS, len(samples))
-    largest = max(float(np.abs(each).max(initial=0)) for each in (samples, *others)) or 1.0
+    largest = max(float(np.abs(sound).max(initial=0)) for sound in (samples, *others)) or 1.0
     levels = np.zeros((WAVE_ROWS, columns), dtype=np.uint8)
     for i, part in enumerate(np.array_split(samples / largest, columns)):
         low, high = ((1 + np.array([part.min(), part.max()])) / 2 * (WAVE_ROWS - 1)).astype(int)

@@ -41,7 +41,7 @@ class FramesDrawer(PanelDrawer):
         """Return the frames in rows of PER_ROW frames."""
         height, width = shown.preprocessor.reader.frame
         frames = _frames(shown)
-        limits = value_range(frames, *(_frames(shown, each) for each in shown.like))
+        limits = value_range(frames, *(_frames(shown, other) for other in shown.like))
         zoom = zoom_of(height, width)
         cell = _cell(shown)
         down, across = -(-len(frames) // PER_ROW), min(len(frames), PER_ROW)
@@ -98,7 +98,7 @@ def _cell(shown: Shown) -> tuple[int, int]:
 
 def value_range(*values: np.ndarray) -> tuple[float, float]:
     """Return the lowest and the highest value of arrays without missing ones."""
-    present = np.concatenate([each[np.isfinite(each)] for each in values])
+    present = np.concatenate([array[np.isfinite(array)] for array in values])
     if not len(present):
         return 0.0, 1.0
     low, high = float(present.min()), float(present.max())

@@ -76,7 +76,7 @@ def series_panel(shown: Shown) -> Panel:
     drawn in the same range. Where a value is missing, the background is grey.
     """
     values = shown.raw.numpy(force=True)[:, :MAX_CHANNELS]
-    others = [each.numpy(force=True) for each in shown.like]
+    others = [other.numpy(force=True) for other in shown.like]
     steps, channels = values.shape
     height = _height(shown)
     figure = new_figure(INCHES, height)
@@ -88,7 +88,7 @@ def series_panel(shown: Shown) -> Panel:
     for i, channel in enumerate(values.T):
         for start, stop in _runs(np.isnan(channel)):
             axis.fill_between((start, stop), i, i + 1, color=MISSING_COLOR, linewidth=0)
-        low, high = value_range(channel, *(each[:, i] for each in others))
+        low, high = value_range(channel, *(other[:, i] for other in others))
         # Divided first: the range of huge values exceeds float32.
         scaled = channel / (high - low) - low / (high - low)
         # 10% of the height stay free above and below the curve.
