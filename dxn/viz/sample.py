@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.core.display import format_shares, number, percent
+from dxn.core.display import number, percent
 from dxn.core.tokens import Span, Tokens
 from dxn.viz.drawers import Drawer, Shown, get_drawer, is_file
 
@@ -174,14 +174,12 @@ def answer_line(answer: Mapping[str, Any]) -> str:
     elif "objects_in" in answer:
         line = ", ".join(_named(o["label"], {o["label"]: o["score"]}) for o in prediction)
         line = line or "no objects"
-    elif "masks_in" in answer:
-        parts = [f"{name} {percent(share)}" for name, share in prediction.items()]
-        more = f", and {len(parts) - MAX_LISTED} more" if len(parts) > MAX_LISTED else ""
-        line = ", ".join(parts[:MAX_LISTED]) + more
     elif "start" in answer and answer["start"] is None:
         line = "no answer"
-    elif isinstance(prediction, Mapping):
-        line = format_shares(prediction)
+    elif isinstance(prediction, Mapping):  # the share of each class, largest first
+        shares = [f"{name} {percent(share)}" for name, share in prediction.items() if share]
+        more = f", and {len(shares) - MAX_LISTED} more" if len(shares) > MAX_LISTED else ""
+        line = ", ".join(shares[:MAX_LISTED]) + more
     elif isinstance(prediction, list):
         line = ", ".join(_named(part, probabilities) for part in prediction) or "none"
     else:

@@ -19,8 +19,8 @@ from dxn.data.dataset import Samples
 from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, Rows
 from dxn.runs.evaluation.data import EvaluationSource
-from dxn.runs.evaluation.figures import print_results
 from dxn.runs.evaluation.judge import Judge, frechet_distance
+from dxn.runs.evaluation.results_table import print_results
 from dxn.runs.predictor.creating import write_values
 from dxn.runs.predictor.output import Record, write_records
 from dxn.runs.predictor.predictor import Predictor

@@ -8,17 +8,19 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
+from dxn import viz
 from dxn.core.display import count, is_main_process, now, print_line
 from dxn.core.errors import UserError
 from dxn.core.files import PREDICTIONS, TOKENS, new_folder, refuse_links_out
 from dxn.core.processes import from_first
 from dxn.core.results import ALL, DataFacts, Figures, Interval, Results
+from dxn.data.dataset import Samples
 from dxn.data.inspect.quality import check_known_targets
 from dxn.report.answers import Answers
 from dxn.report.intervals import metric_intervals
 from dxn.runs.data import print_unknown
 from dxn.runs.evaluation.data import EvaluationData
-from dxn.runs.evaluation.figures import draw_tokens, print_results
+from dxn.runs.evaluation.results_table import print_results
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import prediction_records
@@ -178,6 +180,14 @@ def evaluate_subsets(
         write_records(folder / PREDICTIONS, records, separator=task.target.separator)
         draw_tokens(predictor, last.samples, folder / TOKENS)
     return results, last
+
+
+def draw_tokens(predictor: Predictor, samples: Samples, path: Path) -> None:
+    """Draw the inputs of the first sample with their tokens, and the D×N matrix."""
+    first = samples.rows[0]
+    raws = {name: column[first] for name, column in samples.opened.raws.items()}
+    tokens = predictor.tokens_of(samples, 0)
+    viz.tokens.token_picture(viz.sample.SampleView.of(tokens, predictor.adapters, raws), path)
 
 
 def trivial_figures(task: Task, last: Answers) -> Figures:

@@ -131,9 +131,8 @@ def preload() -> None:
     importlib.import_module("dxn.commands.train").Train.compose(list(TINY))
     # Drawing takes longer than the training.
     evaluation = importlib.import_module("dxn.runs.evaluation.evaluate")
-    for name in ("draw", "draw_tokens"):
-        getattr(evaluation, name)  # an AttributeError if it has another name now
-        setattr(evaluation, name, lambda *arguments, **options: None)
+    assert evaluation.draw_tokens  # an AttributeError if it has another name now
+    evaluation.draw_tokens = lambda *arguments, **options: None
     # Forked processes need not search the objects of this one for garbage.
     gc.freeze()
 

@@ -1,19 +1,15 @@
-"""What an evaluation prints and draws: the table of its metrics, and the tokens of a sample."""
+"""The table of the metrics of an evaluation, as it is printed."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from dxn import viz
 from dxn.core.display import number, print_table
 from dxn.core.printable import printable
 from dxn.core.results import Figures, Results
-from dxn.data.dataset import Samples
-from dxn.runs.predictor.predictor import Predictor
 
 
 def print_results(results: Results) -> None:
@@ -47,14 +43,6 @@ def print_results(results: Results) -> None:
             ]
             table.add_row(name, *cells, style="dim")
     print_table(table)
-
-
-def draw_tokens(predictor: Predictor, samples: Samples, path: Path) -> None:
-    """Draw the inputs of the first sample with their tokens, and the D×N matrix."""
-    first = samples.rows[0]
-    raws = {name: column[first] for name, column in samples.opened.raws.items()}
-    tokens = predictor.tokens_of(samples, 0)
-    viz.tokens.token_picture(viz.sample.SampleView.of(tokens, predictor.adapters, raws), path)
 
 
 def _largest(results: Figures, metric: str) -> float:
