@@ -44,7 +44,7 @@ class Evidence:
     """What a report shows of a model: its predictions, inputs, attention and created values.
 
     Args:
-        task: The task.
+        task: Task of the model, with its metric.
         last: Predictions from all inputs. None: the data cannot be read.
         shown: Function that returns the inputs of a row of the split.
         attended: Function that returns one encoded sample (1, N, D) and the share (N,) of each of

@@ -53,7 +53,7 @@ def row_scores(
     """Return how well each row is answered; None if no metric scores single rows.
 
     Args:
-        metric: The metric.
+        metric: Metric of the task, which may score single rows.
         predictions: Predictions of the rows.
         targets: Their targets.
         undefined: Score of a row for which the metric is not defined, if higher scores are better.
@@ -217,7 +217,7 @@ def examples(
 
     Args:
         rows: Indices of the rows, the most important one first.
-        task: The task.
+        task: Task that converts predictions to answers.
         predictions: Predictions of all rows.
         truths: Parsed targets of all rows.
         scores: Score of each row.

@@ -34,7 +34,7 @@ def metric_intervals(
     """Return the bootstrap interval of each metric (Efron and Tibshirani 1993, chapter 13).
 
     Args:
-        task: The task.
+        task: Task of the model, with its metric.
         predictions: Predictions of n rows, in the format of `Task.predict`.
         truths: Parsed targets of the same rows.
         figures: Metrics of all rows. Only these get an interval.

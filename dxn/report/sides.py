@@ -38,8 +38,8 @@ def side_by_side(
     """Return the section with answers beside what they are compared with; None: there is none.
 
     Args:
-        evidence: The model.
-        last: Its predictions.
+        evidence: What a report asks the model for.
+        last: Predictions of the model.
         scores: Score of each row; None if the rows have no targets.
         budget: Room for pictures, sounds and clips.
     """

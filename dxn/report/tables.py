@@ -83,7 +83,7 @@ def metrics_table(results: Results, about: str) -> dict[str, Any]:
     """Return the table of metrics: one row per set of inputs, then those of simple rules.
 
     Args:
-        results: The results.
+        results: Content of metrics.json.
         about: What the rows are.
 
     Returns:

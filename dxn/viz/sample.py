@@ -27,7 +27,7 @@ class InputTokens:
 
     Args:
         name: Name of the input.
-        shown: The input.
+        shown: The raw input, and what draws it.
         columns: (n,). Columns of the tokens in the D×N matrix.
         coords: (n, k). Position of each token in the raw input, in the units of `Span.coords`. NaN
             for a token without a position, such as an end-of-text token.
@@ -100,22 +100,22 @@ class SampleView:
         return names
 
     @cached_property
-    def parts(self) -> list[InputTokens]:
+    def panels(self) -> list[InputTokens]:
         """The inputs that have real tokens, in the order of their columns.
 
         Class tokens and registers do not belong to an input, so they are left out. Neighbors whose
         drawer draws several inputs in one panel are joined.
         """
-        parts: list[InputTokens] = []
+        inputs: list[InputTokens] = []
         for span in self.tokens.spans:
             if span.name in self.inputs:
                 is_real = self.tokens.mask[0, span.start : span.stop].cpu().numpy()
                 if is_real.any():
                     columns = span.start + is_real.nonzero()[0]
                     coords = coords_of(span)[is_real]
-                    parts.append(InputTokens(span.name, self.inputs[span.name], columns, coords))
+                    inputs.append(InputTokens(span.name, self.inputs[span.name], columns, coords))
         results: list[InputTokens] = []
-        for _, group in groupby(parts, key=lambda part: type(part.drawer)):
+        for _, group in groupby(inputs, key=lambda shown_input: type(shown_input.drawer)):
             members = list(group)
             results += [_joined(members)] if members[0].drawer.joins_inputs else members
         return results
@@ -144,17 +144,17 @@ def coords_of(span: Span) -> np.ndarray:
 
 def describe_sample(sample: Mapping[str, Any]) -> str:
     """Describe a sample in one line: its first texts, and the names of its files."""
-    parts: list[str] = []
+    descriptions: list[str] = []
     for name, value in sample.items():
         text = " ".join(map(str, value)) if isinstance(value, list) else value
         if isinstance(text, str | Path) and is_file(text):
-            parts.append(f"{name}: {Path(text).name}")
+            descriptions.append(f"{name}: {Path(text).name}")
         elif isinstance(text, str):
             short = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
-            parts.append(f"{name}: “{short}”")
-    if len(parts) > MAX_DESCRIBED + 1:
-        parts[MAX_DESCRIBED:] = [f"{len(parts) - MAX_DESCRIBED} more"]
-    return "; ".join(parts)
+            descriptions.append(f"{name}: “{short}”")
+    if len(descriptions) > MAX_DESCRIBED + 1:
+        descriptions[MAX_DESCRIBED:] = [f"{len(descriptions) - MAX_DESCRIBED} more"]
+    return "; ".join(descriptions)
 
 
 def answer_line(answer: Mapping[str, Any]) -> str:
@@ -202,8 +202,8 @@ def _named(prediction: Any, probabilities: Mapping[str, float]) -> str:
 
 
 def _joined(members: Sequence[InputTokens]) -> InputTokens:
-    columns = np.concatenate([part.columns for part in members])
+    columns = np.concatenate([shown_input.columns for shown_input in members])
     index = np.arange(len(columns), dtype=np.float32)
     name = f"{len(members)} columns" if len(members) > 1 else members[0].name
-    shown = members[0].drawer.join({part.name: part.shown for part in members})
+    shown = members[0].drawer.join({shown_input.name: shown_input.shown for shown_input in members})
     return InputTokens(name, shown, columns, np.stack([index, index + 1], 1))

@@ -49,20 +49,20 @@ def token_picture(view: SampleView, path: Path, *, about: str = "") -> None:
         path: File to write.
         about: Name of the sample or the model, below the title.
     """
-    parts, tokens = view.parts, view.tokens
-    sizes = [part.drawer.size(part.shown) for part in parts]
-    labels = _labels(tokens, parts)
+    panels, tokens = view.panels, view.tokens
+    sizes = [panel.drawer.size(panel.shown) for panel in panels]
+    labels = _labels(tokens, panels)
     upright = _need_upright(labels)
     size = _matrix_size(tokens, labels, upright=upright)
     figure, axes = packed_axes([*sizes, size], stretch_last=True)
-    for axis, part in zip(axes, parts, strict=False):
-        note = part.drawer.draw_tokens(axis, part.shown, part.placed)
-        special = len(part.columns) - len(part.placed)
+    for axis, panel in zip(axes, panels, strict=False):
+        note = panel.drawer.draw_tokens(axis, panel.shown, panel.placed)
+        special = len(panel.columns) - len(panel.placed)
         without = f", {special} without a position" if special else ""
-        noun = "token" if len(part.columns) == 1 else "tokens"
-        (name,) = shortened([part.name])
-        title = f"{name}: {len(part.columns)} {noun}{without}{note}"
-        width, _ = part.drawer.size(part.shown)
+        noun = "token" if len(panel.columns) == 1 else "tokens"
+        (name,) = shortened([panel.name])
+        title = f"{name}: {len(panel.columns)} {noun}{without}{note}"
+        width, _ = panel.drawer.size(panel.shown)
         axis.set_title(_wrapped_title(title, width), loc="left", fontsize=TITLE_SIZE)
     _draw_matrix(axes[-1], tokens, labels, upright=upright)
     count = int(tokens.mask[0].sum())
@@ -81,17 +81,17 @@ def _matrix_title(tokens: Tokens, labels: Sequence[_Label]) -> str:
     return _wrapped_title(title, MATRIX_INCHES[0])
 
 
-def _labels(tokens: Tokens, parts: Sequence[InputTokens]) -> list[_Label]:
+def _labels(tokens: Tokens, panels: Sequence[InputTokens]) -> list[_Label]:
     """Return the labels of the matrix. Many columns of a table have a common one."""
     names = [span.name for span in tokens.spans]
     counts = [int(tokens.mask[0, span.start : span.stop].sum()) for span in tokens.spans]
-    owners = [_owner(span, parts) for span in tokens.spans]
+    owners = [_owner(span, panels) for span in tokens.spans]
     labels: list[_Label] = []
     for owner, group in groupby(range(len(names)), key=lambda i: owners[i]):
         members = list(group)
         if owner is not None and len(members) > MAX_LABELS:
             total = sum(counts[i] for i in members)
-            labels.append(_Label(parts[owner].name, parts[owner].name, total))
+            labels.append(_Label(panels[owner].name, panels[owner].name, total))
             continue
         for i in members:
             (name,) = shortened([names[i]])
@@ -99,10 +99,10 @@ def _labels(tokens: Tokens, parts: Sequence[InputTokens]) -> list[_Label]:
     return labels
 
 
-def _owner(span: Span, parts: Sequence[InputTokens]) -> int | None:
+def _owner(span: Span, panels: Sequence[InputTokens]) -> int | None:
     """Return the index of the panel that shows the tokens of a span."""
-    for i, part in enumerate(parts):
-        if ((part.columns >= span.start) & (part.columns < span.stop)).any():
+    for i, panel in enumerate(panels):
+        if ((panel.columns >= span.start) & (panel.columns < span.stop)).any():
             return i
     return None
 
@@ -139,13 +139,15 @@ def _draw_matrix(axis: Axes, tokens: Tokens, labels: Sequence[_Label], *, uprigh
     Each input has its own color scale, because the scales differ: embeddings of subwords have much
     smaller values than projected pixels.
     """
-    # part[0] is the matrix (D, n) of the first sample, without padding.
-    parts = [_scaled(part[0].float().cpu().numpy()) for part in (tokens.split() or [tokens])]
-    matrix = np.concatenate(parts, 1)
+    # columns[0] is the matrix (D, n) of the first sample, without padding.
+    matrices = [
+        _scaled(columns[0].float().cpu().numpy()) for columns in (tokens.split() or [tokens])
+    ]
+    matrix = np.concatenate(matrices, 1)
     style: dict[str, Any] = {"aspect": "auto", "cmap": "RdBu_r", "interpolation": "nearest"}
     image = axis.imshow(matrix, vmin=-1, vmax=1, **style)
     # Class tokens are a part with its own scale too.
-    several = len([part for part in parts if part.shape[1]]) > 1
+    several = len([columns for columns in matrices if columns.shape[1]]) > 1
     label = "value, each input on its own scale" if several else "value, scaled"
     bar = axis.figure.colorbar(image, ax=axis, pad=0.02, fraction=0.04)
     bar.set_label(label, fontsize=8)

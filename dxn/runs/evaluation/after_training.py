@@ -99,7 +99,7 @@ def complete(
     """Write metrics.json, the final model card and the report of a training or of an ensemble.
 
     Args:
-        results: The results.
+        results: Metrics by set of inputs, and facts of the training.
         best: The saved model.
         last: Its predictions from all inputs.
         folder: The run folder.

@@ -54,7 +54,7 @@ def evaluate_created(
     Args:
         predictor: The model of head=any.
         judging: A classifier that was trained alone. None: texts are compared with the true ones.
-        data: The rows.
+        data: Rows with the created input and others.
         folder: Folder to write to.
         create: Input that is created.
         only: Inputs that values are created from. Default: all others.
@@ -144,9 +144,9 @@ def _judged(
     """Judge several columns of values of the same rows.
 
     Args:
-        judge: The model.
+        judge: Classifier that reads the values.
         rows: The rows, with the true answers as targets.
-        columns: The columns.
+        columns: Cells by the name of their row in the table of metrics.
         training: The training rows, with their values alone. None: there are none.
 
     Returns:

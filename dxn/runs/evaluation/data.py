@@ -54,7 +54,7 @@ class EvaluationData(NamedTuple):
     Attributes:
         split: Name of the split, for the keys of metrics.json.
         about: Description of the rows for titles and messages.
-        opened: The rows.
+        opened: Rows that can be read.
     """
 
     split: str
@@ -163,7 +163,7 @@ def open_table(path: Any, predictor: Predictor, *, on_bad: OnBad, **options: Any
     """Open all rows of the table `input`.
 
     Args:
-        path: The table.
+        path: File of the table.
         predictor: The model.
         on_bad: What to do with rows that cannot be read.
         **options: Further options, see `ModelInputs.table`.

@@ -26,8 +26,8 @@ class Judge:
     """A model with a target that reads one of its inputs alone.
 
     Args:
-        model: The model.
-        name: The input.
+        model: Predictor of a task with a target.
+        name: Input that it reads the values as.
         batch_size: Number of values per batch.
     """
 
@@ -101,7 +101,7 @@ class Judge:
         """Return a sample of each value that can be read.
 
         Args:
-            cells: The values.
+            cells: Cells with the values.
             rows: Their rows.
             truths: The true answers for them. None: they are not needed.
 

@@ -48,7 +48,7 @@ def try_report(
         folder: The run folder.
         settings: Settings of the run.
         overrides: Options of the training as the user typed them.
-        results: The results.
+        results: Content of metrics.json.
         best: The model of the best epoch.
         last: Its predictions from all inputs.
     """

@@ -136,7 +136,7 @@ def _draw_text(axis: Axes, text: str, coords: np.ndarray, colors: Sequence[Any])
 
     Args:
         axis: Axis to draw in. Its unit is a point, so that boxes match the letters at any size.
-        text: The text.
+        text: Text of the input.
         coords: (N, 2). Start and stop of each token in characters.
         colors: Colors of the N boxes.
 
