@@ -37,6 +37,7 @@ from dxn.data.dataset import Samples  # noqa: E402
 from dxn.data.loader import BatchOrder, Loader  # noqa: E402
 from dxn.models import count_parameters  # noqa: E402
 from dxn.runs.prepare import prepare  # noqa: E402
+from dxn.training.distributed import connect  # noqa: E402
 from dxn.viz.figure import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402
 
 EXPERIMENTS = {
@@ -133,8 +134,7 @@ def make_training(experiment: str, folder: str) -> Training:
     with tempfile.TemporaryDirectory() as output, ExitStack() as stack:
         data = [f"data.train={folder}/train.csv", "data.path=null", f"output={output}"]
         settings = compose(Train, [f"experiment={experiment}", *data])
-        trainer = build(settings.values["trainer"], key="trainer")
-        run = prepare(settings, trainer, stack)
+        run = prepare(settings, connect(settings.values["trainer"]["device"]), stack)
     task, model = run.task, run.model
     samples = run.training_samples(task)
     batch_size = settings.values["batch_size"]

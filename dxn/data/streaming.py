@@ -135,7 +135,7 @@ class StreamSamples(Samples):
         shard: tuple[int, int],
         **options: Any,
     ) -> Loader:
-        assert batch_tokens is None  # see dxn.runs.decide: the lengths are not known
+        assert batch_tokens is None  # see dxn.runs.plan: the lengths are not known
         return StreamLoader(StreamOrder(self, batch_size, seed=seed, shard=shard), **options)
 
     def prepare(self, table: Table, numbers: np.ndarray) -> Callable[[np.ndarray], Samples]:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.core.randomness import named_draws
@@ -74,8 +72,17 @@ def build_model(
         adapters: The fitted adapters, by adapter key.
         trust: Top-level packages besides dxn whose code the plan may use.
         seed: Seed of the initial weights. Each part draws its own, by its name.
+
+    Raises:
+        UserError: If an adapter cannot be combined with the other inputs.
     """
     inputs = dict(plan.keys)
+    separate = [key for key, adapter in adapters.items() if adapter.is_separate]
+    if separate and len(inputs) > 1:
+        raise UserError(
+            f"adapters.{separate[0]}.channels: separate cannot be combined with other inputs, got "
+            f"{', '.join(inputs)}; choose joint or independent, or remove the other inputs"
+        )
     if last := task.target.last:
         inputs[last] = inputs.pop(last)
     with named_draws(seed, "fusion"):
@@ -93,27 +100,11 @@ def build_model(
 
         backbone = SeparateBackbones(backbones, inputs=list(inputs))
     with named_draws(seed, "head"):
-        head = make_head(task, adapters, inputs, fusion)
+        by_input = {name: adapters[key] for name, key in inputs.items()}
+        # Every adapter has the width of the backbone, so any of them tells the width of a token.
+        dim = next(iter(by_input.values())).dim
+        head = task.make_head(dim, fusion.width, by_input)
     return MultimodalModel(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
-
-
-def make_head(
-    task: Task, adapters: Mapping[str, Any], inputs: Mapping[str, str], fusion: Any
-) -> nn.Module:
-    """Create the head of a task for these adapters and this fusion.
-
-    Raises:
-        UserError: If an adapter cannot be combined with the other inputs.
-    """
-    separate = [key for key, adapter in adapters.items() if adapter.is_separate]
-    if separate and len(inputs) > 1:
-        raise UserError(
-            f"adapters.{separate[0]}.channels: separate cannot be combined with other inputs, got "
-            f"{', '.join(inputs)}; choose joint or independent, or remove the other inputs"
-        )
-    # Every adapter has the width of the backbone, so any of them tells the width of a token.
-    dim = next(iter(adapters.values())).dim
-    return task.make_head(dim, fusion.width, {name: adapters[key] for name, key in inputs.items()})
 
 
 def adapters_of(model: MultimodalModel) -> dict[str, Any]:

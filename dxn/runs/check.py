@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from dxn.core.errors import UserError
 from dxn.data.inspect.check import Report, check, remove_earlier, write_bad
 from dxn.runs.build import build_adapters
 from dxn.runs.data import find_formats, fit_adapters
-from dxn.runs.decide import (
+from dxn.runs.plan import (
     assign_inputs,
     check_combinations,
     decide_task,
@@ -47,7 +48,11 @@ def check_data(
     try:
         # A data set without a target can be checked too, for example to train head=language on it.
         if source.target is not None:
-            decided, _, source = decide_task(task, config, source, readers)
+            decided, _, notes = decide_task(task, config, source, readers, trust)
+            if decided.is_supervised:
+                targets, _, origins = source.targets()
+                notes += decided.target.find_format(targets, origins)
+            source = replace(source, notes=[*source.notes, *notes])
         if not config["weights"]["source"]:  # which determine options, such as a causal backbone
             check_combinations(config, decided or task, trust, ensemble=config["ensemble"])
         if config["pretrain"]:

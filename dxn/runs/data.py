@@ -53,7 +53,7 @@ def find_formats(
     """
     notes: list[str] = []
     for key, adapter in adapters.items():
-        names = [name for name, each in inputs.items() if each.adapter == key]
+        names = [name for name, spec in inputs.items() if spec.adapter == key]
         cells = [cell for name in names for cell in source.column(name) if cell is not None]
         if note := adapter.tokenizer.reader.learn(cells):
             notes.append(f"{', '.join(names)}: {note}")
@@ -130,11 +130,11 @@ def fit_adapters(
         for name, raws in train.raws.items():
             column = raws if isinstance(raws, Column | FileColumn) else Column(raws)
             raws_of[name] = column.take(rows)
-        present = {name: each[rows] for name, each in present.items()}
+        present = {name: mask[rows] for name, mask in present.items()}
         texts = list(evenly_spaced(texts, FIT_ROWS))
         print_line(f"adapters: fitted on {FIT_ROWS:,} of {count(len(train), 'row')}")
     for key, adapter in adapters.items():
-        names = [name for name, each in inputs.items() if each.adapter == key]
+        names = [name for name, spec in inputs.items() if spec.adapter == key]
         raws = present_values([(raws_of[name], present[name]) for name in names])
         if not raws:
             raise UserError(
@@ -188,6 +188,7 @@ def describe(
     task: Task,
     plan: Plan,
     tokenizers: Mapping[str, Tokenizer],
+    notes: Sequence[str] = (),
 ) -> dict[str, Truncation]:
     """Print the inputs, the target, the splits and the truncated inputs of a training.
 
@@ -198,16 +199,18 @@ def describe(
         print_line(line)
     if source.target is not None and task.is_supervised:
         print_line(f"target: {source.target} ({task.name})")
-    for note in source.notes:
+    for note in (*source.notes, *notes):
         print_line(f"note: {note}")
     for name, split in splits.items():
         missing = {name: number for name, number in split.missing.items() if number}
-        notes = [f"{number} without {name}" for name, number in missing.items()]
+        remarks = [f"{number} without {name}" for name, number in missing.items()]
         if len(missing) > MAX_LINES:
-            notes = [f"{len(missing)} inputs have missing values, {sum(missing.values()):,} in all"]
+            remarks = [
+                f"{len(missing)} inputs have missing values, {sum(missing.values()):,} in all"
+            ]
         if split.skipped:
-            notes.append(f"{split.skipped} skipped")
-        remark = f" ({', '.join(notes)})" if notes else ""
+            remarks.append(f"{split.skipped} skipped")
+        remark = f" ({', '.join(remarks)})" if remarks else ""
         rows = count(len(split), "row")
         if name == "train" and source.stream is not None:
             rows = f"{source.stream}, read in each epoch; the sample has {rows}"

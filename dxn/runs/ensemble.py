@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from dxn.config.instantiate import build
 from dxn.config.model_plan import read_model_plan
 from dxn.config.settings import Settings, dump_yaml
 from dxn.config.values import assign, leaves, lookup
@@ -52,11 +51,11 @@ from dxn.runs.folder import (
     run_folder,
 )
 from dxn.runs.monitoring import build_metrics
+from dxn.runs.resume import folder_before_restart
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
-from dxn.runs.train import Trained, folder_before_restart, train_one
+from dxn.runs.train import Trained, connected, train_one
 from dxn.stacking import stacked as stack_files
-from dxn.training.trainer import Trainer
 
 FILE = "ensemble.json"  # what the members that have not started yet need, besides the configuration
 # Files of a model folder that those of an ensemble replace.
@@ -83,8 +82,8 @@ def train_ensemble(settings: Settings) -> Trained:
         Interrupted: If the user interrupts the training. The message says how to continue it.
     """
     size = settings.values["ensemble"]
-    # The trainer connects the processes, which must use the same folder.
-    trainer: Trainer = build(settings.values["trainer"], key="trainer", trust=settings.trust)
+    # First, because the processes must use the same folder.
+    device = connected(settings)
     folder = from_first(lambda: ensemble_folder(settings))
     runs = _members(settings, folder, size)
     trained: list[Trained] = []
@@ -106,7 +105,7 @@ def train_ensemble(settings: Settings) -> Trained:
                 ) from None
         print_rule(f"ensemble of {size}")
         from_first(lambda: stack.enter_context(locked(folder, main=True)))
-        results = _write_ensemble(settings, folder, size, str(trainer.accelerator.device))
+        results = _write_ensemble(settings, folder, size, str(device))
     commands = trained[-1].next_commands if trained else []
     # The commands after the last member are those after the ensemble, with another folder.
     own, other = f"run={member_folder(folder, size - 1)}", f"run={folder}"

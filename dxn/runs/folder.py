@@ -10,21 +10,17 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dxn.config.environment import fill
-from dxn.config.settings import FOLDER, Settings
-from dxn.core.display import now, print_line
+from dxn.config.settings import FOLDER
+from dxn.core.display import now
 from dxn.core.errors import UserError, similar
 from dxn.core.files import (
     CHECKPOINTS,
     CONFIG,
     LOG,
-    METRICS,
     MODEL,
-    PRETRAINING,
     lock,
     open_own,
 )
@@ -205,46 +201,6 @@ def has_checkpoint(folder: Path) -> bool:
     from dxn.training.checkpoint import all_checkpoints  # imports torch
 
     return bool(all_checkpoints(folder / CHECKPOINTS))
-
-
-def newest_unfinished(settings: Settings) -> Settings:
-    """Return the settings for `resume=auto`, which continue a run of the same command, if any.
-
-    That is the newest run in the folder `run`, or below the folder `output`, whose command had the
-    same words, that has a checkpoint, and that has no metrics.json yet. Without one, a new run
-    starts.
-    """
-    values = {**settings.values, "resume": {**settings.values["resume"], "run": None}}
-    words = tuple(word for word in settings.overrides if not word.startswith("resume"))
-    settings = replace(settings, values=values, overrides=words)
-    folders = [Path(values["run"])] if values["run"] else runs_below(Path(values["output"]))
-    candidates: list[tuple[int, Path]] = []
-    for folder in folders:
-        runs = [folder, *member_folders(folder)]
-        started = any(has_checkpoint(run) or has_checkpoint(run / PRETRAINING) for run in runs)
-        if not started or (folder / METRICS).exists() or not is_run(folder):
-            continue
-        if Settings.load(folder, settings.trust).overrides == words:
-            written = (folder / FOLDER / CONFIG).stat().st_mtime_ns
-            candidates.append((written, folder))
-    if not candidates:
-        return settings
-    _, folder = max(candidates)
-    print_line(f"resume: {folder}")
-    return continued(folder, settings)
-
-
-def continued(folder: Path, settings: Settings) -> Settings:
-    """Return the settings that continue a run, whose command and environment are the same.
-
-    Args:
-        folder: The run folder.
-        settings: The settings of the command.
-    """
-    saved = Settings.load(folder, settings.trust)
-    values, hidden = fill(saved.values, settings.values)
-    values |= {"resume": {"run": str(folder), "force": False}, "run": str(folder)}
-    return replace(saved, values=values, hidden=hidden)
 
 
 @contextmanager

@@ -1,4 +1,8 @@
-"""Prepare a training: plan it, build all parts, and check them before anything is written."""
+"""Prepare a training: decide its plan, build each part, and check them before anything is written.
+
+`prepare` is read from top to bottom. Its six steps are in the order in which a wrong command is
+noticed: options, data, decisions, parts, tokenizers and labels, model.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from dxn.config.instantiate import build
-from dxn.config.model_plan import Input
 from dxn.config.settings import Settings, merge_overrides
 from dxn.config.values import refuse_without_effect
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
-from dxn.core.processes import from_all, from_first, launch
+from dxn.core.processes import from_all, from_first, launch, processes
 from dxn.core.randomness import named_draws
 from dxn.core.results import DataFacts, Truncation
 from dxn.core.runtime import release_memory
@@ -31,7 +34,7 @@ from dxn.data.loader import InputDropout, LoaderOptions
 from dxn.data.rows import Source
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.presets.preset import choose_options, recommended_weights
-from dxn.runs.build import adapters_of, build_adapters, build_model
+from dxn.runs.build import build_adapters, build_model
 from dxn.runs.data import (
     count_classes,
     data_name,
@@ -44,36 +47,34 @@ from dxn.runs.data import (
     read_fitted,
     use_files,
 )
-from dxn.runs.decide import (
+from dxn.runs.folder import locked, refuse_other_run, run_folder
+from dxn.runs.monitoring import check_metrics
+from dxn.runs.plan import (
+    PARTS,
+    Plan,
+    SplitFingerprint,
     assign_inputs,
     check_combinations,
+    check_options,
     check_unvalidated,
     decide_task,
     open_source,
+    read_plan,
     read_pretraining,
     readers_of,
     with_written_inputs,
     without_target,
-)
-from dxn.runs.folder import locked, refuse_other_run, run_folder
-from dxn.runs.monitoring import check_metrics
-from dxn.runs.plan import (
-    Plan,
-    SplitFingerprint,
-    check_config,
-    check_data,
-    read_plan,
-    write_changes,
     write_plan,
 )
+from dxn.runs.resume import check_config, check_data, write_changes
 from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
 from dxn.tokenize.base import Adapter, Tokenizer
 from dxn.training.finetune import Finetune
 from dxn.training.trainer import Schedule, Trainer
 
-# Parts that need no data. A wrong option of them is reported before the data is read.
-PARTS = ("finetune", "loader", "optimizer", "scheduler")
+if TYPE_CHECKING:
+    from dxn.runs.filling import InitialWeights
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Training:
         task: The fitted task.
         pretraining: The task of pretraining. None: no pretraining.
         model: The model, with initial weights if there are any.
+        tokenizers: The tokenizer of each input, by input name.
         loader: Options for loading samples.
         finetune: Freezes weights and adds LoRA weights.
         optimizer: Creates the optimizer of the model.
@@ -107,18 +109,13 @@ class Training:
     task: Task
     pretraining: Task | None
     model: MultimodalModel
+    tokenizers: Mapping[str, Tokenizer]
     loader: LoaderOptions
     finetune: Finetune
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     schedule: Schedule
     truncations: Mapping[str, Truncation]
     warnings: Sequence[str] = ()
-
-    @property
-    def tokenizers(self) -> dict[str, Tokenizer]:
-        """The tokenizer of each input, by input name."""
-        # The model's own adapters, because loading weights can replace statistics of its inputs.
-        return {name: self.model.adapter(name).tokenizer for name in self.model.inputs}
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -154,36 +151,33 @@ class Training:
         With loader.overfit, these are a few samples, without augmentation.
         """
         loader = self.loader
-        return self._samples(
-            task,
-            "train",
-            augment=not loader.overfit,
-            input_dropout=InputDropout(
+        options: dict[str, Any] = {
+            "task": task,
+            "augment": not loader.overfit,
+            "input_dropout": InputDropout(
                 loader.input_dropout, loader.input_dropout_until, loader.input_dropout_below
             ),
-            repeats=loader.repeats,
-        )
+            "repeats": loader.repeats,
+            "seed": self.trainer.seed,
+        }
+        if self.source.stream is not None:
+            from dxn.data.streaming import StreamSamples  # most data sets are in memory
+
+            train = self.splits["train"]
+            return StreamSamples(train, self.tokenizers, source=self.source, **options)
+        samples = make_samples(opened=self.splits["train"], tokenizers=self.tokenizers, **options)
+        if loader.overfit:
+            samples.keep(loader.overfit)
+        return samples
 
     def validation_samples(self, task: Task) -> Samples | None:
         """Return the samples that select the best epoch; None if there is no validation split."""
         # Overfitting shows whether the model can memorize, so it is validated on what it learns.
         split = "train" if self.loader.overfit else "validation"
-        return self._samples(task, split) if split in self.splits else None
-
-    def _samples(self, task: Task, split: str, **options: Any) -> Samples:
+        if split not in self.splits:
+            return None
         opened = self.splits[split]
-        if split == "train" and self.source.stream is not None:
-            from dxn.data.streaming import StreamSamples  # most data sets are in memory
-
-            return StreamSamples(
-                opened,
-                self.tokenizers,
-                task=task,
-                source=self.source,
-                seed=self.trainer.seed,
-                **options,
-            )
-        samples = make_samples(task, opened, self.tokenizers, seed=self.trainer.seed, **options)
+        samples = make_samples(task, opened, self.tokenizers, seed=self.trainer.seed)
         if self.loader.overfit:
             samples.keep(self.loader.overfit)
         return samples
@@ -191,7 +185,7 @@ class Training:
 
 def prepare(
     settings: Settings,
-    trainer: Trainer,
+    device: torch.device,
     stack: ExitStack,
     *,
     members: int = 1,
@@ -201,7 +195,7 @@ def prepare(
 
     Args:
         settings: The settings.
-        trainer: The trainer.
+        device: Device of the training in this process.
         stack: Receives the lock of the run folder, which is held until the stack is closed.
         members: Number of models that are trained one after the other, and share the time limit.
         fitted: Run folder whose tokenizers and labels are used. Default: new ones are fitted.
@@ -210,56 +204,84 @@ def prepare(
         UserError: If the settings, the data or the weights cannot be used.
     """
     trust = settings.trust
-    num_processes = trainer.accelerator.num_processes
-    # The run that continues. It takes its weights from its own checkpoint, and its saved
-    # configuration contains the options that weights, data and preset determined.
+    rank, num_processes = processes()
+    # 1. The options before the data is known. A run that continues takes its weights from its own
+    # checkpoint, and its saved configuration contains everything that was decided at its start.
     old = weights = batch_size = None
-    config = copy.deepcopy(settings.values)
     if settings.is_resumed:
-        fitted = Path(config["resume"]["run"])
-        stack.enter_context(locked(fitted, main=trainer.main))
+        fitted = Path(settings.values["resume"]["run"])
+        stack.enter_context(locked(fitted, main=rank == 0))
         old = read_plan(fitted)
         batch_size = check_config(old, settings, num_processes)
-    # The options that the weights determine. Most trainings start from random weights, and need
-    # none of the families of checkpoints.
-    elif config["weights"]["source"] or config["weights"]["adapters"]:
-        from dxn.runs.weights import read_initial_weights, with_weights
-
-        weights = read_initial_weights(settings)
-        config = with_weights(settings, weights)
-    if old is None:
-        refuse_without_effect(config, settings.overrides)
-        if any(isinstance(node.get("codec"), str) for node in config["adapters"].values()):
-            from dxn.runs.saved.codecs import with_codecs
-
-            config = with_codecs(config, settings.trust)
-        config = with_written_inputs(config, settings.trust)
-
-    # The options that the data determines, and the parts that need no data.
-    decided = _decide(config, settings, trainer, members, may_choose=weights is None)
-    config, source, task, trainer = decided.config, decided.source, decided.task, decided.trainer
-    settings = replace(settings, values=config)
-    name = str(config["name"] or source.name or source.target or "run")
-    # Each process has another time, and the time of the first one names the folder.
-    folder = from_first(lambda: run_folder(config, name))
-    if old is not None:
-        launched = old.launch
+        asked = settings.values
     else:
-        started = launch()
-        launched = "" if started is None else started.id
+        asked, weights = _options_of_weights(settings)
+    head = check_options(asked, trust, ensemble=members)
+
+    # 2. The data, which determines the task and the inputs.
+    if old is not None:
+        from dxn.runs.evaluation.data import print_paths
+
+        print_paths(asked["data"])
+    readers = readers_of(asked, trust)
+    source = open_source(asked, readers, head, trust)
+    task, node, notes = decide_task(head, asked, source, readers, trust)
+    if not task.is_supervised:
+        source = without_target(source)
+    inputs, nodes = assign_inputs(asked, source.inputs, readers, source.column)
+    if not source.splits.get("validation") and not asked["loader"]["overfit"]:
+        check_unvalidated(asked)
+
+    # 3. The options that the preset chooses for this data.
+    config, lines = {**asked, "head": node}, list[str]()
+    if old is None and weights is None:
+        in_use = {name: nodes[spec.adapter] for name, spec in inputs.items()}
+        # The preset measures the speed of this machine, and the processes can be on several.
+        config, lines = from_first(
+            lambda: choose_options(
+                config, settings.chosen, task, source, in_use, readers, device, trust
+            )
+        )
+        if task.is_supervised:  # for other tasks, weights were not compared
+            modalities = [spec.modality for spec in inputs.values()]
+            advice = recommended_weights(modalities, source.num_training_rows)
+            lines += [f"note: {advice}"] if advice else []
+    # Again, because the targets can choose the task, and the preset other options.
+    check_combinations(config, task, trust, ensemble=members)
+    minutes = config["trainer"].get("max_minutes")
+    if old is None and members > 1 and minutes is not None:
+        config["trainer"] = {**config["trainer"], "max_minutes": minutes / members}
+
+    # 4. Each part, and the plan.
+    if config["head"] != node:
+        task = build(config["head"], key="head", trust=trust)
+    if task.is_supervised:
+        targets, _, origins = source.targets()
+        notes += task.target.find_format(targets, origins)
+    pretraining = read_pretraining(config, trust) if config["pretrain"] else None
+    options = {name: config[name] for name in PARTS}
+    if old is not None and config["trainer"]["precision"] == "auto":
+        # The precision that the run measured when it started.
+        options["trainer"] = {**config["trainer"], "precision": old.precision}
+    parts = {name: build(options[name], key=name, trust=trust) for name in PARTS}
+    trainer: Trainer = parts["trainer"]
+    name = str(config["name"] or source.name or source.target or "run")
+    started = launch()
     plan = Plan(
         config=config,
         name=name,
-        inputs=decided.inputs,
-        nodes=decided.nodes,
+        inputs=inputs,
+        nodes=nodes,
         target=source.target if task.is_supervised else None,
         layout=None if source.layout is None else dict(source.layout),
         precision=trainer.used_precision,
         batch_size=batch_size or trainer.batch_size * num_processes,
-        launch=launched,
+        launch=old.launch if old is not None else "" if started is None else started.id,
     )
+    # Each process has another time, and the time of the first one names the folder.
+    folder = from_first(lambda: run_folder(config, name))
 
-    # The adapters and the data.
+    # 5. The tokenizers and the labels, and everything that is wrong in the data.
     adapters = build_adapters(plan.model.adapters, trust, seed=config["seed"])
     if weights is not None:
         weights.prepare(adapters, task)
@@ -269,20 +291,27 @@ def prepare(
         read_fitted(fitted, adapters, task, config["seed"])
     # After the labels have been read, which contain the metric that was monitored before.
     _use_metrics(task, trainer, settings)
-    splits = _open_and_fit(plan, decided, adapters, is_fitted=fitted is not None)
+    by_input = {name: adapters[key] for name, key in plan.model.keys.items()}
+    tokenizers = {name: adapter.tokenizer for name, adapter in by_input.items()}
+    for note in find_formats(adapters, inputs, source):
+        print_line(f"note: {note}")
+    release_memory()  # a table needs more memory while it is read
+    splits = open_splits(source, tokenizers, task, loader=parts["loader"])
+    _fit(plan, splits["train"], adapters, task, is_fitted=fitted is not None)
+    if pretraining is not None:
+        pretraining.target.bind(by_input)
     prints = fingerprint(splits)
     if num_processes > 1:
         _check_same(prints)
     if old is not None:
         check_data(old, prints, settings)
-    tokenizers = {name: adapters[key].tokenizer for name, key in plan.model.keys.items()}
-    truncations = describe(source, splits, task, plan, tokenizers)
+    truncations = describe(source, splits, task, plan, tokenizers, notes)
     release_memory()  # that of the fingerprints, because finding problems needs as much
     warnings = [problem.reason for problem in find_problems(source, splits, task)]
-    for line in [*(f"warning: {warning}" for warning in warnings), *decided.lines]:
+    for line in [*(f"warning: {warning}" for warning in warnings), *lines]:
         print_line(line)
 
-    # The model.
+    # 6. The model.
     model = build_model(plan.model, task, adapters, trust=trust, seed=config["seed"])
     loaded = [] if old is None else old.loaded
     if weights is not None:
@@ -291,37 +320,38 @@ def prepare(
         # A checkpoint can contain other statistics of the inputs than those of the data.
         task.target.bind({name: model.adapter(name) for name in model.inputs})
         loaded = sorted(weights.loaded(model, task))
-    data = {name: SplitFingerprint(**each) for name, each in prints.items()}
-    plan = plan.model_copy(update={"data": data, "loaded": loaded})
-    # Pretraining trains all weights. The fine-tuning options are for the training after it, but a
-    # wrong one should be reported before.
-    tuned = model if decided.pretraining is None else copy.deepcopy(model)
-    run_finetune(decided.parts["finetune"], tuned, plan)
+    data = {name: SplitFingerprint(**content) for name, content in prints.items()}
     run = Training(
-        settings=settings,
-        plan=plan,
+        settings=replace(settings, values=config),
+        plan=plan.model_copy(update={"data": data, "loaded": loaded}),
         folder=folder,
         trainer=trainer,
         source=source,
         splits=splits,
         task=task,
-        pretraining=decided.pretraining,
+        pretraining=pretraining,
         model=model,
-        loader=decided.parts["loader"],
-        finetune=decided.parts["finetune"],
-        optimizer=decided.parts["optimizer"],
-        schedule=decided.parts["scheduler"],
+        # The model's own adapters, because loading weights can replace statistics of its inputs.
+        tokenizers={name: model.adapter(name).tokenizer for name in model.inputs},
+        loader=parts["loader"],
+        finetune=parts["finetune"],
+        optimizer=parts["optimizer"],
+        schedule=parts["scheduler"],
         truncations=truncations,
         warnings=warnings,
     )
+    # Pretraining trains all weights. The fine-tuning options are for the training after it, but a
+    # wrong one should be reported before.
+    run_finetune(run, model if pretraining is None else copy.deepcopy(model))
     # Also of a resumed run: a function of a Python program is not in its configuration.
-    validation = run.validation_samples(task)
-    if validation is not None and (trainer.monitor is not None or task.metric.own):
-        check_metrics(model, task, validation, trainer.monitor)
+    if trainer.monitor is not None or task.metric.own:
+        validation = run.validation_samples(task)
+        if validation is not None:
+            check_metrics(model, task, validation, trainer.monitor)
     # Only now, so that a training that is refused leaves no folder.
-    run = replace(run, folder=_write_start(run, stack))
+    run = replace(run, folder=_write_start(run, adapters, stack))
     print_line(f"run folder: {run.folder}")
-    print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
+    print_line(f"precision: {trainer.precision_note}; device: {device}")
     total, trained = count_parameters(model), count_parameters(model, trained=True)
     note = f"; trained: {trained:,}" if trained < total else ""
     backbone = count_parameters(model.backbone)
@@ -329,101 +359,24 @@ def prepare(
     return run
 
 
-class _Decided(NamedTuple):
-    """What is known before the data is opened.
+def _options_of_weights(settings: Settings) -> tuple[dict[str, Any], InitialWeights | None]:
+    """Return the options of a new run with those that its weights determine, and the weights.
 
-    Attributes:
-        config: All options, with those that the data and the preset determine.
-        source: The data set.
-        task: The task, not yet fitted.
-        pretraining: The task of pretraining.
-        inputs: The inputs of the model, by name.
-        nodes: Key of the options of each adapter.
-        trainer: The trainer.
-        parts: The parts of PARTS, by name.
-        lines: What the preset chose and advises, to print.
+    The weights are None for a training that starts from random weights.
     """
+    config, trust, weights = settings.values, settings.trust, None
+    # Most trainings start from random weights, and need none of the families of checkpoints.
+    if config["weights"]["source"] or config["weights"]["adapters"]:
+        from dxn.runs.weights import read_initial_weights, with_weights
 
-    config: dict[str, Any]
-    source: Source
-    task: Task
-    pretraining: Task | None
-    inputs: dict[str, Input]
-    nodes: dict[str, str]
-    trainer: Trainer
-    parts: dict[str, Any]
-    lines: list[str]
+        weights = read_initial_weights(settings)
+        config = with_weights(settings, weights)
+    refuse_without_effect(config, settings.overrides)
+    if any(isinstance(node.get("codec"), str) for node in config["adapters"].values()):
+        from dxn.runs.saved.codecs import with_codecs
 
-
-def _decide(
-    config: dict[str, Any],
-    settings: Settings,
-    trainer: Trainer,
-    members: int,
-    *,
-    may_choose: bool,
-) -> _Decided:
-    """Find the options that the data determines: the task, the inputs, and those of the preset.
-
-    Args:
-        config: All options, with those that the weights determine.
-        settings: The settings.
-        trainer: The trainer.
-        members: Number of models that share the time limit.
-        may_choose: Whether the preset may choose options of a new run.
-    """
-    trust = settings.trust
-    is_new = not settings.is_resumed
-    # What can be checked before the data is read, which can take minutes.
-    first = build(config["head"], key="head", trust=trust)
-    check_combinations(config, first, trust, ensemble=members)
-    pretraining = read_pretraining(config, trust) if config["pretrain"] else None
-    parts = {name: build(config[name], key=name, trust=trust) for name in PARTS}
-
-    readers = readers_of(config, trust)
-    if not is_new:
-        from dxn.runs.evaluation.data import print_paths
-
-        print_paths(config["data"])
-    source = open_source(config, readers, first, trust)
-    task, config["head"], source = decide_task(first, config, source, readers)
-    if not task.is_supervised:
-        source = without_target(source)
-    inputs, nodes = assign_inputs(config, source.inputs, readers, source.column)
-    if not source.splits.get("validation") and not config["loader"]["overfit"]:
-        check_unvalidated(config)
-    lines: list[str] = []
-    before = config
-    if is_new and may_choose:
-        used = {name: nodes[each.adapter] for name, each in inputs.items()}
-        device = trainer.accelerator.device
-        # The preset measures the speed of this machine, and the processes can be on several.
-        config, lines = from_first(
-            lambda: choose_options(
-                config, settings.chosen, task, source, used, readers, device, trust
-            )
-        )
-    # Again, because the targets can choose the task, and the preset other options.
-    check_combinations(config, task, trust, ensemble=members)
-    minutes = config["trainer"].get("max_minutes")
-    if is_new and members > 1 and minutes is not None:
-        config = {**config, "trainer": {**config["trainer"], "max_minutes": minutes / members}}
-    # Only parts whose options have changed are built again.
-    for name in PARTS:
-        if config[name] != before[name]:
-            parts[name] = build(config[name], key=name, trust=trust)
-    if config["trainer"] != settings.values["trainer"]:
-        trainer = build(config["trainer"], key="trainer", trust=trust)
-    if config["head"] != before["head"]:
-        # The notes about the targets are the same.
-        task, _, _ = decide_task(
-            build(config["head"], key="head", trust=trust), config, source, readers
-        )
-    if is_new and may_choose and task.is_supervised:  # for others, weights were not compared
-        modalities = [each.modality for each in inputs.values()]
-        advice = recommended_weights(modalities, source.num_training_rows)
-        lines += [f"note: {advice}"] if advice else []
-    return _Decided(config, source, task, pretraining, inputs, nodes, trainer, parts, lines)
+        config = with_codecs(config, trust)
+    return with_written_inputs(config, trust), weights
 
 
 def _use_metrics(task: Task, trainer: Trainer, settings: Settings) -> None:
@@ -440,47 +393,39 @@ def _use_metrics(task: Task, trainer: Trainer, settings: Settings) -> None:
         task.metric.monitored = trainer.monitor
 
 
-def _open_and_fit(
-    plan: Plan, decided: _Decided, adapters: Mapping[str, Adapter], *, is_fitted: bool
-) -> dict[str, Opened]:
-    """Open the splits, and fit the adapters and the task on the training split.
+def _fit(
+    plan: Plan, train: Opened, adapters: Mapping[str, Adapter], task: Task, *, is_fitted: bool
+) -> None:
+    """Fit the adapters and the task on the training split, in the first process.
 
     Args:
         plan: The plan.
-        decided: The data set and the tasks.
+        train: The opened training split.
         adapters: The adapters by their key in the model.
+        task: The task.
         is_fitted: Whether vocabularies and labels have been read from another run.
     """
-    release_memory()  # a table needs more memory while it is read
-    task, source, seed = decided.task, decided.source, plan.config["seed"]
-    for note in find_formats(adapters, plan.inputs, source):
-        print_line(f"note: {note}")
-    named = {name: adapters[key] for name, key in plan.model.keys.items()}
-    tokenizers = {name: adapter.tokenizer for name, adapter in named.items()}
-    splits = open_splits(source, tokenizers, task, loader=decided.parts["loader"])
-    train = splits["train"]
-    accelerator = decided.trainer.accelerator
+    seed = plan.config["seed"]
+    rank, num_processes = processes()
+    by_input = {name: adapters[key] for name, key in plan.model.keys.items()}
 
     def fit() -> dict[str, bytes]:
         texts = task.target.texts(train.targets or ())
         fit_adapters(adapters, plan.inputs, train, texts, seed=seed)
-        task.target.bind(named)
+        task.target.bind(by_input)
         if is_fitted:
             return {}
         task.target.fit(train.targets or ())
-        return fitted_files(adapters, task) if accelerator.num_processes > 1 else {}
+        return fitted_files(adapters, task) if num_processes > 1 else {}
 
     if is_fitted:
         fit()
-    else:
-        # Two trainings of a tokenizer can give two tokenizers.
-        files = from_first(fit)
-        if not accelerator.is_main_process:
-            use_files(files, adapters, task, seed)
-            task.target.bind(named)
-    if decided.pretraining is not None:
-        decided.pretraining.target.bind(named)
-    return splits
+        return
+    # Two trainings of a tokenizer can give two tokenizers.
+    files = from_first(fit)
+    if rank:
+        use_files(files, adapters, task, seed)
+        task.target.bind(by_input)
 
 
 def _check_same(prints: Mapping[str, Any]) -> None:
@@ -488,8 +433,8 @@ def _check_same(prints: Mapping[str, Any]) -> None:
     received = from_all(lambda: prints)
 
     def compare() -> None:
-        for number, own in enumerate(received[1:], 1):
-            if changes := differences(received[0], own):
+        for number, others in enumerate(received[1:], 1):
+            if changes := differences(received[0], others):
                 raise UserError(
                     f"process {number}: reads other data than process 0: {'; '.join(changes)}; "
                     "copy the same files to all machines"
@@ -498,11 +443,12 @@ def _check_same(prints: Mapping[str, Any]) -> None:
     from_first(compare)
 
 
-def _write_start(run: Training, stack: ExitStack) -> Path:
+def _write_start(run: Training, adapters: Mapping[str, Adapter], stack: ExitStack) -> Path:
     """Create the run folder of a new run, or save the changed options of a resumed one.
 
     Args:
         run: The training.
+        adapters: Its fitted adapters.
         stack: Receives the lock of a new folder.
 
     Returns:
@@ -520,11 +466,11 @@ def _write_start(run: Training, stack: ExitStack) -> Path:
         stack.enter_context(locked(folder, main=True))
         # Another training may have started in the same folder since the first check.
         refuse_other_run(folder)
-        write_plan(folder, run.plan, run.settings, adapters_of(run.model), run.task)
+        write_plan(folder, run.plan, run.settings, adapters, run.task)
     return folder
 
 
-def run_finetune(finetune: Finetune, model: MultimodalModel, plan: Plan) -> None:
-    """Freeze weights and add LoRA weights."""
-    with named_draws(plan.config["seed"], "finetune"):
-        finetune(model, set(plan.loaded))
+def run_finetune(run: Training, model: MultimodalModel) -> None:
+    """Freeze weights of a model, and add LoRA weights."""
+    with named_draws(run.plan.config["seed"], "finetune"):
+        run.finetune(model, set(run.plan.loaded))

@@ -20,7 +20,7 @@ from dxn.core.randomness import named_draws
 from dxn.core.tokens import Tokens, join
 from dxn.data.dataset import Opened, Samples
 from dxn.runs.build import build_adapters
-from dxn.runs.decide import adapter_nodes, readers_of
+from dxn.runs.plan import readers_of
 from dxn.runs.predictor.option import read_sample
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.resumable import Batch, Chunks, write_answers
@@ -169,10 +169,9 @@ def tokenize_sample(
         sample = read_sample(value, predictor.model_inputs.readers, predictor.columns)
         built = {name: predictor.adapters[name] for name in predictor.inputs if name in sample}
     else:
-        config = {"adapters": adapters}
-        sample = read_sample(value, readers_of(config, trust))
-        nodes = adapter_nodes(config)
-        used = {name: nodes[name] for name in nodes if name in sample}
+        readers = readers_of({"adapters": adapters}, trust)
+        sample = read_sample(value, readers)
+        used = {name: adapters[name] for name in readers if name in sample}
         built: dict[str, Any] = build_adapters(used, trust, seed=seed)
     if not sample:
         raise UserError("input: needs a value, such as input=photo.jpg or input.NAME=...")

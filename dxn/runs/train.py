@@ -15,24 +15,16 @@ from dxn.config.instantiate import build
 from dxn.config.settings import Settings
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import MODEL, PRETRAINING, refuse_links_out
-from dxn.core.processes import from_all, from_first, launch
+from dxn.core.processes import from_all, from_first, processes
 from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import Results
 from dxn.models.model import MultimodalModel
-from dxn.runs.build import adapters_of, make_head
-from dxn.runs.folder import (
-    AUTO,
-    continued,
-    has_checkpoint,
-    member_folders,
-    newest_unfinished,
-)
-from dxn.runs.plan import FOLDER as START
-from dxn.runs.plan import PLAN, read_plan
+from dxn.runs.folder import AUTO, has_checkpoint
 from dxn.runs.prepare import Training, prepare, run_finetune
+from dxn.runs.resume import continued, folder_before_restart, newest_unfinished
 from dxn.runs.training_results import best_figures, results_of
 from dxn.tasks import Task
-from dxn.training.distributed import is_lost_connection
+from dxn.training.distributed import connect, is_lost_connection
 from dxn.training.optim import adamw, cosine
 from dxn.training.trainer import Trainer
 
@@ -102,17 +94,11 @@ def train_one(
     folder = None if settings.is_resumed else folder_before_restart(settings.values)
     if folder is not None:
         settings = continued(folder, settings)
-    node = settings.values["trainer"]
-    if settings.is_resumed and node["precision"] == "auto":
-        # The precision that the run measured when it started.
-        precision = read_plan(Path(settings.values["resume"]["run"])).precision
-        node = {**node, "precision": precision}
-    # The trainer first, because it starts the process group.
-    trainer: Trainer = build(node, key="trainer", trust=settings.trust)
+    device = connected(settings)
     run = None
     with ExitStack() as stack:
         try:
-            run = prepare(settings, trainer, stack, members=members, fitted=fitted)
+            run = prepare(settings, device, stack, members=members, fitted=fitted)
             trainer, task, config = run.trainer, run.task, run.plan.config
             # A run that was interrupted during pretraining has no checkpoint of the main task yet.
             # It resumes pretraining, and the main task starts from the beginning.
@@ -121,7 +107,7 @@ def train_one(
                 is_resumed = is_resumed and has_checkpoint(run.folder)
                 if not is_resumed:
                     pretrain(run, run.pretraining)
-                run_finetune(run.finetune, run.model, run.plan)
+                run_finetune(run, run.model)
             monitored = task.metric.monitored
             torch.manual_seed(seed_of(config["seed"], "training"))
             state = trainer.fit(
@@ -141,8 +127,9 @@ def train_one(
                 and (lambda epoch, figures: on_epoch(epoch, trainer.epochs, figures[monitored])),
             )
             # Each process has met the bad files of its own samples.
-            for met in from_all(lambda: {n: each.bad_later for n, each in run.splits.items()}):
-                for name, reasons in met.items():
+            bad_later = {name: split.bad_later for name, split in run.splits.items()}
+            for bad_files in from_all(lambda: bad_later):
+                for name, reasons in bad_files.items():
                     run.splits[name].bad_later.update(reasons)
             if not state.best_epoch:
                 few = f"; rows with fewer than {task.min_inputs} inputs have no loss"
@@ -170,30 +157,19 @@ def train_one(
             if not is_lost_connection(error):
                 raise
             raise UserError(
-                f"process {trainer.accelerator.process_index}: lost the connection to another "
+                f"process {processes()[0]}: lost the connection to another "
                 "process of this training, whose own message says why; continue from the last "
                 "checkpoint with resume="
             ) from error
     return Trained(run.folder, results, next_commands(run))
 
 
-def folder_before_restart(values: Mapping[str, Any]) -> Path | None:
-    """Return the run folder of this training before torchrun restarted its processes.
-
-    Returns:
-        The folder. None if there was no restart, or the processes failed before they created it.
-    """
-    started = launch()
-    if started is None or not started.is_restart:
-        return None
-    folders = [Path(values["run"])] if values["run"] else Path(values["output"]).glob("*/*")
-    for folder in folders:
-        # The folder of an ensemble has no plan of its own.
-        runs = [folder] if values["ensemble"] == 1 else member_folders(folder)
-        plans = [read_plan(run) for run in runs if (run / START / PLAN).is_file()]
-        if any(plan.launch == started.id for plan in plans):
-            return folder
-    return None
+def connected(settings: Settings) -> torch.device:
+    """Connect the processes that torchrun started, and return the device of this one."""
+    try:
+        return connect(settings.values["trainer"]["device"])
+    except ValueError as error:
+        raise UserError(f"trainer.{error}") from error
 
 
 def pretrain(run: Training, task: Task) -> None:
@@ -219,11 +195,16 @@ def pretrain(run: Training, task: Task) -> None:
     node["precision"] = run.plan.precision
     trainer: Trainer = build(node, key="trainer", trust=run.settings.trust)
     model = run.model
-    adapters = adapters_of(model)
+    adapters = {name: model.adapter(name) for name in model.inputs}
+    dim = next(iter(adapters.values())).dim
     with named_draws(config["seed"], "pretrain.task"):
-        head = make_head(task, adapters, model.inputs, model.fusion)
+        head = task.make_head(dim, model.fusion.width, adapters)
     student = MultimodalModel(
-        adapters, inputs=model.inputs, fusion=model.fusion, backbone=model.backbone, head=head
+        {model.inputs[name]: adapter for name, adapter in adapters.items()},
+        inputs=model.inputs,
+        fusion=model.fusion,
+        backbone=model.backbone,
+        head=head,
     )
     torch.manual_seed(seed_of(config["seed"], PRETRAINING))
     state = trainer.fit(

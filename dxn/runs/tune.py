@@ -42,16 +42,10 @@ from dxn.core.display import (
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import CHECKPOINTS, atomic_file, link, new_folder, replace_folder
 from dxn.core.results import BEST, read_results
-from dxn.runs.decide import (
-    check_combinations,
-    decide_task,
-    open_source,
-    read_pretraining,
-    readers_of,
-)
-from dxn.runs.folder import BEST_RUN, TRIALS, continued, has_checkpoint, locked, refuse_other_run
+from dxn.runs.folder import BEST_RUN, TRIALS, has_checkpoint, locked, refuse_other_run
 from dxn.runs.monitoring import build_metrics
-from dxn.runs.prepare import PARTS
+from dxn.runs.plan import check_options, decide_task, open_source, readers_of
+from dxn.runs.resume import continued
 from dxn.runs.train import train_one
 from dxn.tasks.metric import Metric
 
@@ -219,11 +213,8 @@ def _check_options(settings: Settings) -> None:
     """Build the parts of a training that need no data, so that wrong options are found."""
     config, trust = settings.values, settings.trust
     refuse_without_effect(config, settings.overrides)
-    check_combinations(config, build(config["head"], key="head", trust=trust), trust)
-    if config["pretrain"]:
-        read_pretraining(config, trust)
-    for name in (*PARTS, "backbone", "trainer"):
-        build(config[name], key=name, trust=trust)
+    check_options(config, trust)
+    build(config["backbone"], key="backbone", trust=trust)
 
 
 def _read_target(settings: Settings) -> tuple[str, Metric]:
@@ -232,7 +223,7 @@ def _read_target(settings: Settings) -> tuple[str, Metric]:
     head = build(config["head"], key="head", trust=trust)
     readers = readers_of(config, trust)
     source = open_source(config, readers, head, trust)
-    task, _, source = decide_task(head, config, source, readers)
+    task, _, _ = decide_task(head, config, source, readers, trust)
     if not source.splits.get("validation"):
         raise UserError(
             "tune: the data has no validation split, which ranks the trials; set data.fractions or "

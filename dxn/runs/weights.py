@@ -16,8 +16,8 @@ from dxn.config.instantiate import completed, merge_options
 from dxn.config.settings import Settings
 from dxn.config.values import assign, is_below, leaves, lookup
 from dxn.core.errors import UserError
-from dxn.runs.decide import adapter_nodes, readers_of
 from dxn.runs.filling import InitialWeights
+from dxn.runs.plan import readers_of
 from dxn.weights.public import PublicModel
 
 # Options of an adapter that its weights determine. The user can override all others, such as the
@@ -100,13 +100,12 @@ def read_initial_weights(settings: Settings) -> InitialWeights:
             part=weights["part"],
             trust=settings.folder_trust,
         )
-    chosen = adapter_nodes(settings.values)
     adapters: dict[str, PublicModel] = {}
     modalities = {key: p.modality for key, p in readers_of(settings.values, trust).items()}
     for key, source in weights.get("adapters", {}).items():
         if not source:  # null cancels the value of an experiment
             continue
-        if key not in chosen:
+        if key not in modalities:
             raise UserError(
                 f"weights.adapters.{key}: the adapter {key} is not used; add it to adapters=[...]"
             )

@@ -19,7 +19,7 @@ from dxn.data.rows import TARGET, OnBad, Rows, Source
 from dxn.data.sources.table import JOINED
 from dxn.data.splits.split import SPLITS, UNDIVIDED
 from dxn.data.tables.read import as_list
-from dxn.runs.decide import open_source
+from dxn.runs.plan import open_source
 from dxn.runs.predictor.inputs import print_columns
 from dxn.runs.predictor.option import is_table
 from dxn.runs.predictor.predictor import Predictor

@@ -1,0 +1,173 @@
+"""A run that continues: which one it is, and whether its options and its data are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dxn.config.environment import fill
+from dxn.config.settings import FOLDER as CONFIG_FOLDER
+from dxn.config.settings import Settings, merge_overrides
+from dxn.config.values import is_below, leaves, lookup
+from dxn.core.display import print_line
+from dxn.core.errors import UserError
+from dxn.core.files import CONFIG, METRICS, PRETRAINING, SUMS, link, replace_folder, write_sums
+from dxn.core.processes import launch
+from dxn.data.inspect.fingerprint import differences
+from dxn.runs.folder import has_checkpoint, is_run, member_folders, runs_below
+from dxn.runs.plan import FOLDER, PLAN, Plan, plan_text, read_plan
+
+# Keys that have no effect on the weights, or only on the end of the training.
+MAY_CHANGE = (
+    *("resume", "run", "output", "name", "trust", "report"),
+    *("loader.num_workers", "loader.cache_gb", "loader.timeout"),
+    *("trainer.epochs", "trainer.patience", "trainer.patience_below", "trainer.max_minutes"),
+    *("trainer.log_every", "trainer.checkpoint_minutes", "trainer.checkpoint_every"),
+    *("trainer.max_skipped_steps", "trainer.tracker"),
+    # The fingerprint tells whether it is the same data.
+    *("data.path", "data.train", "data.validation", "data.test", "data.confine"),
+    # Compared as the batch size over all processes.
+    *("batch_size", "trainer.batch_size"),
+)
+
+
+def newest_unfinished(settings: Settings) -> Settings:
+    """Return the settings for `resume=auto`, which continue a run of the same command, if any.
+
+    That is the newest run in the folder `run`, or below the folder `output`, whose command had the
+    same words, that has a checkpoint, and that has no metrics.json yet. Without one, a new run
+    starts.
+    """
+    values = {**settings.values, "resume": {**settings.values["resume"], "run": None}}
+    words = tuple(word for word in settings.overrides if not word.startswith("resume"))
+    settings = replace(settings, values=values, overrides=words)
+    folders = [Path(values["run"])] if values["run"] else runs_below(Path(values["output"]))
+    candidates: list[tuple[int, Path]] = []
+    for folder in folders:
+        runs = [folder, *member_folders(folder)]
+        started = any(has_checkpoint(run) or has_checkpoint(run / PRETRAINING) for run in runs)
+        if not started or (folder / METRICS).exists() or not is_run(folder):
+            continue
+        if Settings.load(folder, settings.trust).overrides == words:
+            written = (folder / CONFIG_FOLDER / CONFIG).stat().st_mtime_ns
+            candidates.append((written, folder))
+    if not candidates:
+        return settings
+    _, folder = max(candidates)
+    print_line(f"resume: {folder}")
+    return continued(folder, settings)
+
+
+def continued(folder: Path, settings: Settings) -> Settings:
+    """Return the settings that continue a run, whose command and environment are the same.
+
+    Args:
+        folder: The run folder.
+        settings: The settings of the command.
+    """
+    saved = Settings.load(folder, settings.trust)
+    values, hidden = fill(saved.values, settings.values)
+    values |= {"resume": {"run": str(folder), "force": False}, "run": str(folder)}
+    return replace(saved, values=values, hidden=hidden)
+
+
+def folder_before_restart(values: Mapping[str, Any]) -> Path | None:
+    """Return the run folder of this training before torchrun restarted its processes.
+
+    Returns:
+        The folder. None if there was no restart, or the processes failed before they created it.
+    """
+    started = launch()
+    if started is None or not started.is_restart:
+        return None
+    folders = [Path(values["run"])] if values["run"] else Path(values["output"]).glob("*/*")
+    for folder in folders:
+        # The folder of an ensemble has no plan of its own.
+        runs = [folder] if values["ensemble"] == 1 else member_folders(folder)
+        plans = [read_plan(run) for run in runs if (run / FOLDER / PLAN).is_file()]
+        if any(plan.launch == started.id for plan in plans):
+            return folder
+    return None
+
+
+def write_changes(folder: Path, plan: Plan, settings: Settings) -> None:
+    """Save the options of a resumed run, so that the next resume continues with them.
+
+    Args:
+        folder: The run folder.
+        plan: The plan of the resumed run.
+        settings: Its settings.
+    """
+    start = folder / FOLDER
+    # The next resume must be asked again, and it may be a resume of a copy of this folder.
+    values = {**settings.values, "resume": {"run": None, "force": False}}
+    saved = Settings.load(folder, settings.trust)
+    overrides = merge_overrides(saved.overrides, settings.overrides)
+    settings = replace(settings, values=values, overrides=overrides)
+    text = plan_text(plan, settings)
+    if (start / PLAN).read_text(encoding="utf-8") == text:
+        return
+    settings.save(folder)
+    with replace_folder(start) as new:
+        for path in start.iterdir():
+            if path.name not in (PLAN, SUMS):
+                link(path, new / path.name)
+        (new / PLAN).write_text(text, encoding="utf-8")
+        write_sums(new)
+
+
+def check_config(old: Plan, settings: Settings, num_processes: int) -> int:
+    """Compare the settings with those of the start of the run.
+
+    Args:
+        old: Its plan.
+        settings: The settings of the resumed run.
+        num_processes: Number of processes of the resumed run.
+
+    Returns:
+        Number of samples per batch over all processes.
+
+    Raises:
+        UserError: If an option changed, and resume.force is not set.
+    """
+    # Written and read in the same way as the old ones, so that equal values are equal.
+    new = settings.plain()
+    keys = dict.fromkeys([*leaves(old.config), *leaves(new)])
+    changed = [
+        f"{key} was {lookup(old.config, key)[1]!r} and is now {lookup(new, key)[1]!r}"
+        for key in keys
+        if not is_below(key, MAY_CHANGE) and lookup(old.config, key) != lookup(new, key)
+    ]
+    batch_size = old.batch_size
+    # A run that continues with another number of processes keeps its batches. Only a user who
+    # asks for another number of samples per process changes them.
+    if old.config["batch_size"] != new["batch_size"]:
+        batch_size = new["batch_size"] * num_processes
+    if batch_size != old.batch_size:
+        changed.append(
+            f"batch_size: {old.batch_size} samples per batch over all processes, and now "
+            f"{batch_size}"
+        )
+    stop_if_changed(changed, settings, "the configuration")
+    return batch_size
+
+
+def check_data(old: Plan, data: Mapping[str, Any], settings: Settings) -> None:
+    """Compare the fingerprint of the data with that of the start of the run.
+
+    Raises:
+        UserError: If it changed, and resume.force is not set.
+    """
+    before = {name: split.model_dump() for name, split in old.data.items()}
+    stop_if_changed(differences(before, data), settings, "the data")
+
+
+def stop_if_changed(changes: Sequence[str], settings: Settings, what: str) -> None:
+    """Raise an error that lists the changes, unless resume.force is set."""
+    if changes and not settings.values["resume"]["force"]:
+        raise UserError(
+            f"resume: {what} changed since the run started: {'; '.join(changes)}; undo the change, "
+            "train a new run, or set resume.force=true to continue nevertheless"
+        )
