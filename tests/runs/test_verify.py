@@ -94,16 +94,6 @@ def newest(run):
     return all_checkpoints(run / "checkpoints")[0]
 
 
-def rename_weight(run):
-    path = newest(run) / FILE
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    tensors = load_file(path)
-    tensors["model/other"] = tensors.pop(next(name for name in tensors if "head." in name))
-    save_file(tensors, path, metadata)
-    write_sums(path.parent)
-
-
 def change_metrics(run):
     metrics = json.loads((run / "metrics.json").read_text())
     (run / "metrics.json").write_text(json.dumps({**metrics, "test/loss": math.inf}))
@@ -124,7 +114,7 @@ PROBLEMS = {
         "model/model.safetensors: ",
     ),
     "labels.json": (lambda run: (run / "model/labels.json").unlink(), "labels.json"),
-    "the model folder": (lambda run: shutil.rmtree(run / "model"), "model: not found, although"),
+    "the model folder": (lambda run: shutil.rmtree(run / "model"), "model: folder not found"),
     "the checksums of the model": (
         lambda run: (run / "model/SHA256SUMS").unlink(),
         "model/SHA256SUMS: ",
@@ -135,7 +125,6 @@ PROBLEMS = {
         lambda run: (newest(run) / FILE).unlink(),
         "training.safetensors",
     ),
-    "a checkpoint of another model": (rename_weight, "does not fit the model in model/: missing"),
     "all checkpoints": (
         lambda run: [shutil.rmtree(path) for path in all_checkpoints(run / "checkpoints")],
         "checkpoints: no checkpoint, so this run cannot be resumed",
@@ -150,7 +139,7 @@ PROBLEMS = {
     ),
     "the start": (
         lambda run: shutil.rmtree(run / "checkpoints/start"),
-        "checkpoints/start: not found, so this run cannot be resumed",
+        "checkpoints/start is missing, so the run stopped before",
     ),
     "the configuration": (change_config, ".hydra/config.yaml: differs from "),
     "half of the configuration": (
@@ -182,7 +171,7 @@ def test_a_problem_is_named_in_one_line_and_the_exit_code_is_2(run, capsys, name
     damage, expected = PROBLEMS[name]
     damage(run)
     (line,) = refused(capsys, ["verify", f"run={run}"])
-    assert line.removeprefix("dxn: ").removeprefix("weights: ").startswith(str(run))
+    assert line.removeprefix("dxn: ").removeprefix("resume: ").startswith(str(run))
     assert expected in line
 
 
