@@ -39,7 +39,6 @@ MAX_COUNTED_ROWS = 2000
 # Columns of a modality that are printed one per line. More are printed in one line.
 MAX_LINES = 4
 MIN_CHECKED = 10  # rows of a split, below which all of its classes may be unknown
-MAX_UNKNOWN = 5  # names of classes in a note
 MAX_CLASSES = 200  # classes whose rows are counted
 
 
@@ -216,9 +215,8 @@ def describe(
             rows = f"{source.stream}, read in each epoch; the sample has {rows}"
         print_line(f"{name}: {rows}{remark}")
         # A drawn split of very few rows can consist of rare classes.
-        if len(split) >= MIN_CHECKED:
-            check_known_targets(task, split.targets or (), name)
-        print_unknown(task, split.targets or (), name)
+        for note in check_known_targets(task, split.targets or (), name, min_rows=MIN_CHECKED):
+            print_line(f"note: {note}")
     if task.is_supervised:
         print_line(f"target values: {task.target.describe(splits['train'].targets or ())}")
     if any(tokenizer.reader.files for tokenizer in tokenizers.values()):
@@ -292,20 +290,3 @@ def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str,
             return {}
         counts[split] = {name: names[name] for name in task.target.labels or () if names[name]}
     return counts
-
-
-def print_unknown(task: Task, targets: Sequence[Any], where: str) -> None:
-    """Print a note that names the classes of rows that the model does not know.
-
-    Args:
-        task: The fitted task.
-        targets: The targets of the rows.
-        where: What the rows are, such as "validation".
-    """
-    unknown = task.target.unknown(targets)
-    if unknown:
-        names = list_names(list(dict.fromkeys(unknown)), MAX_UNKNOWN)
-        print_line(
-            f"note: {where}: the target of {count(len(unknown), 'row')} is not in the training "
-            f"split ({names}), which counts as wrong"
-        )

@@ -86,27 +86,37 @@ def check_learnable(train: Opened, target: str | None, task: Task) -> None:
         )
 
 
-def check_known_targets(task: Task, targets: Sequence[Any], where: str) -> None:
-    """Refuse rows whose class names have nothing in common with those of the model.
+def check_known_targets(
+    task: Task, targets: Sequence[Any], where: str, *, min_rows: int = 1
+) -> list[str]:
+    """Return a note about rows whose classes the model does not know; none if there are none.
 
     Args:
         task: The fitted task.
         targets: Targets of the rows.
         where: What the rows are, such as "validation".
+        min_rows: Number of rows below which all of them may be unknown.
 
     Raises:
         UserError: If all targets are unknown. Some unknown ones are normal and count as wrong. If
             all are, the names differ, such as "cat" and 3, and metrics of 0 would hide the reason.
     """
     unknown = task.target.unknown(targets)
-    if not targets or len(unknown) < len(targets):
-        return
-    known = ", ".join((task.target.labels or ())[:MAX_LISTED])
-    received = ", ".join(list(dict.fromkeys(unknown))[:MAX_LISTED])
-    raise UserError(
-        f"data: all targets of {where} are unknown to the model, which was trained with {known}, "
-        f"got {received}; use the same names"
-    )
+    if not unknown:
+        return []
+    if len(unknown) == len(targets) >= min_rows:
+        trained = ", ".join((task.target.labels or ())[:MAX_LISTED])
+        received = ", ".join(list(dict.fromkeys(unknown))[:MAX_LISTED])
+        raise UserError(
+            f"data: all targets of {where} are unknown to the model, which was trained with "
+            f"{trained}, got {received}; use the same names"
+        )
+    names = list_names(list(dict.fromkeys(unknown)), MAX_LISTED)
+    rows = count(len(unknown), "row")
+    return [
+        f"{where}: the target of {rows} is not in the training split ({names}), which counts as "
+        "wrong"
+    ]
 
 
 def _repeated_rows(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray]) -> Iterator[Issue]:
@@ -118,7 +128,7 @@ def _repeated_rows(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray]) 
     """
     for first, second in combinations(splits, 2):
         repeated = np.isin(codes[second], codes[first]) & (codes[second] >= 0)
-        found: list[Issue] = []
+        issues: list[Issue] = []
         # The last row with each code, without a dict of all rows.
         order = np.argsort(codes[first], kind="stable") if repeated.any() else np.empty(0, np.int64)
         rows = np.flatnonzero(repeated)
@@ -126,14 +136,14 @@ def _repeated_rows(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray]) 
         for row, i in zip(rows.tolist(), order[last].tolist(), strict=True):
             other = splits[first].origin[i]
             reason = f"all inputs are equal to those of {other} ({first})"
-            found.append(Issue(reason, splits[second].origin[row], split=second))
-        if found:
+            issues.append(Issue(reason, splits[second].origin[row], split=second))
+        if issues:
             total = count(len(codes[second]), "row")
-            verb = "occurs" if len(found) == 1 else "occur"
+            verb = "occurs" if len(issues) == 1 else "occur"
             yield Issue(
-                f"{len(found):,} of {total} of {second} also {verb} in {first}, such as "
-                f"{found[0].origin}, which makes the metrics of {second} too good",
-                rows=found,
+                f"{len(issues):,} of {total} of {second} also {verb} in {first}, such as "
+                f"{issues[0].origin}, which makes the metrics of {second} too good",
+                rows=issues,
             )
 
 
@@ -217,12 +227,11 @@ def _target_problems(splits: Mapping[str, Opened]) -> Iterator[Issue]:
         for name, split in splits.items()
     }
     classes = counts.get("train", Counter())
-    yield from _similar_names(classes)
-    yield from _missing_names(classes)
+    yield from _name_problems(classes)
     for name in SPLITS[1:] if classes else ():
         # Texts need not be classes, and a new text is normal.
         unknown = counts.get(name, Counter()).keys() - classes.keys()
-        if unknown and any(isinstance(each, Described) for each in splits[name].targets or ()):
+        if unknown and any(isinstance(target, Described) for target in splits[name].targets or ()):
             yield Issue(
                 f"{name}: classes that train does not have: {list_names(sorted(unknown), MAX_RARE)}"
             )
@@ -243,14 +252,14 @@ def _rare_names(train: Counter[str], others: Mapping[str, Counter[str]]) -> Iter
         name
         for name, number in train.items()
         if number < MIN_PER_CLASS
-        or (number < few and any(each[name] < MIN_MEASURED for each in others.values()))
+        or (number < few and any(counts[name] < MIN_MEASURED for counts in others.values()))
     ]
     if not rare or len(train) < 2:
         return
     rare.sort(key=lambda name: train[name])
     rows = [
         f"{_short(name)} has {count(train[name], 'row')} in train"
-        + "".join(f", {each[name]} in {split}" for split, each in others.items())
+        + "".join(f", {counts[name]} in {split}" for split, counts in others.items())
         for name in rare[:MAX_RARE]
     ]
     more = [f"and {len(rare) - MAX_RARE:,} more"] if len(rare) > MAX_RARE else []
@@ -260,19 +269,16 @@ def _rare_names(train: Counter[str], others: Mapping[str, Counter[str]]) -> Iter
     )
 
 
-def _similar_names(counts: Counter[str]) -> Iterator[Issue]:
+def _name_problems(counts: Counter[str]) -> Iterator[Issue]:
+    """Yield class names that may not be meant: two spellings of one name, and missing values."""
     first_of: dict[str, str] = {}
+    similar: list[str] = []
     for name in counts:
         other = first_of.setdefault(" ".join(name.split()).casefold(), name)
         if other != name:
-            yield Issue(
-                f"the classes {_short(other)} and {_short(name)} differ only in spaces or in upper "
-                "and lower case"
-            )
-            return  # one example is enough
-
-
-def _missing_names(counts: Counter[str]) -> Iterator[Issue]:
+            similar.append(f"{_short(other)} and {_short(name)}")
+    if similar:  # one example is enough
+        yield Issue(f"the classes {similar[0]} differ only in spaces or in upper and lower case")
     for name, number in counts.items():
         # "None" and "unknown" are often classes on purpose.
         if has_no_value(name):

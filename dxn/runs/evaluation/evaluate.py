@@ -18,7 +18,6 @@ from dxn.data.dataset import Samples
 from dxn.data.inspect.quality import check_known_targets
 from dxn.report.answers import Answers
 from dxn.report.intervals import metric_intervals
-from dxn.runs.data import print_unknown
 from dxn.runs.evaluation.data import EvaluationData
 from dxn.runs.evaluation.results_table import print_results
 from dxn.runs.predictor.output import write_records
@@ -56,8 +55,8 @@ def evaluate_data(
         batch_size: Number of samples per batch.
         only: Inputs to use. Default: all subsets.
     """
-    check_known_targets(predictor.task, data.opened.targets or (), data.about)
-    print_unknown(predictor.task, data.opened.targets or (), data.about)
+    for note in check_known_targets(predictor.task, data.opened.targets or (), data.about):
+        print_line(f"note: {note}")
     evaluated = evaluate_subsets(predictor, data, folder, batch_size=batch_size, only=only)
     if evaluated is None:
         return
