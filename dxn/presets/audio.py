@@ -82,8 +82,8 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
 def _usual_rate(rates: Sequence[int], seconds: Sequence[float | None]) -> int:
     """Return the lowest sample rate that is not below that of most sounds, by their duration."""
     # The duration of some formats is unknown.
-    known = [duration for duration in seconds if duration is not None]
-    usual = statistics.median(known) if known else 1.0
+    durations = [duration for duration in seconds if duration is not None]
+    usual = statistics.median(durations) if durations else 1.0
     weights = [usual if duration is None else duration for duration in seconds]
     reached = 0.0
     for rate, weight in sorted(zip(rates, weights, strict=True)):

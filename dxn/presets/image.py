@@ -91,7 +91,7 @@ def _for_codes(height: int, width: int) -> dict[str, Any]:
     side = max(height, width)
     patch = 4 if side <= SMALL else 8
     scale = min(LARGE / side, 1.0) / patch
-    size = [max(round(scale * each), 1) * patch for each in (height, width)]
+    size = [max(round(scale * length), 1) * patch for length in (height, width)]
     return {
         "stem": "conv",
         "patch_size": patch,

@@ -73,7 +73,7 @@ def check_data(
         if not isinstance(task, Auto):
             task.target.bind(named)  # raises UserError if it needs other inputs
 
-    named = {name: adapters[each.adapter] for name, each in inputs.items()}
+    named = {name: adapters[spec.adapter] for name, spec in inputs.items()}
     prepare = {name: adapter.tokenizer for name, adapter in named.items()}
     result = check(source, prepare, task=decided, fit=fit, errors=errors)
     # At once, because a table can have 100,000 columns, and rich takes a while for each call.

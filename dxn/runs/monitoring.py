@@ -57,10 +57,12 @@ def check_metrics(
     targets = samples.opened.targets if task.is_supervised else None
     truths = [targets[row] for row in predictions.rows] if targets else []
     built_in = task.metric.metrics(predictions.predicted, truths, predictions.loss)
-    for own in task.metric.own:
-        if own in built_in or own == "loss":
-            raise UserError(f"metrics.{own}: head={task.name} has a metric of this name; rename it")
-    names = [each for each in figures if each not in NOT_MONITORED]
+    for name in task.metric.own:
+        if name in built_in or name == "loss":
+            raise UserError(
+                f"metrics.{name}: head={task.name} has a metric of this name; rename it"
+            )
+    names = [name for name in figures if name not in NOT_MONITORED]
     if monitor is None:
         return
     if monitor not in names:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -15,7 +14,7 @@ from dxn.config.instantiate import build
 from dxn.config.settings import Settings
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import MODEL, PRETRAINING, refuse_links_out
-from dxn.core.processes import from_all, from_first, processes
+from dxn.core.processes import from_all, from_first, launch, processes
 from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import Results
 from dxn.models.model import MultimodalModel
@@ -91,9 +90,10 @@ def train_one(
             the training has stopped.
         Interrupted: If the user interrupts the training. The message says how to continue it.
     """
-    folder = None if settings.is_resumed else folder_before_restart(settings.values)
-    if folder is not None:
-        settings = continued(folder, settings)
+    # torchrun starts the same command again after one of its processes was lost.
+    if launch() is not None and not settings.is_resumed:
+        folder = folder_before_restart(settings.values)
+        settings = settings if folder is None else continued(folder, settings)
     device = connected(settings)
     run = None
     with ExitStack() as stack:

@@ -208,10 +208,10 @@ def _set_adapter_options(
     """
     modalities = {k: p.modality for k, p in readers_of(merger.values, trust).items()}
     if start.main is not None:
-        known = start.main.architecture.adapters
+        saved = start.main.architecture.adapters
         if not any(start.main.adapter_key(key, m) for key, m in modalities.items()):
             raise UserError(
-                f"adapters: the weights are for {', '.join(known)}, got {', '.join(modalities)}"
+                f"adapters: the weights are for {', '.join(saved)}, got {', '.join(modalities)}"
             )
     for key, modality in modalities.items():
         public = start.source(key, modality)
@@ -274,14 +274,14 @@ def _use_own_classes(merger: _OptionMerger, main: PublicModel) -> None:
     """
     parts = main.architecture
     values = merger.values
-    for group, own in (("backbone", parts.backbone), ("fusion", parts.fusion)):
+    for group, node in (("backbone", parts.backbone), ("fusion", parts.fusion)):
         target = values[group]["_target_"]
-        if target == own["_target_"]:
+        if target == node["_target_"]:
             continue
         if group not in merger.chosen:
-            values[group] = {"dim": parts.dim, **copy.deepcopy(own)}
+            values[group] = {"dim": parts.dim, **copy.deepcopy(node)}
         elif group == "backbone":
-            saved = own["_target_"].rpartition(".")[2]
+            saved = node["_target_"].rpartition(".")[2]
             got = target.rpartition(".")[2]
             raise UserError(f"backbone: the weights have {saved}, got {got}; leave it out")
     # The decoder is not a group of its own but an option of the head, so it is compared separately.
@@ -289,15 +289,15 @@ def _use_own_classes(merger: _OptionMerger, main: PublicModel) -> None:
         _use_decoder(merger, parts.head)
 
 
-def _use_decoder(merger: _OptionMerger, own: Config) -> None:
+def _use_decoder(merger: _OptionMerger, saved: Config) -> None:
     """Use the decoder of a checkpoint's head if the head has one of the same class.
 
     A head of the same class whose decoder is optional gets that of the checkpoint, too.
     """
     head = merger.values["head"]
-    decoder = own.get("decoder") or {}
+    decoder = saved.get("decoder") or {}
     current = head.get("decoder") or {}
-    is_missing = not current and head["_target_"] == own.get("_target_")
+    is_missing = not current and head["_target_"] == saved.get("_target_")
     if not decoder or not (is_missing or current.get("_target_") == decoder.get("_target_")):
         return
     head["decoder"] = copy.deepcopy(decoder)
@@ -328,17 +328,17 @@ def _leaves(options: Mapping[str, Any]) -> list[str]:
     return [name for name in leaves(options) if not name.endswith("_target_")]
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(value: Any, other: Any) -> bool:
     """Whether two values of an option have the same meaning.
 
     A signature contains tuples where YAML contains lists, and a single size is the same as equal
     sides: 16 and [16, 16].
     """
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return list(one) == list(other)
-    if isinstance(one, tuple | list):
-        return bool(one) and all(item == other for item in one)
-    return _equal(other, one) if isinstance(other, tuple | list) else one == other
+    if isinstance(value, tuple | list) and isinstance(other, tuple | list):
+        return list(value) == list(other)
+    if isinstance(value, tuple | list):
+        return bool(value) and all(item == other for item in value)
+    return _equal(other, value) if isinstance(other, tuple | list) else value == other
 
 
 def _set_dims(values: Config, dim: int) -> None:
