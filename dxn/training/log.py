@@ -186,9 +186,13 @@ class Log:
         self.display.line(text)
 
     def close(self) -> None:
-        """Remove the progress bar, and end the runs of the trackers."""
+        """Remove the progress bar."""
         self.display.close()
+
+    def close_trackers(self, final: Mapping[str, Any], step: int) -> None:
+        """Send the final metrics to the trackers, and end their runs."""
         for tracker in self.trackers:
+            tracker.log({**final, "step": step})
             tracker.close()
 
     def _title(self, epoch: int) -> str:

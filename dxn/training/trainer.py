@@ -331,12 +331,9 @@ class Trainer:
                 if self.trackers and self.main:
                     from dxn.training.trackers import TrackerSink
 
-                    step = self.state.step if resume else None
                     self.log.trackers = [
-                        TrackerSink(
-                            each, folder, options=options, say=self.log.print, resumed_at=step
-                        )
-                        for each in self.trackers
+                        TrackerSink(name, folder, options=options, say=self.log.print)
+                        for name in self.trackers
                     ]
                 while not self.is_finished:
                     metrics = self.train_epoch()

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.training.trackers import TrackerSink, check_trackers, send_final
+from dxn.training.trackers import TrackerSink, check_trackers
 
 
 @pytest.fixture
@@ -52,30 +52,22 @@ def test_a_training_sends_its_log_and_its_test_metrics_to_both_trackers(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_resumed_run_continues_the_run_of_mlflow(tmp_path, store):
+def test_each_process_of_a_training_has_a_run_of_mlflow_with_its_options(tmp_path, store):
     folder = tmp_path / "runs" / "first"
+    options = {"a": {"b": 3}, **{f"option{i}": "x" * 1000 for i in range(205)}}
     for step in (1, 2):
-        tracker = TrackerSink(
-            "mlflow", folder, options={"a": {"b": 3}}, resumed_at=step - 1 or None
-        )
+        # A stopped training does not close its trackers.
+        tracker = TrackerSink("mlflow", folder, options=options)
         tracker.log({"step": step, "epoch": 1, "test/accuracy[text+image]": step / 7})
-        tracker.close()
+    tracker.close()
     (experiment,) = [e for e in store.search_experiments() if e.name == "runs"]
-    (run,) = store.search_runs([experiment.experiment_id])
-    assert run.data.params == {"a.b": "3"}
-    name = "test/accuracy_text_image_"  # MLflow allows no brackets
-    assert len(store.get_metric_history(run.info.run_id, name)) == 2
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_tensorboard_hides_what_a_resumed_training_sends_again(tmp_path):
-    folder = tmp_path / "run"
-    for resumed_at, steps in ((None, (1, 2, 3)), (1, (2, 3))):
-        tracker = TrackerSink("tensorboard", folder, resumed_at=resumed_at)
-        for step in steps:
-            tracker.log({"step": step, "loss": step / 7})
-        tracker.close()
-    assert [step for step, _ in scalars(folder, "loss")] == [1, 2, 3]
+    runs = store.search_runs([experiment.experiment_id])
+    assert [run.info.run_name for run in runs] == ["first", "first"]
+    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
+    for run in runs:
+        assert len(run.data.params) == 206 and run.data.params["a.b"] == "3"
+        name = "test/accuracy_text_image_"  # MLflow allows no brackets
+        assert len(store.get_metric_history(run.info.run_id, name)) == 1
 
 
 def test_wandb_gets_the_name_the_options_and_the_figures(tmp_path, monkeypatch):
@@ -87,14 +79,14 @@ def test_wandb_gets_the_name_the_options_and_the_figures(tmp_path, monkeypatch):
     )
     fake = types.ModuleType("wandb")
     fake.init = lambda **options: calls.append(options) or run
-    fake.config = types.SimpleNamespace(update=lambda values, **_: calls.append(values))
     monkeypatch.setitem(sys.modules, "wandb", fake)
     tracker = TrackerSink("wandb", tmp_path / "runs" / "first", options={"dim": 16})
     tracker.log({"step": 3, "epoch": 1, "train/loss": 0.5})
     tracker.close()
     assert calls[0]["project"] == "runs"
     assert calls[0]["name"] == "first"
-    assert calls[1:] == [{"dim": 16}, (3, {"train/loss": 0.5}), "finished"]
+    assert calls[0]["config"] == {"dim": 16}
+    assert calls[1:] == [(3, {"train/loss": 0.5}), "finished"]
 
 
 def test_a_tracker_that_fails_is_left_out_and_the_training_continues(tmp_path, monkeypatch):
@@ -104,20 +96,21 @@ def test_a_tracker_that_fails_is_left_out_and_the_training_continues(tmp_path, m
     def fail(*_, **__):
         raise ConnectionError("the server is down\nmore")
 
-    monkeypatch.setattr(tracker.tracker, "log", fail)
+    monkeypatch.setattr(tracker, "_send", fail)
     tracker.log({"step": 1, "loss": 1.0})
     tracker.log({"step": 2, "loss": 1.0})
     assert lines[1:] == ["warning: tensorboard gets no more metrics: the server is down"]
     tracker.close()
 
 
-def test_a_tracker_that_cannot_start_after_the_training_is_a_warning(tmp_path, monkeypatch, capsys):
+def test_a_tracker_that_cannot_start_is_one_sentence(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise ConnectionError("the server is down")
 
-    monkeypatch.setattr("dxn.training.trackers._start", fail)
-    send_final(["tensorboard"], tmp_path, {"test/accuracy": 0.5}, 3)
-    assert "warning: tensorboard does not get the final metrics" in capsys.readouterr().out
+    monkeypatch.setattr("dxn.training.trackers._tensorboard", fail)
+    message = r"trainer.tracker: tensorboard cannot start \(the server is down\); change its set"
+    with pytest.raises(UserError, match=message):
+        TrackerSink("tensorboard", tmp_path)
 
 
 def test_a_missing_or_unknown_tracker_is_refused_with_the_command_that_installs_it(monkeypatch):

@@ -69,13 +69,10 @@ def evaluate(run: Training, state: State) -> Results | None:
         card=card_of(run, run.task),
         remarks=remarks,
     )
-    if trainer.trackers:
-        from dxn.training.trackers import send_final
-
-        # The validation metrics of the best epoch were sent when it ended.
-        sent = (BEST, *(name for name in results.metrics if name.startswith(f"{split}/")))
-        final = {name: results.metrics[name] for name in sent if name in results.metrics}
-        send_final(trainer.trackers, run.folder, final, state.step)
+    # The validation metrics of the best epoch were sent when it ended.
+    sent = (BEST, *(name for name in results.metrics if name.startswith(f"{split}/")))
+    final = {name: results.metrics[name] for name in sent if name in results.metrics}
+    trainer.log.close_trackers(final, state.step)
     return results
 
 
