@@ -24,7 +24,8 @@ class Export(FromRun, Labels):
         weights: With format=public, this checkpoint (default: that of the run).
         dtype: With format=public, the data type of the weights: float32 or bf16.
         output: Folder to write (default: export/FORMAT in the run folder, or here).
-        baseline: none leaves out the baseline of the model, and changes its predictions.
+        baseline: auto exports the baseline of the model if a graph can compute its features, none
+            leaves it out. Without it, the graph answers like the transformer alone.
     """
 
     usage: ClassVar[Sequence[str]] = (

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
-from dxn.stacking.features import Features, features_of
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.cells.category import CategoryTokenizer
@@ -34,8 +33,6 @@ MAX_SIDE = 1.6  # longest side of an example picture, relative to the size of th
 MAX_TOKENS = 20  # of a series
 NO_SIZE = 64  # pixels of the side of a picture for a model that does not resize pictures
 PRESENT = "present"  # key of the tensor that tells which samples have an input
-COUNTED = "counted"  # key of counted features, followed by their number
-NONE = -1  # code that pads counted features
 # Sizes of the example batches. Different ones, because equal sizes become constants of the graph.
 SIZES = (5, 3, 7, 4, 6, 2)
 DRAWS = 24  # samples that show which sizes of an input can vary, and how large they become
@@ -53,7 +50,6 @@ def make_examples(
     seed: int,
     sizes: Sequence[int] = SIZES,
     *,
-    counted: Collection[str] = (),
     required: Collection[str] = (),
 ) -> list[Example]:
     """Return batches of random samples for a model.
@@ -62,7 +58,6 @@ def make_examples(
         model: The model.
         seed: Random seed.
         sizes: Number of samples of each batch.
-        counted: Names of the inputs whose counted features a baseline reads.
         required: Names of the inputs that every sample has.
 
     Raises:
@@ -72,9 +67,7 @@ def make_examples(
     names = list(model.inputs)
     rows = [_rows(names, size, rand, required) for size in sizes]
     inputs = {
-        name: _varied(
-            _drawing(model, name, rand, name in counted), [len(each[name]) for each in rows]
-        )
+        name: _varied(_drawing(model, name, rand), [len(present[name]) for present in rows])
         for name in names
     }
     return [
@@ -83,20 +76,14 @@ def make_examples(
     ]
 
 
-def _drawing(
-    model: Any, name: str, rand: random.Random, is_counted: bool
-) -> Callable[[int], Example]:
+def _drawing(model: Any, name: str, rand: random.Random) -> Callable[[int], Example]:
     """Return the function that draws a number of random samples of an input."""
-    adapter = model.adapter(name)
-    tokenizer: Tokenizer = adapter.tokenizer
+    tokenizer: Tokenizer = model.adapter(name).tokenizer
 
     def draw(count: int) -> Example:
         raws = examples(name, tokenizer, count, rand)
         collated = tokenizer.collate([tokenizer(raw) for raw in raws])
-        # Texts are no inputs of the graph: they are counted before.
         tensors = {key: value for key, value in collated.items() if isinstance(value, Tensor)}
-        if is_counted:
-            tensors |= counted_features(features_of(adapter, collated), count)
         return collated, tensors
 
     return draw
@@ -165,22 +152,6 @@ def _rows(
         for name in names if sample == 0 else has:
             rows[name].append(sample)
     return rows
-
-
-def counted_features(summary: Features | None, size: int) -> dict[str, Tensor]:
-    """Return the counted features of a summary by key: padded codes and numbers (size, n, 2)."""
-    blocks = () if summary is None else summary.counted
-    result: dict[str, Tensor] = {}
-    for number, block in enumerate(blocks):
-        # Sorted by row.
-        (rows, codes), occurrences = block.unique(dim=1, return_counts=True)
-        counts = torch.bincount(rows, minlength=size)
-        padded = torch.full((size, max(int(counts.max()), 1), 2), NONE)
-        padded[torch.arange(padded.shape[1]) < counts[:, None]] = torch.stack(
-            [codes, occurrences], 1
-        )
-        result[f"{COUNTED}{number}"] = padded
-    return result
 
 
 def examples(name: str, tokenizer: Tokenizer, count: int, rand: random.Random) -> list[Any]:

@@ -17,14 +17,13 @@ import dxn
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, replace_folder, write_sums
 from dxn.export.formats import SUFFIXES, compare, save
-from dxn.export.graph import Port
+from dxn.export.graph import Port, not_in_graph
 from dxn.export.parts import make_parts
 from dxn.export.recipes import INPUTS
 from dxn.export.trace import Part
 from dxn.models.inference import restore
 from dxn.runs.predictor.predictor import Predictor
-from dxn.stacking.features import RECIPES
-from dxn.stacking.stacked import counted_inputs, without_baseline
+from dxn.stacking.stacked import without_baseline
 
 ABOUT = "preprocess.json"
 EXAMPLE = "example.npz"
@@ -45,7 +44,8 @@ def write_export(
         predictor: The model, in float32 on the CPU. It is changed, so that it can be traced.
         folder: Folder to write. It is replaced if it is an older export.
         format: torch or onnx.
-        baseline: auto exports the baseline of the model, none leaves it out.
+        baseline: auto exports the baseline of the model if a graph can compute its features, none
+            leaves it out.
 
     Returns:
         Lines about the files.
@@ -58,10 +58,16 @@ def write_export(
     if baseline not in ("auto", "none"):
         raise UserError(f"baseline: must be auto or none, got {baseline}")
     restore(predictor.network)
-    if baseline == "none":
+    lines: list[str] = []
+    left_out = not_in_graph(predictor.network)
+    if left_out:
+        lines.append(
+            f"note: the graph has no baseline ({left_out}), because its features need dxn, so it "
+            "answers like the transformer alone in the report; dxn predict and dxn serve use both"
+        )
+    if left_out or baseline == "none":
         without_baseline(predictor.network)
     parts, example = make_parts(predictor)
-    lines: list[str] = []
     with replace_folder(folder) as new:
         for part in parts:
             path = save(part, format, new)
@@ -110,14 +116,11 @@ def describe(
 
 def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
     """Return how each input is prepared without dxn."""
-    counted = counted_inputs(predictor.network)
     task = predictor.task
     recipes: dict[str, dict[str, Any]] = {}
     for name, adapter in predictor.adapters.items():
         make = INPUTS.get(adapter.modality)
         recipes[name] = {} if make is None else make(adapter.tokenizer)
-        if name in counted:
-            recipes[name] |= RECIPES[adapter.modality]
         if task.target.words and adapter.reader.words:
             recipes[name]["words"] = task.target.words
     return recipes
@@ -147,10 +150,9 @@ def _copy_programs(
     shutil.copyfile(TEMPLATES / f"run_{format}.py", folder / "run_graph.py")
     if example != "continue_text":
         shutil.copyfile(TEMPLATES / "prepare_inputs.py", folder / "prepare_inputs.py")
-    for each in recipes.values():
-        for key in ("prepare", "counted"):
-            if key in each:
-                _copy_program(program_of(each[key]), folder)
+    for recipe in recipes.values():
+        if "prepare" in recipe:
+            _copy_program(program_of(recipe["prepare"]), folder)
 
 
 def program_of(name: str) -> Path:

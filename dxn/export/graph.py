@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.export.examples import COUNTED, NONE, PRESENT, Tensors
+from dxn.export.examples import PRESENT, Tensors
 from dxn.models.backbone import Backbone
 from dxn.models.ensemble import Ensemble
 from dxn.models.model import MultimodalModel, Network
-from dxn.stacking.features import Features, features_of
-from dxn.stacking.stacked import Stacked
+from dxn.stacking.features import NOT_IN_GRAPHS, Features, features_of
+from dxn.stacking.stacked import Stacked, stacks_of
 from dxn.tasks import Task
 
 EMBEDDING = "embeddings"
@@ -130,10 +130,7 @@ def encode(model: MultimodalModel, batch: Mapping[str, Any]) -> tuple[Tokens, An
 
 
 def features_in_graph(stack: Stacked, batch: Mapping[str, Any]) -> dict[str, Features]:
-    """Return the features that a baseline reads; the counted ones are inputs of the graph.
-
-    A sample that lacks an input has NaN, and no counted features.
-    """
+    """Return the features that a baseline reads, NaN for a sample that lacks an input."""
     baseline = stack.baseline
     if baseline is None:
         return {}
@@ -141,19 +138,25 @@ def features_in_graph(stack: Stacked, batch: Mapping[str, Any]) -> dict[str, Fea
     for name in baseline.inputs:
         part = batch[name]
         present = part.get(PRESENT)
-        # Counting cannot be traced, so these features are not computed here.
-        blocks = [part[f"{COUNTED}{i}"] for i in range(len(baseline.counted.get(name, ())))]
+        features = features_of(stack.model.adapter(name), part)
+        assert features is not None  # the baseline was trained with them
         if present is not None:
-            blocks = [torch.where(present[:, None, None], block, NONE) for block in blocks]
-        features = Features("", torch.zeros(0))
-        if baseline.reads_numbers(name):
-            features = features_of(stack.model.adapter(name), part)
-            assert features is not None  # the baseline was trained with them
-            if present is not None:
-                dense = features.dense.masked_fill(~present[:, None], torch.nan)
-                features = replace(features, dense=dense)
-        result[name] = replace(features, counted=tuple(blocks))
+            dense = features.dense.masked_fill(~present[:, None], torch.nan)
+            features = replace(features, dense=dense)
+        result[name] = features
     return result
+
+
+def not_in_graph(network: Network) -> str:
+    """Return the name of a baseline whose features cannot be computed in a graph. "": none."""
+    for stack in stacks_of(network):
+        baseline = stack.baseline
+        if baseline is None:
+            continue
+        modalities = {stack.model.adapter(name).modality for name in baseline.inputs}
+        if baseline.counted or modalities.intersection(NOT_IN_GRAPHS):
+            return baseline.about
+    return ""
 
 
 def _without_absent(part: Tokens, batch: Mapping[str, Any]) -> Tokens:

@@ -23,7 +23,6 @@ from dxn.export.writing import (
 from dxn.models.decoding.decoder import Decoder, Memory
 from dxn.models.ensemble import Ensemble
 from dxn.runs.predictor.predictor import Predictor
-from dxn.stacking.stacked import counted_inputs
 from dxn.tasks.segment.tiles import TiledHead
 
 SEED = 0  # of the random examples
@@ -92,12 +91,7 @@ def make_parts(predictor: Predictor) -> tuple[list[Part], str]:
     check_exportable(predictor)
     if predictor.task.target.source == "stream":
         return [_language(predictor)], "continue_text"
-    examples = make_examples(
-        predictor.model,
-        SEED,
-        counted=counted_inputs(predictor.network),
-        required=predictor.task.target.required,
-    )
+    examples = make_examples(predictor.model, SEED, required=predictor.task.target.required)
     graph = make_graph(predictor.network, predictor.task, examples)
     cases = [{name: tensors[name] for name in graph.used} for _, tensors in examples]
     if predictor.task.writes:

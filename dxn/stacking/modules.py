@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,9 +61,7 @@ class TfIdf(nn.Module):
         return rows, columns, values / np.sqrt(squares)[rows].astype(np.float32)
 
     def forward(self, counted: Tensor, size: int) -> Tensor:
-        """Return scores (size, K). `counted` is a block of `Features`, in one of its two forms."""
-        if counted.ndim == 3:
-            return self._padded(*counted.unbind(-1))
+        """Return scores (size, K). `counted` is a block of `Features`."""
         rows, columns, values = self.entries(counted, size)
         # The entries are sorted by row, as embedding_bag needs it.
         offsets = rows.searchsorted(np.arange(size))
@@ -72,25 +69,6 @@ class TfIdf(nn.Module):
             torch.from_numpy(each).to(self.weight.device) for each in (columns, values, offsets)
         )
         return F.embedding_bag(columns, self.weight, offsets, mode="sum", per_sample_weights=values)
-
-    def _padded(self, codes: Tensor, counts: Tensor) -> Tensor:
-        """Return the scores (B, K) of codes (B, n) that occur `counts` (B, n) times.
-
-        No operation has a result whose size depends on values, as a graph needs it.
-        """
-        columns = torch.zeros_like(codes)
-        # A binary search, because torch.searchsorted has no counterpart in ONNX.
-        for bit in reversed(range(math.ceil(math.log2(max(len(self.codes), 2))))):
-            step = columns + 2**bit
-            clamped = step.clamp(max=len(self.codes) - 1)
-            is_after = (step < len(self.codes)) & (self.codes[clamped] <= codes)
-            columns = torch.where(is_after, step, columns)
-        is_known = self.codes[columns] == codes
-        values = (1 + counts.clamp(min=1).float().log()) * self.idf[columns] * is_known
-        squares = values.square().sum(1, keepdim=True)
-        # A sample without known features has the scores 0.
-        scale = torch.where(squares > 0, squares, 1.0).rsqrt()
-        return ((values * scale)[:, None] @ self.weight[columns])[:, 0]
 
 
 class DenseScores(nn.Module):
@@ -213,10 +191,6 @@ class Baseline(nn.Module):
         """Return the arguments of the constructor as plain data."""
         raise NotImplementedError
 
-    def reads_numbers(self, name: str) -> bool:
-        """Whether the model reads other features of an input than counted ones."""
-        raise NotImplementedError
-
     def problem(self, adapters: Mapping[str, Any]) -> str:
         """Return what is wrong with values that may come from an untrusted folder. "": nothing.
 
@@ -292,10 +266,6 @@ class FeatureBaseline(Baseline):
             "num_trees": 0 if self.trees is None else len(self.trees.roots),
             "num_nodes": 0 if self.trees is None else len(self.trees.value),
         }
-
-    def reads_numbers(self, name: str) -> bool:
-        """See `Baseline.reads_numbers`."""
-        return name in self.num_dense
 
     def problem(self, adapters: Mapping[str, Any]) -> str:
         """See `Baseline.problem`."""

@@ -77,10 +77,6 @@ class PastRegression(Baseline):
             "beside": self.beside._asdict(),
         }
 
-    def reads_numbers(self, name: str) -> bool:
-        """See `Baseline.reads_numbers`."""
-        return True
-
     def problem(self, adapters: Mapping[str, Any]) -> str:
         """See `Baseline.problem`."""
         tokenizer = adapters[self.input].tokenizer

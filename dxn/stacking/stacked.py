@@ -120,15 +120,11 @@ def stacks_of(network: Network) -> list[Stacked]:
 
 
 def without_baseline(network: Network) -> None:
-    """Leave out the baselines of a network. The outputs of its models stay scaled."""
+    """Leave out the baselines of a network. It then answers like its transformers alone."""
     for stack in stacks_of(network):
-        stack.baseline = None
-
-
-def counted_inputs(network: Network) -> set[str]:
-    """Return the names of the inputs whose counted features a baseline reads."""
-    baselines: list[Any] = [stack.baseline for stack in stacks_of(network)]
-    return {name for baseline in baselines if baseline is not None for name in baseline.counted}
+        if stack.baseline is not None:
+            stack.baseline = None
+            stack.mix.copy_(torch.tensor([1.0, 0.0]))
 
 
 # The files

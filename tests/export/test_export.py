@@ -18,13 +18,12 @@ from torch import nn
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
-from dxn.export.examples import counted_features, make_examples
+from dxn.export.examples import make_examples
 from dxn.export.folder import _check_folder
 from dxn.export.formats import compare, load, save
 from dxn.export.trace import connected, find_ports, make_graph, reference_of, trace
 from dxn.runs.saved import model_folder
-from dxn.stacking.features import Features
-from dxn.stacking.modules import TfIdf
+from dxn.stacking.stacked import without_baseline
 from dxn.tasks import Classify
 from dxn.tokenize import ImageAdapter
 
@@ -74,16 +73,41 @@ def exported(fruit, tmp_path_factory):
     return folder
 
 
-def test_a_model_with_a_baseline_predicts_the_same_without_dxn(fruit, exported):
-    expected = model_folder.load(fruit).predict(text="plum number 4", weight=3.0)["probabilities"]
-    found = probabilities(exported, "text=plum number 4", "weight=3")
-    assert found == pytest.approx(expected, abs=1e-4)
+def transformer_of(run):
+    """The model of a run without its baseline."""
+    predictor = model_folder.load(run)
+    without_baseline(predictor.network)
+    return predictor
 
 
-def test_a_sample_without_an_input_predicts_the_same_without_dxn(fruit, exported):
-    expected = model_folder.load(fruit).predict(text="plum number 4")["probabilities"]
-    found = probabilities(exported, "text=plum number 4")
-    assert found == pytest.approx(expected, abs=1e-4)
+@pytest.mark.parametrize("sample", [{"text": "plum number 4", "weight": 3}, {"text": "a plum"}])
+def test_a_model_with_a_baseline_of_texts_answers_like_its_transformer(fruit, exported, sample):
+    assert model_folder.load(fruit).network.baseline is not None
+    expected = transformer_of(fruit).predict(**sample)["probabilities"]
+    answered = probabilities(exported, *(f"{name}={value}" for name, value in sample.items()))
+    assert answered == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_export_says_that_it_leaves_out_a_baseline_of_texts(fruit, tmp_path, capsys):
+    assert main(["export", f"run={fruit}", "format=torch", f"output={tmp_path / 'out'}"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "note: the graph has no baseline (TF-IDF" in printed
+    assert "answers like the transformer alone" in printed
+
+
+def test_a_baseline_of_numbers_is_part_of_the_graph_unless_it_is_left_out(tmp_path, capsys):
+    rows = [f"{i % 11},{i % 7},{'ab'[(i % 11) * (i % 7) > 15]}" for i in range(240)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y,label", *rows]))
+    run = tmp_path / "run"
+    train(run, str(tmp_path / "t.csv"), "preset=plain", *SMALL, *ONCE, "target=label")
+    model = model_folder.load(run)
+    assert model.network.baseline.trees is not None or model.network.baseline.dense is not None
+    for name, expected in (("auto", model), ("none", transformer_of(run))):
+        folder = tmp_path / name
+        assert main(["export", f"run={run}", f"baseline={name}", f"output={folder}"]) == 0
+        expected = expected.predict(x=10.0, y=3.0)["probabilities"]
+        assert probabilities(folder, "x=10", "y=3") == pytest.approx(expected, abs=1e-4)
+    assert "note: the graph" not in capsys.readouterr().out
 
 
 def test_the_example_runs_with_the_written_inputs(exported):
@@ -282,21 +306,6 @@ def test_an_input_is_kept_if_it_has_no_effect_for_the_values_of_the_examples():
         "coords": torch.rand(5, 2),
     }
     assert connected(Kernel(), tensors) == {"near.x"}
-
-
-def test_the_scores_of_counted_features_equal_those_of_the_baseline():
-    module = TfIdf(11, 3)
-    module.codes.copy_(torch.arange(11) * 5)
-    module.idf.copy_(torch.rand(11) + 0.5)
-    module.weight.copy_(torch.randn(11, 3))
-    # Known and unknown codes, some of them several times; sample 2 has none.
-    rows = torch.tensor([0, 0, 0, 1, 1, 1, 3, 3])
-    codes = torch.tensor([5, 5, 7, 50, 0, 10, 99, 20])
-    features = counted_features(
-        Features("words", torch.zeros(4, 0), (torch.stack([rows, codes]),)), 4
-    )
-    scores = module(features["counted0"], 4)
-    torch.testing.assert_close(scores, module(torch.stack([rows, codes]), 4))
 
 
 def test_sizes_that_differ_become_names_and_others_stay_numbers():

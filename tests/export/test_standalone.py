@@ -21,7 +21,6 @@ import dxn
 from dxn.export.examples import examples
 from dxn.export.folder import DXN_IMPORT, PACKAGE
 from dxn.export.recipes import INPUTS
-from dxn.stacking.features import RECIPES, features_of
 from dxn.tokenize import (
     AudioAdapter,
     CategoryAdapter,
@@ -95,19 +94,6 @@ def test_lists_of_words_have_the_same_ids_and_character_ngrams(kind, max_len):
     ).fit(TEXTS)
     words = [["A", "cup", "of tea,", "please!"], ["Cafe\u0301s", "123_4"], ["don't"]]
     agree(*both(adapter, words, words=r"\S+"))
-
-
-def test_the_counted_features_of_texts_are_the_same():
-    texts = [*TEXTS, "お茶とcake、ください", "ที่บ้านx กิน", "葛\ufe00飾", "မြန်မာ ភាសា ລາວ"]
-    adapter = TextAdapter(8, vocab_size=90).fit(texts)
-    batch, _ = both(adapter, texts)
-    options = {**INPUTS[adapter.modality](adapter.tokenizer), **RECIPES.get(adapter.modality, {})}
-    module = importlib.import_module(f"dxn.export.programs.{options['counted']}")
-    blocks = module.counted(texts, {}, options)
-    for block, (rows, codes) in zip(blocks, features_of(adapter, batch).counted, strict=True):
-        for row in range(len(texts)):
-            expected = sorted(codes[rows == row].tolist())
-            assert sorted(code for code in block[row].tolist() if code >= 0) == expected
 
 
 @pytest.mark.parametrize("mode", ["within", "stretch", "crop", "cover", "pad"])

@@ -33,16 +33,3 @@ def prepare(raws: Sequence[Sequence[str]], options: Mapping[str, Any]) -> dict[s
     padded = np.zeros(mask.shape, np.int64)
     padded[mask] = np.concatenate([np.array(row, np.int64) for row in rows])
     return {"ids": padded, "mask": mask}
-
-
-def counted(
-    values: Sequence[str], arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
-) -> list[np.ndarray]:
-    """Return what a baseline counts: the ids (B, N), with -1 at padding.
-
-    Args:
-        values: B values, which are not needed.
-        arrays: ids (B, N) and mask (B, N) of the values.
-        options: Options of the input in preprocess.json.
-    """
-    return [np.where(arrays["mask"], arrays["ids"], -1)]

@@ -28,14 +28,6 @@ def parse_sample(arguments: Sequence[str]) -> dict[str, str]:
     return sample
 
 
-def occurrences(codes: np.ndarray) -> np.ndarray:
-    """Return the distinct codes of one sample and their numbers (1, n, 2), without padding."""
-    distinct, counts = np.unique(codes[codes >= 0], return_counts=True)
-    if not len(distinct):
-        distinct, counts = np.array([-1]), np.array([1])
-    return np.stack([distinct, counts], -1)[None]
-
-
 def _is_null(value: Any) -> bool:
     """Whether a value is None, NaN, or the missing value of pandas."""
     if isinstance(value, float):
@@ -77,12 +69,8 @@ def prepare_sample(
             raise SystemExit(f"{name}: cannot read {str(value)[:60]!r}: {error}") from None
         if raw is None:
             continue
-        own = module.prepare([raw], options)
-        if "counted" in options:
-            count = import_module(f"prepare_{options['counted']}").counted
-            blocks = count([raw], own, options)
-            own |= {f"counted{i}": occurrences(codes) for i, codes in enumerate(blocks)}
-        arrays |= {f"{name}.{key}": array for key, array in own.items()}
+        prepared = module.prepare([raw], options)
+        arrays |= {f"{name}.{key}": array for key, array in prepared.items()}
         arrays[f"{name}.present"] = np.array([True])
     if not arrays:
         raise SystemExit(

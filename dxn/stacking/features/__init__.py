@@ -10,7 +10,7 @@ from torch import Tensor
 from dxn.stacking.features import audio, cells, image, text
 from dxn.stacking.features.base import COLUMNS, Features
 
-__all__ = ["COLUMNS", "FEATURES", "RECIPES", "Features", "features_of", "model_features"]
+__all__ = ["COLUMNS", "FEATURES", "NOT_IN_GRAPHS", "Features", "features_of", "model_features"]
 
 # From an adapter and a collated batch.
 Compute = Callable[[Any, Mapping[str, Tensor]], Features | None]
@@ -26,9 +26,9 @@ FEATURES: dict[str, tuple[Compute, str]] = {
     "category": (cells.category_features, "ids"),
     "date": (cells.date_features, "valid"),
 }
-# By modality: what a program without dxn needs to compute counted features. The key "counted" names
-# the module of dxn/export/programs/.
-RECIPES: dict[str, dict[str, Any]] = {"text": text.RECIPE, "category": cells.RECIPE}
+# Modalities whose features are not computed by operations of torch alone, or by a loop whose length
+# depends on the values. An exported graph cannot contain them.
+NOT_IN_GRAPHS = ("text", "image", "video")
 
 
 def features_of(adapter: Any, batch: Mapping[str, Tensor]) -> Features | None:

@@ -19,9 +19,7 @@ class Features:
         about: Name of the features, such as "TF-IDF". COLUMNS: cells of a table.
         dense: (B, F) float. Numbers, NaN where unknown. F can be 0.
         counted: Blocks of features that are counted: (2, n) int64 each, the sample and the code of
-            each occurrence. A code is a number from 0 to 2^31. In a graph whose sizes must not
-            depend on values: (B, n, 2), the code of each feature of a sample, negative at padding,
-            and how often it occurs.
+            each occurrence. A code is a number from 0 to 2^31.
         steps: (B, T, C) float. Values at each time step, for a task that continues them; NaN where
             unknown.
         known: (B, T + H, J) float. Values of the channels whose next H steps are known, too.

@@ -12,8 +12,6 @@ from dxn.stacking.features.base import COLUMNS, Features, time_statistics
 
 # Values of a category that have a feature each. More would be 0 in nearly all rows.
 MAX_DENSE = 64
-# What `dxn/export/programs/category.py` needs.
-RECIPE = {"counted": "category"}
 
 
 def number_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:

@@ -30,7 +30,6 @@ def video_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
     """Return the statistics over time of a small picture and of its histograms."""
     pixels, lengths = batch["pixels"], batch["lengths"]
     frames = rearrange(pixels, "b t c h w -> (b t) c h w")
-    # Not repeat_interleave, which torch.onnx converts wrongly for a number that varies.
     sizes = repeat(batch["sizes"], "b s -> (b t) s", t=pixels.shape[1])
     x = rearrange(picture_features(frames, sizes), "(b t) f -> b t f", b=pixels.shape[0])
     mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
@@ -52,8 +51,6 @@ def picture_features(pixels: Tensor, sizes: Tensor) -> Tensor:
 
 def _reduced(pixels: Tensor, sizes: Tensor) -> Tensor:
     """Return pictures (B, C, SIDE, SIDE) from 0 to 1."""
-    if torch.compiler.is_exporting():
-        return _reduced_in_graph(pixels, sizes)
     result = torch.zeros(len(pixels), pixels.shape[1], SIDE, SIDE, device=pixels.device)
     # Usually all pictures have the same size.
     for height, width in sizes.unique(dim=0).tolist():
@@ -64,32 +61,6 @@ def _reduced(pixels: Tensor, sizes: Tensor) -> Tensor:
         )
         result.index_copy_(0, rows, small)
     return result
-
-
-def _reduced_in_graph(pixels: Tensor, sizes: Tensor) -> Tensor:
-    """Return what `_reduced` returns, without a loop over the sizes."""
-    x = pixels.float() / 255
-    rows = _shrink_weights(sizes[:, 0], x.shape[2])
-    columns = _shrink_weights(sizes[:, 1], x.shape[3])
-    return torch.einsum("bih,bchw,bjw->bcij", rows, x, columns)
-
-
-def _shrink_weights(sizes: Tensor, count: int) -> Tensor:
-    """Return the weights of a bilinear interpolation with antialiasing to SIDE values.
-
-    Args:
-        sizes: (B,). Number of values of each sample.
-        count: Number of values with padding.
-
-    Returns:
-        (B, SIDE, count).
-    """
-    scale = sizes[:, None, None] / SIDE
-    center = (torch.arange(SIDE, device=sizes.device)[:, None] + 0.5) * scale
-    place = torch.arange(count, device=sizes.device)
-    weights = 1 - ((place + 0.5 - center) / scale.clamp(min=1)).abs()
-    weights = weights.clamp(min=0) * (place < sizes[:, None, None])
-    return weights / weights.sum(-1, keepdim=True)
 
 
 def _histograms(gray: Tensor, cell: int) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 
 from dxn.stacking.features.base import Features
 from dxn.tokenize.text.scripts import is_mark, is_unspaced
-from dxn.tokenize.text.tokenizer import MAX_KEPT
 
 # Lengths of the character n-grams. The space before and after a word is one of the characters.
 CHAR_LENGTHS = (2, 3, 4, 5)
@@ -26,8 +25,6 @@ KINDS = np.full(0x110000, UNKNOWN, np.uint8)
 NUM_POWERS = 4096
 POWERS: dict[int, np.ndarray] = {}  # the first NUM_POWERS of `_powers`, computed once
 PAIR = 998_244_353  # multiplier of the first word of a pair
-# What `dxn/export/programs/text_codes.py` needs.
-RECIPE = {"counted": "text_codes", "counted_chars": MAX_KEPT}
 
 
 def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
@@ -38,7 +35,7 @@ def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
     # NumPy, because starting an operation of torch takes several times longer, which is most of
     # the time of a short text.
     texts: Sequence[str] = batch["text"]
-    # Composed, so that "é" has one form. An exported program reads a NUL as a space, too.
+    # Composed, so that "é" has one form.
     shown = [unicodedata.normalize("NFC", text.lower()).replace("\0", " ") for text in texts]
     # A space before each text, and one after the last, so that all texts are one sequence.
     joined = " ".join(["", *shown, ""]).encode("utf-32-le", "surrogatepass")
