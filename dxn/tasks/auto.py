@@ -15,6 +15,7 @@ from dxn.core.randomness import Probability
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.infer import infer
 from dxn.tasks.task import TASKS, Task
+from dxn.tokenize.column_profile import profile_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -58,7 +59,10 @@ class Auto(HeadOptions):
             UserError: If there is no target or no task named `hint`, or if head=auto lacks a
                 required option of the chosen task.
         """
-        name, reason = (hint, "") if hint else infer(values, words, has_text=has_text)
+        name, reason = hint or "", ""
+        if not hint:
+            rows = () if words is None else list(zip(words, values, strict=True))
+            name, reason = infer(profile_of(values), rows, has_text=has_text)
         if name not in TASKS:
             raise UserError(f"head: there is no task {name!r}; choose one of {', '.join(TASKS)}")
         cls = imported(TASKS[name])

@@ -6,7 +6,6 @@ import ast
 import json
 import re
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,13 +15,8 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.tasks.names import class_name
-from dxn.tokenize.cells.dates import are_dates, most
-from dxn.tokenize.cells.numbers import (
-    NumberFormat,
-    Numbers,
-    are_codes,
-    read_numbers,
-)
+from dxn.tokenize.cells.numbers import NumberFormat, ParsedNumbers
+from dxn.tokenize.column_profile import ColumnProfile
 
 SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"
 # Other texts between labels. They also occur in the names of classes, so they are only suggested.
@@ -54,6 +48,7 @@ MIN_IDENTIFIERS = 20
 DISTINCT = 0.9  # fraction of distinct values from which nearly all of them occur once
 # An identifier contains a digit, such as SKU-1234, or is an address.
 IDENTIFIER = re.compile(r"\S*(?:\d|@|://)\S*")
+MOST = 0.95  # fraction of the values that must be identifiers
 # Texts are not inferred from fewer values: in a small table, class names may also be distinct by
 # chance.
 MIN_TEXTS = 20
@@ -66,23 +61,22 @@ MIN_CLOSE_REPEATS = 3
 
 
 def infer(
-    values: Sequence[Any], words: Sequence[Any] | None = None, *, has_text: bool = True
+    profile: ColumnProfile, rows: Sequence[tuple[Any, Any]] = (), *, has_text: bool = True
 ) -> tuple[str, str]:
-    """Return the name of the task that fits target values, and why.
+    """Return the name of the task that fits a column of targets, and why.
 
     The reason is "" if no other task fits nearly as well. Otherwise it names the option that
     selects the other task.
 
     Args:
-        values: Cells of the target column; None where missing.
-        words: Cells of an input that contains lists of words, one per row of `values`. None if
-            there is no such input.
+        profile: Profile of the target column.
+        rows: Words and target of each row, if an input contains lists of words.
         has_text: Whether an input is a text, in which positions are those of characters.
 
     Raises:
         UserError: If there are no values, or no task accepts them.
     """
-    cells = [value for value in values if value is not None]
+    cells = profile.cells
     if not cells:
         raise UserError(
             "head=auto: there are no target values to infer a task from; set data.target=COLUMN, "
@@ -102,48 +96,48 @@ def infer(
             return "tag", ""
         if are_objects(cells):
             return "detect", ""
-        if words is not None and all(isinstance(cell, list) for cell in cells):
+        if rows and all(isinstance(cell, list) for cell in cells):
             # The lengths of empty lists are equal by chance, so empty rows are not evidence.
-            pairs = [(w, tags) for w, tags in zip(words, values, strict=True) if w and tags]
+            pairs = [(words, tags) for words, tags in rows if words and tags]
             if pairs and all(isinstance(w, list) and len(w) == len(tags) for w, tags in pairs):
                 return "tag", ""
         if are_label_lists(cells):
             return "multilabel", ""
     # Numbers: quantities, or ids of classes.
-    if are_amounts(cells):
-        return "regress", explain_amounts(cells)
-    distinct = len(set(map(str, cells)))
-    if are_dates(cells) and (distinct > MAX_NUMERIC_CLASSES or distinct > len(cells) / 2):
+    if are_amounts(profile):
+        return "regress", explain_amounts(profile)
+    distinct, count = profile.num_different, len(profile.values)
+    if profile.are_dates and (distinct > MAX_NUMERIC_CLASSES or 2 * distinct > count):
         problem = (
             f"contains {distinct:,} different dates or times, such as {str(cells[0])!r}, which no "
             "task predicts; add a column with a number (such as days) or a class (such as the "
             "month), or set head=classify to make each value a class"
         )
-    elif are_identifiers(cells) and read_numbers(cells) is None:
+    elif are_identifiers(profile) and profile.numbers is None:
         problem = (
             f"contains identifiers such as {str(cells[0])!r}: {distinct:,} different values in "
-            f"{len(cells):,} rows; choose another column, or set head=classify to make each "
+            f"{count:,} rows; choose another column, or set head=classify to make each "
             "value a class, or head=generate to write it as a text"
         )
     else:
         problem = ""
     # Texts are mostly distinct, unlike the names of classes. Single words must be more distinct
     # than texts of several words.
-    is_text = not problem and len(cells) >= MIN_TEXTS and all(isinstance(c, str) for c in cells)
-    if is_text and distinct > len(cells) / 2 and read_numbers(cells) is None:
-        if statistics.fmean(len(cell.split()) for cell in cells) > 1:
+    is_text = not problem and count >= MIN_TEXTS and profile.has_only(str)
+    if is_text and 2 * distinct > count and profile.numbers is None:
+        if profile.words > 1:
             return "generate", ""
-        if distinct > DISTINCT * len(cells):
+        if distinct > DISTINCT * count:
             return "generate", (
-                f"{distinct:,} different words in {len(cells):,} rows are read as texts to write; "
+                f"{distinct:,} different words in {count:,} rows are read as texts to write; "
                 "set head=classify to make each word a class"
             )
-    if are_joined(cells):
+    if are_joined(profile):
         return "multilabel", ""
     # A model could only memorize values that are different in nearly every row.
     if problem:
         raise UserError(f"data.target: {problem}")
-    return "classify", explain_classes(cells) or explain_joined(cells)
+    return "classify", explain_classes(profile) or explain_joined(cells)
 
 
 def _is_mask(cell: Any) -> bool:
@@ -166,15 +160,15 @@ def are_answers(values: Sequence[Any]) -> bool:
     return has_answer
 
 
-def are_amounts(values: Sequence[Any]) -> bool:
+def are_amounts(profile: ColumnProfile) -> bool:
     """Return whether the values are numbers that are quantities rather than class labels."""
-    numbers = read_numbers(values)
-    if numbers is None or are_codes(values) or are_dates(values):  # a date can be 20260131
+    # A date can be 20260131.
+    if profile.numbers is None or profile.are_codes or profile.are_dates:
         return False
-    return not are_class_ids(numbers)
+    return not are_class_ids(profile.numbers)
 
 
-def are_class_ids(numbers: Numbers) -> bool:
+def are_class_ids(numbers: ParsedNumbers) -> bool:
     """Return whether the numbers of a column are class labels rather than quantities."""
     if not numbers.are_whole:
         return False
@@ -196,35 +190,35 @@ def are_class_ids(numbers: Numbers) -> bool:
     return num_rare <= MAX_RARE * distinct
 
 
-def are_identifiers(values: Sequence[Any]) -> bool:
+def are_identifiers(profile: ColumnProfile) -> bool:
     """Return whether the values are codes such as SKU-1234, which nearly all occur once."""
-    if len(values) < MIN_IDENTIFIERS or not all(isinstance(value, str) for value in values):
+    count = len(profile.values)
+    if count < MIN_IDENTIFIERS or profile.num_different <= DISTINCT * count:
         return False
-    is_code = most(values, lambda value: IDENTIFIER.fullmatch(value) is not None)
-    return is_code and len(set(values)) > DISTINCT * len(values)
+    # Texts are recognized by their words, which is faster.
+    if not profile.has_only(str) or profile.words >= 2:
+        return False
+    num_codes = sum(IDENTIFIER.fullmatch(value.strip()) is not None for value in profile.values)
+    return num_codes >= MOST * count
 
 
-def kind_of(values: Sequence[Any]) -> str:
-    """Return what the cells of a column are, for notes, such as "numbers".
-
-    Args:
-        values: Cells of the column; None where missing.
-    """
-    present = [value for value in values if value is not None]
-    if not present:
+def kind_of(profile: ColumnProfile) -> str:
+    """Return what the cells of a column are, for notes, such as "numbers"."""
+    if not profile.values:
         return "no values"
-    if are_dates(present):
+    if profile.are_dates:
         return "dates"
-    if read_numbers(present) is not None and not are_codes(present):
+    if profile.numbers is not None and not profile.are_codes:
         return "numbers"
-    if any(isinstance(value, list | dict) for value in present):
+    if any(issubclass(kind, list | dict) for kind in profile.types):
         return "lists or objects"
-    if are_identifiers(present):
+    if are_identifiers(profile):
         return "identifiers"
-    distinct = len(set(map(str, present)))
-    if distinct == 1:
+    if profile.num_different == 0:
+        return "files or arrays"
+    if profile.num_different == 1:
         return "the same value in all rows"
-    return "categories" if distinct <= len(present) / 2 else "texts"
+    return "categories" if 2 * profile.num_different <= len(profile.values) else "texts"
 
 
 def are_label_lists(values: Sequence[Any]) -> bool:
@@ -234,16 +228,16 @@ def are_label_lists(values: Sequence[Any]) -> bool:
     )
 
 
-def are_joined(values: Sequence[Any]) -> bool:
+def are_joined(profile: ColumnProfile) -> bool:
     """Return whether cells are labels with SEPARATOR between them."""
-    if read_numbers(values) is not None:
+    if profile.numbers is not None:
         return False  # a number never contains a separator
-    joined = [str(value).split(SEPARATOR) for value in values if SEPARATOR in str(value)]
+    joined = [str(value).split(SEPARATOR) for value in profile.cells if SEPARATOR in str(value)]
     pieces = [piece.strip() for parts in joined for piece in parts]
     # Labels repeat. If most pieces are distinct, the separator is punctuation in a text.
     labels_repeat = len(set(pieces)) <= len(pieces) / 2
     # If at most 5% of the rows contain the separator, it is a character of a class name.
-    return labels_repeat and len(joined) > len(values) / 20
+    return labels_repeat and len(joined) > len(profile.cells) / 20
 
 
 def list_of(value: Any) -> list[Any] | None:
@@ -258,9 +252,9 @@ def list_of(value: Any) -> list[Any] | None:
     return items if is_plain else None
 
 
-def explain_classes(values: Sequence[Any]) -> str:
+def explain_classes(profile: ColumnProfile) -> str:
     """Return why numbers are classes. "": hardly any value is one, or there are two classes."""
-    numbers = read_numbers(values)
+    values, numbers = profile.cells, profile.numbers
     if numbers is None:
         form = NumberFormat()
         others = [value for value in values if form.parse(value) is None]
@@ -276,7 +270,7 @@ def explain_classes(values: Sequence[Any]) -> str:
     counts = Counter(numbers.values)
     if len(counts) <= 2:
         return ""
-    if are_codes(values):
+    if profile.are_codes:
         why = "some start with a zero, as in codes"
     else:
         why = f"in about {len(values) / len(counts):.0f} rows each"
@@ -286,28 +280,29 @@ def explain_classes(values: Sequence[Any]) -> str:
     )
     if numbers.others:
         # The same cell in a column of names is an ordinary class, so this needs a sentence.
-        other = str(values[numbers.others[0]])[:20]
+        other = str(numbers.others[0])[:20]
         note += f"; {other!r} is a class, too (leave the cell empty if the value is missing)"
     return note
 
 
-def explain_amounts(values: Sequence[Any]) -> str:
+def explain_amounts(profile: ColumnProfile) -> str:
     """Return why integers or repeated numbers are a quantity. "": they cannot be classes."""
-    numbers = read_numbers(values)
+    numbers = profile.numbers
     if numbers is None:
         return ""
+    num_rows = len(profile.cells)
     counts = Counter(numbers.values)
     repeats = len(numbers.values) / len(counts)
-    if numbers.are_whole and len(counts) > max(MAX_CLOSE, MIN_ID_SHARE * len(values)):
+    if numbers.are_whole and len(counts) > max(MAX_CLOSE, MIN_ID_SHARE * num_rows):
         return (
-            f"{len(counts):,} different whole numbers in {len(values):,} rows: read as a quantity; "
+            f"{len(counts):,} different whole numbers in {num_rows:,} rows: read as a quantity; "
             "if they are identifiers or row numbers, choose another column"
         )
     if len(counts) > MAX_CLOSE or (repeats < MIN_CLOSE_REPEATS and not numbers.are_whole):
         return ""
     kind = "whole numbers" if numbers.are_whole else "numbers"
     return (
-        f"{len(counts)} different {kind} ({_range(counts)}) in {len(values):,} rows: read as a "
+        f"{len(counts)} different {kind} ({_range(counts)}) in {num_rows:,} rows: read as a "
         "quantity; set head=classify to make each number a class"
     )
 

@@ -154,11 +154,9 @@ class Reader(CheckedMembers):
     def score(self, cells: Sequence[Any]) -> float:
         """Score from 0 to 1 how likely a column of non-missing cells has this modality.
 
-        Default: that of `dxn.tokenize.recognize`, which knows the modalities of dxn.
+        Default: 0. `dxn.tokenize.recognize` knows the modalities of dxn.
         """
-        from dxn.tokenize.recognize import scores_of
-
-        return scores_of(cells).get(self.modality, 0.0)
+        return 0.0
 
     def is_path(self, cell: Any) -> bool:
         """Whether a cell is the path of a file."""

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import stat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ SUFFIXES = {
     "video": (*FILMS, ".gif"),
     SOUND_TRACK: FILMS,
 }
+MEDIA_SUFFIXES = tuple(chain.from_iterable(SUFFIXES.values()))
+MAX_SUFFIX = max(map(len, MEDIA_SUFFIXES))
 # The first bytes of JPEG, PNG, GIF, BMP and TIFF, and of FLAC, OGG, and MP3 with and without an ID3
 # tag. Cells of a table can contain the bytes of a file, which have no suffix.
 IMAGE_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
@@ -42,9 +45,11 @@ AUDIO_BRANDS = (b"M4A ", b"M4B ")  # kinds of MP4 files without pictures
 AVIF_BRANDS = (b"avif", b"avis")  # pictures in the same container
 # A URL in a table may have been joined to a folder as if it were a path, which removes one slash.
 URL = re.compile(r"(^|/)https?:/", re.IGNORECASE)
+# The suffix of a file starts with a letter, so that a decimal number such as 3.14 has none.
+FILE_SUFFIX = r"\.[A-Za-z][A-Za-z0-9]{1,4}"
+FILE_NAME = re.compile(rf"\S+{FILE_SUFFIX}")
 # Two paths in one text, such as "a.png;b.png" or "['a.png', 'b.png']".
-SUFFIX = r"\.[a-z]\w{1,4}"
-SEVERAL = re.compile(rf"{SUFFIX}['\"]?\s*[;,|\s]\s*[^;,|]+{SUFFIX}\b", re.IGNORECASE)
+SEVERAL = re.compile(rf"{FILE_SUFFIX}['\"]?\s*[;,|\s]\s*[^;,|]+{FILE_SUFFIX}\b")
 WINDOWS_PATH = re.compile(r"(^|/)[a-z]:[\\/]", re.IGNORECASE)
 # The first characters of JPEG, PNG, GIF, RIFF (WEBP, WAV and AVI), FLAC, OGG and ID3 in base64.
 BASE64_SIGNATURES = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "ZkxhQ", "T2dnU", "SUQz")
@@ -71,6 +76,21 @@ def embedded_file(text: str, num_chars: int | None = None) -> bytes | None:
         return base64.b64decode("".join(data.split()), validate=True)
     except ValueError:
         return None
+
+
+def is_file_name(cell: Any) -> bool:
+    """Whether a cell is the name of a file, or a list of them.
+
+    A name with spaces has the suffix of a picture, a sound or a film: other texts with spaces can
+    end in a point and a word.
+    """
+    if isinstance(cell, list):
+        return bool(cell) and all(isinstance(item, str) and is_file_name(item) for item in cell)
+    if not isinstance(cell, str) or "." not in cell:  # the usual case first, which is faster
+        return False
+    name = cell.strip()
+    is_media = name[-MAX_SUFFIX:].lower().endswith(MEDIA_SUFFIXES)
+    return is_media or FILE_NAME.fullmatch(name) is not None
 
 
 def kinds_of(cell: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from dxn.data.rows import InputSpec, Origins
 from dxn.data.tables.read import Table
 from dxn.tokenize import CategoryAdapter, DateAdapter, NumberAdapter
 from dxn.tokenize.base import READERS
+from dxn.tokenize.column_profile import profile_of
 from dxn.tokenize.recognize import LazyReaders, modality_of
 
 REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]
@@ -86,7 +87,7 @@ def columns_of(columns):
     ],
 )
 def test_a_column_goes_to_the_preprocessor_that_accepts_it(readers, values, modality):
-    assert modality_of(values, readers) == modality
+    assert modality_of(profile_of(values), readers) == modality
 
 
 @pytest.mark.parametrize(
@@ -101,13 +102,14 @@ def test_a_column_goes_to_the_preprocessor_that_accepts_it(readers, values, moda
 )
 def test_missing_values_and_codes_do_not_change_what_a_column_is(values, modality):
     readers = LazyReaders({name: name for name in READERS}, {})
-    assert modality_of(values, readers) == modality
+    assert modality_of(profile_of(values), readers) == modality
 
 
 def test_names_of_files_are_not_texts_where_no_adapter_reads_the_files(readers):
     only_text = {"text": readers["text"]}
-    assert modality_of(photos("front"), only_text) is None
-    assert modality_of(["visit us", "see www.example.com", "bye now"], only_text) == "text"
+    assert modality_of(profile_of(photos("front")), only_text) is None
+    addresses = profile_of(["visit us", "see www.example.com", "bye now"])
+    assert modality_of(addresses, only_text) == "text"
 
 
 def test_a_modality_of_the_user_takes_part(readers):
@@ -481,8 +483,8 @@ def test_a_leak_needs_enough_rows(values, targets, is_leak):
 
 def test_repeated_sentences_are_a_text_and_repeated_words_are_not(cells):
     sentences = ["I like it very much", "this is not what I want", "it is all right for me"] * 40
-    assert modality_of(sentences, cells) == "text"
-    assert modality_of(["red", "dark blue", "green"] * 40, cells) == "category"
+    assert modality_of(profile_of(sentences), cells) == "text"
+    assert modality_of(profile_of(["red", "dark blue", "green"] * 40), cells) == "category"
 
 
 def test_excluded_columns_are_no_inputs(cells):

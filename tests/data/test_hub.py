@@ -16,7 +16,7 @@ from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data import hub as read_hub
-from dxn.tasks.infer import infer
+from dxn.tasks.auto import Auto
 from dxn.tokenize.audio.reader import read_audio
 from dxn.tokenize.image.reader import read_image
 
@@ -55,7 +55,7 @@ def test_class_numbers_become_names(home):
     assert cells_in_order(source, "target") == names
     assert cells_in_order(source, "text") == TEXTS
     assert source.target == "label"
-    assert infer(*source.targets()[:2])[0] == "classify"
+    assert Auto().resolve(*source.targets()[:2])[0].name == "classify"
 
 
 def test_lists_of_class_numbers_become_tags(home):
@@ -67,7 +67,7 @@ def test_lists_of_class_numbers_become_tags(home):
     source = hub(str(home), target="tags")
     assert cells_in_order(source, "tokens") == words
     assert cells_in_order(source, "target") == [["N", "V"], ["N"], ["N", "V", "N"]]
-    assert infer(*source.targets()[:2])[0] == "tag"
+    assert Auto().resolve(*source.targets()[:2])[0].name == "tag"
 
 
 def test_pictures_stay_encoded(home):
@@ -129,7 +129,7 @@ def test_named_columns_and_other_options_are_used(home):
     assert source.on_bad == "skip"
     assert cells_in_order(source, "title")[10] == "head 10"
     assert cells_in_order(source, "target")[3] == 1.5
-    assert infer(*source.targets()[:2])[0] == "regress"
+    assert Auto().resolve(*source.targets()[:2])[0].name == "regress"
 
 
 def test_splits_with_known_names_are_used_and_others_are_noted(home):

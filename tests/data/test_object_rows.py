@@ -190,3 +190,24 @@ def test_a_table_of_events_in_sounds_is_read(tmp_path, capsys):
     write_csv(tmp_path / "events.csv", EVENTS[0].split(","), EVENTS[1:])
     text = printed(capsys, "check", str(tmp_path / "events.csv"), f"output={tmp_path / 'bad.csv'}")
     assert "target: objects (detect)" in text and "recording (audio)" in text
+
+
+@pytest.mark.parametrize("name", ["a.png", "photo 1.png", "a.tga"])
+def test_a_column_of_decimal_numbers_before_the_files_does_not_group_the_objects(tmp_path, name):
+    other = name.replace("a", "b").replace("1", "2")
+    rows = [
+        [12.25, name, "cat", 1, 2, 11, 12],
+        [12.25, other, "dog", 3, 4, 5, 6],
+        [30.5, name, "dog", 5, 6, 9, 10],
+    ]
+    layout, table = found_in(tmp_path, "area,filename,class,xmin,ymin,xmax,ymax", *rows)
+    assert layout.file == "filename"
+    assert list(table.columns["filename"]) == [name, other]
+    assert [len(objects) for objects in table.columns[OBJECTS]] == [2, 1]
+
+
+def test_a_box_of_decimal_numbers_is_no_column_of_files(tmp_path):
+    rows = [["a", "cat", 0.125, 0.5123, 0.25, 0.625], ["a", "dog", 0.375, 0.75, 0.125, 0.875]]
+    layout, table = found_in(tmp_path, "ImageID,LabelName,XMin,XMax,YMin,YMax", *rows)
+    assert layout.file == "ImageID"
+    assert [len(objects) for objects in table.columns[OBJECTS]] == [2]

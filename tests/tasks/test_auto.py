@@ -9,6 +9,7 @@ from dxn.core.errors import UserError
 from dxn.core.lazy import imported
 from dxn.tasks import TASKS, Auto, Classify, Generate, Multilabel, Regress, Tag
 from dxn.tasks.infer import infer
+from dxn.tokenize.column_profile import profile_of
 
 WORDS = [["a", "b"], ["c"], ["d", "e", "f"]]
 
@@ -68,7 +69,7 @@ WORDS = [["a", "b"], ["c"], ["d", "e", "f"]]
     ],
 )
 def test_the_targets_decide_the_task(values, task):
-    assert infer(values)[0] == task
+    assert infer(profile_of(values))[0] == task
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,8 @@ def test_the_targets_decide_the_task(values, task):
     ],
 )
 def test_lists_as_long_as_the_words_are_tags(values, words, task):
-    assert infer(values, words)[0] == task
+    rows = [] if words is None else list(zip(words, values, strict=False))
+    assert infer(profile_of(values), rows)[0] == task
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_lists_as_long_as_the_words_are_tags(values, words, task):
 )
 def test_dates_and_identifiers_are_refused_with_the_options_that_help(values, sentence):
     with pytest.raises(UserError) as caught:
-        infer(values)[0]
+        infer(profile_of(values))
     message = str(caught.value)
     assert message.startswith("data.target: contains ")
     assert sentence in message
@@ -159,13 +161,13 @@ def test_dates_and_identifiers_are_refused_with_the_options_that_help(values, se
     ],
 )
 def test_a_close_choice_has_a_reason_that_names_the_option(values, reason):
-    assert infer(values)[1] == reason
+    assert infer(profile_of(values))[1] == reason
 
 
 @pytest.mark.parametrize("values", [[], [None, None]])
 def test_without_targets_no_task_is_chosen(values):
     with pytest.raises(UserError, match="there are no target values to infer a task from"):
-        infer(values)[0]
+        infer(profile_of(values))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from dxn.tasks.detect.target import DetectedObjects, to_places, to_prepared
 from dxn.tasks.detect.task import without_duplicates
 from dxn.tasks.infer import infer
 from dxn.tokenize import AudioAdapter, ImageAdapter, ImageAugment
+from dxn.tokenize.column_profile import profile_of
 
 BOX = (2.0, 1.0, 12.0, 6.0)  # top, left, bottom, right
 
@@ -75,8 +76,8 @@ def test_other_cells_are_refused(cell, problem):
 @pytest.mark.parametrize("cell", ["[{label: a", 7, [{"label": "cat", "box": [1, 2, 3]}], [None]])
 def test_a_bad_row_does_not_turn_boxes_into_classes(cell):
     good = [{"label": "cat", "box": [1, 2, 3, 4]}]
-    assert infer([good, [], cell, good])[0] == "detect"
-    assert infer([cell, [], cell, good])[0] != "detect"
+    assert infer(profile_of([good, [], cell, good]))[0] == "detect"
+    assert infer(profile_of([cell, [], cell, good]))[0] != "detect"
 
 
 def target_of(adapter, labels=("cat",), order=None):

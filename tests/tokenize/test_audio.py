@@ -26,6 +26,8 @@ from dxn.tokenize import (
 from dxn.tokenize.audio.augment import augment_spectrogram, augment_waveform, draw_gains
 from dxn.tokenize.audio.waveform_stem import WaveformOptions
 from dxn.tokenize.base import Tokenizer
+from dxn.tokenize.column_profile import profile_of
+from dxn.tokenize.recognize import scores_of
 
 D = 12
 RATE = 8000  # so windows of 200 samples, 80 apart
@@ -726,7 +728,7 @@ def test_tempo_stretches_time_only():
     ],
 )
 def test_columns_of_audio_are_recognized(values, expected):
-    assert adapter_of().tokenizer.reader.score(values) == expected
+    assert scores_of(profile_of(values)).get("audio", 0) == expected
 
 
 def test_a_summary_gives_durations_and_sample_rates():

@@ -7,6 +7,8 @@ import torch
 
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, CategoryAdapter
+from dxn.tokenize.column_profile import profile_of
+from dxn.tokenize.recognize import scores_of
 
 DIM = 11
 COLOURS = ["red"] * 5 + ["blue"] * 3 + ["green"] * 2
@@ -125,12 +127,13 @@ def test_a_cell_that_is_no_category_is_explained(cell, message):
     ],
 )
 def test_repeated_short_values_are_accepted(values, is_accepted):
-    assert (CategoryAdapter(DIM).tokenizer.reader.score(values) > 0.1) == is_accepted
+    assert (scores_of(profile_of(values)).get("category", 0) > 0.1) == is_accepted
 
 
 def test_sentences_that_repeat_are_less_likely_than_words():
-    accepts = CategoryAdapter(DIM).tokenizer.reader.score
-    assert accepts(["I like it very much", "I do not like it"] * 9) < accepts(["red", "blue"] * 9)
+    sentences = scores_of(profile_of(["I like it very much", "I do not like it"] * 9))
+    words = scores_of(profile_of(["red", "blue"] * 9))
+    assert sentences["category"] < words["category"]
 
 
 def test_a_masked_value_is_hidden_and_predicted():

@@ -20,9 +20,11 @@ from dxn.tokenize import (
     ImageNormalization,
     ResizeOptions,
 )
+from dxn.tokenize.column_profile import profile_of
 from dxn.tokenize.image.augment import ImageAugmenter
 from dxn.tokenize.image.tokenizer import ImageTokenizer
 from dxn.tokenize.patches import ConvStem
+from dxn.tokenize.recognize import scores_of
 
 D = 12
 
@@ -624,7 +626,7 @@ def test_the_norm_option_adds_a_layer_norm():
     ],
 )
 def test_columns_of_images_are_recognized(values, expected):
-    assert adapter_of().tokenizer.reader.score(values) == expected
+    assert scores_of(profile_of(values)).get("image", 0) == expected
 
 
 def test_a_summary_gives_the_sizes():

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, NumberAdapter
 from dxn.tokenize.cells.number import quantile_edges
+from dxn.tokenize.column_profile import profile_of
+from dxn.tokenize.recognize import scores_of
 
 DIM = 11
 NUMBERS = [3.0, -7.5, 11.25, 1300.0, 17.0, 19.0, 2.0, 5.0]
@@ -155,7 +157,7 @@ def test_a_decimal_separator_that_the_user_sets_wins():
     ],
 )
 def test_only_numbers_are_accepted(values, score):
-    assert NumberAdapter(DIM).tokenizer.reader.score(values) == score
+    assert scores_of(profile_of(values)).get("number", 0) == score
 
 
 @pytest.mark.parametrize(

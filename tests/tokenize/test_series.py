@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, SeriesAdapter, SeriesAugment
-from dxn.tokenize.recognize import is_series
+from dxn.tokenize.column_profile import is_series
 from dxn.tokenize.series.reader import read_series
 from dxn.tokenize.series.tokenizer import augment_series
 from dxn.tokenize.series.values import MAX_VALUES

@@ -24,6 +24,8 @@ from dxn.tokenize import (
     TokenizerOptions,
     train_tokenizer,
 )
+from dxn.tokenize.column_profile import profile_of
+from dxn.tokenize.recognize import scores_of
 from dxn.tokenize.text.vocabulary import SPECIALS, load_tokenizer
 
 KINDS = ["bpe", "wordpiece", "unigram", "word", "character"]
@@ -597,7 +599,7 @@ def test_the_norm_option_adds_a_layer_norm():
     ],
 )
 def test_columns_of_text_are_recognized(values, expected):
-    assert adapter_of("word").tokenizer.reader.score(values) == expected
+    assert scores_of(profile_of(values)).get("text", 0) == expected
 
 
 def test_a_summary_gives_lengths_in_characters_or_words():

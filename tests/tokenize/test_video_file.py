@@ -19,10 +19,12 @@ from helpers.videos import (
 )
 from PIL import Image
 
-from dxn.tokenize import AudioAdapter, BadMedia, ImageAdapter, VideoAdapter, VideoSampling
+from dxn.tokenize import AudioAdapter, BadMedia, VideoAdapter, VideoSampling
 from dxn.tokenize.audio.reader import audio_rate, read_audio
 from dxn.tokenize.audio.sound_track import NoSoundTrack
+from dxn.tokenize.column_profile import profile_of
 from dxn.tokenize.media import kinds_of
+from dxn.tokenize.recognize import scores_of
 from dxn.tokenize.video.reader import frame_rate, read_video, sample_times
 
 SOUNDING = [suffix for suffix in SOUND_CODECS if suffix != ".avi"]  # AVI needs an MP3 encoder
@@ -344,18 +346,17 @@ def test_a_truncated_sound_track_is_bad_media():
 
 
 def test_a_gif_is_an_image_where_an_image_adapter_is_in_use():
-    image, video, audio = ImageAdapter.reader(), VideoAdapter.reader(), AudioAdapter.reader()
-    assert image.score(["a.gif"]) == video.score(["a.gif"]) == 1
-    assert audio.score(["a.gif"]) == 0
-    mixed = ["a.gif", "b.mp4", "c.mp4"]
-    assert video.score(mixed) == 1 > image.score(mixed)
+    scores = scores_of(profile_of(["a.gif"]))
+    assert scores["image"] == scores["video"] == 1
+    assert scores["audio"] == 0
+    mixed = scores_of(profile_of(["a.gif", "b.mp4", "c.mp4"]))
+    assert mixed["video"] == 1 > mixed["image"]
 
 
 def test_an_adapter_of_pictures_is_preferred_for_videos():
-    video, audio = VideoAdapter.reader(), AudioAdapter.reader()
-    assert video.score(["a.mp4", "b.webm"]) == 1
-    assert audio.score(["a.mp4", "b.webm"]) == 0.5
-    assert audio.score(["a.wav", "b.m4a"]) == 1
-    assert video.score(["a.wav", "a text"]) == 0
-    data = as_bytes(".webm", moving_bar(2))
-    assert (video.score([data]), audio.score([data])) == (1, 0.5)
+    films = scores_of(profile_of(["a.mp4", "b.webm"]))
+    assert (films["video"], films["audio"]) == (1, 0.5)
+    assert scores_of(profile_of(["a.wav", "b.m4a"]))["audio"] == 1
+    assert scores_of(profile_of(["a.wav", "a text"]))["video"] == 0
+    content = scores_of(profile_of([as_bytes(".webm", moving_bar(2))]))
+    assert (content["video"], content["audio"]) == (1, 0.5)

@@ -33,7 +33,8 @@ from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, kind_of
 from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.cell_values import has_no_value
-from dxn.tokenize.recognize import are_file_names
+from dxn.tokenize.column_profile import profile_of
+from dxn.tokenize.media import is_file_name
 
 # Names of target columns, in the order of preference, if the user does not choose one.
 USUAL_TARGETS = ("label", "target", "class", "category", "tags", "answers", "answer")
@@ -230,7 +231,8 @@ def _target_cells(table: Table, column: str, confine: str | None) -> Column:
     values = table.columns[column]
     inspected = np.array(spaced_rows(len(values), MAX_TARGET_FILES), np.int64)
     texts = values.take(inspected)
-    if not are_file_names([value for value in texts if value is not None]):
+    num_present = sum(text is not None for text in texts)
+    if 2 * sum(map(is_file_name, texts)) <= num_present:
         return values
     folders = [file.parent for file in table.origins.files]
     places = [folders[i] for i in table.origins.file_of.tolist()]
@@ -319,7 +321,7 @@ def candidate_targets(table: Table, inputs: Mapping[str, InputSpec]) -> list[str
 
     def order(column: str) -> tuple[bool, bool, bool]:
         is_own = column.startswith("__")  # of a file format, such as __key__ of tar files
-        kind = kind_of(table.columns[column])
+        kind = kind_of(profile_of(table.columns[column]))
         return is_own, column in used, kind not in ("categories", "numbers")
 
     from_last = list(table.columns)[::-1]
@@ -348,11 +350,11 @@ def _check_labels(table: Table, targets: Sequence[str]) -> None:
         UserError: If a column contains quantities, dates or texts.
     """
     for column in targets:
-        values = [value for value in table.columns[column] if value is not None]
-        distinct = len(set(map(str, values)))
-        if are_amounts(values) or distinct > max(MAX_LABELS, len(values) / 2):
+        profile = profile_of(table.columns[column])
+        num_different = profile.num_different
+        if are_amounts(profile) or num_different > max(MAX_LABELS, len(profile.values) / 2):
             raise UserError(
-                f"data.target: column {column!r} contains {kind_of(values)} ({distinct:,} "
+                f"data.target: column {column!r} contains {kind_of(profile)} ({num_different:,} "
                 "different values), but several target columns are read as labels such as "
                 f"{column}=1; choose one column, data.target={column}, and train one model per "
                 "target"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from dxn.core.display import track
 from dxn.data.columns.useless import determines, why_useless
@@ -11,7 +10,8 @@ from dxn.data.rows import FIT_ROWS, spaced
 from dxn.data.tables.read import Table
 from dxn.tasks.infer import are_identifiers, kind_of
 from dxn.tokenize.base import Reader
-from dxn.tokenize.recognize import are_file_names, modality_of
+from dxn.tokenize.column_profile import ColumnProfile, profile_of
+from dxn.tokenize.recognize import modality_of
 
 Readers = Mapping[str, Reader]
 
@@ -43,17 +43,19 @@ def infer_columns(
     unused: dict[str, str] = {}  # reasons by column
     identifiers: dict[str, str] = {}  # modalities by column
     leaks: dict[str, str] = {}
-    answers = _answers(table, targets)
+    rows = zip(*(table.columns[target] for target in targets), strict=True) if targets else ()
+    # The target of each row as one text; None where it is missing.
+    answers = [None if all(cell is None for cell in row) else repr(row) for row in rows]
     for column in track(columns, len(columns), "reading columns"):
         if any(column in names for names in named.values()):
             continue
-        values = [value for value in table.columns[column] if value is not None]
-        modality = modality_of(values, readers)
+        profile = profile_of(table.columns[column])
+        modality = modality_of(profile, readers)
         if modality is None:
-            unused[column] = _reason(values)
+            unused[column] = _reason(profile)
             continue
         is_cell = readers[modality].tabular
-        useless = why_useless(column, values) if is_cell else None
+        useless = why_useless(column, profile) if is_cell else None
         if is_cell and column in new_groups:
             useless = "training has none of its values in the test split"
         if useless is not None:
@@ -62,14 +64,14 @@ def infer_columns(
             unused[column] = f"not in data.{modality}"
         elif is_cell and answers and determines(table.columns[column], answers):
             leaks[column] = modality
-        elif readers[modality].words and are_identifiers(values):
+        elif readers[modality].words and are_identifiers(profile):
             identifiers[column] = modality
         else:
             by_modality.setdefault(modality, []).append(column)
     for column, modality in identifiers.items():
         # A code such as SKU-1234 says nothing about other rows, but it can be the only input.
         if any(by_modality.values()):
-            unused[column] = kind_of(table.columns[column])
+            unused[column] = "identifiers"
         else:
             by_modality[modality] = [column]
     if not any(by_modality.values()):
@@ -89,19 +91,11 @@ def infer_columns(
         )
 
 
-def _answers(table: Table, targets: Sequence[str]) -> list[str | None]:
-    """Return the target of each row as one text; None where it is missing. Empty: no target."""
-    if not targets:
-        return []
-    rows = zip(*(table.columns[target] for target in targets), strict=True)
-    return [None if all(v is None for v in row) else repr(row) for row in rows]
-
-
-def _reason(values: Sequence[Any]) -> str:
+def _reason(profile: ColumnProfile) -> str:
     """Return why a column is not an input."""
-    if are_file_names(values):
-        if any(isinstance(value, list) for value in values):
+    if profile.are_file_names:
+        if list in profile.types:
             return "lists of file names; write one file name per column"
         return "file names, which no adapter in use reads"
-    kind = kind_of(values)
+    kind = kind_of(profile)
     return "texts, which no adapter in use reads" if kind == "texts" else kind

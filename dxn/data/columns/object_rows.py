@@ -17,13 +17,12 @@ from dxn.core.errors import UserError
 from dxn.core.marks import LABELS, LISTS, NUMBERS
 from dxn.data.rows import AUTO, as_column
 from dxn.data.tables.read import Layout, Table
-from dxn.tokenize.media import SUFFIXES
+from dxn.tokenize.media import MEDIA_SUFFIXES, is_file_name
 
 OBJECTS = "objects"  # the column with the list of objects of a file
 UNNAMED = "object"  # the class of all objects of a table without a column of classes
 # Names of a column with files, if their suffixes do not tell, as in "image_id".
 IDS = re.compile(r"(image|img|picture|photo|file|video|clip|audio|recording)[ _]?(id|name)?", re.I)
-SUFFIX = re.compile(r".+\.[A-Za-z0-9]{2,5}", re.DOTALL)
 NUM_TRIED = 200  # cells that tell whether a column contains files
 SIZES = ("width", "height", "depth", "image_width", "image_height")  # of a picture, not of a box
 
@@ -175,20 +174,19 @@ def _file_column(table: Table, inputs: Sequence[str]) -> str:
     named = [name for name in inputs if name in table.columns]
     for name in named or table.columns:
         cells = [cell for cell in table.columns[name][:NUM_TRIED] if cell is not None]
-        if cells and all(isinstance(cell, str) and SUFFIX.fullmatch(cell) for cell in cells):
+        if cells and all(isinstance(cell, str) and is_file_name(cell) for cell in cells):
             return name
     return next((name for name in named or table.columns if IDS.fullmatch(name)), "")
 
 
 def _files(values: Sequence[Any], table: Path | None) -> list[Any]:
     """Return the paths of files whose names have no suffix, if they are below the table."""
-    if table is None or all(SUFFIX.fullmatch(str(value)) for value in values):
+    if table is None or all(is_file_name(str(value)) for value in values):
         return list(values)
-    suffixes = tuple(chain.from_iterable(SUFFIXES.values()))
     index: dict[str, str] = {}
     for folder, _, names in os.walk(table.parent):
         for name in sorted(names):
-            if name.lower().endswith(suffixes):
+            if name.lower().endswith(MEDIA_SUFFIXES):
                 path = Path(folder, name)
                 index.setdefault(path.stem, str(path.relative_to(table.parent)))
     return [value if value is None else index.get(str(value), value) for value in values]

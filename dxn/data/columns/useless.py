@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from dxn.tokenize.cells.cell_values import has_no_value
-from dxn.tokenize.cells.dates import are_dates
-from dxn.tokenize.cells.numbers import read_numbers
+from dxn.tokenize.column_profile import ColumnProfile, profile_of
 
 # Below this number of rows, distinct numbers are not surprising.
 MIN_NUMBERED = 20
@@ -30,17 +29,16 @@ MIN_ROWS_PER_GROUP = 2
 YEARS = (1900, 2100)
 
 
-def why_useless(name: str, cells: Sequence[Any]) -> str | None:
+def why_useless(name: str, profile: ColumnProfile) -> str | None:
     """Return why numbers, categories or dates say nothing about new rows; None if they can.
 
     Args:
         name: Name of the column.
-        cells: Cells of the column; None where missing.
+        profile: Its profile.
     """
-    present = [cell for cell in cells if not has_no_value(cell)]
-    if len({str(cell) for cell in present}) < 2:
-        return "the same value in all rows" if present else "no values"
-    if _are_row_numbers(name, present):
+    if profile.num_different < 2:
+        return "the same value in all rows" if profile.values else "no values"
+    if _are_row_numbers(name, profile):
         return "row numbers or identifiers"
     return None
 
@@ -58,19 +56,19 @@ def names_new_groups(train: Sequence[Any], test: Sequence[Any]) -> bool:
     if any(isinstance(cell, bytes | bytearray | dict) for cell in train):  # embedded files
         return False
     splits = [[str(cell) for cell in cells if not has_no_value(cell)] for cells in (train, test)]
-    known, new = (set(cells) for cells in splits)
-    if len(known) < 2 or not new or known & new:
+    train_values, test_values = (set(cells) for cells in splits)
+    if len(train_values) < 2 or not test_values or train_values & test_values:
         return False
     if any(len(cells) < MIN_ROWS_PER_GROUP * len(set(cells)) for cells in splits):
         return False
-    # Quantities of new rows are new as well, but they can be compared with known ones.
-    present = splits[0] + splits[1]
-    return not are_dates(present) and not _are_quantities(present)
+    # Quantities of new rows are new as well, but they can be compared with those of the training.
+    profile = profile_of(splits[0] + splits[1])
+    return not profile.are_dates and not _are_quantities(profile)
 
 
-def _are_quantities(cells: Sequence[str]) -> bool:
+def _are_quantities(profile: ColumnProfile) -> bool:
     """Return whether cells are years or numbers with decimals. Other numbers often name groups."""
-    numbers = read_numbers(cells)
+    numbers = profile.numbers
     if numbers is None or numbers.others:
         return False
     low, high = YEARS
@@ -108,16 +106,16 @@ def determines(cells: Sequence[Any], targets: Sequence[Hashable]) -> bool:
     return by_target.total() - max(by_target.values()) >= MIN_OTHER
 
 
-def _are_row_numbers(name: str, present: Sequence[Any]) -> bool:
+def _are_row_numbers(name: str, profile: ColumnProfile) -> bool:
     """Return whether a column numbers the rows: different whole numbers, in order or named so."""
-    if len(present) < MIN_NUMBERED or len({str(cell) for cell in present}) < len(present):
-        return False
-    numbers = read_numbers(present)
-    if numbers is None or numbers.others or not numbers.are_whole:
+    count, numbers = len(profile.values), profile.numbers
+    if count < MIN_NUMBERED or profile.num_different < count or numbers is None:
         return False
     values = numbers.values
+    if len(values) < count or not numbers.are_whole:
+        return False
     if ID_NAME.fullmatch(name.strip()) or CAMEL_ID.fullmatch(name.strip()):
         return True
     span = max(values) - min(values) + 1
     steps = [b - a for a, b in pairwise(values)]
-    return span == len(values) or (span <= MAX_GAPS * len(values) and min(steps) > 0)
+    return span == count or (span <= MAX_GAPS * count and min(steps) > 0)

@@ -17,6 +17,7 @@ from dxn.data.sources.confine import confined
 from dxn.data.sources.detect import ARCHIVES, METADATA, is_metadata
 from dxn.data.splits.split import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
 from dxn.tokenize.base import Reader
+from dxn.tokenize.column_profile import profile_of
 from dxn.tokenize.recognize import modality_of
 
 
@@ -136,7 +137,7 @@ def _readable_files(
     for member in members:
         # Infer the modality from the name, not from the content: a damaged file is a bad file of
         # its modality.
-        modality = modality_of([member.parts[-1]], readers)
+        modality = modality_of(profile_of([member.parts[-1]]), readers)
         if modality is not None:
             files.append(member)
             modalities.append(modality)
@@ -213,7 +214,7 @@ def _members(root: Path, readers: Readers, *, confine: bool) -> Iterator[Member]
     if not root.is_dir():
         # Only files that a reader reads, because all of them are held in memory.
         def is_wanted(name: str) -> bool:
-            return modality_of([name], readers) is not None
+            return modality_of(profile_of([name]), readers) is not None
 
         for parts, data in read_archive(root, is_wanted):
             yield Member(parts, data)

@@ -18,6 +18,7 @@ from dxn.data.sources.detect import SPLIT_NAMES, SPLITS
 from dxn.data.splits.duplicates import units_of
 from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, are_joined, are_label_lists
+from dxn.tokenize.column_profile import profile_of
 
 UNDIVIDED = "all"  # key of rows that have not been divided into splits
 # Names of columns with the split of each row, in the order of preference and in lower case.
@@ -223,10 +224,10 @@ def is_categorical(values: Sequence[Any]) -> bool:
         values: Raw cells of the target column; None where missing.
     """
     rows = spaced_rows(len(values), FIT_ROWS)
-    present = [value for value in (values[row] for row in rows) if value is not None]
-    if are_label_lists(present) or are_amounts(present):
+    profile = profile_of(values[row] for row in rows)
+    if are_label_lists(profile.cells) or are_amounts(profile):
         return False
-    return not are_joined(present)
+    return not are_joined(profile)
 
 
 def _hold_out(table: Table, holdout: Mapping[str, Any], notes: list[str]) -> dict[str, np.ndarray]:

@@ -260,10 +260,11 @@ class ModelInputs:
         """
         from dxn.data.sources.confine import confined
         from dxn.runs.predictor.option import inputs_beside
+        from dxn.tokenize.column_profile import profile_of
         from dxn.tokenize.recognize import by_modality, modality_of
 
         readers = {name: reader for name, reader in self.readers.items() if reader.files}
-        modalities = [modality_of([file], by_modality(readers)) for file in files]
+        modalities = [modality_of(profile_of([file]), by_modality(readers)) for file in files]
         used = [file for file, modality in zip(files, modalities, strict=True) if modality]
         if not used:
             inputs = ", ".join(f"{n} ({reader.modality})" for n, reader in self.readers.items())

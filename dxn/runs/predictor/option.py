@@ -105,11 +105,13 @@ def read_sample(
             f"input: must be one sample, got a table, a folder or several files: {value}; set "
             f"{_choices(readers)} to one of them"
         )
+    from dxn.tokenize.column_profile import profile_of
     from dxn.tokenize.recognize import by_modality, modality_of
 
     is_text_file = str(value).lower().endswith(TEXT_SUFFIX)
     text = read_text(Path(value)) if is_text_file else str(value)
-    modality = modality_of([text], by_modality(readers)) or _modality_of_text(text, readers)
+    modality = modality_of(profile_of([text]), by_modality(readers))
+    modality = modality or _modality_of_text(text, readers)
     names = [name for name, reader in readers.items() if reader.modality == modality]
     if len(names) == 1:
         return dict.fromkeys(inputs_beside(names[0], [text], readers, columns or {}), text)

@@ -6,7 +6,7 @@ Exported models use it without dxn.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Set
 from typing import Any
 
 # In lower case. A value such as "none" or "unknown" is not here: it can be a category of its own,
@@ -67,7 +67,7 @@ def cell_values(
     return tuple(dict.fromkeys(map(_as_value, kept))) or None
 
 
-def find_separator(values: Sequence[str]) -> str | None:
+def find_separator(values: Iterable[str]) -> str | None:
     """Return the character that separates several values in the cells of a column.
 
     None if the cells are single values. Many different cells must consist of few different parts:

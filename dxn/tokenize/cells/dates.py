@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,8 +136,13 @@ def find_day_first(values: Sequence[Any]) -> bool:
 
 
 def are_dates(values: Sequence[Any]) -> bool:
-    """Return whether nearly all values are dates or times."""
-    return most(values, looks_like_date)
+    """Return whether nearly all values that are not missing are dates or times."""
+    # Most columns are recognized by a few cells, which is faster.
+    few = [value for value in sample(values, NUM_IN_SAMPLE) if not has_no_number(value)]
+    if sum(map(looks_like_date, few)) < MIN_IN_SAMPLE * len(few):
+        return False
+    present = [value for value in values if not has_no_number(value)]
+    return bool(present) and sum(map(looks_like_date, present)) >= MOST * len(present)
 
 
 def looks_like_date(value: Any) -> bool:
@@ -157,16 +162,6 @@ def is_compact(text: str) -> bool:
     if len(text) != 8 or not text.isdecimal():
         return False
     return text[:2] in ("19", "20") and "01" <= text[4:6] <= "12" and "01" <= text[6:] <= "31"
-
-
-def most(values: Sequence[Any], matches: Callable[[Any], bool]) -> bool:
-    """Return whether a test holds for nearly all values that are not missing."""
-    # Most columns are recognized by a few cells, which is faster.
-    few = [value for value in sample(values, NUM_IN_SAMPLE) if not has_no_number(value)]
-    if sum(map(matches, few)) < MIN_IN_SAMPLE * len(few):
-        return False
-    present = [value for value in values if not has_no_number(value)]
-    return bool(present) and sum(map(matches, present)) >= MOST * len(present)
 
 
 def _date_of(match: re.Match[str], *, day_first: bool) -> tuple[int, int, int]:

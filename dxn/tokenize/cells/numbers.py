@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dxn.tokenize.cells.cell_values import has_no_number
+from dxn.tokenize.cells.cell_values import has_no_number, has_no_value
 
 # A column is numeric if at most this share of its cells, besides those such as "N/A", is not a
 # number.
@@ -93,18 +93,18 @@ class NumberFormat:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ParsedNumbers:
     """The numbers of a column.
 
     Args:
         format: How they are written.
         values: The numbers, without the cells that are none.
-        others: Indices of the cells that are not numbers.
+        others: Cells that are not numbers.
     """
 
     format: NumberFormat
     values: Sequence[float]
-    others: Sequence[int]
+    others: Sequence[Any]
 
     @property
     def are_whole(self) -> bool:
@@ -124,29 +124,35 @@ def plain_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def read_numbers(values: Sequence[Any]) -> Numbers | None:
+def read_numbers(values: Sequence[Any]) -> ParsedNumbers | None:
     """Return the numbers of a column; None if it is not a column of numbers.
 
-    A few cells may be something else, such as "N/A" or a typing error.
+    A few cells may be something else, such as a typing error, and more of them may say that there
+    is no number, such as "unknown". Cells such as "N/A" do not count.
 
     Args:
         values: Cells of the column, never None.
     """
     # Most columns of texts are recognized by a few cells, which is faster.
-    few = sample(values)
-    if len(few) < len(values):
-        form = find_format(few)
-        if sum(form.parse(value) is not None for value in few) < MIN_NUMBERS / 2 * len(few):
-            return None
-    form = find_format(values)
-    parsed = [form.parse(value) for value in values]
-    others = [i for i, number in enumerate(parsed) if number is None]
-    num_missing = sum(has_no_number(values[i]) for i in others)
-    count = len(values) - len(others)
-    is_numeric = len(others) - num_missing <= MAX_OTHERS * (count + len(others) - num_missing)
-    if not values or not is_numeric or count < MIN_NUMBERS * len(values):
+    few = [value for value in sample(values) if not has_no_value(value)]
+    form = find_format(few)
+    if sum(form.parse(value) is not None for value in few) < MIN_NUMBERS / 2 * len(few):
         return None
-    return Numbers(form, [number for number in parsed if number is not None], others)
+    form = find_format(values)
+    numbers: list[float] = []
+    others: list[Any] = []
+    for value in values:
+        number = form.parse(value)
+        if number is None:
+            others.append(value)
+        else:
+            numbers.append(number)
+    num_wrong = sum(not has_no_number(value) for value in others)
+    num_missing = sum(map(has_no_value, others))
+    if not numbers or num_wrong > MAX_OTHERS * (len(numbers) + num_wrong):
+        return None
+    is_numeric = len(numbers) >= MIN_NUMBERS * (len(values) - num_missing)
+    return ParsedNumbers(form, numbers, others) if is_numeric else None
 
 
 def find_format(values: Sequence[Any]) -> NumberFormat:
