@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -49,19 +49,31 @@ def find_problems(
     # Without the rows that were left out.
     used = {name: source.splits[name].take(opened.kept) for name, opened in splits.items()}
     codes = input_codes(used.values(), source.files) if codes is None else codes
-    by_split = divided(row_codes(codes, sum(map(len, used.values()))), used)
-    problems = list(_repeated_rows(used, by_split))
+    rows = row_codes(codes, sum(map(len, used.values())))
+    by_split = divided(rows, used)
+    present = rows[rows >= 0]
+    have_equal_inputs = len(np.unique(present)) < len(present)
+    problems: list[Issue] = []
+    if have_equal_inputs:
+        problems += _repeated_rows(used, by_split)
     # A file can be shared by rows whose other inputs differ.
     if source.files and len(source.inputs) > 1:
         for name in source.files:
             if name in codes:
                 problems += _shared_files(name, divided(codes[name], used))
-    if any(rows.groups is not None for rows in used.values()):
+    if any(split.groups is not None for split in used.values()):
         problems += _shared_groups(used)
-    problems += _small_splits(splits)
+    if "train" in splits and "validation" not in splits:
+        problems.append(Issue("there is no validation split, which selects the best epoch"))
+    for name in SPLITS[1:]:
+        if name in splits and len(splits[name]) < MIN_ROWS:
+            few = count(len(splits[name]), "row")
+            sentence = f"{name} has only {few}, too few for reliable metrics (at least {MIN_ROWS})"
+            problems.append(Issue(sentence))
     # A text can have several translations, and a photo several captions.
     if task is not None and task.is_supervised and not task.target.is_text:
-        problems += _contradictions(used, by_split)
+        if have_equal_inputs:
+            problems += _contradictions(used, by_split)
         problems += _target_problems(splits)
     return problems
 
@@ -128,7 +140,7 @@ def _repeated_rows(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray]) 
     """
     for first, second in combinations(splits, 2):
         repeated = np.isin(codes[second], codes[first]) & (codes[second] >= 0)
-        issues: list[Issue] = []
+        repeats: list[Issue] = []
         # The last row with each code, without a dict of all rows.
         order = np.argsort(codes[first], kind="stable") if repeated.any() else np.empty(0, np.int64)
         rows = np.flatnonzero(repeated)
@@ -136,14 +148,14 @@ def _repeated_rows(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray]) 
         for row, i in zip(rows.tolist(), order[last].tolist(), strict=True):
             other = splits[first].origin[i]
             reason = f"all inputs are equal to those of {other} ({first})"
-            issues.append(Issue(reason, splits[second].origin[row], split=second))
-        if issues:
+            repeats.append(Issue(reason, splits[second].origin[row], split=second))
+        if repeats:
             total = count(len(codes[second]), "row")
-            verb = "occurs" if len(issues) == 1 else "occur"
+            verb = "occurs" if len(repeats) == 1 else "occur"
             yield Issue(
-                f"{len(issues):,} of {total} of {second} also {verb} in {first}, such as "
-                f"{issues[0].origin}, which makes the metrics of {second} too good",
-                rows=issues,
+                f"{len(repeats):,} of {total} of {second} also {verb} in {first}, such as "
+                f"{repeats[0].origin}, which makes the metrics of {second} too good",
+                rows=repeats,
             )
 
 
@@ -171,17 +183,6 @@ def _shared_groups(splits: Mapping[str, Rows]) -> Iterator[Issue]:
             )
 
 
-def _small_splits(splits: Mapping[str, Opened]) -> Iterator[Issue]:
-    if "train" in splits and "validation" not in splits:
-        yield Issue("there is no validation split, which selects the best epoch")
-    for name in SPLITS[1:]:
-        if name in splits and len(splits[name]) < MIN_ROWS:
-            rows = count(len(splits[name]), "row")
-            yield Issue(
-                f"{name} has only {rows}, too few for reliable metrics (at least {MIN_ROWS})"
-            )
-
-
 def _contradictions(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray]) -> Iterator[Issue]:
     """Yield the rows whose inputs are equal to those of a row with another target.
 
@@ -202,8 +203,9 @@ def _contradictions(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray])
                 continue
             other, expected = first_of.setdefault(int(codes[name][row]), (origin, target))
             if str(target) != str(expected):
-                given = f"{_short(target)} instead of {_short(expected)}"
-                reason = f"inputs of {other}, but target {given}"
+                reason = (
+                    f"inputs of {other}, but target {_short(target)} instead of {_short(expected)}"
+                )
                 affected.append(Issue(reason, origin, split=name))
                 example = example or f"{other} ({_short(expected)}) and {origin} ({_short(target)})"
     if affected:
@@ -215,77 +217,80 @@ def _contradictions(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray])
 
 
 def _target_problems(splits: Mapping[str, Opened]) -> Iterator[Issue]:
-    train = splits.get("train")
     # If all training targets are equal, `check_learnable` says so.
-    is_constant = train is not None and _constant(train) is not None
+    is_constant = "train" in splits and _constant(splits["train"]) is not None
+    counts: dict[str, Counter[str]] = {}  # number of rows of each class or label, by split
     for name, split in splits.items():
-        constant = _constant(split)
-        if constant is not None and len(split) > 1 and not is_constant:
+        constant = None if is_constant else _constant(split)
+        if constant is not None and len(split) > 1:
             yield Issue(f"{name}: {constant}")
-    counts = {
-        name: Counter(chain.from_iterable(map(_names, split.targets or ())))
-        for name, split in splits.items()
-    }
+        counts[name] = Counter()
+        for target in split.targets or ():
+            if isinstance(target, Described):
+                counts[name].update(dict.fromkeys(target.names, 1))
+            elif isinstance(target, str):
+                counts[name][target] += 1
+            elif isinstance(target, list) and all(isinstance(label, str) for label in target):
+                counts[name].update(dict.fromkeys(target, 1))
     classes = counts.get("train", Counter())
-    yield from _name_problems(classes)
-    for name in SPLITS[1:] if classes else ():
-        # Texts need not be classes, and a new text is normal.
-        unknown = counts.get(name, Counter()).keys() - classes.keys()
-        if unknown and any(isinstance(target, Described) for target in splits[name].targets or ()):
-            yield Issue(
-                f"{name}: classes that train does not have: {list_names(sorted(unknown), MAX_RARE)}"
-            )
-    evaluated = [n for n in SPLITS[1:] if n in splits and len(splits[n]) >= MIN_ROWS]
-    yield from _rare_names(classes, {name: counts[name] for name in evaluated})
-
-
-def _rare_names(train: Counter[str], others: Mapping[str, Counter[str]]) -> Iterator[Issue]:
-    """Yield the classes with too few rows to learn from, or to measure.
-
-    Args:
-        train: Number of rows of each class in the training split.
-        others: The same of the splits that are evaluated.
-    """
-    # Half of an equal share: in a small and balanced data set, all classes have few rows.
-    few = train.total() / (2 * max(len(train), 1))
-    rare = [
-        name
-        for name, number in train.items()
-        if number < MIN_PER_CLASS
-        or (number < few and any(counts[name] < MIN_MEASURED for counts in others.values()))
-    ]
-    if not rare or len(train) < 2:
-        return
-    rare.sort(key=lambda name: train[name])
-    rows = [
-        f"{_short(name)} has {count(train[name], 'row')} in train"
-        + "".join(f", {counts[name]} in {split}" for split, counts in others.items())
-        for name in rare[:MAX_RARE]
-    ]
-    more = [f"and {len(rare) - MAX_RARE:,} more"] if len(rare) > MAX_RARE else []
-    yield Issue(
-        f"{len(rare):,} of {len(train):,} classes {'is' if len(rare) == 1 else 'are'} rare, so "
-        f"single rows decide about the metrics: {'; '.join([*rows, *more])}"
-    )
-
-
-def _name_problems(counts: Counter[str]) -> Iterator[Issue]:
-    """Yield class names that may not be meant: two spellings of one name, and missing values."""
-    first_of: dict[str, str] = {}
-    similar: list[str] = []
-    for name in counts:
-        other = first_of.setdefault(" ".join(name.split()).casefold(), name)
+    spellings: dict[str, str] = {}
+    for name in classes:
+        other = spellings.setdefault(" ".join(name.split()).casefold(), name)
         if other != name:
-            similar.append(f"{_short(other)} and {_short(name)}")
-    if similar:  # one example is enough
-        yield Issue(f"the classes {similar[0]} differ only in spaces or in upper and lower case")
-    for name, number in counts.items():
+            yield Issue(
+                f"the classes {_short(other)} and {_short(name)} differ only in spaces or in upper "
+                "and lower case"
+            )
+            break  # one example is enough
+    for name, number in classes.items():
         # "None" and "unknown" are often classes on purpose.
         if has_no_value(name):
             yield Issue(
                 f"the class {name!r} ({number:,} × in train) looks like a missing value; "
                 "leave these cells empty if it is one"
             )
+    for name in SPLITS[1:] if classes else ():
+        # Texts need not be classes, and a new text is normal.
+        unknown = counts.get(name, Counter()).keys() - classes.keys()
+        if unknown and any(isinstance(t, Described) for t in splits[name].targets or ()):
+            yield Issue(
+                f"{name}: classes that train does not have: {list_names(sorted(unknown), MAX_RARE)}"
+            )
+    evaluated = [n for n in SPLITS[1:] if n in splits and len(splits[n]) >= MIN_ROWS]
+    # Half of an equal share: in a small and balanced data set, all classes have few rows.
+    few = classes.total() / (2 * max(len(classes), 1))
+    # Too few rows to learn from, or to measure.
+    rare = [
+        name
+        for name, number in classes.items()
+        if number < MIN_PER_CLASS
+        or (number < few and any(counts[split][name] < MIN_MEASURED for split in evaluated))
+    ]
+    if rare and len(classes) > 1:
+        yield _rare_classes(rare, classes, {split: counts[split] for split in evaluated})
+
+
+def _rare_classes(
+    rare: list[str], classes: Counter[str], evaluated: Mapping[str, Counter[str]]
+) -> Issue:
+    """Return the issue about classes with few rows.
+
+    Args:
+        rare: Their names.
+        classes: Number of rows of each class in the training split.
+        evaluated: The same of the splits that are evaluated.
+    """
+    rare = sorted(rare, key=lambda name: classes[name])
+    rows = [
+        f"{_short(name)} has {count(classes[name], 'row')} in train"
+        + "".join(f", {counts[name]} in {split}" for split, counts in evaluated.items())
+        for name in rare[:MAX_RARE]
+    ]
+    more = [f"and {len(rare) - MAX_RARE:,} more"] if len(rare) > MAX_RARE else []
+    return Issue(
+        f"{len(rare):,} of {len(classes):,} classes {'is' if len(rare) == 1 else 'are'} rare, so "
+        f"single rows decide about the metrics: {'; '.join([*rows, *more])}"
+    )
 
 
 def _constant(split: Opened) -> str | None:
@@ -296,16 +301,6 @@ def _constant(split: Opened) -> str | None:
     if len(targets) == 1:
         return f"there is only 1 row ({split.origin[0]})"
     return f"all {len(targets):,} targets are {_short(targets[0])}"
-
-
-def _names(target: Any) -> list[str]:
-    """Return the class or the labels of a parsed target; none if it is a number."""
-    if isinstance(target, str):
-        return [target]
-    if isinstance(target, Described):
-        return list(dict.fromkeys(target.names))
-    is_names = isinstance(target, list) and all(isinstance(item, str) for item in target)
-    return list(dict.fromkeys(target)) if is_names else []
 
 
 def _short(value: Any) -> str:
@@ -341,8 +336,8 @@ def count_truncated(
             if lengths is not None:
                 counts.append(lengths)
         if counts:
-            max_len = max(kept for kept, _ in counts)
-            median = statistics.median(kept / total for kept, total in counts)
+            max_len = max(num_read for num_read, _ in counts)
+            median = statistics.median(num_read / total for num_read, total in counts)
             truncations[name] = Truncation(
                 count=len(counts), total=num_values, max_len=max_len, median_read=median
             )
