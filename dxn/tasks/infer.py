@@ -123,7 +123,7 @@ def infer(
         problem = ""
     # Texts are mostly distinct, unlike the names of classes. Single words must be more distinct
     # than texts of several words.
-    is_text = not problem and count >= MIN_TEXTS and profile.has_only(str)
+    is_text = not problem and count >= MIN_TEXTS and profile.types == {str}
     if is_text and 2 * distinct > count and profile.numbers is None:
         if profile.words > 1:
             return "generate", ""
@@ -196,7 +196,7 @@ def are_identifiers(profile: ColumnProfile) -> bool:
     if count < MIN_IDENTIFIERS or profile.num_different <= DISTINCT * count:
         return False
     # Texts are recognized by their words, which is faster.
-    if not profile.has_only(str) or profile.words >= 2:
+    if profile.types != {str} or profile.words >= 2:
         return False
     num_codes = sum(IDENTIFIER.fullmatch(value.strip()) is not None for value in profile.values)
     return num_codes >= MOST * count

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from dxn.core.randomness import evenly_spaced
-from dxn.tokenize.cells.cell_values import find_separator, has_no_value
+from dxn.tokenize.cells.cell_values import find_separator, has_no_number, has_no_value
 from dxn.tokenize.cells.dates import are_dates
-from dxn.tokenize.cells.numbers import ParsedNumbers, are_codes, read_numbers
+from dxn.tokenize.cells.numbers import ParsedNumbers, read_numbers
 from dxn.tokenize.media import is_file_name, kinds_of
 from dxn.tokenize.series.values import NPY, SEPARATORS, SUFFIXES, is_number
 
@@ -72,18 +72,15 @@ class ColumnProfile:
     are_dates: bool
     are_codes: bool
 
-    def has_only(self, *types: type) -> bool:
-        """Whether all values have one of these types."""
-        return all(issubclass(kind, types) for kind in self.types)
-
 
 def profile_of(cells: Iterable[Any]) -> ColumnProfile:
     """Return the profile of the cells of a column; None where missing."""
     present = [cell for cell in cells if cell is not None]
     values = [cell for cell in present if not has_no_value(cell)]
-    types = frozenset(map(type, values))
+    types = frozenset(str if issubclass(t, str) else t for t in set(map(type, values)))
+    are_texts = types == {str}
     texts = values
-    if types != {str}:
+    if not are_texts:
         texts = [str(value) for value in values if isinstance(value, SCALARS)]
     different = set(texts)
     max_chars = max(map(len, different), default=0)
@@ -92,7 +89,7 @@ def profile_of(cells: Iterable[Any]) -> ColumnProfile:
     for cell in inspected:
         counts.update(kinds_of(cell))
         counts["series"] += is_series(cell)
-    are_texts = bool(types) and all(issubclass(kind, str) for kind in types)
+    are_padded = any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in different)
     return ColumnProfile(
         cells=present,
         values=values,
@@ -106,7 +103,7 @@ def profile_of(cells: Iterable[Any]) -> ColumnProfile:
         share_different=len(set(inspected)) / len(inspected) if are_texts else 0.0,
         numbers=read_numbers(present),
         are_dates=are_dates(values),
-        are_codes=are_codes(values),
+        are_codes=are_padded and all(t.isdigit() or has_no_number(t) for t in different),
     )
 
 

@@ -108,34 +108,29 @@ def scores_of(profile: ColumnProfile) -> dict[str, float]:
     # Zip codes and dates such as 20260131 are written like numbers.
     are_numbers = profile.numbers is not None
     is_measured = are_numbers and not profile.are_codes and not profile.are_dates
-    is_quantity = profile.are_dates or (is_measured and not profile.has_only(bool))
+    is_quantity = profile.are_dates or (is_measured and profile.types != {bool})
     scores = {
         "number": float(is_measured and bool not in profile.types),
         "date": float(profile.are_dates),
-        "category": _category_score(profile, is_quantity=is_quantity),
     }
     # Numbers such as "$1,200.50" and dates are strings as well, but neither texts nor files.
     if not are_numbers and not profile.are_dates:
         scores |= {**files, "text": _text_score(profile)}
+    if not profile.values or not profile.types <= {str, bool, int}:
+        return scores
+    if profile.separator is not None:
+        parts = {part for v in set(profile.values) for part in str(v).split(profile.separator)}
+        scores["category"] = TAGS_SCORE if max(map(len, parts)) <= MAX_CHARS else 0.0
+    elif not is_quantity and 2 * profile.num_different <= len(profile.values):
+        is_sentence = profile.words >= SENTENCE_WORDS
+        score = CATEGORY_OF_SENTENCES_SCORE if is_sentence else CATEGORY_SCORE
+        scores["category"] = score if profile.max_chars <= MAX_CHARS else 0.0
     return scores
 
 
-def _category_score(profile: ColumnProfile, *, is_quantity: bool) -> float:
-    if not profile.values or not profile.has_only(str, int):
-        return 0.0
-    if profile.separator is not None:
-        parts = {part for v in set(profile.values) for part in str(v).split(profile.separator)}
-        return TAGS_SCORE if max(map(len, parts)) <= MAX_CHARS else 0.0
-    repeats = 2 * profile.num_different <= len(profile.values)
-    if is_quantity or not repeats or profile.max_chars > MAX_CHARS:
-        return 0.0
-    is_sentence = profile.words >= SENTENCE_WORDS
-    return CATEGORY_OF_SENTENCES_SCORE if is_sentence else CATEGORY_SCORE
-
-
 def _text_score(profile: ColumnProfile) -> float:
-    if not profile.has_only(str):
-        return TEXT_SCORE if all(map(_are_words, profile.values)) else 0.0
+    if profile.types != {str}:
+        return TEXT_SCORE if profile.values and all(map(_are_words, profile.values)) else 0.0
     # Categories repeat, and names and identifiers are one word. So a column contains texts if
     # its values have several words, or are different in almost every row.
     words, share = profile.words, profile.share_different

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
 from dxn.core.errors import UserError
-from dxn.tokenize.cells.dates import find_day_first, is_compact, parse_date
+from dxn.tokenize.cells.dates import COMPACT, find_day_first, parse_date
 from dxn.tokenize.cells.numbers import NumberFormat
 
 Unit = Literal["numeric", "second", "month"]
@@ -253,7 +253,7 @@ def _reader(cells: Sequence[Any]) -> Callable[[Any], tuple[float, float | None] 
     It returns a time and its offset from UTC.
     """
     present = [cell for cell in cells if cell is not None]
-    are_compact = all(is_compact(str(cell).strip()) for cell in present)
+    are_compact = all(COMPACT.fullmatch(str(cell).strip()) for cell in present)
     if not are_compact and present and _read_number(present[0]) is not None:
         return _read_number
     day_first = find_day_first(present)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Collection, Iterable, Set
+from functools import partial
 from typing import Any
 
 # In lower case. A value such as "none" or "unknown" is not here: it can be a category of its own,
@@ -32,9 +33,8 @@ def has_no_value(value: Any, texts: Set[str] = NO_VALUE) -> bool:
     return not text or text in texts
 
 
-def has_no_number(value: Any) -> bool:
-    """Whether a cell says that there is no number or date, such as "N/A" or "unknown"."""
-    return has_no_value(value, NO_NUMBER)
+# Whether a cell says that there is no number or date, such as "N/A" or "unknown".
+has_no_number = partial(has_no_value, texts=NO_NUMBER)
 
 
 def is_null(value: Any) -> bool:

@@ -17,6 +17,8 @@ MOST = 0.95
 # because a few cells can have more than their share of those that do not match.
 NUM_IN_SAMPLE = 20
 MIN_IN_SAMPLE = 0.5
+# A date of eight digits, such as 20260131.
+COMPACT = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
 DATE = re.compile(
     r"(?:"
     r"(?:(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{1,2})(?P=mark)(?P<day>\d{1,2})"
@@ -105,7 +107,7 @@ def parse_date(value: Any, *, day_first: bool) -> Moment | None:
     if not isinstance(value, str):
         return None
     text = value.strip()
-    if is_compact(text):  # 20260131
+    if COMPACT.fullmatch(text):
         return _moment(int(text[:4]), int(text[4:6]), int(text[6:]), None)
     match = DATE.fullmatch(text)
     if match is None:
@@ -154,14 +156,7 @@ def looks_like_date(value: Any) -> bool:
     if not isinstance(value, str):
         return False
     text = value.strip()
-    return is_compact(text) or DATE.fullmatch(text) is not None
-
-
-def is_compact(text: str) -> bool:
-    """Whether a text is a date of eight digits, such as 20260131."""
-    if len(text) != 8 or not text.isdecimal():
-        return False
-    return text[:2] in ("19", "20") and "01" <= text[4:6] <= "12" and "01" <= text[6:] <= "31"
+    return (COMPACT.fullmatch(text) or DATE.fullmatch(text)) is not None
 
 
 def _date_of(match: re.Match[str], *, day_first: bool) -> tuple[int, int, int]:

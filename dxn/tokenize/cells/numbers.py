@@ -187,13 +187,6 @@ def sample(values: Sequence[Any], count: int = SAMPLE) -> Sequence[Any]:
     return values[:: max(1, len(values) // count)]
 
 
-def are_codes(values: Sequence[Any]) -> bool:
-    """Return whether the values are digits such as zip codes, which can start with a zero."""
-    texts = [value for value in values if isinstance(value, str)]
-    padded = any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in texts)
-    return padded and all(text.isdigit() for text in texts if not has_no_number(text))
-
-
 def unit_of(match: re.Match[str]) -> str:
     """Return the currency or unit of a match of `WRITTEN`, in lower case."""
     parts = (match["currency"], match["unit"])
