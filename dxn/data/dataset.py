@@ -49,7 +49,7 @@ class Opened:
         timeout: Number of seconds to wait for a batch of these processes. None: no limit.
         bad_later: Why files that were not decoded at first turned out to be bad, by origin of their
             row. `dxn.data.loader.Loader` fills it.
-        numbers: Number of each row in the stream that it is from, from which its samples draw.
+        row_ids: Number of each row in the stream that it is from, from which its samples draw.
             None: its index.
     """
 
@@ -65,7 +65,7 @@ class Opened:
     num_workers: int | None = None
     timeout: float | None = TIMEOUT
     bad_later: dict[str, str] = field(default_factory=dict)
-    numbers: np.ndarray | None = None
+    row_ids: np.ndarray | None = None
 
     def __post_init__(self):
         if self.present.keys() != self.raws.keys():
@@ -276,7 +276,7 @@ class Samples(Dataset):
             if not any(is_left):
                 return {"#size": 0, "#index": [], BAD: bad}
             indices = [i for i, left in zip(indices, is_left, strict=True) if left]
-            prepared = [each for each, left in zip(prepared, is_left, strict=True) if left]
+            prepared = [pair for pair, left in zip(prepared, is_left, strict=True) if left]
         encoded: dict[str, dict[str, Tensor]] = {}
         for name in self.inputs:
             having = [(rand, sample[name]) for rand, sample in prepared if name in sample]
@@ -295,15 +295,15 @@ class Samples(Dataset):
             return {}
         from dxn.data.raws import FileColumn
 
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for column in columns:
             if isinstance(column, FileColumn) and column.bad:
                 for i in indices:
                     row = int(self.rows[i]) % len(self.opened)
                     reason = column.problem(row)
                     if reason is not None:
-                        found[self.opened.origin[row]] = reason
-        return found
+                        reasons[self.opened.origin[row]] = reason
+        return reasons
 
     def _inputs(
         self, epoch: int, i: int, together: Container[str] = (), *, drop_inputs: bool = True
@@ -313,15 +313,13 @@ class Samples(Dataset):
         Returns:
             The random generator of the sample, None without augmentation; and its inputs by name.
         """
-        copy, row = divmod(int(self.rows[i]), len(self.opened))
-        # Seed with the row index, not with i, which changes if other rows are left out.
-        number = self._number(row, copy)
-        rand = random.Random(f"{self.seed}/{epoch}/{number}") if self.augment else None
-        present = self._present(row)
+        row = int(self.rows[i]) % len(self.opened)
+        rand = random.Random(f"{self.seed}/{epoch}/{self._id(i)}") if self.augment else None
+        present = [name for name in self.inputs if self.opened.present[name][row]]
         dropout = self.input_dropout
         if rand is not None and drop_inputs and dropout is not None and dropout.probability:
-            kept = dropout.kept(present, rand)
-            present = [name for name in present if name in kept or name in self.required]
+            rest = dropout.remaining(present, rand)
+            present = [name for name in present if name in rest or name in self.required]
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample
         # is reproducible: `batch` prepares the inputs last that are prepared together.
         read = () if self.target is None else self.target.prepared_inputs
@@ -340,20 +338,19 @@ class Samples(Dataset):
         """Return a sample with its target, if there is one, and its index."""
         index, target = int(self.rows[i]), self.target
         if target is not None and (target.source != "column" or self.targets is not None):
-            copy, row = divmod(index, len(self.opened))
+            row = index % len(self.opened)
             if target.random:
                 # In validation, the seed is the same in every epoch, so that metrics of different
                 # epochs are comparable.
-                number = self._number(row, copy)
                 epoch_of = epoch if self.augment else "always"
-                rand = random.Random(f"{self.seed}/{epoch_of}/{number}/hidden")
+                rand = random.Random(f"{self.seed}/{epoch_of}/{self._id(i)}/hidden")
             value = None if self.targets is None else self.targets[row]
             if target.source == "hashes":
                 from dxn.data.raws import digest_of
 
                 # Of the raw values, because augmentation makes equal inputs different. Hashing a
                 # photo in each epoch takes much less time than preparing it.
-                names = self._present(row)
+                names = [name for name in self.inputs if self.opened.present[name][row]]
                 value = {name: digest_of(self.opened.raws[name], row) for name in names}
             try:
                 encoded = target.encode(value, sample, rand)
@@ -361,8 +358,8 @@ class Samples(Dataset):
                 raise UserError(f"{self.describe(i)}: {error}") from error
             if encoded is not None:
                 sample[TARGET] = encoded
-        numbers = self.opened.numbers
-        return {**sample, "#index": index if numbers is None else int(numbers[index])}
+        row_ids = self.opened.row_ids
+        return {**sample, "#index": index if row_ids is None else int(row_ids[index])}
 
     def collate(
         self,
@@ -392,10 +389,10 @@ class Samples(Dataset):
             rows = [i for i, sample in enumerate(samples) if name in sample]
             # Missing inputs are not padded, so they need neither memory nor computation.
             if rows:
-                collate = self.tokenizers[name].collate
-                done = None if encoded is None else encoded.get(name)
-                batch[name] = collate([samples[i][name] for i in rows]) if done is None else done
-                batch[name]["rows"] = torch.tensor(rows)
+                part = None if encoded is None else encoded.get(name)
+                if part is None:
+                    part = self.tokenizers[name].collate([samples[i][name] for i in rows])
+                batch[name] = {**part, "rows": torch.tensor(rows)}
         self._require_tokens(batch)
         if self.target is not None and TARGET in samples[0]:
             batch[TARGET] = self.target.collate([sample[TARGET] for sample in samples])
@@ -416,15 +413,16 @@ class Samples(Dataset):
                 "characters the tokenizer does not know; leave the row out"
             )
 
-    def _number(self, row: int, copy: int) -> str:
-        """Return what the random draws of a sample depend on, besides seed and epoch."""
-        numbers = self.opened.numbers
-        number = row if numbers is None else int(numbers[row])
-        # The first copy is the sample that there is without repeats.
-        return f"{number}/{copy}" if copy else f"{number}"
+    def _id(self, i: int) -> str:
+        """Return what the random draws of sample i depend on, besides seed and epoch.
 
-    def _present(self, row: int) -> list[str]:
-        return [name for name in self.inputs if self.opened.present[name][row]]
+        Not on i, which changes if other rows are left out.
+        """
+        copy, row = divmod(int(self.rows[i]), len(self.opened))
+        row_ids = self.opened.row_ids
+        row_id = row if row_ids is None else int(row_ids[row])
+        # The first copy is the sample that there is without repeats.
+        return f"{row_id}/{copy}" if copy else f"{row_id}"
 
 
 def make_samples(

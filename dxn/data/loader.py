@@ -65,10 +65,10 @@ class InputDropout:
         is_needed = self.below is None or loss_ratio < self.below or memorizes
         return self.probability > 0 and progress < self.until and is_needed
 
-    def kept(self, present: Sequence[str], rand: random.Random) -> list[str]:
+    def remaining(self, present: Sequence[str], rand: random.Random) -> list[str]:
         """Drop each input with the probability. If all are dropped, keep a random one."""
-        kept = [name for name in present if rand.random() >= self.probability]
-        return kept or [rand.choice(list(present))]
+        names = [name for name in present if rand.random() >= self.probability]
+        return names or [rand.choice(list(present))]
 
 
 @options
@@ -189,12 +189,12 @@ class BatchOrder:
         for batch in self._batches()[self.skip :]:
             # Every n-th sample, because the batch may be sorted by length: each step waits for the
             # slowest process.
-            own = batch[process::num_processes].tolist()
-            size, num_longer = divmod(len(own), parts)
+            shard = batch[process::num_processes].tolist()
+            size, num_longer = divmod(len(shard), parts)
             end = 0
             for i in range(parts):
                 start, end = end, end + size + (i < num_longer)
-                part = own[start:end]
+                part = shard[start:end]
                 yield epoch, part or batch[:1].tolist(), drop_inputs, not part
 
     def prepare(self, key: BatchKey) -> dict[str, Any]:
@@ -289,26 +289,26 @@ class Loader:
                 release_memory()
                 self.workers = Workers(self.order, self.num_workers, self.pin_memory)
             for batch in self.workers:
-                self._count_bad(batch)
+                if BAD in batch:
+                    self._count_bad(batch)
                 yield batch
             return
         for key in self.order:
             batch = self.order.prepare(key)
-            self._count_bad(batch)
+            if BAD in batch:
+                self._count_bad(batch)
             yield tree_map_only(Tensor, Tensor.pin_memory, batch) if self.pin_memory else batch
 
     def _count_bad(self, batch: dict[str, Any]) -> None:
         """Remove the bad files from a batch, and print those that are new."""
-        found = batch.pop(BAD, None)
-        if found is None:
-            return
-        known = self.order.samples.opened.bad_later
-        for origin, reason in found.items():
-            if origin not in known:
-                known[origin] = reason
-                print_line(f"warning: {origin}: {reason}; left out ({len(known):,} so far)")
+        reasons = batch.pop(BAD)
+        printed = self.order.samples.opened.bad_later
+        for origin, reason in reasons.items():
+            if origin not in printed:
+                printed[origin] = reason
+                print_line(f"warning: {origin}: {reason}; left out ({len(printed):,} so far)")
         if not batch["#size"] and self.order.shuffle:
-            raise all_bad("a batch", found)
+            raise all_bad("a batch", reasons)
 
     def stop(self) -> None:
         """End the processes. The next iteration would start new ones."""

@@ -160,7 +160,7 @@ class StreamSamples(Samples):
             )
             if self.source.on_bad == "error":
                 refuse_bad(opened)
-            opened = replace(opened, numbers=numbers[chosen][np.asarray(opened.kept)])
+            opened = replace(opened, row_ids=numbers[chosen][np.asarray(opened.kept)])
             samples = Samples(opened, self.tokenizers, task=self.task, **self.options)
             unknown = [] if opened.targets is None else self.task.target.unknown(opened.targets)
             return self._without_unknown(samples) if unknown else samples

@@ -226,7 +226,7 @@ def test_samples_are_picklable(tokenizers):
     st.integers(0, 10**6),
 )
 def test_dropping_inputs_keeps_their_order_and_at_least_one(present, probability, seed):
-    kept = InputDropout(probability).kept(present, random.Random(seed))
+    kept = InputDropout(probability).remaining(present, random.Random(seed))
     assert kept
     assert kept == [name for name in present if name in kept]
     if probability == 0:
@@ -235,19 +235,20 @@ def test_dropping_inputs_keeps_their_order_and_at_least_one(present, probability
 
 def test_each_input_is_dropped_as_often_as_requested():
     rand, count = random.Random(0), 4000
-    kept = Counter(name for _ in range(count) for name in InputDropout(0.3).kept(INPUTS, rand))
+    kept = Counter(name for _ in range(count) for name in InputDropout(0.3).remaining(INPUTS, rand))
     # Kept with 0.7, and in a third of the 0.3**3 cases in which all would have been dropped; the
     # tolerance is 4 standard deviations.
     expected, tolerance = 0.7 + 0.3**3 / 3, 4 * (0.7 * 0.3 / count) ** 0.5
     assert all(abs(kept[name] / count - expected) < tolerance for name in INPUTS)
     almost_all = InputDropout(1 - 1e-9)
-    alone = Counter(name for _ in range(count) for name in almost_all.kept(INPUTS, rand))
+    alone = Counter(name for _ in range(count) for name in almost_all.remaining(INPUTS, rand))
     assert all(abs(alone[name] / count - 1 / 3) < tolerance for name in INPUTS)
 
 
 def test_the_draw_of_dropped_inputs_is_the_one_of_earlier_versions():
     rand = random.Random(5)
-    draws = ["".join(name[0] for name in InputDropout(0.5).kept(INPUTS, rand)) for _ in range(8)]
+    dropout = InputDropout(0.5)
+    draws = ["".join(name[0] for name in dropout.remaining(INPUTS, rand)) for _ in range(8)]
     assert draws == ["tia", "tia", "a", "ti", "a", "t", "ia", "i"]
 
 

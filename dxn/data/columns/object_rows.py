@@ -73,23 +73,23 @@ class ObjectRows(Layout):
             if isinstance(value, list | dict):
                 raise UserError(f"{table.origin(i)}: column {self.file!r} must have a file or id")
             rows.setdefault(value, []).append(i)
-        own = {self.label, *self.places.values()}
+        object_columns = {self.label, *self.places.values()}
         names = {name.lower() for name in self.places.values()}
         columns: dict[str, Any] = {}
         unused: list[str] = []
         for name, column in table.columns.items():
-            if name in own:
+            if name in object_columns:
                 continue
             cells = list(column)
-            is_same = all(cells[i] == cells[own[0]] for own in rows.values() for i in own)
+            is_same = all(cells[i] == cells[group[0]] for group in rows.values() for i in group)
             is_size = name.lower() in SIZES and name.lower() not in names
             if name in required or (is_same and not is_size):
-                columns[name] = as_column([cells[own[0]] for own in rows.values()])
+                columns[name] = as_column([cells[group[0]] for group in rows.values()])
             else:
                 unused.append(name)
         if self.file in columns:
             columns[self.file] = as_column(_files(list(rows), table.path))
-        if with_target and own - {""} <= table.columns.keys():
+        if with_target and object_columns - {""} <= table.columns.keys():
             cells = self._objects(table, rows.values())
             columns[OBJECTS] = as_column(cells, is_json=True)
         elif key:  # the table of one split has no objects, but it needs the same columns
@@ -100,7 +100,7 @@ class ObjectRows(Layout):
                 notes.append(
                     f"not used: {', '.join(unused)} (of single objects, or the size of a file)"
                 )
-        first = np.array([own[0] for own in rows.values()], np.int64)
+        first = np.array([group[0] for group in rows.values()], np.int64)
         return Table(columns, table.origins.take(first), table.notes, table.path)
 
     def _objects(self, table: Table, groups: Collection[Sequence[int]]) -> list[list[Any]]:
@@ -109,15 +109,15 @@ class ObjectRows(Layout):
         places = {key: list(table.columns[name]) for key, name in self.places.items()}
         objects: list[list[Any]] = []
         for rows in groups:
-            found: list[Any] = []
+            objects_of_file: list[Any] = []
             for i in rows:
                 place = {key: cells[i] for key, cells in places.items() if cells[i] is not None}
                 label = None if _is_blank(labels[i]) else labels[i]
                 if label is None or (not self.label and not place):
                     continue  # the row says that there is no object
                 place = {key: _numbers(value) for key, value in place.items()}
-                found.append({"label": label, **place})
-            objects.append(found)
+                objects_of_file.append({"label": label, **place})
+            objects.append(objects_of_file)
         return objects
 
     def options(self) -> dict[str, Any]:
@@ -143,20 +143,21 @@ def find_object_rows(
     if column != AUTO:
         table.column(column, "data.objects")
     by_name = {name.lower().strip().replace(" ", "_"): name for name in table.columns}
-    chosen = column if column != AUTO else _file_column(table, inputs)
     places: dict[str, str] = {}
     for keys in (*(keys for keys, _ in NUMBERS), *((key,) for key in LISTS)):
         names = [by_name[key] for key in keys if key in by_name]
-        if len(names) == len(keys) and chosen not in names:
+        if len(names) == len(keys) and column not in names:
             places = dict(zip(keys, names, strict=True))
             break
     if not places and column != AUTO:
-        known = ", ".join(table.columns)
         raise UserError(
             "data.objects: the table must have columns with the place of an object, such as xmin, "
-            f"ymin, xmax and ymax, or start and stop; the columns are {known}"
+            f"ymin, xmax and ymax, or start and stop; the columns are {', '.join(table.columns)}"
         )
-    if not places or not chosen:
+    if not places:
+        return None
+    chosen = column if column != AUTO else _file_column(table, inputs, places.values())
+    if not chosen:
         return None
     labels = [name for name in targets if name in table.columns]
     labels += [by_name[name] for name in LABELS if name in by_name]
@@ -169,14 +170,15 @@ def find_object_rows(
     return ObjectRows(chosen, label, places)
 
 
-def _file_column(table: Table, inputs: Sequence[str]) -> str:
-    """Return the column with files, "" if there is none."""
+def _file_column(table: Table, inputs: Sequence[str], places: Collection[str]) -> str:
+    """Return the column with files, which is none of `places`; "" if there is none."""
     named = [name for name in inputs if name in table.columns]
-    for name in named or table.columns:
+    names = [name for name in named or table.columns if name not in places]
+    for name in names:
         cells = [cell for cell in table.columns[name][:NUM_TRIED] if cell is not None]
         if cells and all(isinstance(cell, str) and is_file_name(cell) for cell in cells):
             return name
-    return next((name for name in named or table.columns if IDS.fullmatch(name)), "")
+    return next((name for name in names if IDS.fullmatch(name)), "")
 
 
 def _files(values: Sequence[Any], table: Path | None) -> list[Any]:
