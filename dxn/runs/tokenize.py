@@ -23,7 +23,7 @@ from dxn.runs.build import build_adapters
 from dxn.runs.plan import readers_of
 from dxn.runs.predictor.option import read_sample
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.resumable import Batch, Chunks, write_answers
+from dxn.runs.predictor.resumable import AnsweredRows, Chunks, write_answers
 from dxn.runs.predictor.table import Record, identify
 from dxn.tokenize.media import BadMedia
 from dxn.training.predict import run_batches
@@ -68,7 +68,7 @@ def tokenized_rows(
     start: int = 0,
     *,
     is_array: bool = False,
-) -> Iterator[Batch]:
+) -> Iterator[AnsweredRows]:
     """Yield the matrices of each batch as rows, see `dxn.runs.predictor.resumable.Answers`.
 
     With `is_array`, a row has its origin instead of the columns that identify it.

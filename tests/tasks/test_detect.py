@@ -15,6 +15,7 @@ import dxn
 from dxn.core.errors import UserError
 from dxn.datasets import objects
 from dxn.models import Backbone, EarlyFusion
+from dxn.runs.predictor import objects as written_objects
 from dxn.tasks import Detect
 from dxn.tasks.detect.boxes import overlaps
 from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
@@ -375,6 +376,18 @@ def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys, m
     assert results[0]["file_name"] == "0.png" and lines[0].startswith(f"{score:.4f}  {label}: ")
     left, top, width, height = results[0]["bbox"]
     assert 0 <= left < left + width <= 48 and 0 <= top < top + height <= 48
+    # Pictures without objects are normal, also in the first batch, and in all of them.
+    answer = written_objects._answer
+    for without in (range(8), range(30)):
+
+        def partly(*args, without=without):
+            return {"prediction": []} if args[2] in without else answer(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(written_objects, "_answer", partly)
+            command = ["predict", f"run={run}", f"input={table}", "batch_size=4"]
+            printed(capsys, *command, f"output={coco}")
+        assert len(json.loads(coco.read_text())) == 3 * (30 - len(without))
     printed(capsys, "predict", f"run={run}", f"input={table}", f"output={drawn}")
     assert sorted(path.name for path in drawn.iterdir()) == sorted(f"{i}.png" for i in range(30))
     attend = ["attend", f"run={run}", f"input.photo={tmp_path / '0.png'}"]

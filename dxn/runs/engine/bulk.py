@@ -31,10 +31,10 @@ from dxn.data.loader import BatchOrder
 from dxn.data.reading import survey_rows
 from dxn.data.rows import OnBad, Rows
 from dxn.runs.predictor.inputs import ModelInputs
-from dxn.runs.predictor.output import write_records
+from dxn.runs.predictor.output import Record, write_records
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.resumable import Batch, common_schema, with_schema
-from dxn.runs.predictor.table import Record, locate
+from dxn.runs.predictor.resumable import AnsweredRows, common_schema, with_schema
+from dxn.runs.predictor.table import locate
 
 # Rows of a part, as a multiple of the batch size: large enough that files and messages cost little,
 # small enough that a lost part is computed again in seconds.
@@ -186,22 +186,22 @@ class Batches(Samples):
 
 
 # The answers of samples as rows of a table, batch by batch, such as `predicted_rows`.
-Answering = Callable[[Predictor, Samples, int], Iterator[Batch]]
+Answering = Callable[[Predictor, Samples, int], Iterator[AnsweredRows]]
 
 
 def answer(
     part: Tokenized, predictor: Predictor, rows_of: Answering, folder: Path
 ) -> dict[str, int]:
     """Compute the answers of a part, and write its files. Return the numbers of rows."""
-    found: list[Mapping[str, Any]] = []
+    answers: list[Record] = []
     if part.batches:
         for _, records, _ in rows_of(predictor, Batches(part), part.batches[0]["#size"]):
-            found.extend(records)
+            answers.extend(records)
     name = f"{part.name}.parquet"
     if part.bad:
         write_records(folder / BAD / name, part.bad)
-    if found:
-        write_records(folder / ANSWERS / name, found)
+    if answers:
+        write_records(folder / ANSWERS / name, answers)
     counts = {"rows": len(part.rows), "bad": len({(b["file"], b.get("row")) for b in part.bad})}
     # Last, because it says that the files are there.
     progress = {**counts, "last": part.is_last}

@@ -19,7 +19,7 @@ from dxn.tokenize.media import embedded_file
 
 if TYPE_CHECKING:
     from dxn.runs.predictor.predictor import Predictor
-    from dxn.runs.predictor.resumable import Batch
+    from dxn.runs.predictor.resumable import AnsweredRows
 
 COCO = ".coco.json"  # end of the name of a file of results
 # Origin of a row of annotations in the format of COCO.
@@ -45,7 +45,7 @@ def picture_input(predictor: Predictor, output: str) -> str:
 
 def coco_rows(
     predictor: Predictor, samples: Samples, batch_size: int, start: int = 0
-) -> Iterator[Batch]:
+) -> Iterator[AnsweredRows]:
     """Yield one row per object, see `dxn.runs.predictor.resumable.Answers`.
 
     A row has the name of the picture, its number if the input has one, the class, the box (left,

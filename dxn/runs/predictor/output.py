@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from dxn.core.printable import csv_cell, json_text, valid_text, without_secrets
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 VECTOR_SUFFIXES = (".npy", ".csv", ".parquet")
 
-Record = Mapping[str, Any]  # one row: values by column
-END = {".json": "\n]\n"}  # of a file, by suffix
+Record = dict[str, Any]  # one row: values by column
 
 
 def check_suffix(output: str | None, suffixes: Sequence[str] = SUFFIXES) -> Path | None:
@@ -67,9 +66,9 @@ def write_records(path: Path, records: Sequence[Record], *, separator: str = "|"
         if suffix == ".parquet":
             pyarrow.parquet.write_table(arrow_table(records), partial)
             return
-        text = encode_rows(records, suffix, columns_of(records), separator, is_first=True)
         with partial.open("w", newline="", encoding="utf-8") as file:
-            file.write(text + END.get(suffix, ""))
+            for text in encode_rows([records], suffix, columns_of(records), separator):
+                file.write(text)
 
 
 def columns_of(records: Sequence[Record]) -> list[str]:
@@ -81,36 +80,40 @@ def columns_of(records: Sequence[Record]) -> list[str]:
 
 
 def encode_rows(
-    records: Sequence[Record],
-    suffix: str,
-    columns: Sequence[str],
-    separator: str,
-    *,
-    is_first: bool,
-) -> str:
-    """Return rows as a part of a text file.
+    batches: Iterable[Sequence[Record]], suffix: str, columns: Sequence[str], separator: str
+) -> Iterator[str]:
+    """Yield the parts of a text file that contains rows.
 
     Args:
-        records: The rows.
+        batches: The rows, in parts that fit into memory.
         suffix: Suffix of the file: .csv, .json or .jsonl.
         columns: Names of the columns of a CSV file.
         separator: Separator of the items of a list in a CSV cell.
-        is_first: Whether the file starts with these rows.
     """
     if suffix == ".csv":
-        file = StringIO(newline="")
-        writer = csv.writer(file)
-        if is_first:
-            # The name of a column comes from a table too.
-            writer.writerow(map(csv_cell, columns))
-        for record in records:
-            writer.writerow([format_cell(record.get(name), separator) for name in columns])
-        return file.getvalue()
-    lines = map(json_text, records)
-    if suffix == ".jsonl":
-        return "".join(f"{line}\n" for line in lines)
-    # One line per row: the lists in a row, such as words, would take one line per item.
-    return ("[\n" if is_first else ",\n") + ",\n".join(lines)
+        # The name of a column comes from a table too.
+        yield _csv_lines([map(csv_cell, columns)])
+        for records in batches:
+            yield _csv_lines(
+                [format_cell(record.get(name), separator) for name in columns] for record in records
+            )
+    elif suffix == ".jsonl":
+        for records in batches:
+            yield "".join(f"{json_text(record)}\n" for record in records)
+    else:
+        before = "[\n"
+        for records in batches:
+            for record in records:
+                # One line per row: the lists in a row, such as words, would take one per item.
+                yield before + json_text(record)
+                before = ",\n"
+        yield "[]\n" if before == "[\n" else "\n]\n"
+
+
+def _csv_lines(rows: Iterable[Iterable[str]]) -> str:
+    file = StringIO(newline="")
+    csv.writer(file).writerows(rows)
+    return file.getvalue()
 
 
 def arrow_table(records: Sequence[Record]) -> pyarrow.Table:

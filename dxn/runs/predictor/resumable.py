@@ -1,7 +1,7 @@
 """Files of answers that are written as they are computed, and continued after a command was killed.
 
-NAME.part contains the rows so far, and NAME.part.json how much of it is valid. NAME appears at the
-end, with all rows.
+NAME.part contains the rows so far as tables of Arrow, and NAME.part.json how much of it is valid.
+NAME appears at the end, with all rows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,39 +23,33 @@ import pyarrow.parquet
 import dxn
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
-from dxn.core.files import atomic_file, explain_full_disk, lock, open_own, sync, write_text
+from dxn.core.files import atomic_file, explain_full_disk, lock, open_own, write_text
 from dxn.core.printable import json_text
 from dxn.core.processes import from_first
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.data.dataset import Opened, Samples
 from dxn.data.raws import FileColumn
-from dxn.runs.predictor.output import (
-    END,
-    Record,
-    arrow_table,
-    columns_of,
-    encode_rows,
-    rows_text,
-    texts_of,
-)
+from dxn.runs.predictor.output import Record, arrow_table, encode_rows, rows_text, texts_of
 from dxn.runs.saved.model_folder import model_folder
 
 if TYPE_CHECKING:
     from dxn.runs.predictor.predictor import Predictor
 
 INTERVAL = 2.0  # seconds of work that can be lost; each record of the progress waits for the disk
-LENGTH = 8  # bytes of the number in front of each chunk of a file that Arrow encodes
+LENGTH = 8  # bytes of the number in front of each table of Arrow
 # A row group of a Parquet file ends after this number of rows or bytes, which are in memory.
 GROUP_ROWS, GROUP_BYTES = 10_000, 1 << 26
 VECTOR = "vector"  # column of the embeddings before they become an array
 
 # The rows of a batch in the split, their records in the file, and the largest shape of an answer.
-Batch = tuple[Sequence[int], Sequence[Record], Sequence[int]]
+AnsweredRows = tuple[Sequence[int], Sequence[Record], Sequence[int]]
 # Computes the answers of samples: model, samples, batch size, number of batches to leave out.
-Answers = Callable[["Predictor", Samples, int, int], Iterator[Batch]]
-# Reads the chunks of a file from the start.
+Answers = Callable[["Predictor", Samples, int, int], Iterator[AnsweredRows]]
+# Reads the tables of NAME.part from the start.
 Chunks = Callable[[], Iterator[pyarrow.Table]]
+# Writes a file from the tables.
+Finish = Callable[[Chunks, Path], None]
 
 
 class Written(Strict):
@@ -66,7 +61,6 @@ class Written(Strict):
         answered: Number of their rows that have an answer.
         records: Number of rows in the file.
         size: Number of valid bytes of NAME.part.
-        columns: Columns of a CSV file.
         shape: Largest shape of an answer.
     """
 
@@ -75,42 +69,32 @@ class Written(Strict):
     answered: int = 0
     records: int = 0
     size: int = 0
-    columns: Sequence[str] = ()
     shape: Sequence[int] = ()
 
 
 class RowWriter:
     """Writes a file of rows batch by batch, and continues where an earlier command was killed.
 
-    Texts are written as they will be. For other formats, NAME.part contains chunks of Arrow, which
-    `finish` converts at the end: a Parquet file cannot be continued, and the type of a column is
-    known only then. A file does not depend on where its commands were killed.
+    The rows of each batch are a table of Arrow in NAME.part, which `finish` converts at the end:
+    only then are all columns and their types known. A file does not depend on where its commands
+    were killed.
 
     Attributes:
         written: What the file contains.
 
     Args:
-        path: File to write. Its suffix determines the format.
+        path: File to write.
         identity: Hash of all that determines its rows. NAME.part of another one starts again.
-        separator: Separator of the items of a list in a CSV cell.
-        finish: Function that writes the file from its chunks. None: it is a text file.
+        finish: Function that writes the file from its chunks.
 
     Raises:
         UserError: If another process writes the file, or NAME.part is not from this class.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        identity: str,
-        *,
-        separator: str = "|",
-        finish: Callable[[Chunks, Path], None] | None = None,
-    ):
+    def __init__(self, path: Path, identity: str, finish: Finish):
         self.path = path
         self.part = path.with_name(f"{path.name}.part")
         self.progress = path.with_name(f"{path.name}.part.json")
-        self.separator = separator
         self.finish = finish
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.part.exists() and not self.progress.exists():
@@ -125,7 +109,7 @@ class RowWriter:
         if not lock(self.file):
             self.file.close()
             raise UserError(f"output: another process is writing {path}; wait until it ends")
-        self.written = self._known(identity)
+        self.written = self._saved(identity)
         self.file.truncate(self.written.size)
         self.file.seek(0, os.SEEK_END)
         self.saved_at = time.monotonic()
@@ -144,7 +128,7 @@ class RowWriter:
             self.part.unlink(missing_ok=True)
             self.progress.unlink(missing_ok=True)
 
-    def write(self, batch: int, answers: Batch) -> None:
+    def write(self, batch: int, answers: AnsweredRows) -> None:
         """Add answers.
 
         Args:
@@ -152,7 +136,7 @@ class RowWriter:
             answers: Its answers, or a part of them.
 
         Raises:
-            UserError: If there is no space left, or a row does not fit the columns of a CSV file.
+            UserError: If there is no space left.
         """
         rows, records, shape = answers
         if batch > self.written.batches:
@@ -160,28 +144,19 @@ class RowWriter:
             if time.monotonic() - self.saved_at >= INTERVAL:
                 self._commit()
         written = self.written
-        is_first = not written.records
-        columns = columns_of(records) if is_first else written.columns
-        if self.finish is not None:
+        if records:  # a batch of pictures can have no objects
             sink = pyarrow.BufferOutputStream()
             table = arrow_table(records)
             with pyarrow.ipc.new_stream(sink, table.schema) as stream:
                 stream.write_table(table)
             chunk = sink.getvalue().to_pybytes()
-            content = len(chunk).to_bytes(LENGTH, "little") + chunk
-        else:
-            self._check_columns(records, columns)
-            suffix = self.path.suffix.lower()
-            text = encode_rows(records, suffix, columns, self.separator, is_first=is_first)
-            content = text.encode()
-        with explain_full_disk(self.path, self.part):
-            self.file.write(content)
+            with explain_full_disk(self.path, self.part):
+                self.file.write(len(chunk).to_bytes(LENGTH, "little") + chunk)
         largest = [max(sizes) for sizes in zip(shape, written.shape or shape, strict=True)]
         self.written = written.model_copy(
             update={
                 "answered": written.answered + len(rows),
                 "records": written.records + len(records),
-                "columns": columns,
                 "shape": largest,
             }
         )
@@ -194,43 +169,25 @@ class RowWriter:
         """
         self.written = self.written.model_copy(update={"batches": batches})
         self._commit()
-        if self.finish is not None:
-            self.finish(self._chunks, self.path)
-            self.file.close()
-            self.part.unlink()
-        else:
-            end = END.get(self.path.suffix.lower(), "")
-            with explain_full_disk(self.path, self.part):
-                self.file.write(end.encode())
-                self.file.flush()
-                os.fsync(self.file.fileno())
-                self.file.close()
-                self.part.replace(self.path)
-                sync(self.path.parent)
+        self.finish(self._chunks, self.path)
+        self.file.close()
+        self.part.unlink()
         # Only now: without it, the rows so far would be lost.
         self.progress.unlink()
 
-    def _known(self, identity: str) -> Written:
+    def _saved(self, identity: str) -> Written:
         """Return what NAME.part contains for this identity."""
         new = Written(identity=identity)
         try:
-            known = validated(Written, load_json(self.progress), self.progress)
+            saved = validated(Written, load_json(self.progress), self.progress)
         except UserError:  # the machine lost power while it was written
             return new
-        if known.identity != identity:
+        if saved.identity != identity:
             print_line(
                 f"note: {self.part} is not continued: the input, the model or an option has changed"
             )
-        is_known = known.identity == identity and known.size <= self.part.stat().st_size
-        return known if is_known else new
-
-    def _check_columns(self, records: Sequence[Record], columns: Sequence[str]) -> None:
-        new = set(columns_of(records)) - set(columns)
-        if new and self.path.suffix.lower() == ".csv":
-            raise UserError(
-                f"output: a row has the column {min(new)}, which the first rows of "
-                f"{self.path.name} do not have; write a .jsonl or .parquet file instead"
-            )
+            return new
+        return saved if saved.size <= self.part.stat().st_size else new
 
     def _commit(self) -> None:
         """Record that all rows so far are valid."""
@@ -260,11 +217,21 @@ def write_answers(
     batch_size: int,
     identity: str,
     separator: str = "|",
-    finish: Callable[[Chunks, Path], None] | None = None,
+    finish: Finish | None = None,
 ) -> tuple[str, Sequence[int]] | None:
     """Compute the answers of samples, and write them to a file, see `RowWriter`.
 
     The processes that torchrun started share the samples, and the first one writes.
+
+    Args:
+        path: File to write. Its suffix determines the format.
+        answers: Function that computes the answers.
+        predictor: The model.
+        samples: The samples.
+        batch_size: Number of samples per batch.
+        identity: Hash of all that determines the rows of the file.
+        separator: Separator of the items of a list in a CSV cell.
+        finish: Function that writes the file. Default: one row per record.
 
     Returns:
         The number of rows and of skipped ones as text, and the largest shape of an answer. None in
@@ -275,12 +242,13 @@ def write_answers(
     """
     if not len(samples):
         raise UserError(f"input: no row has any of the inputs {', '.join(samples.inputs)}")
-    if finish is None and path.suffix.lower() == ".parquet":
-        finish = write_parquet
+    if finish is None:
+        is_parquet = path.suffix.lower() == ".parquet"
+        finish = write_parquet if is_parquet else partial(write_rows, separator=separator)
     writers: list[RowWriter] = []
 
     def start_writing() -> int:
-        writer = RowWriter(path, identity, separator=separator, finish=finish)
+        writer = RowWriter(path, identity, finish)
         writers.append(stack.enter_context(writer))
         if writer.written.batches:
             print_line(f"continuing: {writer.part} has {count(writer.written.records, 'row')}")
@@ -298,7 +266,7 @@ def write_answers(
             first = int(np.searchsorted(samples.rows, batch[0][0]))
             writer.write(first // batch_size, batch)
         # Arrays and matrices have no size without a row, and a table has no columns.
-        if not writer.written.records:
+        if not writer.written.answered:
             reasons = [str(issue) for issue in samples.opened.bad]
             reasons += samples.opened.bad_later.values()
             about = f" ({reasons[0]})" if reasons else ""
@@ -346,10 +314,26 @@ def identity_of_model(run: str | None, weights: str | None) -> str:
     return content.hexdigest()
 
 
+def write_rows(chunks: Chunks, path: Path, *, separator: str) -> None:
+    """Write chunks as one CSV, JSON or JSON lines file."""
+    suffix = path.suffix.lower()
+    columns = common_schema(chunk.schema for chunk in chunks()).names
+    with (
+        atomic_file(path) as unfinished,
+        unfinished.open("w", newline="", encoding="utf-8") as file,
+    ):
+        batches = (chunk.to_pylist() for chunk in chunks())
+        for text in encode_rows(batches, suffix, columns, separator):
+            file.write(text)
+
+
 def write_parquet(chunks: Chunks, path: Path) -> None:
     """Write chunks as one Parquet file. A column whose types differ contains texts."""
     schema = common_schema(chunk.schema for chunk in chunks())
-    with atomic_file(path) as partial, pyarrow.parquet.ParquetWriter(partial, schema) as writer:
+    with (
+        atomic_file(path) as unfinished,
+        pyarrow.parquet.ParquetWriter(unfinished, schema) as writer,
+    ):
         group: list[pyarrow.Table] = []
         for chunk in chunks():
             group.append(with_schema(chunk, schema))
@@ -368,13 +352,13 @@ def write_array(chunks: Chunks, path: Path) -> None:
     header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, size)}
     columns = next(chunks()).drop_columns([VECTOR]).column_names
     with (
-        atomic_file(ids_file(path)) as partial,
-        partial.open("w", newline="", encoding="utf-8") as file,
+        atomic_file(ids_file(path)) as unfinished,
+        unfinished.open("w", newline="", encoding="utf-8") as file,
     ):
-        for number, chunk in enumerate(chunks()):
-            ids = chunk.drop_columns([VECTOR]).to_pylist()
-            file.write(encode_rows(ids, ".csv", columns, "|", is_first=number == 0))
-    with atomic_file(path) as partial, partial.open("wb") as file:
+        ids = (chunk.drop_columns([VECTOR]).to_pylist() for chunk in chunks())
+        for text in encode_rows(ids, ".csv", columns, "|"):
+            file.write(text)
+    with atomic_file(path) as unfinished, unfinished.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for chunk in chunks():
             file.write(chunk[VECTOR].combine_chunks().flatten().to_numpy().tobytes())

@@ -12,6 +12,7 @@ import numpy as np
 from dxn.core.display import format_shares, number, significant
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
+from dxn.runs.predictor.output import Record
 from dxn.tasks import Task
 from dxn.training.predict import Predictions, embed, predict_batches
 
@@ -19,13 +20,12 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from dxn.runs.predictor.predictor import Predictor
-    from dxn.runs.predictor.resumable import Batch
+    from dxn.runs.predictor.resumable import AnsweredRows
 
 # Origin of a row of a table, such as "train.csv row 17". Other origins are names of files.
 TABLE_ROW = re.compile(r"(?P<file>.+) row (?P<row>\d+)")
 # Columns that dxn adds. A column of the user's table with such a name gets the prefix "table_".
 OWN_COLUMNS = ("file", "row", "step", "target", "prediction", "confidence", "error", "entities")
-Record = dict[str, Any]  # one row: values by column
 Predicted: TypeAlias = Iterable[tuple[Sequence[int], Sequence[Any]]]  # rows and predictions
 
 KEYS = ("label", "score", "segmentation")  # of an object; the others say where it is
@@ -34,7 +34,7 @@ MAX_LISTED = 5  # classes of which the probability is printed
 
 def predicted_rows(
     predictor: Predictor, samples: Samples, batch_size: int, start: int = 0
-) -> Iterator[Batch]:
+) -> Iterator[AnsweredRows]:
     """Yield the predictions of each batch as rows, see `dxn.runs.predictor.resumable.Answers`."""
     opened, task = samples.opened, predictor.task
     shown = shown_inputs(opened)
@@ -63,7 +63,7 @@ def predicted_batches(
 
 def embedded_rows(
     predictor: Predictor, samples: Samples, batch_size: int, start: int = 0, *, split: bool = True
-) -> Iterator[Batch]:
+) -> Iterator[AnsweredRows]:
     """Yield the embeddings of each batch as rows with their ids, see `predicted_rows`.
 
     With `split`, the numbers have the columns v0, v1 and so on, otherwise the column `vector`.
