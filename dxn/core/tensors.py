@@ -5,12 +5,16 @@ from __future__ import annotations
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
@@ -19,6 +23,9 @@ MAX_TENSORS = 100_000  # of a file; the largest public models have a few thousan
 MAX_SHARING = 4  # how often the bytes of a .pth file can occur in its tensors, such as tied weights
 # Bytes of a file that are read before it is opened again, see `TensorFiles`.
 MAX_MAPPED = 2**24
+# Size of a parameter from which on `without_values` does not create it. A checkpoint may lack some
+# small ones, such as the embedding of masked patches.
+MIN_META = 2**20
 HALVES = (torch.float16, torch.bfloat16)
 # Keys of a .pth file that contain the state dict, in common training scripts.
 NESTED_KEYS = ("model", "state_dict", "module")
@@ -169,6 +176,53 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     return {str(name): tensor for name, tensor in state.items()}
 
 
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Create large parameters without values (device meta), which takes no memory and no time.
+
+    `set_tensor` sets their values. Small parameters and all buffers have values, because a file may
+    lack some of them.
+    """
+
+    def to_meta(module: nn.Module, name: str, tensor: Tensor | None) -> Tensor | None:
+        if not isinstance(tensor, nn.Parameter) or tensor.is_meta or tensor.nbytes < MIN_META:
+            return None
+        # Until the module initializes its parameter, which is now this one, it uses no memory.
+        return nn.Parameter(tensor.detach().to("meta"), requires_grad=tensor.requires_grad)
+
+    hook: Any = to_meta  # torch declares no result, although it uses it
+    handle = register_module_parameter_registration_hook(hook)
+    try:
+        with _SkipInitialization():
+            yield
+    finally:
+        handle.remove()
+
+
+class _SkipInitialization(TorchFunctionMode):
+    """Skips operations in place, such as normal_, of tensors without values.
+
+    The first one would import torch's functions for the device "meta", which takes seconds and 80
+    MB.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Compute an operation, unless its result is a tensor without values that it changes."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name.endswith("_") and not name.startswith(("_", "requires_grad")):
+            target = args[0] if args else kwargs.get("tensor")  # torch.nn.init passes its name
+            if isinstance(target, Tensor) and target.is_meta:
+                return target
+        return func(*args, **kwargs)
+
+
 def set_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Copy a tensor into a parameter or buffer, which keeps its dtype.
 
@@ -186,7 +240,7 @@ def set_tensor(module: nn.Module, name: str, tensor: Tensor) -> None:
         target.copy_(tensor)
         return
     values = torch.empty(target.shape, dtype=target.dtype).copy_(tensor)
-    # Not setattr, which would call the hooks of `build_limit`.
+    # Not setattr, which would call the hook of `without_values`.
     owner._parameters[leaf] = nn.Parameter(values, requires_grad=target.requires_grad)
 
 

@@ -14,7 +14,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dxn.core.build_limit import build_limit
 from dxn.core.errors import UserError
 from dxn.core.files import STACK, SUMS, link, replace_folder, write_sums, write_text
 from dxn.core.schema import Strict, validated
@@ -223,17 +222,16 @@ def load_stacks(folder: Path, models: Sequence[MultimodalModel]) -> list[Network
     tensors = read_tensors(folder / TENSORS)
     check_after_loading(tensors, folder / TENSORS)
     networks: list[Network] = []
-    with build_limit(tensors, path):
-        for number, (model, entry) in enumerate(zip(models, entries, strict=True)):
-            if entry is None:
-                networks.append(model)
-                continue
-            prefix = f"{number}."
-            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-            baseline = None
-            if entry.baseline is not None:
-                baseline = _read_baseline(entry.baseline, own, model, folder)
-            networks.append(Stacked(model, baseline, (entry.mix[0], entry.mix[1])))
+    for number, (model, entry) in enumerate(zip(models, entries, strict=True)):
+        if entry is None:
+            networks.append(model)
+            continue
+        prefix = f"{number}."
+        own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        baseline = None
+        if entry.baseline is not None:
+            baseline = _read_baseline(entry.baseline, own, model, folder)
+        networks.append(Stacked(model, baseline, (entry.mix[0], entry.mix[1])))
     return networks
 
 

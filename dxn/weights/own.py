@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from dxn.config.instantiate import build
-from dxn.config.model_plan import ModelPlan, check_files, read_model_plan
-from dxn.core.build_limit import build_limit
+from dxn.config.model_plan import check_files, read_model_plan
 from dxn.core.errors import UserError
 from dxn.core.files import CONFIG, LABELS, TARGET_TOKENIZER
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import module_key
-from dxn.tokenize.text.vocabulary import load_tokenizer, num_embeddings
+from dxn.tokenize.text.vocabulary import load_tokenizer
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import copied
 from dxn.weights.family import Architecture, Family, Options, TensorMap
@@ -70,7 +67,6 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         )
     state = validated(Labels, load_json(labels), labels)
     tokenizer = target_tokenizer(checkpoint)
-    _check_size(plan, checkpoint, tokenizer)
     backbone = dict(plan.backbone)
     adapters = {key: _without(node, "dim") for key, node in plan.adapters.items()}
     for key, node in adapters.items():
@@ -89,27 +85,6 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         labels=vocabulary(tokenizer) if tokenizer is not None else state.labels,
         task=state.task,
     )
-
-
-def _check_size(plan: ModelPlan, checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> None:
-    """Build the parts that a new training would build from config.yaml, and discard them.
-
-    Raises:
-        UserError: If they cannot be built, or are much larger than the weights.
-    """
-    trust = checkpoint.trust
-    path = _folder(checkpoint) / CONFIG
-    # Initial weights are drawn, so the generator is restored.
-    with build_limit(checkpoint.tensors, path), torch.random.fork_rng(devices=[]):
-        for key, node in plan.adapters.items():
-            build(node, key=f"{path}: adapters.{key}", trust=trust)
-        build(plan.fusion, key=f"{path}: fusion", trust=trust, inputs=list(plan.inputs))
-        build(plan.backbone, key=f"{path}: backbone", trust=trust)
-        # A head creates its decoder later, when the vocabulary is known.
-        decoder = plan.head.get("decoder")
-        if tokenizer is not None and isinstance(decoder, Mapping):
-            make = build({**decoder, "_partial_": True}, key=f"{path}: head.decoder", trust=trust)
-            make(vocab_size=num_embeddings(tokenizer))
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:

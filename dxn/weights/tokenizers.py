@@ -15,7 +15,6 @@ from tokenizers import (
 )
 
 from dxn.core.errors import UserError
-from dxn.core.tokenizer_check import MAX_BYTES
 from dxn.core.untrusted import check_file, read_text, shortened
 from dxn.tokenize.text.vocabulary import load_tokenizer
 from dxn.weights.checkpoint import read_json
@@ -75,7 +74,7 @@ def wordpiece(vocab: Path, *, lowercase: bool, strip_accents: bool | None = None
     """
     # str.splitlines would also split at characters such as U+2028, which may be tokens.
     try:
-        text = read_text(vocab, max_bytes=MAX_BYTES, allow_links=True)
+        text = read_text(vocab, allow_links=True)
     except UserError as error:
         raise UserError(f"weights: {error}; download it again") from error
     lines = text.removesuffix("\n").split("\n")

@@ -385,16 +385,6 @@ def test_a_baseline_with_another_number_of_outputs_is_an_error(run, tmp_path, ca
     assert "must have the output shape (2,) of the head, got (3,)" in lines[0]
 
 
-def test_a_huge_baseline_is_an_error(run, tmp_path, capsys):
-    def change(entry, tensors):
-        entry["baseline"]["num_landmarks"] = 90_000_000
-        entry["baseline"]["dense"] = {"text": 90_000_000}
-
-    folder = changed_stack(run[0], tmp_path, change)
-    lines = refused(capsys, ["predict", f"run={folder}", "input.text=x"])
-    assert "describes a larger model" in lines[0]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,12 +1,11 @@
 """The delay pattern of codes: several stages are written at once, each one step later."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
-from dxn.core.build_limit import build_limit
+from dxn.core.tensors import without_values
 from dxn.core.tokens import Tokens
 from dxn.models import Backbone
 from dxn.models.decoding.decoder import Decoder, Memory
@@ -53,7 +52,7 @@ def test_a_model_of_many_codes_can_be_loaded():
         {"word": Numbers(70, 1, 5, fixed=False), "sound": sound}, {"word": "word", "sound": "sound"}
     )
     backbone = Backbone(256, depth=1, num_heads=2, causal=True, cross=True)
-    with build_limit({}, Path("config.yaml"), without_values=True):
+    with without_values():
         vectors = many.vectors()
         Decoder(backbone, vocab_size=many.size, vectors=vectors)
     assert vectors.shape == (many.size, 2)

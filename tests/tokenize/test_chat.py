@@ -1,4 +1,4 @@
-"""Conversations: chat templates compared with transformers, their limits, and the loss mask."""
+"""Conversations: chat templates compared with transformers, and the loss mask."""
 
 import json
 import pickle
@@ -136,18 +136,14 @@ def test_a_template_writes_what_transformers_writes(vocabulary, style, chat, pro
         "{% for m in messages[::-1] recursive %}{{ loop.index0 }}{% else %}none{% endfor %}",
         "{{ strftime_now('%Y-%m-%d') }} {{ messages | map(attribute='role') | join(', ') }}",
         "{{ messages[0].content.replace('word', 'sentence') ~ 3 ~ [1, 2] }}{{ 'ab' * 3 }}",
+        "{{ '%s: %05d' % ('a', 7) }}{{ '{:>9}'.format('b') }}{{ 'c'.center(5) | indent(3, true) }}",
+        "{% for role, group in messages | groupby('role') %}{{ role }}{{ group | length }}"
+        "{% endfor %}",
     ],
 )
 def test_parts_of_the_language_are_those_of_transformers(vocabulary, source):
     expected = theirs(vocabulary, source).apply_chat_template(CHAT, tokenize=False)
     assert ours(source).render(CHAT) == expected
-
-
-def test_a_filter_that_no_chat_template_needs_is_unknown(tmp_path):
-    source = "{{ messages | groupby('role') }}"
-    (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
-    with pytest.raises(UserError, match=r"not valid Jinja.*groupby"):
-        read_template(tmp_path)
 
 
 @pytest.mark.parametrize("style", ["chatml", "llama", "gemma"])
@@ -227,38 +223,17 @@ def test_a_refusal_of_a_template_is_one_sentence():
         ours(GEMMA).conversation([CHAT[1], CHAT[1], CHAT[2]])
 
 
-LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-DOUBLED = "{% set ns = namespace(x='abc') %}{% for i in range(99) %}{% set ns.x = OF %}{% endfor %}"
-REPLACED = "{% set x = 'a' * 100000 %}{{ x OF('a', x) }}"
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (LOOPS, "takes too long"),
         ("{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "recursion"),
-        ("{{ 'x' * 99999999999 }}", "more than 10,000,000 characters"),
-        ("{{ 99999999999 * ['x'] }}", "more than 10,000,000 characters"),
-        ("{{ 2 ** 99999999999 }}", "more than 10,000,000 characters"),
-        (DOUBLED.replace("OF", "ns.x ~ ns.x"), "more than 10,000,000 characters"),
-        (DOUBLED.replace("OF", "ns.x + ns.x"), "more than 10,000,000 characters"),
-        (REPLACED.replace("OF", ".replace"), "more than 10,000,000 characters"),
-        (REPLACED.replace(" OF(", " | replace("), "more than 10,000,000 characters"),
-        ("{{ ('x' * 9999) .join(range(99999) | map('string')) }}", "more than 10,000,000"),
-        ("{{ range(99999) | join('x' * 9999) }}", "more than 10,000,000 characters"),
-        ("{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "more than 10,000,000"),
-        ("{{ '%99999999999d' % 3 }}", "formats a text with %"),
-        ("{{ 'a'.center(99999999999) }}", "unsafe"),
-        ("{{ '{:99999999999}'.format(3) }}", "unsafe"),
-        ("{{ messages | tojson(indent=99999999999) }}", "indents by more than 100"),
         ("{{ 'a'.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(3) }}", "unsafe"),
-        ("{{ lipsum(99999) }}", "undefined"),
         ("{% include 'other' %}", "no loader"),
         ("{{ messages[9].content }}", "has no"),
     ],
 )
-def test_a_template_without_end_or_measure_is_stopped(source, message):
+def test_a_template_that_fails_or_leaves_the_sandbox_is_one_sentence(source, message):
     with pytest.raises(BadMedia, match=message) as error:
         ours(source).render(CHAT)
     assert "\n" not in str(error.value)

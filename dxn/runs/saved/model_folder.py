@@ -33,6 +33,7 @@ from dxn.core.tensors import (
     check_after_loading,
     check_before_saving,
     set_tensor,
+    without_values,
     write_tensors,
 )
 from dxn.models.model import MultimodalModel, Network, module_key
@@ -107,7 +108,6 @@ def load(
     """
     # A training writes a model folder, and reads none.
     from dxn.config.model_plan import check_files, read_model_plan
-    from dxn.core.build_limit import build_limit
 
     folder = model_folder(Path(folder))
     # Before anything else is read: a damaged file would cause an error that hides the reason.
@@ -117,7 +117,7 @@ def load(
     check_after_loading(tensors, folder / WEIGHTS)
     cast = partial(cast_early, dtype=dtype, device=device)
     try:
-        with build_limit(tensors, folder / CONFIG, without_values=True):
+        with without_values():
             network, task = _build_any(folder, plan, tensors, trust, cast)
         layout = None
         if plan.layout is not None:
@@ -240,42 +240,38 @@ def from_public(
 
     public = read_public(source, revision=revision, part=part, trust=tuple(trust))
     # Without values, so that only the weights of the checkpoint are in memory, in their dtype.
-    model, task = _build_public(public, trust, head or {}, without_values=True)
+    with without_values():
+        model, task = _build_public(public, trust, head or {})
     cast_early(model, dtype, device)
     public.fill(model, strict=strict)
     if any(parameter.is_meta for parameter in model.parameters()):
         # The checkpoint lacks some of the large ones, such as with strict=false.
-        model, task = _build_public(public, trust, head or {}, without_values=False)
+        model, task = _build_public(public, trust, head or {})
         public.fill(model, strict=strict)
     model = model.to(device).eval()
     return Predictor(model, task, dtype=set_dtype(model, dtype)).captured()
 
 
 def _build_public(
-    public: PublicModel, trust: Sequence[str], head: Mapping[str, Any], *, without_values: bool
+    public: PublicModel, trust: Sequence[str], head: Mapping[str, Any]
 ) -> tuple[MultimodalModel, Task]:
-    """Build the model and the task of a public checkpoint. See `build_limit`."""
-    from dxn.core.build_limit import build_limit
-
+    """Build the model and the task of a public checkpoint."""
     plan = public.plan()
-    checkpoint = public.checkpoint
-    path = Path(checkpoint.source)
     try:
-        with build_limit(checkpoint.tensors, path, without_values=without_values):
-            adapters = build_adapters(plan.adapters, trust, where="weights: ")
-            # The tokenizer first: its size is the number of rows of the embedding.
-            public.prepare(adapters)
-            node = merge_options(plan.head, head)
-            task = build(node, key="head" if head else "weights: head", trust=trust)
-            if state := public.task_state():
-                task.target.load(state)
-            task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
-            return build_model(plan, task, adapters, trust=trust), task
+        adapters = build_adapters(plan.adapters, trust, where="weights: ")
+        # The tokenizer first: its size is the number of rows of the embedding.
+        public.prepare(adapters)
+        node = merge_options(plan.head, head)
+        task = build(node, key="head" if head else "weights: head", trust=trust)
+        if state := public.task_state():
+            task.target.load(state)
+        task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
+        return build_model(plan, task, adapters, trust=trust), task
     except (UserError, MemoryError):
         raise
     except Exception as error:
         raise UserError(
-            f"weights: {checkpoint.source}: its config.json does not describe a model "
+            f"weights: {public.checkpoint.source}: its config.json does not describe a model "
             f"({type(error).__name__}: {shorten(str(error), MAX_REASON)}); download it again"
         ) from error
 

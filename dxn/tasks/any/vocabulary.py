@@ -210,9 +210,7 @@ class Vocabulary:
         for (name, _), ids in self.parts.items():
             own = self.writings[name].vectors
             if own is not None:
-                # Not F.pad, whose result could be of any size to `build_limit`.
-                found.append(torch.zeros(self.size, own.shape[1]))
-                found[-1][ids.start : ids.stop] = own
+                found.append(F.pad(own, (0, 0, ids.start, self.size - ids.stop)))
         return torch.cat(found, 1) if found else None
 
     @property

@@ -206,7 +206,7 @@ class StoredCodec(Recorded, nn.Module):
                 "has another shape; copy the model again"
             )
         with torch.no_grad():
-            for name in known:  # large weights have no values yet, see `build_limit`
+            for name in known:  # large weights have no values yet, see `without_values`
                 set_tensor(self.model, name, tensors[name])
         self._codes.clear()
         # The values of patches contain copies of the statistics of the input.

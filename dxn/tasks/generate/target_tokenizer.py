@@ -27,7 +27,6 @@ from dxn.tokenize.text.vocabulary import (
     encode,
     load_tokenizer,
     num_embeddings,
-    save_tokenizer,
     special_ids,
     token_of,
     token_texts,
@@ -199,7 +198,7 @@ class TargetTokenizer:
 
     def save(self, folder: Path) -> None:
         """Save the tokenizer to target_tokenizer.json in folder."""
-        save_tokenizer(self._fitted(), folder / TARGET_TOKENIZER)
+        self._fitted().save(str(folder / TARGET_TOKENIZER))
 
     def load(self, folder: Path) -> TargetTokenizer:
         """Load the tokenizer that `save` wrote to folder."""

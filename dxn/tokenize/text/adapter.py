@@ -35,7 +35,6 @@ from dxn.tokenize.text.vocabulary import (
     check_vocab_size,
     load_tokenizer,
     num_embeddings,
-    save_tokenizer,
     token_texts,
     train_tokenizer,
 )
@@ -239,7 +238,7 @@ class TextAdapter(Adapter):
 
     def save(self, folder: Path, name: str) -> None:
         """Save the tokenizer to tokenizer.json, or NAME.tokenizer.json if name is not "text"."""
-        save_tokenizer(self.tokenizer.vocabulary, _path(folder, name, "tokenizer.json"))
+        self.tokenizer.vocabulary.save(str(_path(folder, name, "tokenizer.json")))
         if self.tokenizer.reader.template is not None:
             self.tokenizer.reader.template.save(_path(folder, name, TEMPLATE))
 

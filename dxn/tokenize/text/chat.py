@@ -205,7 +205,7 @@ def count_files(messages: Sequence[Message]) -> int:
 class ChatTemplate:
     """A Jinja template that writes messages as one text, as `apply_chat_template` of transformers.
 
-    It runs in the sandbox of Jinja, with limits of its time and of the size of its texts.
+    It runs in the sandbox of Jinja.
 
     Args:
         source: The template.
@@ -264,32 +264,25 @@ class ChatTemplate:
             mark: Text to add before and after each block `{% generation %}`.
 
         Raises:
-            BadMedia: If the template refuses the messages, or exceeds a limit.
+            BadMedia: If the template refuses the messages.
         """
         # Jinja takes a while to import, and few models have a template.
-        from dxn.tokenize.text.chat_sandbox import LIMITS, Limits, TemplateFailure
+        from dxn.tokenize.text.chat_sandbox import MARK
 
-        limits = Limits(mark)
         values = {
             **self.tokens,
             "messages": messages,
             "tools": None,
             "documents": None,
             "add_generation_prompt": prompt,
-            LIMITS: limits,
+            MARK: mark,
         }
         try:
-            parts: list[str] = []
-            for part in _compiled(self.source).generate(values):
-                limits.take_text(len(part))
-                parts.append(part)
-            return "".join(parts)
-        except TemplateFailure:
-            raise
+            return _compiled(self.source).render(values)
         # A template is a program, so it can raise anything, such as a RecursionError.
         except Exception as error:
             reason = " ".join(str(error).split())[:MAX_REASON] or type(error).__name__
-            raise TemplateFailure(f"the chat template refuses the messages: {reason}") from error
+            raise BadMedia(f"the chat template refuses the messages: {reason}") from error
 
     def conversation(self, messages: Sequence[Message]) -> Conversation:
         """Return the text of messages, and where its answers are.

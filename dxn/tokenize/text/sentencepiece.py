@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.core.tokenizer_check import MAX_BYTES
-from dxn.core.untrusted import check_file, load_json, shortened
+from dxn.core.untrusted import MAX_JSON_BYTES, check_file, load_json, shortened
 
 # Numbers of the fields of a file, of its settings, and of a piece.
 PIECES, TRAINER, NORMALIZER = 1, 2, 3
@@ -42,7 +41,7 @@ def tokenizer_json(path: Path, vocab: Path) -> str:
     Raises:
         UserError: If a file cannot be read.
     """
-    ids = load_json(vocab, max_bytes=MAX_BYTES, allow_links=True)
+    ids = load_json(vocab, allow_links=True)
     if not isinstance(ids, dict) or sorted(map(str, ids.values())) != sorted(
         map(str, range(len(ids)))
     ):
@@ -105,8 +104,8 @@ def tokenizer_json(path: Path, vocab: Path) -> str:
 def _read(path: Path) -> tuple[dict[str, float], bytes]:
     """Return the score of each piece, and the rules that replace characters."""
     check_file(path, allow_links=True)
-    if (size := path.stat().st_size) > MAX_BYTES:
-        raise UserError(f"{path}: must have at most {MAX_BYTES:,} bytes, got {size:,}")
+    if (size := path.stat().st_size) > MAX_JSON_BYTES:
+        raise UserError(f"{path}: must have at most {MAX_JSON_BYTES:,} bytes, got {size:,}")
     scores: dict[str, float] = {}
     chars, model_type = b"", UNIGRAM
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
@@ -23,8 +22,7 @@ from tokenizers import (
 
 from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
-from dxn.core.tokenizer_check import check_tokenizer, trust_tokenizer
-from dxn.core.untrusted import shortened
+from dxn.core.untrusted import read_text, shortened
 from dxn.tokenize.text.options import TokenizerKind
 from dxn.tokenize.text.scripts import UNSPACED
 from dxn.tokenize.text.sentencepiece import tokenizer_json
@@ -100,35 +98,23 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     in vocab.json of the same folder.
 
     Raises:
-        UserError: If the file does not exist or is not a tokenizer, or the tokenizer takes too much
-            time or memory.
+        UserError: If the file does not exist, is too large, or is not a tokenizer.
     """
     if Path(path).suffix == SENTENCEPIECE:
-        return _load_sentencepiece(Path(path))
-    check_tokenizer(Path(path))
+        # A Marian model with separate vocabularies has two of these files.
+        vocab = Path(path).with_name(f"{Path(path).stem}_vocab.json")
+        default = Path(path).with_name("vocab.json")
+        content = tokenizer_json(Path(path), vocab if vocab.exists() else default)
+    else:
+        content = read_text(Path(path), allow_links=True)
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises Exception itself, not a subclass
+        return Tokenizer.from_str(content)
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
         raise UserError(
             f"{path}: not a tokenizer.json of the tokenizers library ({error}); check the path"
         ) from error
-
-
-def _load_sentencepiece(path: Path) -> Tokenizer:
-    # A Marian model with separate vocabularies has two of these files.
-    vocab = path.with_name(f"{path.stem}_vocab.json")
-    content = tokenizer_json(path, vocab if vocab.exists() else path.with_name("vocab.json"))
-    # In a file, it is checked like any other tokenizer.
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, f"{path.stem}.json")
-        copy.write_text(content, encoding="utf-8")
-        return load_tokenizer(copy)
-
-
-def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Write a tokenizer.json, which this process can load without checking it again."""
-    tokenizer.save(str(path))
-    trust_tokenizer(path)
 
 
 def encode(tokenizer: Tokenizer, text: Any, **options: Any) -> Encoding:
@@ -140,13 +126,20 @@ def encode(tokenizer: Tokenizer, text: Any, **options: Any) -> Encoding:
     try:
         return tokenizer.encode(text, **options)
     except BaseException as error:
-        # The library raises Exception itself. A PanicException, such as that of a regular
-        # expression with too many steps, is no Exception but a BaseException.
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
+        if not _is_of_library(error):
             raise
         raise UserError(
             f"the tokenizer cannot encode {shortened(text)} ({error}); use another tokenizer"
         ) from error
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Whether an error is one of the tokenizers library.
+
+    The library raises Exception itself. A PanicException, such as that of a regular expression with
+    too many steps, is no Exception but a BaseException.
+    """
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def special_ids(tokenizer: Tokenizer) -> list[int]:

@@ -17,7 +17,6 @@ import yaml
 from fuzz_pool import canary
 
 HUGE = (10**4, 10**5, 10**6, 10**7, 10**9, 2**31, 2**63, 10**30)
-PATTERNS = ("(a+)+$", "(a|a)*b", "x*", "(", "\\1", "a*a*a*a*b", "[", "(?=", "\\p{L}+", ".*.*x")
 
 
 def change(folder: Path, rand: random.Random) -> str:
@@ -31,8 +30,6 @@ def change(folder: Path, rand: random.Random) -> str:
     changes: list[Callable[[Path, random.Random], str]] = [_change_bytes]
     if path.suffix in (".json", ".yaml"):
         changes += [_change_tree] * 8
-    if "tokenizer" in path.name:
-        changes += [_change_tokenizer] * 6
     if path.suffix == ".safetensors":
         changes += [_change_tensors] * 4 + [_change_metadata]
     if rand.random() < 0.05:
@@ -140,43 +137,6 @@ def _hostile(rand: random.Random, value: Any) -> Any:
             *({"_target_": "dxn.tokenize.TextAdapter"}, {"_partial_": True, **command}),
         )
     )
-
-
-def _change_tokenizer(path: Path, rand: random.Random) -> str:
-    try:
-        tree = json.loads(path.read_text())
-        vocab = tree["model"]["vocab"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return "nothing"
-    if not isinstance(vocab, dict) or not vocab:
-        return "nothing"
-    regex = {"Regex": rand.choice(PATTERNS)}
-    content = rand.choice(("", "y", "yy" * 20, "y" * 100_000))
-    replace = {"type": "Replace", "pattern": regex, "content": content}
-    split = {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
-    match rand.randrange(6):
-        case 0:
-            tree["pre_tokenizer"] = split
-        case 1:
-            tree["normalizer"] = replace
-        case 2:
-            doubled = {**replace, "pattern": {"String": "a"}, "content": "aa"}
-            tree["normalizer"] = {"type": "Sequence", "normalizers": [doubled] * 40}
-        case 3:
-            vocab[rand.choice(list(vocab))] = rand.choice((-1, 10**6, 2**32 - 1, 2**40))
-        case 4:
-            tree["padding"] = {
-                "strategy": {"Fixed": 10**9},
-                "direction": "Right",
-                "pad_id": 0,
-                "pad_type_id": 0,
-                "pad_token": "[PAD]",
-                "pad_to_multiple_of": None,
-            }
-        case 5:
-            tree["model"]["type"] = rand.choice(("BPE", "WordPiece", "WordLevel", "Unigram", "x"))
-    path.write_text(json.dumps(tree))
-    return f"tokenizer {regex} {content[:5]}"
 
 
 def _change_tensors(path: Path, rand: random.Random) -> str:
