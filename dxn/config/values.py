@@ -31,7 +31,6 @@ COMBINATIONS: tuple[tuple[str, tuple[Any, ...] | None, tuple[str, ...]], ...] = 
     ("share_tokenizer", (True,), TOKENIZER),
     ("hidden", ("none",), ("hidden_dim",)),
     ("norm", (False,), ("norm_eps",)),
-    ("ngrams.lengths", ([], ()), ("ngrams.columns",)),
     ("resize.mode", ("within", "cover", "pad"), ("resize.crop_ratio",)),
     ("resize.mode", ("stretch", "crop", "pad"), ("resize.pos_grid",)),
     (

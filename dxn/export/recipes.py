@@ -27,16 +27,11 @@ Recipe = dict[str, Any]
 
 def text_recipe(tokenizer: TextTokenizer) -> Recipe:
     """Return the options of `programs/text.py`."""
-    chars: dict[str, Any] = {}
-    if tokenizer.chars is not None:
-        counts = {"lengths": list(tokenizer.chars.lengths), "buckets": tokenizer.chars.buckets}
-        chars = {"chars": counts}
     return {
         "prepare": "text",
         "special_tokens": tokenizer.special_tokens,
         "max_len": tokenizer.max_len if tokenizer.is_cut else None,
         "max_chars": tokenizer.reader.max_chars,
-        **chars,
         "tokenizer": json.loads(tokenizer.vocabulary.to_str()),
     }
 

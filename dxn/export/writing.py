@@ -172,7 +172,7 @@ def language_cases(model: MultimodalModel) -> list[Tensors]:
     if not adapter.has_vocabulary or adapter.lookback != 0:
         raise UserError(
             "export: the embedding of a token must not depend on the tokens before it; train "
-            "without adapters.text.ngrams and conv_kernel"
+            "without adapters.text.conv_kernel"
         )
     backbone: Backbone = model.backbone
     vocabulary, limit = adapter.embedding.num_embeddings, adapter.tokenizer.max_len

@@ -46,7 +46,6 @@ OWN_FIXED = (
     "tokenizer.kind",
     "tokenizer.lowercase",
     "tokenizer.special_tokens",
-    "ngrams",
     "conv_kernel",
     "normalize",
 )

@@ -31,8 +31,6 @@ from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 # Adapter options that change or merge tokens. A language model predicts every token unchanged.
 INCOMPATIBLE = (
     ("conv_kernel",),
-    ("ngrams", "columns"),
-    ("ngrams", "chars"),
     ("augment", "token_dropout"),
     ("augment", "token_mask"),
     ("augment", "subword_dropout"),

@@ -28,7 +28,6 @@ _MODULES = {
     "ImageCodes": "codes",
     "ImageNormalization": "image.tokenizer",
     "Masking": "masking",
-    "NgramOptions": "text.options",
     "NumberAdapter": "cells.number",
     "PatchMasking": "masking",
     "PatchOptions": "audio.tokenizer",

@@ -64,8 +64,6 @@ class TokenMasking(Masking):
         special_ids: Ids of special tokens, which are never masked.
         replaced: Fraction of the tokens to predict that are replaced by the mask token.
         randomized: Fraction of the tokens to predict that are replaced by a random token.
-        num_copies: Number of columns per token. It is more than 1 if the adapter adds columns for
-            n-grams. Only the first N columns, the tokens themselves, are predicted.
     """
 
     ratio: float
@@ -74,12 +72,11 @@ class TokenMasking(Masking):
     special_ids: Sequence[int] = ()
     replaced: float = 0.8
     randomized: float = 0.1
-    num_copies: int = 1
 
     num_outputs = None
 
     def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> Sample:
-        """Return the sample with masked ids, masked (n,) or (num_copies, n), and masked_target.
+        """Return the sample with masked ids, masked (n,), and masked_target.
 
         masked_target (m,) contains the original ids of the m masked tokens.
         """
@@ -96,20 +93,10 @@ class TokenMasking(Masking):
         limits = self.replaced * self.ratio, (self.replaced + self.randomized) * self.ratio
         new_ids = torch.where(masked & (draws < limits[0]), self.mask_id, ids)
         is_random = masked & (draws >= limits[0]) & (draws < limits[1])
-        columns = masked
-        if self.num_copies > 1:
-            columns = torch.zeros(self.num_copies, len(masked), dtype=torch.bool)
-            columns[0] = masked
-        hidden: dict[str, Tensor] = {}
-        if "chars" in sample:
-            # The n-grams of a word also belong to its other tokens, so all of them would tell which
-            # tokens were masked.
-            hidden["chars"] = torch.zeros_like(sample["chars"])
         return {
             **sample,
-            **hidden,
             "ids": torch.where(is_random, random_ids, new_ids),
-            MASKED: columns,
+            MASKED: masked,
             "masked_target": ids[masked],
         }
 

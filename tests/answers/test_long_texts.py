@@ -71,7 +71,6 @@ def test_the_attention_is_drawn(run, tmp_path):
     [
         (["head=language", "backbone.causal=true"], "needs one column per token"),
         (["head=masked"], "a masked text needs adapters.text.embedding.pool=1"),
-        (["adapters.text.ngrams.columns=true", "adapters.text.ngrams.lengths=[2]"], "ngrams"),
         (["adapters.text.embedding.pool=0"], "embedding.pool: must be at least 1"),
     ],
 )

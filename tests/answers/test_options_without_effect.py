@@ -24,7 +24,6 @@ def table(tmp_path):
         ("adapters.text.tokenizer.kind=bpe", PATH),
         ("adapters.text.tokenizer.lowercase=true", PATH),
         ("adapters.text.vocab_size=50", PATH),
-        ("adapters.text.ngrams.columns=true", "adapters.text.ngrams.lengths=[]"),
         ("head.hidden_dim=32", "head.hidden=none"),
         ("head.norm_eps=1e-6", "head.norm=False"),
         ("finetune.lora_targets=[mlp.up]", "finetune.lora_rank=0"),

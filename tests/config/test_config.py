@@ -87,8 +87,8 @@ def messages(call, *arguments, **named):
             "geglu, geglu_tanh, got 'glu'; did you mean",
         ),
         (
-            ["adapters.text.ngrams.lengths=2"],
-            "adapters.text.ngrams.lengths: must be a list, got 2",
+            ["data.fractions=2"],
+            "data.fractions: must be a list, got 2",
         ),
         (["adapters.text.norm=true"], "adapters.text.norm: must be EmbeddingNormOptions or null"),
         (["data=folder"], "data.path: needs a value, data.path=..."),

@@ -35,7 +35,7 @@ from dxn.tokenize.audio.spectrogram import SpectrogramOptions
 from dxn.tokenize.audio.tokenizer import AudioNormalization
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.image.tokenizer import ResizeOptions
-from dxn.tokenize.text.options import NgramOptions, TokenizerOptions
+from dxn.tokenize.text.options import TokenizerOptions
 from dxn.tokenize.video.reader import VideoSampling
 
 FOLDER = Path(dxn.__file__).parent / "export" / "programs"
@@ -71,25 +71,11 @@ def test_texts_have_the_same_ids(kind, max_len):
 
 @pytest.mark.parametrize("kind", ["word", "bpe"])
 @pytest.mark.parametrize("max_len", [3, 50])
-def test_texts_have_the_same_character_ngrams(kind, max_len):
-    adapter = TextAdapter(
-        8,
-        tokenizer=TokenizerOptions(kind=kind),
-        ngrams=NgramOptions(chars=(3, 4), buckets=97),
-        max_len=max_len,
-    ).fit(TEXTS)
-    decomposed = "Cafe\u0301s on a pie\u0300ce"
-    agree(*both(adapter, [*TEXTS, decomposed, "...", "x" * 50]))
-
-
-@pytest.mark.parametrize("kind", ["word", "bpe"])
-@pytest.mark.parametrize("max_len", [3, 50])
-def test_lists_of_words_have_the_same_ids_and_character_ngrams(kind, max_len):
+def test_lists_of_words_have_the_same_ids(kind, max_len):
     adapter = TextAdapter(
         8,
         tokenizer=TokenizerOptions(kind=kind),
         vocab_size=90,
-        ngrams=NgramOptions(chars=(3, 4), buckets=97),
         max_len=max_len,
     ).fit(TEXTS)
     words = [["A", "cup", "of tea,", "please!"], ["Cafe\u0301s", "123_4"], ["don't"]]

@@ -13,7 +13,7 @@ import torch
 from helpers.tasks import build_model, make_batch
 
 import dxn
-from dxn.core.dropout import Dropout, keyed
+from dxn.core.dropout import keyed
 from dxn.data.loader import widened
 from dxn.models import Backbone, BottleneckFusion, EarlyFusion, LateFusion, compiling
 from dxn.models.blocks import BlockOptions, NormOptions, PositionOptions
@@ -41,7 +41,6 @@ from dxn.tokenize import (
     EmbeddingOptions,
     ImageAdapter,
     ImageAugment,
-    NgramOptions,
     NumberAdapter,
     SeriesAdapter,
     SpectrogramOptions,
@@ -152,7 +151,6 @@ def test_the_processor_knows_the_number_of_real_tokens(name, options):
     ("name", "options"),
     [
         ("text", {"embedding": EmbeddingOptions(pool=2)}),
-        ("text", {"ngrams": NgramOptions(lengths=(2, 3), columns=True)}),
         ("image", {"augment": ImageAugment(token_dropout=0.5)}),
         ("image", {"pos_embed": "sinusoidal"}),
         ("image", {"image_size": 16}),
@@ -246,7 +244,6 @@ def test_a_whole_model_is_one_graph_for_batches_of_all_sizes(task, monkeypatch):
     [
         {},
         {"embedding": EmbeddingOptions(pool=2)},
-        {"ngrams": NgramOptions(lengths=(2, 3), columns=True)},
         {"backbone": {"position": PositionOptions(kind="alibi")}},
         {"backbone": {"position": PositionOptions(kind="rotary", windows=[None, 2])}},
         {"backbone": {"causal": True}, "pool": "mean"},
@@ -259,10 +256,6 @@ def test_more_padding_changes_no_loss(head, targets, options):
     batch = model.collate(rows)
     wider = widened(batch, {"text": model.adapter("text").tokenizer})
     assert (batch["text"]["ids"].shape[1], wider["text"]["ids"].shape[1]) == (7, 8)
-    if "ngrams" in options:  # their columns follow those of the tokens, and dropout counts columns
-        for module in model.modules():
-            if isinstance(module, Dropout):
-                module.rate = module.drop_path = 0.0
     (found,) = _losses(model, [wider], without_compilation)
     (expected,) = _losses(model, [batch], without_compilation)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

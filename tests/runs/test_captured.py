@@ -22,7 +22,7 @@ from dxn.models.ensemble import Ensemble
 from dxn.runs.predictor import captured
 from dxn.runs.predictor.captured import REPEATS, Captured, Graph, captured_size
 from dxn.tasks import Classify, Contrastive, Generate, Multilabel, Regress, Tag
-from dxn.tokenize import EmbeddingOptions, NgramOptions
+from dxn.tokenize import EmbeddingOptions
 from dxn.training.predict import to_device
 
 TARGETS = [1.0, 2.0, 3.0, 4.0]
@@ -102,10 +102,9 @@ def test_inputs(names, fusion, no_notes):
         (Multilabel, ["text"], [["x"], ["x", "y"], [], ["y"]], {}),
         (partial(Contrastive, embedding_dim=8), ["text", "image"], None, {}),
         (Regress, ["text"], TARGETS, {"embedding": EmbeddingOptions(pool=2)}),
-        (Regress, ["text"], TARGETS, {"ngrams": NgramOptions(lengths=(2, 3), columns=True)}),
         (Regress, ["text"], TARGETS, {"max_len": 10}),
     ],
-    ids=["classify", "multilabel", "contrastive", "pool", "ngrams", "max_len"],
+    ids=["classify", "multilabel", "contrastive", "pool", "max_len"],
 )
 def test_tasks(make, names, targets, options, no_notes):
     model = model_of(make(), names, targets, **options)

@@ -394,11 +394,6 @@ def test_only_a_model_that_writes_writes(tmp_path, capsys):
             "subword_dropout: cannot be",
         ),
         (plain, [CAUSAL, "adapters.text.conv_kernel=3"], "adapters.text.conv_kernel: cannot"),
-        (
-            plain,
-            [CAUSAL, "adapters.text.ngrams.lengths=[2]", "adapters.text.ngrams.columns=true"],
-            "adapters.text.ngrams.columns: cannot be combined with head=language",
-        ),
         (plain, [CAUSAL, "data.fractions=[0.5,0.4]"], "data.fractions: must"),
         (plain, ["head=generate"], "data.target: needs a value"),
         (plain, [CAUSAL, "head.max_len=9"], "head.max_len: no such key"),

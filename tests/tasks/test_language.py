@@ -16,7 +16,6 @@ from dxn.tokenize import (
     EmbeddingNormOptions,
     EmbeddingOptions,
     ImageAdapter,
-    NgramOptions,
     TextAdapter,
     TokenizerOptions,
 )
@@ -142,7 +141,6 @@ def config(causal=True, mixup=0.0, **adapter):
     [
         ({"causal": False}, "set backbone.causal=true"),
         ({"conv_kernel": 3}, "adapters.story.conv_kernel: cannot be combined with head=language"),
-        ({"ngrams": {"columns": True}}, "adapters.story.ngrams.columns: cannot be combined"),
         ({"augment": {"token_dropout": 0.1}}, "adapters.story.augment.token_dropout"),
         ({"augment": {"token_mask": 0.1}}, "adapters.story.augment.token_mask"),
         ({"augment": {"subword_dropout": 0.1}}, "adapters.story.augment.subword_dropout"),
@@ -158,7 +156,7 @@ def test_impossible_settings_are_refused(settings, message):
 
 
 def test_possible_settings_are_not_refused():
-    unset = {"conv_kernel": 0, "ngrams": {"columns": False}, "augment": None}
+    unset = {"conv_kernel": 0, "augment": None}
     Language().check(config(**unset))
     Language().check({"backbone": {"causal": True}})
 
@@ -174,7 +172,6 @@ OPTIONS = [
         {"norm": NormOptions(place="post")},
         {"norm": EmbeddingNormOptions(), "embedding": EmbeddingOptions(scale=True)},
     ),
-    ({}, {"ngrams": NgramOptions(lengths=(2, 3), buckets=101)}),
 ]
 
 

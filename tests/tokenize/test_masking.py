@@ -20,7 +20,6 @@ from dxn.tokenize import (
     EmbeddingNormOptions,
     ImageAdapter,
     ImageAugment,
-    NgramOptions,
     PatchOptions,
     SpectrogramOptions,
     TextAdapter,
@@ -212,15 +211,6 @@ def test_special_tokens_are_never_masked():
     masking = TokenMasking(ratio=0.9, vocab_size=101, special_ids=range(5), mask_id=MASK)
     sample = masking({"ids": ids}, random.Random(0))
     assert not sample["masked"].any() and torch.equal(sample["ids"], ids)
-
-
-def test_columns_of_ngrams_are_not_predicted():
-    adapter = text_adapter(ngrams=NgramOptions((2,), 101, columns=True))
-    samples = masked_samples(adapter, SENTENCES)
-    batch = adapter.tokenizer.collate(samples)
-    num_tokens = batch["ids"].shape[1]
-    assert batch["masked"].shape == (3, 2 * num_tokens)
-    assert batch["masked"][:, :num_tokens].any() and not batch["masked"][:, num_tokens:].any()
 
 
 def test_a_tokenizer_without_a_mask_token_cannot_mask():

@@ -18,7 +18,6 @@ from dxn.tokenize import (
     BadMedia,
     EmbeddingNormOptions,
     EmbeddingOptions,
-    NgramOptions,
     TextAdapter,
     TextAugment,
     TokenizerOptions,
@@ -371,8 +370,7 @@ def test_a_pickled_preprocessor_gives_the_same_samples():
     options=st.sampled_from(
         [
             {"conv_kernel": 5},
-            {"ngrams": NgramOptions((2, 3), 101)},
-            {"ngrams": NgramOptions((2, 5), 101, columns=True), "conv_kernel": 3},
+            {"conv_kernel": 3, "pos_embed": "sinusoidal"},
         ]
     ),
     extra=st.integers(0, 7),
@@ -400,51 +398,6 @@ def test_the_convolution_reads_both_neighbors_and_no_padding():
     columns = [torch.einsum("oik,ik->o", weight, padded[:, i : i + 3]) + bias for i in range(3)]
     expected = x + F.gelu(torch.stack(columns, 1))
     torch.testing.assert_close(adapter(batch)[0], expected, rtol=0, atol=1e-12)
-
-
-def slow_ngrams(adapter, ids):
-    """(N, D): for every n, the vector of the n ids that end at a token; ids before a text are 0."""
-    total = torch.zeros(len(ids), adapter.dim, dtype=torch.float64)
-    for n in adapter.ngrams.lengths:
-        for end in range(len(ids)):
-            code = n
-            for back in range(n):
-                code = (code * 1_000_003 + (ids[end - back] if end >= back else 0)) % 2_147_483_647
-            total[end] += adapter.ngram_embedding.weight[code % 101]
-    return total
-
-
-def test_hashed_ngrams_equal_an_explicit_loop():
-    adapter = adapter_of("word", ngrams=NgramOptions((2, 3, 5), 101), pos_embed="none").double()
-    ids = adapter.tokenizer(SENTENCES[0])["ids"]
-    expected = adapter.embedding(ids) + slow_ngrams(adapter, ids.tolist())
-    torch.testing.assert_close(adapter.tokens([SENTENCES[0]]).x[0], expected, rtol=0, atol=1e-12)
-
-
-def test_ngram_columns_follow_the_tokens_with_the_same_coords():
-    adapter = adapter_of(
-        "word", ngrams=NgramOptions((3,), 101, columns=True), pos_embed="none"
-    ).double()
-    tokens = adapter.tokens(["the man rows the boats", "the man"])
-    ids = adapter.tokenizer("the man rows the boats")["ids"]
-    torch.testing.assert_close(tokens.x[0, :5], adapter.embedding(ids), rtol=0, atol=0)
-    torch.testing.assert_close(
-        tokens.x[0, 5:], slow_ngrams(adapter, ids.tolist()), rtol=0, atol=1e-12
-    )
-    assert tokens.mask[1].tolist() == [True, True, False, False, False] * 2
-    coords = tokens.spans[0].coords
-    torch.testing.assert_close(coords[:, 5:], coords[:, :5], rtol=0, atol=0, equal_nan=True)
-
-
-def test_ngrams_depend_on_the_order_of_words():
-    adapter = adapter_of("word", ngrams=NgramOptions((2,)), pos_embed="none")
-    one, other = adapter.tokens(["the man"])[0], adapter.tokens(["man the"])[0]
-    assert not torch.allclose(
-        one[:, 1] - adapter.embedding.weight[adapter.tokenizer("man")["ids"][0]],
-        other[:, 1],
-        atol=1e-4,
-    )
-    assert not torch.allclose(one.sum(1), other.sum(1), atol=1e-4)
 
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
@@ -612,8 +565,7 @@ def test_a_summary_gives_lengths_in_characters_or_words():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: NgramOptions([2, 1]), "lengths.1 must be at least 2, got 1"),
-        (lambda: NgramOptions((2,), 0), "buckets must be at least 1, got 0"),
+        (lambda: EmbeddingOptions(pool=0), "pool must be at least 1, got 0"),
         (lambda: TokenizerOptions("syllable"), "kind must be one of .*, got 'syllable'"),
         (lambda: TextAugment(token_mask=1.5), "token_mask must be at most 1, got 1.5"),
     ],

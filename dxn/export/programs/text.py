@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
-
-from dxn.export.programs.text_chars import ngrams
+from tokenizers import Tokenizer
 
 # A text, or the words of a text if the model tags them.
 Raw = str | list[str]
@@ -42,8 +39,7 @@ def read(value: Any, options: Mapping[str, Any]) -> Raw:
 def prepare(raws: Sequence[Raw], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return ids (B, N) and mask (B, N), True at real tokens.
 
-    With character n-grams, also their hashes chars (B, N, G). With a pattern of words, also words
-    (B, N), the index of the word of each token, -1 at others.
+    With a pattern of words, also words (B, N), the index of the word of each token, -1 at others.
 
     Args:
         raws: Results of `read`.
@@ -53,9 +49,8 @@ def prepare(raws: Sequence[Raw], options: Mapping[str, Any]) -> dict[str, np.nda
     max_len, special = options["max_len"], options["special_tokens"]
     rows: list[list[int]] = []
     owners: list[list[int]] = []
-    places: list[tuple[list[tuple[int, int]], list[int]]] = []
-    texts = [_first(raw, options["max_chars"]) for raw in raws]
-    for text in texts:
+    for raw in raws:
+        text = _first(raw, options["max_chars"])
         encoding = tokenizer.encode(
             text, is_pretokenized=isinstance(text, list), add_special_tokens=special
         )
@@ -70,14 +65,10 @@ def prepare(raws: Sequence[Raw], options: Mapping[str, Any]) -> dict[str, np.nda
         rows.append([ids[i] for i in kept])
         words = [-1 if word is None else word for word in encoding.word_ids]
         owners.append([words[i] for i in kept])
-        marks = encoding.special_tokens_mask if special else [0] * len(ids)
-        places.append((_offsets(text, encoding, words), [-1 if marks[i] else i for i in kept]))
     mask = np.arange(max(map(len, rows))) < np.array([[len(row)] for row in rows])
     result = {"ids": _padded(rows, mask, 0), "mask": mask}
     if "words" in options:
         result["words"] = _padded(owners, mask, -1)
-    if "chars" in options:
-        result["chars"] = ngrams(texts, places, options["chars"])
     return result
 
 
@@ -113,15 +104,6 @@ def _first(raw: Raw, count: int) -> Raw:
         first.append(word[:count])
         count -= len(word)
     return first
-
-
-def _offsets(text: Raw, encoding: Encoding, words: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the start and the stop of each token in the text, or in the words with spaces."""
-    if isinstance(text, str):
-        return encoding.offsets
-    starts = [0, *accumulate(len(word) + 1 for word in text)]
-    pairs = zip(encoding.offsets, words, strict=True)
-    return [(start + starts[word], stop + starts[word]) for (start, stop), word in pairs]
 
 
 def _padded(rows: Sequence[Sequence[int]], mask: np.ndarray, value: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange, repeat
+from einops import rearrange
 from safetensors.torch import load_file
 from tokenizers import Tokenizer as Vocabulary
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from dxn.tokenize.text.chat import FILE as TEMPLATE
 from dxn.tokenize.text.options import (
     EmbeddingNormOptions,
     EmbeddingOptions,
-    NgramOptions,
     TextAugment,
     TokenizerOptions,
 )
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from dxn.tokenize.masking import TokenMasking
 
 MASK_RATIO = 0.15  # as in BERT (arXiv:1810.04805, section 3.1)
-# Of a character n-gram. The mean over about 16 n-grams then has the standard deviation 0.02.
-CHAR_STD = 0.08
 MAX_DESCRIBED = 16  # tokens that `describe` lists, to fit into one line
 
 
@@ -62,7 +59,6 @@ class TextAdapter(Adapter):
             The rest of a longer text is not read, and it counts as truncated.
         pos_embed: Position embedding of the columns: learned, sinusoidal or none.
         embedding: Options of the token embedding.
-        ngrams: Options of the hashed n-gram embeddings.
         conv_kernel: Kernel size of a convolution over neighboring tokens, whose output is added to
             the embeddings. 0: no convolution.
         norm: Layer norm of the embedded columns. Default: no layer norm.
@@ -83,7 +79,6 @@ class TextAdapter(Adapter):
         max_chars: int = 100_000,
         pos_embed: PosEmbedKind = "learned",
         embedding: EmbeddingOptions = EmbeddingOptions(),
-        ngrams: NgramOptions = NgramOptions(),
         conv_kernel: int = 0,
         norm: EmbeddingNormOptions | None = None,
         dropout: Rate = 0.0,
@@ -94,25 +89,15 @@ class TextAdapter(Adapter):
         # An even kernel cannot be centered on a token.
         if conv_kernel and conv_kernel % 2 == 0:
             raise ValueError(f"conv_kernel must be odd, or 0 to disable it, got {conv_kernel}")
-        if embedding.pool > 1 and ngrams.columns:
-            raise ValueError(
-                f"embedding.pool must be 1 with ngrams.columns=true, got {embedding.pool}"
-            )
         self.dim = dim
         self.vocab_size = vocab_size
         self.tokenizer_options = tokenizer
         self.embedding_options = embedding
-        self.ngrams = ngrams
         self.scale = dim**0.5 if embedding.scale else 1.0
         self.tokens_per_column = embedding.pool
-        self.lookback = max([conv_kernel // 2, *(n - 1 for n in ngrams.lengths)])
+        self.lookback = conv_kernel // 2
         self.fitted = False  # set by use_vocabulary
         self.embedding: nn.Embedding  # created by use_vocabulary
-        chars = None
-        if ngrams.chars:
-            from dxn.tokenize.text.subwords import CharNgrams
-
-            chars = CharNgrams(ngrams.chars, ngrams.buckets)
         self.tokenizer = TextTokenizer(
             max_len=max_len,
             max_chars=max_chars,
@@ -121,20 +106,8 @@ class TextAdapter(Adapter):
             pad_token=tokenizer.pad_token,
             marker=tokenizer.marker,
             augment=augment,
-            chars=chars,
         )
         self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
-        self.ngram_embedding = nn.Embedding(ngrams.buckets, dim) if ngrams.lengths else None
-        if self.ngram_embedding is not None:
-            nn.init.normal_(self.ngram_embedding.weight, std=0.02)
-        self.char_embedding = None
-        if ngrams.chars:
-            # Row 0 stands for no n-gram.
-            self.char_embedding = nn.EmbeddingBag(
-                ngrams.buckets + 1, dim, mode="mean", padding_idx=0
-            )
-            nn.init.normal_(self.char_embedding.weight, std=CHAR_STD)
-            nn.init.zeros_(self.char_embedding.weight[0])
         self.conv = None
         if conv_kernel:
             self.conv = nn.Conv1d(dim, dim, conv_kernel, padding=conv_kernel // 2)
@@ -233,7 +206,6 @@ class TextAdapter(Adapter):
             vocab_size=self.embedding.num_embeddings,
             special_ids=self.tokenizer.special_ids,
             mask_id=self.tokenizer.mask_id,
-            num_copies=1 + (len(self.ngrams.lengths) if self.ngrams.columns else 0),
         )
 
     def save(self, folder: Path, name: str) -> None:
@@ -264,12 +236,6 @@ class TextAdapter(Adapter):
         mask = batch["mask"]
         num_real = batch.get(NUM_REAL)
         x = self.embedding(ids) * self.scale
-        grams = [self._ngram_vectors(ids, n) for n in self.ngrams.lengths]
-        if grams and not self.ngrams.columns:
-            x = x + sum(grams)
-        if self.char_embedding is not None:
-            vectors = self.char_embedding(rearrange(batch["chars"], "b n g -> (b n) g"))
-            x = x + rearrange(vectors, "(b n) d -> b n d", b=ids.shape[0])
         if self.conv is not None:
             # Padding is set to 0, so that it does not affect its neighbors.
             padded = rearrange(x * mask[..., None], "b n d -> b d n")
@@ -282,13 +248,6 @@ class TextAdapter(Adapter):
         x = x + positions.to(x.dtype)
         if "added" in batch:  # (B, N, D), such as the segment embeddings of BERT
             x = x + batch["added"].to(x.dtype)
-        if self.ngrams.columns and grams:
-            # N columns per n-gram length follow the tokens, with the coordinates of the last token
-            # of each n-gram.
-            num_copies = 1 + len(grams)
-            x = torch.cat([x, *grams], 1)
-            mask = repeat(mask, "b n -> b (k n)", k=num_copies)
-            num_real = num_real and num_copies * num_real
         if self.tokens_per_column > 1:
             is_whole = num_real == mask.numel()
             x, mask = pooled(x, mask, self.tokens_per_column)
@@ -303,25 +262,9 @@ class TextAdapter(Adapter):
 
     def _coords(self, coords: Tensor) -> Tensor:
         """Return the position of each column, given that of each token (B, N, 2)."""
-        if self.ngrams.columns and self.ngrams.lengths:
-            coords = coords.repeat(1, 1 + len(self.ngrams.lengths), 1)
         if self.tokens_per_column > 1:
             coords = hulls(coords, self.tokens_per_column)
         return coords
-
-    def _ngram_vectors(self, ids: Tensor, n: int) -> Tensor:
-        """Return the embedding (B, N, D) of the n-gram that ends at each token.
-
-        Ids before the start of a text count as 0.
-        """
-        assert self.ngram_embedding is not None
-        code = torch.full_like(ids, n)  # so that n-grams of different lengths have different codes
-        for back in range(n):
-            shifted = F.pad(ids, (back, 0))[:, : ids.shape[1]]
-            # A polynomial hash. Both numbers are primes, and products are below 2**63, the limit of
-            # int64.
-            code = (code * 1_000_003 + shifted) % 2_147_483_647
-        return self.ngram_embedding(code % self.ngram_embedding.num_embeddings)
 
 
 def pooled(x: Tensor, mask: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from annotated_types import Ge
@@ -57,26 +56,6 @@ class EmbeddingOptions:
     frozen: bool = False
     scale: bool = False
     pool: Annotated[int, Ge(1)] = 1
-
-
-@options
-class NgramOptions:
-    """Hashed embeddings of n-grams of tokens (arXiv:1607.01759, section 2) and of characters.
-
-    Args:
-        lengths: Lengths n of the n-grams of tokens. An empty list disables them.
-        buckets: Number of rows of each n-gram embedding.
-        columns: Append n-grams of tokens as additional columns. False: add each one to its last
-            token.
-        chars: Lengths n of character n-grams, such as [3, 4, 5]. Their mean over the word that a
-            token belongs to is added to the token, so that a rare or unknown word resembles words
-            with the same parts (arXiv:1607.04606, section 3.2). An empty list disables them.
-    """
-
-    lengths: Sequence[Annotated[int, Ge(2)]] = ()
-    buckets: Annotated[int, Ge(1)] = 20000
-    columns: bool = False
-    chars: Sequence[Annotated[int, Ge(2)]] = ()
 
 
 @options

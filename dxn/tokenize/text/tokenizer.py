@@ -31,10 +31,10 @@ from dxn.tokenize.text.chat import (
     read_messages,
 )
 from dxn.tokenize.text.options import TextAugment
-from dxn.tokenize.text.vocabulary import encode, special_ids, token_of
+from dxn.tokenize.text.vocabulary import encode, is_library_error, special_ids, token_of
 
 if TYPE_CHECKING:
-    from dxn.tokenize.text.subwords import CharNgrams, SubwordSplitter
+    from dxn.tokenize.text.subwords import SubwordSplitter
 
 MASK_TOKENS = ("[MASK]", "<mask>")
 # Characters of a text that a sample keeps. About 8,000 words say what a longer text
@@ -159,7 +159,6 @@ class TextTokenizer(Tokenizer):
         pad_token: Token of the vocabulary that fills them.
         marker: Token of the vocabulary that stands for another input. Default: there is none.
         augment: Augmentation of training texts. Default: no augmentation.
-        chars: Character n-grams of the words. Default: no n-grams.
 
     Attributes:
         is_cut: Whether a text that is encoded alone is truncated to max_len. A task that reads a
@@ -183,7 +182,6 @@ class TextTokenizer(Tokenizer):
         pad_token: str = "<pad>",
         marker: str | None = None,
         augment: TextAugment | None = None,
-        chars: CharNgrams | None = None,
     ):
         if max_len < 1 or max_chars < 1:
             raise ValueError(
@@ -202,7 +200,6 @@ class TextTokenizer(Tokenizer):
         self.marker_id: int | None = None
         self.special_tokens = special_tokens
         self.augment = augment or TextAugment()
-        self.chars = chars
         self.is_augmented = self.augment != TextAugment()
         self.vocabulary = Vocabulary(models.BPE())
         self.special_ids: list[int] = []
@@ -252,7 +249,6 @@ class TextTokenizer(Tokenizer):
             coords (n, 2): Start and stop of each token in characters. Those of a list of words
             count in the words joined by spaces.
             words (n,): Index of the word of each token. -1 if raw is not a list of words.
-            chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
             text: The text, up to MAX_KEPT characters. Only without augmentation.
             answers (n,): Number of characters that each token of an answer adds to it, and -1 at
             other tokens. Only of a conversation.
@@ -288,10 +284,6 @@ class TextTokenizer(Tokenizer):
         if rand is None:
             # An answer can be anywhere in a text that is read in windows.
             sample["text"] = plain_text(raw)[: MAX_KEPT if self.is_cut else None]
-        if self.chars is not None:
-            # Masked tokens have no n-grams, which would tell what they were.
-            offsets = [NO_COORDS if token == self.mask_id else at for token, at, _ in tokens]
-            sample["chars"] = self.chars(text, offsets)
         return sample
 
     def batch(
@@ -304,10 +296,10 @@ class TextTokenizer(Tokenizer):
         """
         rands = [None] * len(raws) if rands is None else rands
         texts = [self.reader.first(raw)[0] for raw in raws]
-        # The n-grams of a token depend on its coordinates, and lists of words are encoded one by
-        # one too. So are texts of which one cannot be encoded, because its error has to name it.
-        # A task that reads long texts in windows needs the coordinates.
-        is_plain = self.is_cut and self.chars is None and all(isinstance(r, str) for r in raws)
+        # Lists of words are encoded one by one. So are texts of which one cannot be encoded,
+        # because its error has to name it. A task that reads long texts in windows needs the
+        # coordinates.
+        is_plain = self.is_cut and all(isinstance(raw, str) for raw in raws)
         encodings = self._encodings(texts) if is_plain else None
         if encodings is None:
             return super().batch(raws, rands)
@@ -448,8 +440,7 @@ class TextTokenizer(Tokenizer):
                 return [self.vocabulary.encode(texts[0], add_special_tokens=special)]
             return self.vocabulary.encode_batch_fast(texts, add_special_tokens=special)
         except BaseException as error:
-            # See `dxn.tokenize.text.vocabulary.encode`.
-            if type(error) is not Exception and type(error).__name__ != "PanicException":
+            if not is_library_error(error):
                 raise
             return None
 

@@ -110,7 +110,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(content)
     except BaseException as error:
-        if not _is_of_library(error):
+        if not is_library_error(error):
             raise
         raise UserError(
             f"{path}: not a tokenizer.json of the tokenizers library ({error}); check the path"
@@ -126,14 +126,14 @@ def encode(tokenizer: Tokenizer, text: Any, **options: Any) -> Encoding:
     try:
         return tokenizer.encode(text, **options)
     except BaseException as error:
-        if not _is_of_library(error):
+        if not is_library_error(error):
             raise
         raise UserError(
             f"the tokenizer cannot encode {shortened(text)} ({error}); use another tokenizer"
         ) from error
 
 
-def _is_of_library(error: BaseException) -> bool:
+def is_library_error(error: BaseException) -> bool:
     """Whether an error is one of the tokenizers library.
 
     The library raises Exception itself. A PanicException, such as that of a regular expression with
