@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from dxn.tokenize.audio.spectrogram import FLOOR, pcen_constants
+from dxn.tokenize.audio.spectrogram import FLOOR
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
 from dxn.tokenize.cells import date, number
 from dxn.tokenize.cells.category import NUM_SPECIAL, UNKNOWN, CategoryTokenizer
@@ -65,8 +65,6 @@ def audio_recipe(tokenizer: AudioTokenizer) -> Recipe:
         "filters": spectrogram.filters().tolist(),
     }
     if options.frontend == "mel":
-        scale = pcen_constants(spectrogram.hop_length / spectrogram.sample_rate)
-        steps["pcen"] = scale if options.scale == "pcen" else None
         steps |= {"top_db": options.top_db, "floor": FLOOR}
     return {**steps, **limits}
 

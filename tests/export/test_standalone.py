@@ -155,7 +155,7 @@ def test_clips_have_the_same_frames(sampling, mode, tmp_path):
     [
         SpectrogramOptions(n_mels=23),
         SpectrogramOptions(n_mels=23, top_db=60.0, num_frames=50),
-        SpectrogramOptions(n_mels=23, scale="pcen", hop_length=100),
+        SpectrogramOptions(n_mels=23, hop_length=100),
         SpectrogramOptions(n_mels=23, frontend="kaldi"),
         SpectrogramOptions(n_mels=23, frontend="kaldi", n_fft=300, num_frames=50),
         SpectrogramOptions(n_mels=23, frontend="whisper"),

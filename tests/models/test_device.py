@@ -136,7 +136,6 @@ def test_inputs(names, fusion):
         ("image", {}),
         ("audio", {"frame_size": 1}),
         ("video", {}),
-        ("video", {"tokens": "frame"}),
     ],
     ids=str,
 )

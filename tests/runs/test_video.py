@@ -189,15 +189,13 @@ def test_a_run_on_generated_videos_with_tones_has_both_inputs(tmp_path):
     assert dxn_inputs(tmp_path / "run") == ["audio", "video"]
 
 
-@pytest.mark.parametrize("tokens", ["tubelet", "frame"])
-def test_eight_clips_are_overfitted(tokens):
+def test_eight_clips_are_overfitted():
     torch.manual_seed(0)
     task = Classify()
     targets = ["left", "right"] * 4
     task.target.fit(targets)
     adapter = VideoAdapter(
         D,
-        tokens=tokens,
         image_size=16,
         patch_size=8,
         tubelet_frames=4,

@@ -167,9 +167,9 @@ def test_a_sound_is_restored_from_its_spectrogram():
 
 
 def test_a_spectrogram_that_loses_the_level_cannot_be_a_sound_again():
-    adapter = AudioAdapter(D, spectrogram=SpectrogramOptions(scale="pcen"))
+    adapter = AudioAdapter(D, spectrogram=SpectrogramOptions(frontend="kaldi"))
     task = Codec(decoder=partial(Backbone, D, depth=1, num_heads=2))
-    with pytest.raises(dxn.UserError, match=r"x cannot be computed .* frontend=mel and scale=log"):
+    with pytest.raises(dxn.UserError, match=r"x cannot be computed .* frontend=mel"):
         task.target.bind({"x": adapter})
 
 

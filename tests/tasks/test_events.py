@@ -43,8 +43,7 @@ def sound_adapter(**options):
         {"crop": 2.0},
         {"time_shift": 0.7},
         {"speed": 0.3},
-        {"tempo": 0.3},
-        {"crop": 2.2, "time_shift": 0.5, "speed": 0.2, "tempo": 0.2, "noise": 0.01},
+        {"crop": 2.2, "time_shift": 0.5, "speed": 0.2, "noise": 0.01},
     ],
 )
 @pytest.mark.parametrize("seed", range(5))

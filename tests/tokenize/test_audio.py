@@ -454,7 +454,6 @@ AUGMENTS = [
     {"freq_mask": 11},
     {"time_mask": 0.5},
     {"warp": 0.2},
-    {"tempo": 0.2},
     {"equalize": 6.0},
 ]
 
@@ -476,7 +475,7 @@ def test_each_augmentation_depends_on_its_generator_only_and_needs_one(options):
     assert all(torch.equal(a, drawn(seed)) for seed, a in enumerate(results))
     assert len({r.numpy().tobytes() for r in results}) > 4
     assert all(r.shape[1] == 23 for r in results)
-    if not {"time_shift", "speed", "tempo"} & set(options):
+    if not {"time_shift", "speed"} & set(options):
         assert {r.shape for r in results} == {clean.shape}
     assert torch.equal(raw, sound(4001))
     torch.set_rng_state(state)
@@ -672,10 +671,6 @@ def test_describe_gives_number_and_duration_of_the_columns(options, words):
             "f_min < f_max <= sample_rate / 2 = 4000, got 0.0 and 5000.0",
         ),
         (
-            lambda: adapter_of(spectrogram={"num_frames": 7}, augment=AudioAugment(tempo=0.1)),
-            "which num_frames fixes: leave out one of them, got tempo=0.1 and num_frames=7",
-        ),
-        (
             lambda: adapter_of(
                 spectrogram={"frontend": "kaldi"}, augment=AudioAugment(equalize=3.0)
             ),
@@ -704,13 +699,6 @@ def test_equalize_draws_smooth_gains_within_its_decibels():
         assert float(decibels.abs().max()) <= 6 and float(decibels.std()) > 0
         assert float(decibels.diff().abs().max()) <= 12 / 10 + 1e-4  # five points over 40 steps
     assert draw_gains(41, AudioAugment(), random.Random(0)) is None
-
-
-def test_tempo_stretches_time_only():
-    mel = torch.arange(23.0).expand(101, 23)
-    lengths = {len(x) for x in spectrograms({"tempo": 0.2}, mel, 11)}
-    assert 80 <= min(lengths) < 101 < max(lengths) <= 122
-    assert all(torch.allclose(x, mel[:1]) for x in spectrograms({"tempo": 0.2}, mel, 5))
 
 
 # Columns of a table

@@ -90,25 +90,6 @@ def test_samples_that_are_no_sound_are_refused(value):
         read_audio(encoded(samples, format="WAV", subtype="FLOAT"), sample_rate=RATE)
 
 
-def mp3_without_a_length():
-    content = bytearray(encoded(noise(4 * RATE), format="MP3"))
-    for tag in (b"Xing", b"Info"):
-        place = content.find(tag)
-        if place >= 0:
-            content[place : place + 4] = b"XXXX"
-    return bytes(content)
-
-
-def test_an_mp3_file_that_ends_within_a_frame_is_truncated():
-    content = mp3_without_a_length()
-    whole = read_audio(content, sample_rate=RATE)
-    # A tag at the end of the file, which is not a frame.
-    assert len(read_audio(content + b"TAG" + bytes(125), sample_rate=RATE)) >= len(whole)
-    for size in (len(content) // 2, len(content) - 1, len(content) - 7):
-        with pytest.raises(BadMedia, match=r"^truncated: the file ends within a frame$"):
-            read_audio(content[:size], sample_rate=RATE)
-
-
 def test_the_rate_of_a_sound_track_is_that_of_its_frames(monkeypatch):
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as container:

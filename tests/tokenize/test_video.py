@@ -66,8 +66,7 @@ OPTIONS = [
     {"tubelet_frames": 1},
     {"tubelet_frames": 2, "patch_size": 5},
     {"stem": "conv"},
-    {"tokens": "frame"},
-    {"tokens": "frame", "stem": "conv", "tubelet_frames": 2},
+    {"stem": "conv", "tubelet_frames": 2},
 ]
 
 
@@ -117,14 +116,6 @@ def test_the_order_of_the_frames_changes_the_tokens(options):
     assert not torch.allclose(embed(adapter, [raw]).x, embed(adapter, [raw.flip(0)]).x)
 
 
-def test_a_token_of_a_frame_tells_where_something_is():
-    adapter = adapter_of(tokens="frame", tubelet_frames=1, pos_embed="sinusoidal")
-    left, right = torch.zeros(2, 1, 3, 16, 16, dtype=torch.uint8)
-    left[..., 4:8, :4] = 255
-    right[..., 4:8, 12:] = 255
-    assert (embed(adapter, [left]).x - embed(adapter, [right]).x).abs().max() > 1e-3
-
-
 # Coordinates
 
 
@@ -136,14 +127,6 @@ def test_coords_are_frames_and_pixels_of_the_raw_clip():
         [*time, a, c, b, d] for time in ((0, 2), (2, 3)) for a, b in rows for c, d in columns
     ]
     assert coords.tolist() == expected
-
-
-def test_a_token_of_a_frame_covers_the_whole_frame():
-    adapter = adapter_of(tokens="frame", tubelet_frames=2)
-    coords = embed(adapter, [clip(3, 7, 12), clip(1, 5, 4)]).spans[0].coords
-    assert coords[0].tolist() == [[0, 2, 0, 0, 7, 12], [2, 3, 0, 0, 7, 12]]
-    assert coords[1, 0].tolist() == [0, 1, 0, 0, 5, 4]
-    assert bool(coords[1, 1].isnan().all())
 
 
 def test_coords_refer_to_the_frames_that_were_chosen():
@@ -184,16 +167,6 @@ def test_reading_keeps_only_the_frames_that_are_used():
     for mode, count in (("uniform", 4), ("first", 4), ("random", 24)):
         prepare = adapter_of(sampling=VideoSampling(num_frames=4, mode=mode)).tokenizer
         assert len(prepare.reader.read(source)) == count
-    jitter = VideoAugment(time_jitter=1.0)
-    prepare = adapter_of(sampling=VideoSampling(num_frames=4), augment=jitter).tokenizer
-    raw = prepare.reader.read(source)
-    assert len(raw) == 12
-    plain = prepare.plain()
-    assert torch.equal(plain(plain.reader.read(source))["pixels"], prepare(raw)["pixels"])
-    drawn = {tuple(prepare(raw, random.Random(i))["times"].tolist()) for i in range(30)}
-    assert len(drawn) > 20
-    for times in drawn:
-        assert [time // 3 for time in times] == [0, 1, 2, 3]
 
 
 def test_large_frames_are_reduced_when_they_are_read():
@@ -312,8 +285,7 @@ def test_masked_samples_of_different_sizes_form_a_batch():
     assert len(batch["masked_target"]) == int(batch["masked"].sum())
 
 
-def test_frames_cannot_be_masked():
-    assert adapter_of(tokens="frame").masking() is None
+def test_there_is_no_masking_with_a_ratio_of_0():
     assert adapter_of().masking(ratio=0.0) is None
 
 
@@ -334,9 +306,6 @@ def test_descriptions_name_the_numbers_of_tokens():
     assert adapter_of().describe(clip()) == (
         "3×6×8 tubelets of 3 frames × 4×4 pixels, 7 frames of 23×31 pixels (height×width)"
     )
-    assert adapter_of(tokens="frame").describe(clip()) == (
-        "3 steps of 3 frames, 7 frames of 23×31 pixels (height×width)"
-    )
     summary = adapter_of().tokenizer.reader.describe([clip(3), clip(7)], [clip(3), clip(7)])
     assert summary == "3 to 7, median 5 frames are read; size after reading: all 31×23"
 
@@ -344,11 +313,9 @@ def test_descriptions_name_the_numbers_of_tokens():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: VideoAdapter(D, tokens="cube"), "tokens must be tubelet or frame, got 'cube'"),
         (lambda: VideoAdapter(D, stem="deep"), "stem must be patch or conv, got 'deep'"),
         (lambda: VideoAdapter(D, tubelet_frames=0), "tubelet_frames must be at least 1, got 0"),
         (lambda: VideoAdapter(D, patch_size=6, stem="conv"), "must be 2, 4, 8, 16 or 32, got 6"),
-        (lambda: VideoAdapter(13, tokens="frame"), "dim must be a multiple of 4"),
         (lambda: VideoSampling(num_frames=0), "num_frames must be at least 1, got 0"),
         (lambda: VideoSampling(fps=0), "fps must be greater than 0, got 0"),
         (lambda: VideoSampling(mode="last"), "mode must be one of .*, got 'last'"),

@@ -53,11 +53,6 @@ def test_padding_has_no_box_and_no_name():
     assert names[-2:] == ["frame 7, row 3, col 4", None]
 
 
-def test_tokens_of_frames_are_named_by_their_frame():
-    shown, coords = shown_of(clip(), tokens="frame", tubelet_frames=3)
-    assert VideoDrawer().token_names(shown, coords) == ["frame 1", "frame 4", "frame 7"]
-
-
 def test_a_clip_is_drawn_and_shown_in_a_page():
     shown, coords = shown_of(clip(), tubelet_frames=3)
     drawer = VideoDrawer()

@@ -115,8 +115,7 @@ def _mel(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
     mel = _power(np.pad(samples, options["n_fft"] // 2), options) @ np.array(options["filters"])
     if options["top_db"] is not None:
         mel = np.maximum(mel, mel.max() * 10 ** (-options["top_db"] / 10))
-    scaled = _pcen(mel, options["pcen"]) if options["pcen"] else np.log(mel + options["floor"])
-    return _fixed_length(scaled, options["num_frames"])
+    return _fixed_length(np.log(mel + options["floor"]), options["num_frames"])
 
 
 def _whisper(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
@@ -146,17 +145,6 @@ def _power(samples: np.ndarray, options: Mapping[str, Any], preemphasis: float =
         return np.abs(np.fft.rfft(frames * np.hanning(size), 1 << (size - 1).bit_length())) ** 2
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
     return np.abs(np.fft.rfft(frames * window)) ** 2
-
-
-def _pcen(power: np.ndarray, options: Mapping[str, float]) -> np.ndarray:
-    """Per-channel energy normalization (arXiv:1607.05666, equation 1)."""
-    average = np.empty_like(power)
-    average[0] = power[0]
-    for i in range(1, len(power)):
-        average[i] = average[i - 1] + options["weight"] * (power[i] - average[i - 1])
-    relative = power * (options["eps"] + average) ** -options["gain"]
-    bias, root = options["bias"], options["root"]
-    return bias**root * np.expm1(root * np.log1p(relative / bias))
 
 
 def _fixed_length(rows: np.ndarray, count: int | None) -> np.ndarray:

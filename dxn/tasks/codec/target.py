@@ -62,7 +62,7 @@ class CodecTarget(Target):
         if contents.restore is None:
             raise UserError(
                 f"head=codec: {self.input} cannot be computed from the values of its patches; a "
-                "spectrogram needs the options frontend=mel and scale=log"
+                "spectrogram needs the option frontend=mel"
             )
         if contents.grid.size != contents.grid.stride:
             raise UserError(

@@ -30,7 +30,6 @@ class AudioAugment:
         time_mask: Maximum fraction of the frames in the time mask (SpecAugment).
         warp: Maximum relative stretching of the mel axis, which simulates another vocal tract
             length.
-        tempo: Maximum relative change of the duration, which does not change the pitch.
         equalize: Maximum change in decibels of a random gain that varies smoothly along the mel
             axis, which simulates another microphone (arXiv:2110.03282). It requires frontend=mel.
     """
@@ -43,13 +42,12 @@ class AudioAugment:
     freq_mask: Annotated[int, Ge(0)] = 0
     time_mask: Annotated[float, Ge(0)] = 0.0
     warp: Annotated[float, Interval(ge=0, lt=1)] = 0.0
-    tempo: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     equalize: Annotated[float, Ge(0)] = 0.0
 
     @property
     def moves_time(self) -> bool:
         """Whether a time in a training clip can be another one than in the original clip."""
-        return any((self.crop, self.time_shift, self.speed, self.tempo))
+        return any((self.crop, self.time_shift, self.speed))
 
 
 # `equalize` draws gains at this number of points of the mel axis and interpolates between them.
@@ -103,15 +101,12 @@ def draw_gains(n_mels: int, options: AudioAugment, rand: random.Random) -> Tenso
 
 
 def augment_spectrogram(mel: Tensor, options: AudioAugment, rand: random.Random) -> Tensor:
-    """Apply tempo, warp and SpecAugment masks to a log-mel spectrogram (T, F).
+    """Apply warp and SpecAugment masks to a log-mel spectrogram (T, F).
 
-    Masked cells get the mean of the clip. The number of frames can change.
+    Masked cells get the mean of the clip.
     """
     import torchaudio  # it takes time to import
 
-    if options.tempo:
-        steps = round(len(mel) * (1 + rand.uniform(-options.tempo, options.tempo)))
-        mel = F.interpolate(mel.T[None], max(steps, 1), mode="linear")[0].T
     if options.warp:
         mel = _warp(mel, 1 + rand.uniform(-options.warp, options.warp))
     mean = float(mel.mean())

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from dxn.core.files import atomic_file
 from dxn.tokenize.audio.sound_track import (
     NoSoundTrack,
-    is_cut_mp3,
     read_sound_track,
     sound_track_rate,
 )
@@ -212,8 +211,6 @@ def _decode(source: Any, max_seconds: float) -> tuple[Tensor, int]:
         exact = file.format != "MP3" or re.search(b"Xing|Info", head(source, 4096))
         if exact and len(data) < min(file.frames, max_frames):
             raise BadMedia(f"truncated: {len(data):,} of {file.frames:,} samples")
-        if not exact and is_cut_mp3(source):
-            raise BadMedia("truncated: the file ends within a frame")
         return data, file.samplerate
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -17,9 +16,6 @@ from dxn.core.schema import options
 Frontend = Literal["mel", "kaldi", "whisper"]
 
 
-Scale = Literal["log", "pcen"]
-
-
 @options
 class SpectrogramOptions:
     """Options of the mel spectrogram of a clip.
@@ -32,9 +28,6 @@ class SpectrogramOptions:
         f_max: Highest frequency of the mel bins in hertz. Default: sample_rate / 2.
         frontend: Implementation of the spectrogram: mel (torchaudio), kaldi (Kaldi's filter banks,
             as used by AST) or whisper.
-        scale: With frontend=mel, the scale of the power: log, or pcen (per-channel energy
-            normalization, arXiv:1607.05666), which divides each bin by its mean over the last
-            0.4 s, so that constant noise and the distance of the microphone matter less.
         top_db: With frontend=mel, clamp values to this many decibels below the maximum of the clip.
             Default: no clamping.
         num_frames: Number of frames to which every clip is truncated or padded. Default: keep the
@@ -50,7 +43,6 @@ class SpectrogramOptions:
     f_min: float = 0.0
     f_max: float | None = None
     frontend: Frontend = "mel"
-    scale: Scale = "log"
     top_db: Annotated[float, Gt(0)] | None = None
     num_frames: int | None = None
     windows: bool = False
@@ -64,10 +56,6 @@ class SpectrogramOptions:
                 f"frontend={self.frontend} has a fixed frequency and dynamic range: leave out "
                 f"f_min, f_max and top_db, got {self.f_min}, {self.f_max} and {self.top_db}"
             )
-        if self.frontend != "mel" and self.scale != "log":
-            raise ValueError(
-                f"frontend={self.frontend} has a fixed scale: leave out scale, got {self.scale}"
-            )
 
 
 # Added to the mel power before the logarithm, so that silence gives a finite number. It is about
@@ -77,14 +65,6 @@ FLOOR = 1e-6
 SHORTEST_WINDOW = 0.1  # seconds of a clip in its last window
 
 KALDI_PREEMPHASIS = 0.97
-
-# Constants of PCEN (arXiv:1607.05666, section 2). The time constant is that of the smoothing
-# coefficient 0.025 of the paper, whose frames are 10 ms apart.
-PCEN_SECONDS = 0.4
-PCEN_EPS = 1e-6
-PCEN_GAIN = 0.98
-PCEN_BIAS = 2.0
-PCEN_ROOT = 0.5
 
 
 class Spectrogram:
@@ -170,7 +150,7 @@ class Spectrogram:
     @property
     def has_waveform(self) -> bool:
         """Whether a sound can be computed from the spectrogram."""
-        return (self.options.frontend, self.options.scale) == ("mel", "log")
+        return self.options.frontend == "mel"
 
     def waveform(self, mel: Tensor) -> Tensor:
         """Return a waveform (T,) with this log-mel spectrogram (frames, F).
@@ -220,16 +200,12 @@ class Spectrogram:
         return filters.fb
 
     def _mel(self, raw: Tensor, gains: Tensor | None) -> Tensor:
-        """Natural logarithm or PCEN of torchaudio's mel power, 1 + T // hop_length frames."""
+        """Natural logarithm of torchaudio's mel power, 1 + T // hop_length frames."""
         power = self.mel(raw) if gains is None else self.mel(raw) * gains[:, None]
         if self.options.top_db is not None:
             # Relative to the maximum of the clip, so that quiet clips keep their dynamic range.
             power = power.clamp(min=float(power.max()) * 10 ** (-self.options.top_db / 10))
-        if self.options.scale == "pcen":
-            scaled = pcen(power, self.hop_length / self.sample_rate)
-        else:
-            scaled = (power + FLOOR).log()
-        return self._truncate_or_pad(rearrange(scaled, "f t -> t f"))
+        return self._truncate_or_pad(rearrange((power + FLOOR).log(), "f t -> t f"))
 
     def _kaldi(self, raw: Tensor) -> Tensor:
         """Kaldi's filter banks with a Hann window, as in AST (arXiv:2104.01778, section 2.1).
@@ -284,38 +260,6 @@ class _Power(nn.Module):
 
     def forward(self, spectrogram: Tensor) -> Tensor:
         return (spectrogram * spectrogram.conj()).real
-
-
-def pcen_constants(seconds: float) -> dict[str, float]:
-    """Return the constants of PCEN for frames that are this many seconds apart."""
-    weight = 1 - math.exp(-seconds / PCEN_SECONDS)
-    names = {"eps": PCEN_EPS, "gain": PCEN_GAIN, "bias": PCEN_BIAS, "root": PCEN_ROOT}
-    return {"weight": weight, **names}
-
-
-def pcen(power: Tensor, seconds: float) -> Tensor:
-    """Return the per-channel energy normalization of a spectrogram (arXiv:1607.05666, equation 1).
-
-    The result is (E / (eps + M)^gain + bias)^root - bias^root for the power E and its moving
-    average M over time. A frame depends only on itself and the frames before it.
-
-    Args:
-        power: (F, T). Power of each bin and frame.
-        seconds: Duration between two frames.
-    """
-    import torchaudio
-
-    weight = pcen_constants(seconds)["weight"]
-    # The average starts at the first frame, which therefore has the weight 1 instead of `weight`.
-    # With an average that starts at 0, every clip would begin with a loud onset.
-    first = power[:, :1] / weight
-    coefficients = torch.tensor([[1.0, weight - 1], [weight, 0.0]])
-    average = torchaudio.functional.lfilter(
-        torch.cat([first, power[:, 1:]], 1), *coefficients, clamp=False
-    )
-    relative = power * (PCEN_EPS + average) ** -PCEN_GAIN
-    # The difference in the formula would lose the digits of a small `relative`.
-    return PCEN_BIAS**PCEN_ROOT * torch.expm1(PCEN_ROOT * torch.log1p(relative / PCEN_BIAS))
 
 
 def hop_samples(options: SpectrogramOptions, sample_rate: int) -> int:

@@ -125,11 +125,6 @@ class AudioTokenizer(Tokenizer):
             )
         if frontend != "mel" and augment.equalize:
             raise ValueError(f"augment.equalize needs frontend=mel, got frontend={frontend}")
-        if spectrogram.num_frames is not None and augment.tempo:
-            raise ValueError(
-                "augment.tempo changes the number of frames, which num_frames fixes: leave out "
-                f"one of them, got tempo={augment.tempo} and num_frames={spectrogram.num_frames}"
-            )
         self.reader = AudioReader(sample_rate=sample_rate, max_seconds=spectrogram.max_seconds)
         self.tokens: AudioTokens = tokens
         self.sample_rate = sample_rate
@@ -180,9 +175,7 @@ class AudioTokenizer(Tokenizer):
             features = (features - mean) / std
         # After normalization, because masks contain the mean of the normalized clip.
         if rand is not None and self.spectrogram is not None:
-            num_frames = len(features)
             features = augment_spectrogram(features, self.augment, rand)
-            rate *= num_frames / len(features)
         sample = {"features": features, "lengths": torch.tensor(len(features)), **level}
         if rand is not None and self.augment.moves_time:
             sample["frame"] = torch.tensor([first / self.sample_rate, rate * self.seconds])

@@ -1,11 +1,11 @@
-"""The video adapter: one token per tubelet or per frame of a clip."""
+"""The video adapter: one token per tubelet of a clip."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -31,16 +31,15 @@ from dxn.tokenize.statistics import (
     to_pixels,
 )
 from dxn.tokenize.video.reader import VideoReader, VideoSampling
-from dxn.tokenize.video.tokenizer import CHANNELS, VideoAugment, VideoTokenizer, VideoTokens
+from dxn.tokenize.video.tokenizer import CHANNELS, VideoAugment, VideoTokenizer
 
 VideoPosEmbed = Literal["learned", "sinusoidal", "none", "sequence"]
 MASK_RATIO = 0.75  # fraction of the patches that masked pretraining hides by default
 MAX_FITTED = 200  # clips are enough for stable statistics
-NUM_QUERIES = 4  # of FramePool: places that one token of a frame can describe
 
 
 class VideoAdapter(Adapter):
-    """Convert clips to Tokens: one token per tubelet (arXiv:2103.15691, section 3.2) or per frame.
+    """Convert clips to Tokens: one token per tubelet (arXiv:2103.15691, section 3.2).
 
     A tubelet is a patch of several consecutive frames. Tokens are ordered by time, and at the same
     time row by row. The coords of a token are the start and stop in frames of the raw clip, and
@@ -48,8 +47,6 @@ class VideoAdapter(Adapter):
 
     Args:
         dim: Width D of a token.
-        tokens: Content of a token: tubelet (tubelet_frames × patch_size × patch_size pixels) or
-            frame (the whole area of tubelet_frames frames).
         image_size: Size of the resized frames in pixels: [height, width], or one number for a
             square. With resize.mode=within, the maximum size.
         patch_size: Height and width of a patch in pixels.
@@ -73,7 +70,6 @@ class VideoAdapter(Adapter):
         self,
         dim: int = 128,
         *,
-        tokens: VideoTokens = "tubelet",
         image_size: int | Sequence[int] = 96,
         patch_size: int = 16,
         tubelet_frames: int = 2,
@@ -86,8 +82,6 @@ class VideoAdapter(Adapter):
         augment: VideoAugment = VideoAugment(),
     ):
         super().__init__()
-        if tokens not in get_args(VideoTokens):
-            raise ValueError(f"tokens must be tubelet or frame, got {tokens!r}")
         if stem not in ("patch", "conv"):
             raise ValueError(f"stem must be patch or conv, got {stem!r}")
         if tubelet_frames < 1:
@@ -124,9 +118,7 @@ class VideoAdapter(Adapter):
             shape = steps, self.grid.count(size[0], 0), self.grid.count(size[1], 1)
             positions = sequence_positions(math.prod(shape), dim).unflatten(0, shape)
         self.register_buffer("sequence_embed", positions, persistent=False)
-        self.pool = FramePool(dim) if tokens == "frame" else None
-        grid = self.grid if self.pool is None else None
-        self.tokenizer.count_columns = partial(_count_columns, grid, tubelet_frames)
+        self.tokenizer.count_columns = partial(_count_columns, self.grid, tubelet_frames)
         self.dropout = Dropout(dropout)
         # Zeros instead of random numbers, so that the initialization of all later parameters does
         # not depend on this one.
@@ -151,19 +143,15 @@ class VideoAdapter(Adapter):
             ratio: Fraction of the patches to mask. Default: 0.75.
 
         Returns:
-            None if ratio is 0, or with tokens=frame: there are no patches to predict.
+            None if ratio is 0.
         """
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
-        if not ratio or self.pool is not None:
+        if not ratio:
             return None
-        contents = self.contents()
-        assert contents is not None
-        return PatchMasking(ratio, contents, is_standardized=True)
+        return PatchMasking(ratio, self.contents(), is_standardized=True)
 
-    def contents(self) -> PatchContents | None:
-        """Return the pixels of the tubelets. None with tokens=frame."""
-        if self.pool is not None:
-            return None
+    def contents(self) -> PatchContents:
+        """Return the pixels of the tubelets."""
         mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
         frames = self.tubelet_frames
         return PatchContents(
@@ -185,8 +173,6 @@ class VideoAdapter(Adapter):
         length, _, height, width = self.tokenizer(raw)["pixels"].shape
         steps = -(-length // self.tubelet_frames)
         frames = f"{length} frames of {height}×{width} pixels (height×width)"
-        if self.pool is not None:
-            return f"{steps} steps of {self.tubelet_frames} frames, {frames}"
         rows, columns = self.grid.count(height, 0), self.grid.count(width, 1)
         tubelet = f"{self.tubelet_frames} frames × {self.patch_size}×{self.patch_size} pixels"
         return f"{steps}×{rows}×{columns} tubelets of {tubelet}, {frames}"
@@ -207,12 +193,8 @@ class VideoAdapter(Adapter):
         x = x + (place[:, None] if place.ndim else place)
         if self.sequence_embed is not None:
             x = x + self.sequence_embed[:steps]
-        if self.pool is None:
-            mask = time_mask[:, :, None] & places.flatten(1)[:, None]
-            x = rearrange(x, "b t h w d -> b t (h w) d")
-        else:
-            mask = time_mask[:, :, None]
-            x = self.pool(x, places)[:, :, None]
+        mask = time_mask[:, :, None] & places.flatten(1)[:, None]
+        x = rearrange(x, "b t h w d -> b t (h w) d")
         times = self.time_embed(steps, x.device)
         x = rearrange(x + (times[:, None] if times.ndim else times), "b t p d -> b (t p) d")
         num_real = mask.numel() if is_full else batch.get(NUM_REAL)
@@ -261,8 +243,6 @@ class VideoAdapter(Adapter):
         """
         times, lengths = batch["times"], batch["lengths"]
         boxes = patch_boxes(self.grid, batch["frame"], batch["sizes"], patch_mask)  # (B, h w, 4)
-        if self.pool is not None:
-            boxes = _hull(boxes)
         steps, places = mask.shape[1:]
         first = torch.arange(steps, device=times.device) * self.tubelet_frames
         # Padded steps get an index inside of the clip, and are overwritten below.
@@ -289,49 +269,5 @@ def sequence_positions(count: int, dim: int) -> Tensor:
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1).float()
 
 
-def _count_columns(grid: PatchGrid | None, frames: int, batch: Mapping[str, Any]) -> Tensor:
-    steps = -(-batch["lengths"] // frames)
-    return steps if grid is None else steps * grid.counts_2d(batch["sizes"]).prod(1)
-
-
-class FramePool(nn.Module):
-    """Pool the patches of a frame to one token, with a few learned attention maps.
-
-    Each map is a softmax over the patches, so that a token can tell where something is. A mean over
-    the patches would lose this.
-
-    Args:
-        dim: Width D of the patches and of the token; a multiple of 4.
-    """
-
-    def __init__(self, dim: int):
-        super().__init__()
-        if dim % NUM_QUERIES:
-            raise ValueError(f"dim must be a multiple of {NUM_QUERIES} for tokens=frame, got {dim}")
-        self.norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
-        self.scores = nn.Linear(dim, NUM_QUERIES)
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Pool patches.
-
-        Args:
-            x: (B, t, h, w, D).
-            mask: (B, h, w). True at the patches inside of each clip.
-
-        Returns:
-            (B, t, D).
-        """
-        x = x + self.mlp(self.norm(x))
-        scores = self.scores(x).masked_fill(~mask[:, None, :, :, None], -torch.inf)
-        weights = scores.flatten(2, 3).softmax(2)  # (B, t, h w, queries)
-        values = rearrange(x, "b t h w (q k) -> b t (h w) q k", q=NUM_QUERIES)
-        return self.proj((weights[..., None] * values).sum(2).flatten(2))
-
-
-def _hull(boxes: Tensor) -> Tensor:
-    """Return the smallest box (B, 1, 4) around boxes (B, p, 4), some of which are NaN."""
-    start = boxes[..., :2].nan_to_num(torch.inf).amin(1)
-    stop = boxes[..., 2:].nan_to_num(-torch.inf).amax(1)
-    return torch.cat([start, stop], -1)[:, None]
+def _count_columns(grid: PatchGrid, frames: int, batch: Mapping[str, Any]) -> Tensor:
+    return -(-batch["lengths"] // frames) * grid.counts_2d(batch["sizes"]).prod(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Interval
@@ -17,8 +17,6 @@ from dxn.tokenize.base import Placement, Sample, Tokenizer
 from dxn.tokenize.image.augment import ImageAugment
 from dxn.tokenize.image.tokenizer import USUAL_PATCH, ImageTokenizer, ResizeOptions
 from dxn.tokenize.video.reader import VideoReader, VideoSampling
-
-VideoTokens = Literal["tubelet", "frame"]
 
 
 @options
@@ -33,21 +31,15 @@ class VideoAugment:
         flip: Flip clips horizontally with probability 1/2. This exchanges motion to the left and
             motion to the right.
         color: Maximum relative change of the brightness and of the contrast, from 0 to 1.
-        time_jitter: With sampling.mode=uniform, maximum shift of each frame in time, as a fraction
-            of the distance between frames, from 0 to 1. It triples the memory of the clips.
     """
 
     crop: Annotated[int, Ge(0)] = 0
     zoom: Annotated[float, Interval(gt=0, le=1)] = 1.0
     flip: bool = False
     color: Probability = 0.0
-    time_jitter: Probability = 0.0
 
 
 CHANNELS = 3
-# With time_jitter, this many times as many frames are kept. The middle one of three is the frame
-# that is used without augmentation.
-OVERSAMPLING = 3
 
 
 class VideoTokenizer(Tokenizer):
@@ -84,14 +76,14 @@ class VideoTokenizer(Tokenizer):
         # a data set of clips fits into memory.
         self.reader = VideoReader(
             sampling=sampling,
-            num_kept=sampling.num_frames * (OVERSAMPLING if augment.time_jitter else 1),
+            num_kept=sampling.num_frames,
             max_pixels=resize.max_pixels,
             reduced_size=self.image.kept_size,
             interpolation=resize.interpolation,
         )
 
     def plain(self) -> VideoTokenizer:
-        """Return a tokenizer whose reader keeps no additional frames for augmentation."""
+        """Return a tokenizer whose reader keeps no additional pixels for augmentation."""
         assert self.image.image_size is not None
         return VideoTokenizer(
             image_size=self.image.image_size,
@@ -150,12 +142,8 @@ class VideoTokenizer(Tokenizer):
             start = last // 2 if rand is None else rand.randint(0, last)
             return torch.arange(start, start + num_frames)
         # One frame of each of num_frames equal parts, as in arXiv:1608.00859, section 3.1.
-        places = [0.5] * num_frames
-        if rand is not None:
-            jitter = self.augment.time_jitter
-            places = [0.5 + jitter * (rand.random() - 0.5) for _ in places]
         step = count / num_frames
-        return torch.tensor([int((i + place) * step) for i, place in enumerate(places)])
+        return torch.tensor([int((i + 0.5) * step) for i in range(num_frames)])
 
 
 def _change_color(clip: Tensor, limit: float, rand: random.Random) -> Tensor:
