@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dxn.tokenize import ImageNormalization, ResizeOptions, VideoAdapter, VideoAugment
+from dxn.tokenize.image.augment import ImageAugment, ImageAugmenter
 from dxn.tokenize.video.reader import VideoSampling
 
 D = 12
@@ -181,7 +182,8 @@ def test_large_frames_are_reduced_when_they_are_read():
 
 
 @pytest.mark.parametrize(
-    "options", [{"crop": 5}, {"zoom": 0.5}, {"flip": True}, {"color": 0.5}, {"crop": 2, "color": 1}]
+    "options",
+    [{"crop": 5}, {"zoom": 0.5}, {"flip": True}, {"jitter": 0.5}, {"crop": 2, "jitter": 0.9}],
 )
 def test_all_frames_are_augmented_in_the_same_way(options):
     still = clip(1).expand(5, -1, -1, -1)
@@ -189,6 +191,13 @@ def test_all_frames_are_augmented_in_the_same_way(options):
     for each in pixels:
         assert bool((each == each[:1]).all())
     assert any(not torch.equal(each, pixels[0]) for each in pixels)
+
+
+def test_jitter_of_a_clip_is_that_of_one_picture_with_the_channels_of_all_frames():
+    raw = clip(5)
+    changed, _ = ImageAugmenter(ImageAugment(jitter=0.4))(raw.flatten(0, 1), random.Random(3))
+    pixels = augmented(raw, 3, jitter=0.4)["pixels"]
+    assert torch.equal(pixels.flatten(0, 1), changed) and not torch.equal(pixels, raw)
 
 
 def test_direction_is_not_changed_by_default():
@@ -205,7 +214,7 @@ def test_a_flip_is_a_mirror_image_of_each_frame():
 def test_preparing_leaves_the_raw_clip_unchanged():
     raw = clip(5)
     before = raw.clone()
-    augmented(raw, crop=3, zoom=0.5, flip=True, color=0.5)
+    augmented(raw, crop=3, zoom=0.5, flip=True, jitter=0.5)
     assert torch.equal(raw, before)
 
 
@@ -321,7 +330,7 @@ def test_descriptions_name_the_numbers_of_tokens():
         (lambda: VideoSampling(mode="last"), "mode must be one of .*, got 'last'"),
         (lambda: VideoSampling(max_seconds=0), "max_seconds must be greater than 0, got 0"),
         (lambda: VideoSampling(max_frames=0), "max_frames must be at least 1, got 0"),
-        (lambda: VideoAugment(color=2), "color must be a probability|color"),
+        (lambda: VideoAugment(jitter=1), "jitter must be below 1, got 1"),
         (lambda: VideoAdapter(D, pos_embed="sequence"), "set resize.mode to stretch, crop or pad"),
         (lambda: VideoAdapter(D, augment=VideoAugment(zoom=0)), "zoom must be greater than 0"),
         (lambda: VideoAdapter(D, normalize=ImageNormalization([0.5], [0.5])), "3 numbers"),

@@ -11,7 +11,6 @@ from annotated_types import Ge, Interval
 from einops import rearrange
 from torch import Tensor
 
-from dxn.core.randomness import Probability
 from dxn.core.schema import options
 from dxn.tokenize.base import Placement, Sample, Tokenizer
 from dxn.tokenize.image.augment import ImageAugment
@@ -30,13 +29,13 @@ class VideoAugment:
             disables it. Smaller fractions need more memory.
         flip: Flip clips horizontally with probability 1/2. This exchanges motion to the left and
             motion to the right.
-        color: Maximum relative change of the brightness and of the contrast, from 0 to 1.
+        jitter: Maximum relative change of contrast and brightness, which are drawn per clip.
     """
 
     crop: Annotated[int, Ge(0)] = 0
     zoom: Annotated[float, Interval(gt=0, le=1)] = 1.0
     flip: bool = False
-    color: Probability = 0.0
+    jitter: Annotated[float, Interval(ge=0, lt=1)] = 0.0
 
 
 CHANNELS = 3
@@ -68,10 +67,11 @@ class VideoTokenizer(Tokenizer):
             image_size=image_size,
             resize=resize,
             in_channels=CHANNELS,
-            augment=ImageAugment(crop=augment.crop, zoom=augment.zoom, flip=augment.flip),
+            augment=ImageAugment(
+                crop=augment.crop, zoom=augment.zoom, flip=augment.flip, jitter=augment.jitter
+            ),
         )
         self.sampling = sampling
-        self.augment = augment
         # Only the frames that `__call__` can need are kept, and larger frames are reduced, so that
         # a data set of clips fits into memory.
         self.reader = VideoReader(
@@ -101,10 +101,7 @@ class VideoTokenizer(Tokenizer):
             frames of raw, see `dxn.tokenize.image.augment.Frame`.
         """
         times = self._chosen(len(raw), rand)
-        clip = raw[times]
-        if rand is not None and self.augment.color:
-            clip = _change_color(clip, self.augment.color, rand)
-        sample = self.image(rearrange(clip, "t c h w -> (t c) h w"), rand)
+        sample = self.image(rearrange(raw[times], "t c h w -> (t c) h w"), rand)
         pixels = rearrange(sample["pixels"], "(t c) h w -> t c h w", c=CHANNELS)
         lengths = torch.tensor(len(pixels))
         num_read = torch.tensor(len(raw))
@@ -144,12 +141,3 @@ class VideoTokenizer(Tokenizer):
         # One frame of each of num_frames equal parts, as in arXiv:1608.00859, section 3.1.
         step = count / num_frames
         return torch.tensor([int((i + 0.5) * step) for i in range(num_frames)])
-
-
-def _change_color(clip: Tensor, limit: float, rand: random.Random) -> Tensor:
-    """Change the contrast and the brightness of a clip uint8 (T, C, H, W)."""
-    contrast = 1 + rand.uniform(-limit, limit)
-    brightness = 1 + rand.uniform(-limit, limit)
-    pixels = clip.float()
-    mean = pixels.mean()
-    return ((mean + contrast * (pixels - mean)) * brightness).clamp(0, 255).to(torch.uint8)
