@@ -60,7 +60,8 @@ def text_ids(options: Options) -> Work:
 
     def ours() -> list[tuple[Tensor, Tensor]]:
         # A new preprocessor, which has not seen these texts.
-        prepare = TextTokenizer(tokenizer, max_len=MAX_LEN)
+        prepare = TextTokenizer(max_len=MAX_LEN)
+        prepare.use_vocabulary(tokenizer)
         opened = open_rows(Rows({"text": texts}, [""] * len(texts)), {"text": prepare})
         loader = Loader(BatchOrder(Samples(opened, {"text": prepare}), BATCH), num_workers=0)
         return [(batch["text"]["ids"], batch["text"]["mask"]) for batch in loader]

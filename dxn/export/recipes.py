@@ -29,7 +29,7 @@ def text_recipe(tokenizer: TextTokenizer) -> Recipe:
     """Return the options of `programs/text.py`."""
     return {
         "prepare": "text",
-        "special_tokens": tokenizer.special_tokens,
+        "special_tokens": tokenizer.options.special_tokens,
         "max_len": tokenizer.max_len if tokenizer.is_cut else None,
         "max_chars": tokenizer.reader.max_chars,
         "tokenizer": json.loads(tokenizer.vocabulary.to_str()),

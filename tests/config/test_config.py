@@ -88,7 +88,7 @@ def messages(call, *arguments, **named):
         ),
         (
             ["data.fractions=2"],
-            "data.fractions: must be a list, got 2",
+            "data.fractions: must be a list",
         ),
         (["adapters.text.norm=true"], "adapters.text.norm: must be EmbeddingNormOptions or null"),
         (["data=folder"], "data.path: needs a value, data.path=..."),

@@ -51,7 +51,13 @@ UNCUTTABLE = bpe(pre_tokenizers.Whitespace(), normalizers.Prepend("▁"))
 
 
 def tokenizer_of(name="word"):
-    return TextTokenizer(TOKENIZERS[name], max_len=7)
+    return over(TOKENIZERS[name])
+
+
+def over(vocabulary):
+    tokenizer = TextTokenizer(max_len=7)
+    tokenizer.use_vocabulary(vocabulary)
+    return tokenizer
 
 
 @pytest.fixture
@@ -131,7 +137,7 @@ def test_a_large_vocabulary_needs_four_bytes_per_token():
     words = {f"word{i}": i for i in range((1 << 16) + 1)}
     vocabulary = Tokenizer(models.WordLevel(words, unk_token="word0"))
     vocabulary.pre_tokenizer = pre_tokenizers.Whitespace()
-    found = token_ids(Column(["word65536 word7"]), TextTokenizer(vocabulary, max_len=7))
+    found = token_ids(Column(["word65536 word7"]), over(vocabulary))
     assert found.ids.dtype == np.uint32 and found.ids.tolist() == [1 << 16, 7]
 
 
@@ -186,4 +192,4 @@ def test_the_text_that_cannot_be_encoded_is_named():
     vocabulary = Tokenizer(models.WordLevel({"cat": 0}, unk_token="[UNK]"))
     vocabulary.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(UserError, match="the tokenizer cannot encode 'a dog' "):
-        token_ids(Column(["cat", "a dog"]), TextTokenizer(vocabulary, max_len=7))
+        token_ids(Column(["cat", "a dog"]), over(vocabulary))

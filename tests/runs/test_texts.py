@@ -190,7 +190,7 @@ def test_an_interrupted_writer_resumes_bit_for_bit(place, tmp_path, monkeypatch)
     with interrupt(monkeypatch, step=5):  # of 3 per epoch
         assert main(["train", *asked, f"run={tmp_path / 'cut'}"]) == 130
     monkeypatch.setattr(
-        "dxn.tasks.generate.target_tokenizer.train_tokenizer",
+        "dxn.tokenize.text.tokenizer.train_tokenizer",
         lambda *_, **__: pytest.fail("trained again"),
     )
     assert main(["train", f"resume={tmp_path / 'cut'}"]) == 0

@@ -407,7 +407,7 @@ def test_a_saved_task_writes_with_the_same_tokenizer(tmp_path):
     assert json.loads((tmp_path / "labels.json").read_text()) == {"task": "generate"}
     restored = task_of().load(tmp_path)
     assert restored.target.labels == task.target.labels
-    assert len(task.target.labels) == task.tokenizer.size
+    assert len(task.target.labels) == task.tokenizer.text_tokenizer.size
     assert torch.equal(*(each.target.encode("a cat", {}) for each in (restored, task)))
     (tmp_path / "target_tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="target_tokenizer"):

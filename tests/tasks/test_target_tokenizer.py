@@ -51,9 +51,9 @@ def test_decoding_reverses_encoding(kind):
         ids = target.encode(text)
         assert ids.dtype == torch.long and ids[0] == BEGIN and ids[-1] == END
         assert not {BEGIN, END} & set(ids[1:-1].tolist())
-        assert int(ids.max()) < target.size
-        assert target.decode(ids.tolist()) == text
-        assert target.decode(ids[1:-1].tolist()) == text
+        assert int(ids.max()) < target.text_tokenizer.size
+        assert target.text_tokenizer.decode(ids.tolist()) == text
+        assert target.text_tokenizer.decode(ids[1:-1].tolist()) == text
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,19 @@ def test_decoding_reverses_encoding(kind):
 )
 def test_each_kind_of_tokenizer_cuts_as_its_name_says(kind, pieces):
     target = fitted(kind)
-    assert target.pieces(target.encode("ein Ball").tolist()) == ["[BOS]", *pieces, "[EOS]"]
+    assert target.text_tokenizer.pieces(target.encode("ein Ball").tolist()) == [
+        "[BOS]",
+        *pieces,
+        "[EOS]",
+    ]
 
 
 @settings(max_examples=40, deadline=None)
 @given(text=st.text(st.characters(blacklist_categories=("Cs",)), max_size=40))
 def test_decoding_reverses_byte_level_encoding_of_any_text(text):
     target = over_bytes()
-    normal = target.normalize(text)
-    found = target.decode(target.encode(text).tolist())
+    normal = target.text_tokenizer.normalize(text)
+    found = target.text_tokenizer.decode(target.encode(text).tolist())
     for special in SPECIALS:  # the name of a special token in raw text becomes that token
         normal = normal.replace(special, "")
     assert found == normal.strip()
@@ -93,7 +97,7 @@ def over_bytes():
 def test_at_most_max_len_tokens_are_predicted(text, max_len):
     whole = over_bytes().encode(text)
     target = TargetTokenizer(max_len=max_len)
-    target.use_tokenizer(over_bytes().tokenizer)
+    target.use_vocabulary(over_bytes().text_tokenizer.vocabulary)
     ids = target.encode(text)
     assert torch.equal(ids, whole[: max_len + 1])
     assert (int(ids[-1]) == END) == (len(whole) <= max_len + 1)
@@ -109,38 +113,38 @@ def test_a_text_that_is_cut_has_no_end_token():
 
 def test_an_empty_text_is_a_begin_and_an_end_token():
     assert fitted().encode("").tolist() == [BEGIN, END]
-    assert fitted().decode([BEGIN, END]) == ""
+    assert fitted().text_tokenizer.decode([BEGIN, END]) == ""
 
 
 def test_decoding_leaves_out_special_tokens():
     target = fitted("word")
     ids = [
-        target.tokenizer.token_to_id(token)
+        target.text_tokenizer.vocabulary.token_to_id(token)
         for token in ("[PAD]", "ein", "[BOS]", "[UNK]", "Ball", "[MASK]")
     ]
-    assert target.decode(ids) == "ein Ball"
+    assert target.text_tokenizer.decode(ids) == "ein Ball"
 
 
 def test_lowercase_applies_to_encoding_and_normalize():
     target = fitted("word", lowercase=True)
     assert (
-        target.decode(target.encode("DREI Hunde").tolist())
+        target.text_tokenizer.decode(target.encode("DREI Hunde").tolist())
         == "drei hunde"
-        == target.normalize("DREI Hunde")
+        == target.text_tokenizer.normalize("DREI Hunde")
     )
-    assert fitted("word").normalize("DREI Hunde") == "DREI Hunde"
+    assert fitted("word").text_tokenizer.normalize("DREI Hunde") == "DREI Hunde"
 
 
 def test_letters_and_combining_accents_are_composed():
     apart, one = "Ba\u0308lle", "B\u00e4lle"
     target = fitted("character")
-    assert target.normalize(apart) == one
+    assert target.text_tokenizer.normalize(apart) == one
     assert torch.equal(target.encode(apart), target.encode(one))
 
 
 def test_without_a_normalizer_normalize_returns_the_text(tmp_path):
     target = from_file(words_file(tmp_path / "t.json", "<s>", "</s>"))
-    assert target.normalize("Ba\u0308LL") == "Ba\u0308LL"
+    assert target.text_tokenizer.normalize("Ba\u0308LL") == "Ba\u0308LL"
 
 
 @pytest.mark.parametrize(
@@ -155,9 +159,11 @@ def test_without_a_normalizer_normalize_returns_the_text(tmp_path):
 )
 def test_a_tokenizer_from_a_file_uses_its_own_begin_and_end_tokens(tmp_path, specials, begin, end):
     target = from_file(words_file(tmp_path / "t.json", *specials))
-    expected = [target.tokenizer.token_to_id(token) for token in (begin, "rot", "blau", end)]
+    expected = [
+        target.text_tokenizer.vocabulary.token_to_id(token) for token in (begin, "rot", "blau", end)
+    ]
     assert target.encode("rot blau").tolist() == expected and None not in expected
-    assert target.decode(expected) == "rot blau"
+    assert target.text_tokenizer.decode(expected) == "rot blau"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +183,10 @@ def test_a_tokenizer_without_begin_or_end_token_is_refused(tmp_path, specials, m
 def test_a_tokenizer_from_a_file_is_not_trained(tmp_path):
     target = from_file(words_file(tmp_path / "t.json", "<s>", "</s>"))
     target.fit(["ganz andere Wörter"])
-    assert target.size == 5 and "andere" not in target.tokenizer.get_vocab()
+    assert (
+        target.text_tokenizer.size == 5
+        and "andere" not in target.text_tokenizer.vocabulary.get_vocab()
+    )
 
 
 def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path):
@@ -192,21 +201,21 @@ def test_truncation_and_padding_of_a_tokenizer_file_are_ignored(tmp_path):
 def test_size_covers_gaps_between_ids():
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "<s>": 3, "</s>": 13}, unk_token="[UNK]"))
     target = TargetTokenizer()
-    target.use_tokenizer(tokenizer)
-    assert target.size == 14
+    target.use_vocabulary(tokenizer)
+    assert target.text_tokenizer.size == 14
 
 
 def test_a_tokenizer_can_be_shared_with_a_text_adapter():
     adapter = TextAdapter(8, tokenizer=TokenizerOptions("word")).fit(["two red balls", *TEXTS])
     target = TargetTokenizer()
-    target.use_tokenizer(adapter.tokenizer.vocabulary)
+    target.use_vocabulary(adapter.tokenizer.vocabulary)
     assert (
         target.encode("zwei balls")[1:-1].tolist()
         == adapter.tokenizer("zwei balls")["ids"].tolist()
     )
-    assert target.size == adapter.embedding.num_embeddings
+    assert target.text_tokenizer.size == adapter.embedding.num_embeddings
     target.fit(["nothing of this"])  # a tokenizer that is set is not trained
-    assert target.tokenizer is adapter.tokenizer.vocabulary
+    assert target.text_tokenizer.vocabulary is adapter.tokenizer.vocabulary
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,8 +226,8 @@ def test_load_reverses_save(tmp_path, kind):
     other = TargetTokenizer(max_len=128).load(tmp_path)
     for text in [*TEXTS, "etwas Neues"]:
         assert torch.equal(other.encode(text), target.encode(text))
-    assert (other.size, other.begin_ids, other.end_ids) == (
-        target.size,
+    assert (other.text_tokenizer.size, other.begin_ids, other.end_ids) == (
+        target.text_tokenizer.size,
         target.begin_ids,
         target.end_ids,
     )
@@ -232,7 +241,7 @@ def test_split_tokens_spell_the_same_text(kind):
     assert splitting.encode(text).tolist() == plain.encode(text, random.Random(1)).tolist() == whole
     drawn = [splitting.encode(text, random.Random(seed)).tolist() for seed in range(11)]
     assert drawn == [splitting.encode(text, random.Random(seed)).tolist() for seed in range(11)]
-    assert {splitting.decode(ids) for ids in drawn} == {text}
+    assert {splitting.text_tokenizer.decode(ids) for ids in drawn} == {text}
     assert all(ids[0] == BEGIN and ids[-1] == END for ids in drawn)
     assert (len({len(ids) for ids in drawn} - {len(whole)}) > 0) == (kind != "character")
 
@@ -243,15 +252,10 @@ def test_a_text_that_subword_dropout_makes_too_long_is_cut():
 
 
 def test_training_is_deterministic():
-    assert fitted("wordpiece").tokenizer.to_str() == fitted("wordpiece").tokenizer.to_str()
-    assert (
-        fitted("bpe").tokenizer.to_str()
-        == train_tokenizer(TEXTS, kind="bpe", vocab_size=307).to_str()
-    )
-
-
-def unfitted(call):
-    return lambda _: call(TargetTokenizer())
+    first, second = (fitted("wordpiece").text_tokenizer.vocabulary for _ in range(2))
+    assert first.to_str() == second.to_str()
+    expected = train_tokenizer(TEXTS, kind="bpe", vocab_size=307).to_str()
+    assert fitted("bpe").text_tokenizer.vocabulary.to_str() == expected
 
 
 @pytest.mark.parametrize(
@@ -279,7 +283,12 @@ def unfitted(call):
             UserError,
             "target_tokenizer.json: file not found",
         ),
-        (lambda _: fitted(subword_dropout=1.5), ValueError, "subword_dropout must be a .* got 1.5"),
+        (lambda _: fitted(subword_dropout=1.5), ValueError, "must be at most 1, got 1.5"),
+        (
+            lambda _: TargetTokenizer(tokenizer=TokenizerOptions(pad_to=7)),
+            ValueError,
+            "tokenizer.pad_to and tokenizer.marker have no effect on target texts",
+        ),
         (
             lambda _: TargetTokenizer(vocab_size=None),
             ValueError,
@@ -287,13 +296,10 @@ def unfitted(call):
         ),
         (lambda _: fitted("syllable"), ValueError, "kind must be one of 'bpe', 'wordpiece'"),
         (
-            unfitted(lambda t: t.encode("rot")),
+            lambda _: TargetTokenizer().encode("rot"),
             ValueError,
             r"not trained yet: call fit\(texts\) or set tokenizer.path",
         ),
-        (unfitted(lambda t: t.decode([1])), ValueError, "not trained yet"),
-        (unfitted(lambda t: t.size), ValueError, "not trained yet"),
-        (unfitted(lambda t: t.normalize("rot")), ValueError, "not trained yet"),
     ],
 )
 def test_wrong_options_and_calls_are_refused_with_the_reason(tmp_path, make, error, message):

@@ -255,7 +255,7 @@ def test_wrong_options_are_refused_with_their_values(options, message):
 def test_an_adapter_that_is_not_fitted_says_so():
     sample = adapter_of().tokenizer("the boats")
     with pytest.raises(
-        ValueError, match=r"no tokenizer yet: call fit\(texts\) or set tokenizer.path"
+        ValueError, match=r"no vocabulary yet: call fit\(texts\) or set tokenizer.path"
     ):
         adapter = TextAdapter(7)
         adapter(adapter.tokenizer.collate([sample]))
@@ -370,7 +370,7 @@ def test_a_pickled_preprocessor_gives_the_same_samples():
     options=st.sampled_from(
         [
             {"conv_kernel": 5},
-            {"conv_kernel": 3, "pos_embed": "sinusoidal"},
+            {"conv_kernel": 3, "embedding": EmbeddingOptions(scale=True)},
         ]
     ),
     extra=st.integers(0, 7),

@@ -259,7 +259,7 @@ def test_an_answer_that_was_cut_has_no_row_for_its_end(tmp_path, monkeypatch):
         answer_with(monkeypatch, predictor, ids[:count])
         draw_attention(predictor, {"text": "a red bell"}, tmp_path / str(count))
         names = page_of(tmp_path / str(count))["written"]["names"]
-        assert names == [*tokenizer.pieces(ids[:count]), *end]
+        assert names == [*tokenizer.text_tokenizer.pieces(ids[:count]), *end]
 
 
 def test_the_shares_follow_the_answer_through_the_encoder(tmp_path):

@@ -352,7 +352,7 @@ def test_a_marian_with_the_pieces_of_sentencepiece_writes_the_same_and_learns(tm
 def test_a_token_that_the_tokenizer_does_not_have_is_refused(token):
     tokenizer = TargetTokenizer(marks=MarkOptions(begin=[token]))
     with pytest.raises(UserError, match=r"^head.marks.begin: the tokenizer has no token"):
-        tokenizer.use_tokenizer(tokenizer_of(VOCAB))
+        tokenizer.use_vocabulary(tokenizer_of(VOCAB))
 
 
 # Without the decoder, or without the output layer

@@ -242,8 +242,8 @@ class Writer:
             tokenizer: Any = model.adapter(self.language.name).tokenizer
             self.tokenizer = tokenizer.vocabulary
             self.template = tokenizer.reader.template
-            self.marker = tokenizer.marker
-            self.adds_special = tokenizer.special_tokens
+            self.marker = tokenizer.options.marker
+            self.adds_special = tokenizer.options.special_tokens
             self.end = token_of(self.tokenizer, self._ends())
             ends: list[int] = [] if self.end is None else [self.end]
             # A public checkpoint names its end tokens. A template can have another one.

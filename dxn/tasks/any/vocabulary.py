@@ -73,8 +73,7 @@ class Words(Writing):
 
     def value(self, ids: Tensor) -> str:
         """Return the text."""
-        text = self.tokenizer.vocabulary.decode(ids[:, 0].tolist(), skip_special_tokens=True)
-        return text.strip()
+        return self.tokenizer.decode(ids[:, 0].tolist())
 
     def unfinished(self, ids: Tensor) -> str | None:
         """Return the text so far, if it is written from its start."""
@@ -238,7 +237,8 @@ class Vocabulary:
         writing = self.writings[name]
         values = writing.ids(sample)[: writing.max_len]
         count = len(values)
-        ends = 0 if writing.length else 1
+        # As in `TargetTokenizer.encode`, a value that is cut, or just fits, has no end token.
+        ends = 0 if writing.length or count == writing.max_len else 1
         if self.parallel:
             ends = writing.max_len - count
         length = 1 + count + max(writing.stages - 1, ends)

@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -15,22 +14,16 @@ from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.files import TARGET_TOKENIZER
-from dxn.core.randomness import check_probability
 from dxn.core.schema import options
 from dxn.models.decoding.rules import Rules
-from dxn.tokenize.text.options import TokenizerOptions
-from dxn.tokenize.text.subwords import SubwordSplitter
+from dxn.tokenize.text.options import TextAugment, TokenizerOptions
+from dxn.tokenize.text.tokenizer import TextTokenizer
 from dxn.tokenize.text.vocabulary import (
     BEGINS,
     ENDS,
-    check_vocab_size,
-    encode,
     load_tokenizer,
     num_embeddings,
-    special_ids,
     token_of,
-    token_texts,
-    train_tokenizer,
 )
 
 LANGUAGE = "([a-z]{2,3}(?:_[A-Za-z]+)?)"  # code of a language, such as de, haw and de_DE
@@ -55,7 +48,7 @@ class MarkOptions:
 
 
 class TargetTokenizer:
-    """Converts target texts to token ids and back.
+    """Adds begin and end tokens to the token ids of target texts, and has the rules of generation.
 
     Args:
         vocab_size: Maximum number of tokens of a trained tokenizer.
@@ -69,6 +62,7 @@ class TargetTokenizer:
             token when it generates.
 
     Attributes:
+        text_tokenizer: Converts texts to token ids without marks, and back.
         begin_ids: Ids of the tokens before each text.
         end_ids: Ids of the tokens that end a text.
         rules: The rules, with the ids of their tokens.
@@ -87,22 +81,27 @@ class TargetTokenizer:
         rules: Rules = Rules(),
         language: str = "",
     ):
-        check_vocab_size(vocab_size)
         if max_len < 2:
             raise ValueError(
                 f"max_len must be at least 2 (one token and the end token), got {max_len}"
             )
-        # SubwordSplitter checks it as well, but exists only after `fit`.
-        check_probability("subword_dropout", subword_dropout)
         if tokenizer.special_tokens:
             raise ValueError(
                 "tokenizer.special_tokens=true is not supported for target texts, to which the "
                 "begin and end tokens are always added: leave it out"
             )
-        self.vocab_size = vocab_size
-        self.options = tokenizer
+        if tokenizer.pad_to or tokenizer.marker is not None:
+            raise ValueError(
+                "tokenizer.pad_to and tokenizer.marker have no effect on target texts: leave them "
+                "out"
+            )
+        self.text_tokenizer = TextTokenizer(
+            tokenizer,
+            vocab_size=vocab_size,
+            max_len=max_len,
+            augment=TextAugment(subword_dropout=subword_dropout),
+        )
         self.max_len = max_len
-        self.subword_dropout = subword_dropout
         self.marks = marks
         self.rule_options = rules
         self.values = {"language": language, "marks.task": marks.task}
@@ -113,16 +112,21 @@ class TargetTokenizer:
                     f"set marks.begin with a token that contains {_field(name)}"
                 )
         self.language_choice: tuple[int, list[int]] | None = None
-        self.tokenizer: Tokenizer | None = None
-        if tokenizer.path is not None:
-            self.use_tokenizer(load_tokenizer(tokenizer.path))
+        if self.text_tokenizer.is_fitted:
+            self._find_marks()
 
-    def use_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Use this tokenizer instead of training one.
+    def use_vocabulary(self, vocabulary: Tokenizer) -> None:
+        """Use this vocabulary instead of training one.
 
         Raises:
             UserError: If it has no begin token or no end token, or lacks a token of an option.
         """
+        self.text_tokenizer.use_vocabulary(vocabulary)
+        self._find_marks()
+
+    def _find_marks(self) -> None:
+        """Find the ids of the begin and end tokens, and of those of the rules."""
+        tokenizer = self.text_tokenizer.vocabulary
         self.language_choice = None
         marks, rules = self.marks, self.rule_options
         self.begin_ids = self._ids_of("marks.begin", marks.begin, tokenizer) or [
@@ -137,31 +141,13 @@ class TargetTokenizer:
             forbidden=self._ids_of("rules.forbidden", rules.forbidden, tokenizer),
             forbidden_first=first,
         )
-        # A tokenizer.json can enable both, but max_len and the task already handle the length.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self.tokenizer = tokenizer
-        self.splitter = SubwordSplitter(
-            tokenizer, self.subword_dropout, special=special_ids(tokenizer)
-        )
 
     def fit(self, texts: Iterable[str]) -> None:
-        """Train the tokenizer on texts of the training split, unless it is loaded already."""
-        if self.tokenizer is None:
-            options = self.options
-            vocabulary = train_tokenizer(
-                texts,
-                kind=options.kind,
-                vocab_size=self.vocab_size,
-                lowercase=options.lowercase,
-            )
-            self.use_tokenizer(vocabulary)
+        """Train the vocabulary on texts of the training split, unless it is loaded already."""
+        if not self.text_tokenizer.is_fitted:
+            self.text_tokenizer.fit(texts, keeps_rare=True)
+            self._find_marks()
         self.check_language()
-
-    @property
-    def size(self) -> int:
-        """Number of rows that an embedding of the tokens needs."""
-        return num_embeddings(self._fitted())
 
     def encode(self, text: str, rand: random.Random | None = None) -> Tensor:
         """Return the token ids of a text between the begin and end tokens.
@@ -174,41 +160,24 @@ class TargetTokenizer:
             (n + 2,), or more if several tokens are before each text. A truncated text has no end
             token, and max_len ids after the first one.
         """
+        if not self.text_tokenizer.is_fitted:
+            raise ValueError(
+                "the target tokenizer is not trained yet: call fit(texts) or set tokenizer.path"
+            )
         self.check_language()
-        ids = encode(self._fitted(), text, add_special_tokens=False).ids
-        if rand is not None and self.subword_dropout:
-            parts = [self._split(i, rand) for i in ids]
-            ids = list(chain.from_iterable(parts))
+        ids = self.text_tokenizer.ids(text, rand)
         ids = [*self.begin_ids, *ids, self.end_ids[0]]
         # The begin token is never predicted, so it does not count towards max_len.
         return torch.tensor(ids[: self.max_len + 1], dtype=torch.long)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        return self._fitted().decode(list(ids), skip_special_tokens=True).strip()
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token separately, see `token_texts`."""
-        return token_texts(self._fitted(), ids)
-
-    def normalize(self, text: str) -> str:
-        """Apply the normalizer of the tokenizer, for example lower-casing, to a text."""
-        normalizer = self._fitted().normalizer
-        return text if normalizer is None else normalizer.normalize_str(text)
-
     def save(self, folder: Path) -> None:
-        """Save the tokenizer to target_tokenizer.json in folder."""
-        self._fitted().save(str(folder / TARGET_TOKENIZER))
+        """Save the vocabulary to target_tokenizer.json in folder."""
+        self.text_tokenizer.vocabulary.save(str(folder / TARGET_TOKENIZER))
 
     def load(self, folder: Path) -> TargetTokenizer:
-        """Load the tokenizer that `save` wrote to folder."""
-        self.use_tokenizer(load_tokenizer(folder / TARGET_TOKENIZER))
+        """Load the vocabulary that `save` wrote to folder."""
+        self.use_vocabulary(load_tokenizer(folder / TARGET_TOKENIZER))
         return self
-
-    def _split(self, token: int, rand: random.Random) -> tuple[int, ...]:
-        """Return the token, or with probability subword_dropout two shorter ones."""
-        split = self.splitter.draw(token, rand)
-        return (token,) if split is None else split[:2]
 
     def _ids_of(self, option: str, tokens: Sequence[int | str], tokenizer: Tokenizer) -> list[int]:
         """Return the ids of the tokens of an option."""
@@ -258,13 +227,6 @@ class TargetTokenizer:
             f"head.{name}: the tokenizer has no token {_filled(token, self.values)!r}, got "
             f"{value!r}: {advice}"
         )
-
-    def _fitted(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise ValueError(
-                "the target tokenizer is not trained yet: call fit(texts) or set tokenizer.path"
-            )
-        return self.tokenizer
 
 
 def _named(kind: str, names: Sequence[str], tokenizer: Tokenizer) -> int:

@@ -51,9 +51,9 @@ class Texts(Target):
     @property
     def labels(self) -> Sequence[str] | None:
         """The tokens of the vocabulary, sorted by id. None before `fit`."""
-        if self.tokenizer.tokenizer is None:
+        if not self.tokenizer.text_tokenizer.is_fitted:
             return None
-        vocabulary = self.tokenizer.tokenizer.get_vocab()
+        vocabulary = self.tokenizer.text_tokenizer.vocabulary.get_vocab()
         return tuple(sorted(vocabulary, key=vocabulary.__getitem__))
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> str:
@@ -79,7 +79,7 @@ class Texts(Target):
                 "set head.share_tokenizer=false"
             )
         self.shared_input = candidates[0]
-        self.tokenizer.use_tokenizer(adapters[self.shared_input].tokenizer.vocabulary)
+        self.tokenizer.use_vocabulary(adapters[self.shared_input].tokenizer.vocabulary)
 
     def fit(self, values: Sequence[str]) -> None:
         """Train the tokenizer on the texts, if it is neither loaded from a file nor shared."""
@@ -120,7 +120,7 @@ class TextMetric(ErrorRates):
     row: ClassVar = ("chrf", "chrF")
 
     def __init__(self, tokenizer: TargetTokenizer):
-        super().__init__(tokenizer.normalize)
+        super().__init__(tokenizer.text_tokenizer.normalize)
 
     @cached_property
     def corpus_metrics(self) -> dict[str, tuple[Any, int]]:
@@ -227,7 +227,7 @@ class Generate(Task[Texts]):
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that contains the decoder."""
-        decoder: Any = self.decoder(vocab_size=self.tokenizer.size)
+        decoder: Any = self.decoder(vocab_size=self.tokenizer.text_tokenizer.size)
         if decoder.max_len < self.tokenizer.max_len:
             raise UserError(
                 f"head.decoder.max_len: must be at least head.max_len, got {decoder.max_len} and "
@@ -251,15 +251,15 @@ class Generate(Task[Texts]):
         """Return the text of each sample, by beam search or, for a draft, by greedy decoding."""
         # Beam search is about `beams` times as slow as greedy decoding.
         hypotheses = self.search(head, output.memory, beams=1 if draft else self.beams)
-        return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
+        return [self.tokenizer.text_tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
 
     def recipe(self, head: nn.Module) -> dict[str, Any]:
         """Return the tokenizer of the texts, and the ids of their first and last tokens."""
-        assert self.tokenizer.tokenizer is not None and isinstance(head, GenerateHead)
+        assert isinstance(head, GenerateHead)
         self.tokenizer.check_language()
         rules = self.tokenizer.rules
         return {
-            "tokenizer": json.loads(self.tokenizer.tokenizer.to_str()),
+            "tokenizer": json.loads(self.tokenizer.text_tokenizer.vocabulary.to_str()),
             "begin": self.tokenizer.begin_ids,
             "end": self.tokenizer.end_ids,
             "rules": asdict(rules),
@@ -316,7 +316,7 @@ class Generate(Task[Texts]):
         memory = Memory.from_tokens(tokens)
         options = {"max_new": max_new, "sampler": sampler, "on_tokens": on_tokens}
         hypotheses = self.search(head, memory, **options)
-        return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
+        return [self.tokenizer.text_tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
 
     def save(self, folder: Path) -> None:
         """Write labels.json and target_tokenizer.json."""

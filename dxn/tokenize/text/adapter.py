@@ -31,11 +31,7 @@ from dxn.tokenize.text.options import (
 )
 from dxn.tokenize.text.tokenizer import MASK_TOKENS, RawText, TextReader, TextTokenizer
 from dxn.tokenize.text.vocabulary import (
-    check_vocab_size,
     load_tokenizer,
-    num_embeddings,
-    token_texts,
-    train_tokenizer,
 )
 
 if TYPE_CHECKING:
@@ -85,26 +81,20 @@ class TextAdapter(Adapter):
         augment: TextAugment = TextAugment(),
     ):
         super().__init__()
-        check_vocab_size(vocab_size)
         # An even kernel cannot be centered on a token.
         if conv_kernel and conv_kernel % 2 == 0:
             raise ValueError(f"conv_kernel must be odd, or 0 to disable it, got {conv_kernel}")
         self.dim = dim
-        self.vocab_size = vocab_size
-        self.tokenizer_options = tokenizer
         self.embedding_options = embedding
         self.scale = dim**0.5 if embedding.scale else 1.0
         self.tokens_per_column = embedding.pool
         self.lookback = conv_kernel // 2
-        self.fitted = False  # set by use_vocabulary
-        self.embedding: nn.Embedding  # created by use_vocabulary
+        self.embedding: nn.Embedding  # created when the vocabulary is known
         self.tokenizer = TextTokenizer(
+            tokenizer,
+            vocab_size=vocab_size,
             max_len=max_len,
             max_chars=max_chars,
-            special_tokens=tokenizer.special_tokens,
-            pad_to=tokenizer.pad_to,
-            pad_token=tokenizer.pad_token,
-            marker=tokenizer.marker,
             augment=augment,
         )
         self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
@@ -115,20 +105,14 @@ class TextAdapter(Adapter):
         if norm is not None:
             self.norm = nn.LayerNorm(dim, eps=norm.eps, bias=norm.bias)
         self.dropout = Dropout(dropout)
-        if tokenizer.path is not None:
-            self.use_vocabulary(load_tokenizer(tokenizer.path))
+        if self.tokenizer.is_fitted:
+            self._create_embedding()
 
     def fit(self, raws: Iterable[RawText]) -> Self:
         """Train the tokenizer on texts of the training split, unless it is loaded already."""
-        if not self.fitted:
-            vocabulary = train_tokenizer(
-                chain.from_iterable(map(self._parts, raws)),
-                kind=self.tokenizer_options.kind,
-                vocab_size=self.vocab_size,
-                lowercase=self.tokenizer_options.lowercase,
-                keeps_rare=False,
-            )
-            self.use_vocabulary(vocabulary)
+        if not self.tokenizer.is_fitted:
+            self.tokenizer.fit(chain.from_iterable(map(self._parts, raws)), keeps_rare=False)
+            self._create_embedding()
         vocabulary = self.tokenizer.vocabulary
         new = [name for name in self._new_tokens if vocabulary.token_to_id(name) is None]
         if new:
@@ -156,10 +140,12 @@ class TextAdapter(Adapter):
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Use this vocabulary and create the embedding of its tokens."""
-        # A new embedding even if the size is the same, because its rows belong to other tokens.
         self.tokenizer.use_vocabulary(vocabulary)
-        self.fitted = True
-        self.embedding = nn.Embedding(num_embeddings(vocabulary), self.dim)
+        # A new embedding even if the size is the same, because its rows belong to other tokens.
+        self._create_embedding()
+
+    def _create_embedding(self) -> None:
+        self.embedding = nn.Embedding(self.tokenizer.size, self.dim)
         # With scaling, the scaled values have a standard deviation of 1 (arXiv:1706.03762). Without
         # it, 0.02 is the standard deviation of BERT and GPT-2.
         std = 0.02 if self.scale == 1 else 1 / self.scale
@@ -223,14 +209,14 @@ class TextAdapter(Adapter):
     def describe(self, raw: RawText) -> str:
         """List the first tokens."""
         ids = self.tokenizer(raw)["ids"].tolist()
-        texts = token_texts(self.tokenizer.vocabulary, ids[:MAX_DESCRIBED])
+        texts = self.tokenizer.pieces(ids[:MAX_DESCRIBED])
         return " | ".join(texts) + (" | ..." if len(ids) > MAX_DESCRIBED else "")
 
     def forward(self, batch: Mapping[str, Any]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D)."""
-        if not self.fitted:
+        if not self.tokenizer.is_fitted:
             raise ValueError(
-                "the text adapter has no tokenizer yet: call fit(texts) or set tokenizer.path"
+                "the text adapter has no vocabulary yet: call fit(texts) or set tokenizer.path"
             )
         ids = batch["ids"]
         mask = batch["mask"]

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,11 +30,17 @@ from dxn.tokenize.text.chat import (
     is_conversation,
     read_messages,
 )
-from dxn.tokenize.text.options import TextAugment
-from dxn.tokenize.text.vocabulary import encode, is_library_error, special_ids, token_of
-
-if TYPE_CHECKING:
-    from dxn.tokenize.text.subwords import SubwordSplitter
+from dxn.tokenize.text.options import TextAugment, TokenizerOptions
+from dxn.tokenize.text.subwords import SubwordSplitter
+from dxn.tokenize.text.vocabulary import (
+    encode,
+    is_library_error,
+    load_tokenizer,
+    num_embeddings,
+    special_ids,
+    token_of,
+    train_tokenizer,
+)
 
 MASK_TOKENS = ("[MASK]", "<mask>")
 # Characters of a text that a sample keeps. About 8,000 words say what a longer text
@@ -149,16 +155,12 @@ class TextTokenizer(Tokenizer):
     A conversation that is too long loses its oldest turns first.
 
     Args:
-        vocabulary: Tokenizer of the tokenizers library. Default: an empty one, see
-            `use_vocabulary`.
+        options: Options of the vocabulary: how it is trained, or the file that it is loaded from.
+        vocab_size: Maximum number of tokens of a vocabulary that is trained.
         max_len: Maximum number of tokens. Longer texts are truncated.
         max_chars: Maximum number of characters that are tokenized. The rest of a longer text is
             not read, so that a huge text costs little time, and it counts as truncated.
-        special_tokens: Add the special tokens of the vocabulary, such as [CLS] and [SEP].
-        pad_to: Number of tokens to which shorter texts are filled with pad_token. 0: they are not.
-        pad_token: Token of the vocabulary that fills them.
-        marker: Token of the vocabulary that stands for another input. Default: there is none.
-        augment: Augmentation of training texts. Default: no augmentation.
+        augment: Augmentation of training texts.
 
     Attributes:
         is_cut: Whether a text that is encoded alone is truncated to max_len. A task that reads a
@@ -173,40 +175,51 @@ class TextTokenizer(Tokenizer):
 
     def __init__(
         self,
-        vocabulary: Vocabulary | None = None,
+        options: TokenizerOptions = TokenizerOptions(),
         *,
+        vocab_size: int = 8000,
         max_len: int,
         max_chars: int = 100_000,
-        special_tokens: bool = False,
-        pad_to: int = 0,
-        pad_token: str = "<pad>",
-        marker: str | None = None,
-        augment: TextAugment | None = None,
+        augment: TextAugment = TextAugment(),
     ):
+        # The type is checked because the tokenizers library accepts None.
+        if not isinstance(vocab_size, int) or vocab_size < 1:
+            raise ValueError(f"vocab_size must be a positive integer, got {vocab_size!r}")
         if max_len < 1 or max_chars < 1:
             raise ValueError(
                 f"max_len and max_chars must be at least 1, got {max_len} and {max_chars}"
             )
-        if pad_to > max_len:
+        if options.pad_to > max_len:
             raise ValueError(
-                f"tokenizer.pad_to must be at most max_len, got {pad_to} and {max_len}"
+                f"tokenizer.pad_to must be at most max_len, got {options.pad_to} and {max_len}"
             )
-        self.reader = TextReader(max_chars, marker)
+        self.options = options
+        self.vocab_size = vocab_size
+        self.reader = TextReader(max_chars, options.marker)
         self.max_len = max_len
-        self.pad_to = pad_to
-        self.pad_token = pad_token
+        self.pad_to = options.pad_to
         self.pad_id = 0  # set by use_vocabulary
-        self.marker = marker
         self.marker_id: int | None = None
-        self.special_tokens = special_tokens
-        self.augment = augment or TextAugment()
-        self.is_augmented = self.augment != TextAugment()
-        self.vocabulary = Vocabulary(models.BPE())
+        self.augment = augment
+        self.is_augmented = augment != TextAugment()
+        self.is_fitted = False  # whether the vocabulary is known
+        self.vocabulary = Vocabulary(models.BPE())  # an empty one
         self.special_ids: list[int] = []
         self.mask_id: int | None = None
         self.splitter: SubwordSplitter | None = None
-        if vocabulary is not None:
-            self.use_vocabulary(vocabulary)
+        if options.path is not None:
+            self.use_vocabulary(load_tokenizer(options.path))
+
+    def fit(self, texts: Iterable[str], *, keeps_rare: bool) -> None:
+        """Train a vocabulary on texts of the training split, see `train_tokenizer`."""
+        vocabulary = train_tokenizer(
+            texts,
+            kind=self.options.kind,
+            vocab_size=self.vocab_size,
+            lowercase=self.options.lowercase,
+            keeps_rare=keeps_rare,
+        )
+        self.use_vocabulary(vocabulary)
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Use this vocabulary."""
@@ -214,10 +227,9 @@ class TextTokenizer(Tokenizer):
         vocabulary.no_truncation()
         vocabulary.no_padding()
         self.vocabulary = vocabulary
+        self.is_fitted = True
         self.special_ids = special_ids(vocabulary)
         if dropout := self.augment.subword_dropout:
-            from dxn.tokenize.text.subwords import SubwordSplitter
-
             self.splitter = SubwordSplitter(vocabulary, dropout, special=self.special_ids)
         self.mask_id = token_of(vocabulary, MASK_TOKENS)
         if self.augment.token_mask and self.mask_id is None:
@@ -226,9 +238,9 @@ class TextTokenizer(Tokenizer):
                 f"{' or '.join(MASK_TOKENS)} token: choose another tokenizer, or leave it out"
             )
         if self.pad_to:
-            self.pad_id = self._token("pad_token", self.pad_token, "tokenizer.pad_to=0")
-        if self.marker is not None:
-            self.marker_id = self._token("marker", self.marker, "tokenizer.marker=null")
+            self.pad_id = self._token("pad_token", self.options.pad_token, "tokenizer.pad_to=0")
+        if self.options.marker is not None:
+            self.marker_id = self._token("marker", self.options.marker, "tokenizer.marker=null")
 
     def _token(self, option: str, name: str, without: str) -> int:
         """Return the id of the token that an option names."""
@@ -327,10 +339,35 @@ class TextTokenizer(Tokenizer):
             batch["text"] = [plain_text(raw)[:MAX_KEPT] for raw in raws]
         return batch
 
+    def ids(self, text: str, rand: random.Random | None = None) -> list[int]:
+        """Return the ids of a whole text without special tokens, augmented if rand is not None."""
+        ids = encode(self.vocabulary, text, add_special_tokens=False).ids
+        return self._augmented_ids(ids, rand)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        return self.vocabulary.decode(list(ids), skip_special_tokens=True).strip()
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Return the text of each token separately, for display."""
+        # A token that is only a space or part of a character has no text of its own.
+        texts = (self.vocabulary.decode([i], skip_special_tokens=False) for i in ids)
+        return [text.strip() or "·" for text in texts]
+
+    def normalize(self, text: str) -> str:
+        """Apply the normalizer of the vocabulary, for example lower-casing, to a text."""
+        normalizer = self.vocabulary.normalizer
+        return text if normalizer is None else normalizer.normalize_str(text)
+
+    @property
+    def size(self) -> int:
+        """Number of rows that an embedding of the tokens needs."""
+        return num_embeddings(self.vocabulary)
+
     @property
     def adds_special(self) -> bool:
         """Whether special tokens are added. A chat template writes its own."""
-        return self.special_tokens and self.reader.template is None
+        return self.options.special_tokens and self.reader.template is None
 
     def widen(self, batch: Batch) -> Batch:
         """Round the number of columns up, see `dxn.tokenize.base.rounded`, but not above max_len.
@@ -451,11 +488,14 @@ class TextTokenizer(Tokenizer):
         if self.adds_special:
             lead, tail = special_ends(encoding.special_tokens_mask)
         end = len(ids) - tail
-        text = ids[lead:end]
-        if rand is not None:
-            tokens = self._augmented([(token, NO_COORDS, -1) for token in text], rand)
-            text = [token for token, _, _ in tokens]
+        text = self._augmented_ids(ids[lead:end], rand)
         return [*ids[:lead], *text[: max(self.max_len - lead - tail, 0)], *ids[end:]]
+
+    def _augmented_ids(self, ids: list[int], rand: random.Random | None) -> list[int]:
+        """Return the ids of a text without special tokens, augmented if rand is not None."""
+        if rand is None:
+            return ids
+        return [i for i, _, _ in self._augmented([(i, NO_COORDS, -1) for i in ids], rand)]
 
     def _augmented(self, tokens: list[Token], rand: random.Random) -> list[Token]:
         """Apply subword_dropout, token_dropout and token_mask."""

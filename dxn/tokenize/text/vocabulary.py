@@ -154,13 +154,6 @@ def num_embeddings(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def check_vocab_size(vocab_size: int) -> None:
-    """Raise a ValueError if vocab_size is not a positive integer."""
-    # The type is checked because the tokenizers library accepts None.
-    if not isinstance(vocab_size, int) or vocab_size < 1:
-        raise ValueError(f"vocab_size must be a positive integer, got {vocab_size!r}")
-
-
 def token_of(tokenizer: Tokenizer, names: Iterable[str]) -> int | None:
     """Return the id of the first of these tokens that the tokenizer has. None: it has none."""
     for name in names:
@@ -168,12 +161,6 @@ def token_of(tokenizer: Tokenizer, names: Iterable[str]) -> int | None:
         if token is not None:
             return token
     return None
-
-
-def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    """Return the text of each token separately, for display."""
-    # A token that is only a space or part of a character has no text of its own.
-    return [tokenizer.decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
 
 
 def _inner_letters(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
