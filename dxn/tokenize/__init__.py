@@ -26,7 +26,7 @@ _MODULES = {
     "ImageAdapter": "image.adapter",
     "ImageAugment": "image.augment",
     "ImageCodes": "codes",
-    "ImageNormalization": "image.tokenizer",
+    "ImageNormalization": "image.normalization",
     "Masking": "masking",
     "NumberAdapter": "cells.number",
     "PatchMasking": "masking",

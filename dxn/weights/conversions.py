@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from dxn.tokenize.grid_positions import interpolate_grid
+from dxn.tokenize.positions import interpolate_grid
 from dxn.weights.family import TensorMap, TensorSource
 
 # The checkpoint's layer for each layer of a dxn module, by name. If dxn concatenates several layers

@@ -18,7 +18,7 @@ from dxn.core.untrusted import load_json
 from dxn.models.fusion import shared_name
 from dxn.models.model import MultimodalModel, module_key
 from dxn.tokenize.base import ADAPTERS, Adapter
-from dxn.tokenize.grid_positions import PosEmbed2d
+from dxn.tokenize.positions import PosEmbed2d
 from dxn.tokenize.text.chat import read_template
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
 from dxn.weights.conversions import resize_tensor, with_new_rows

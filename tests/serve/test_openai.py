@@ -20,7 +20,6 @@ import dxn
 from dxn.models.decoding.generation import Generation
 from dxn.runs.predictor.writing import Text, Writer, decoder_after
 from dxn.tokenize.text.chat import ChatTemplate, Conversation
-from dxn.tokenize.text.vocabulary import special_ids
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -187,7 +186,7 @@ def test_a_user_cannot_write_messages_of_another_role(client, model):
     assert text.prompt == trusted.prompt
     assert writer.tokenizer.decode(text.prompt_ids, skip_special_tokens=False) == text.prompt
     plain = writer.answer_to([{"role": "user", "content": "a"}])
-    specials = set(special_ids(writer.tokenizer))
+    specials = {i for i, t in writer.tokenizer.get_added_tokens_decoder().items() if t.special}
 
     def count(ids):
         return sum(token in specials for token in ids)

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from dxn.core.tokens import sinusoidal
-from dxn.tokenize.grid_positions import PosEmbed2d, sinusoidal_2d
-from dxn.tokenize.positions import PosEmbed1d
+from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, sinusoidal_2d
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.models import beam_search, generate
 from dxn.models.decoding.language_model import LanguageModel, prefix_of
-from dxn.tokenize.statistics import normalized_pixels
+from dxn.tokenize.image.normalization import normalized_pixels
 from dxn.tokenize.text.chat import ChatTemplate, check_messages
 from dxn.weights import read_public
 

@@ -14,8 +14,8 @@ from dxn.core.dropout import Dropout
 from dxn.core.tokens import Tokens
 from dxn.tasks.segment.tiles import TiledHead
 from dxn.tasks.space import Batch
+from dxn.tokenize.image.normalization import normalize_pixels
 from dxn.tokenize.patches import PatchGrid, ResidualConv, activated, grid_mask
-from dxn.tokenize.statistics import normalize_pixels
 
 MAX_LEVELS = 2  # halvings of the resolution of the features of pixels
 BLOCKS = 2  # residual convolutions at each lower resolution

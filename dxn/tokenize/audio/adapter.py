@@ -26,11 +26,10 @@ from dxn.tokenize.audio.tokenizer import (
 from dxn.tokenize.audio.waveform_stem import WaveformStem
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
 from dxn.tokenize.contents import PatchContents
-from dxn.tokenize.grid_positions import PosEmbed2d
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
+from dxn.tokenize.moments import Moments
 from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
-from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
-from dxn.tokenize.statistics import Moments
+from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, PosEmbedKind
 
 StemKind = Literal["patch", "conv", "residual", "whisper", "wav2vec"]
 

@@ -16,20 +16,20 @@ from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
 from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.image.augment import ImageAugment
-from dxn.tokenize.image.reader import ImageReader
-from dxn.tokenize.image.tokenizer import ImageNormalization, ImageTokenizer, ResizeOptions
-from dxn.tokenize.masking import PatchMasking, check_ratio
-from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes, patch_mask
-from dxn.tokenize.positions import PosEmbedKind
-from dxn.tokenize.statistics import (
+from dxn.tokenize.image.normalization import (
+    ImageNormalization,
     fold_statistics,
-    make_positions,
     normalized_pixels,
     pixel_contents,
     register_statistics,
     set_statistics,
     to_pixels,
 )
+from dxn.tokenize.image.reader import ImageReader
+from dxn.tokenize.image.tokenizer import ImageTokenizer, ResizeOptions
+from dxn.tokenize.masking import PatchMasking, check_ratio
+from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes, patch_mask
+from dxn.tokenize.positions import PosEmbed2d, PosEmbedKind
 from dxn.tokenize.text.options import EmbeddingNormOptions
 
 ImageStem = Literal["patch", "conv", "residual"]
@@ -110,8 +110,11 @@ class ImageAdapter(Adapter):
         else:
             blocks = RESIDUAL_BLOCKS if stem == "residual" else 0
             self.stem = ConvStem(in_channels=in_channels, dim=dim, stride=patch_size, blocks=blocks)
-        self.pos_embed = make_positions(
-            pos_embed, self.grid, image_size=self.tokenizer.image_size, resize=resize, dim=dim
+        self.pos_embed = PosEmbed2d(
+            pos_embed,
+            dim=dim,
+            grid=self.tokenizer.position_grid(self.grid),
+            antialias=resize.pos_antialias,
         )
         self.norm = nn.Identity() if norm is None else nn.LayerNorm(dim, norm.eps, bias=norm.bias)
         self.dropout = Dropout(dropout)

@@ -22,7 +22,7 @@ from dxn.tokenize.image.reader import (
     image_size,
     resize,
 )
-from dxn.tokenize.patches import as_pair
+from dxn.tokenize.patches import PatchGrid, as_pair
 
 ResizeMode = Literal["within", "stretch", "crop", "cover", "pad"]
 
@@ -59,29 +59,8 @@ class ResizeOptions:
         return self.mode not in ("within", "cover")
 
 
-@options
-class ImageNormalization:
-    """Normalization of the pixels. Before it, pixels are scaled to the range from 0 to 1.
-
-    Args:
-        mean: Mean of each channel. Default: computed from the training split.
-        std: Standard deviation of each channel. Default: computed from the training split.
-    """
-
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.mean is None) != (self.std is None):
-            raise ValueError(
-                f"normalize needs both mean and std, or neither, got {self.mean} and {self.std}"
-            )
-        if self.mean is not None and self.std is not None:
-            # object.__setattr__, because the dataclass is frozen.
-            object.__setattr__(self, "mean", tuple(self.mean))
-            object.__setattr__(self, "std", tuple(self.std))
-
-
+# Without an image_size, learned positions have the grid of this size, and are interpolated.
+USUAL_SIZE = (224, 224)
 # Pixels per token in `length`: a patch of 16×16. The exact value is not needed, because `length`
 # serves only to compare images with each other.
 USUAL_PATCH = 256
@@ -175,6 +154,14 @@ class ImageTokenizer(Tokenizer):
         height, width = image_size(cell)
         check_pixels(width, height, self.resize.max_pixels)
         return height * width / USUAL_PATCH if self.image_size is None else 1
+
+    def position_grid(self, grid: PatchGrid) -> tuple[int, int]:
+        """Return the height and width of the grid of learned positions of patches."""
+        height, width = self.image_size or USUAL_SIZE
+        is_fixed = self.image_size is not None and self.resize.is_fixed
+        if self.resize.pos_grid is not None and not is_fixed:
+            return self.resize.pos_grid[0], self.resize.pos_grid[1]
+        return grid.count(height, 0), grid.count(width, 1)
 
     def _resized(self, raw: Tensor) -> tuple[Tensor, Frame]:
         """Resize and crop raw (C, H, W); return the pixels and their frame in raw."""

@@ -19,6 +19,7 @@ from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
 from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
+from dxn.tokenize.moments import Moments
 from dxn.tokenize.patches import ConvStem, PatchGrid, ResidualStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.series.cells import CellPatches, divided
@@ -35,7 +36,6 @@ from dxn.tokenize.series.tokenizer import (
     channel_statistics,
     usual_patch_size,
 )
-from dxn.tokenize.statistics import Moments
 
 MASK_RATIO = 0.4  # fraction of the patches that masked pretraining hides by default (PatchTST)
 MAX_FITTED = 10_000  # series are enough for stable statistics

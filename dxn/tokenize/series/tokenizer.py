@@ -15,8 +15,8 @@ from torch import Tensor
 from dxn.core.randomness import torch_generator
 from dxn.core.schema import options
 from dxn.tokenize.base import FULL, Batch, Placement, Sample, Tokenizer
+from dxn.tokenize.moments import Moments
 from dxn.tokenize.series.reader import SeriesReader
-from dxn.tokenize.statistics import Moments
 
 SeriesChannels = Literal["joint", "independent", "separate"]
 SeriesNormalization = Literal["train", "sample", "none"]

@@ -37,7 +37,6 @@ from dxn.tokenize.text.vocabulary import (
     is_library_error,
     load_tokenizer,
     num_embeddings,
-    special_ids,
     token_of,
     train_tokenizer,
 )
@@ -228,7 +227,8 @@ class TextTokenizer(Tokenizer):
         vocabulary.no_padding()
         self.vocabulary = vocabulary
         self.is_fitted = True
-        self.special_ids = special_ids(vocabulary)
+        added = vocabulary.get_added_tokens_decoder()
+        self.special_ids = sorted(i for i, token in added.items() if token.special)
         if dropout := self.augment.subword_dropout:
             self.splitter = SubwordSplitter(vocabulary, dropout, special=self.special_ids)
         self.mask_id = token_of(vocabulary, MASK_TOKENS)

@@ -142,12 +142,6 @@ def is_library_error(error: BaseException) -> bool:
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
-def special_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of the special tokens in ascending order."""
-    added = tokenizer.get_added_tokens_decoder()
-    return sorted(i for i, token in added.items() if token.special)
-
-
 def num_embeddings(tokenizer: Tokenizer) -> int:
     """Return the number of rows that an embedding of the tokens needs."""
     # Not the vocabulary size: ids can have gaps.

@@ -17,19 +17,19 @@ from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
 from dxn.tokenize.contents import PatchContents
-from dxn.tokenize.image.tokenizer import ImageNormalization, ResizeOptions
-from dxn.tokenize.masking import PatchMasking, check_ratio
-from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes, patch_mask
-from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
-from dxn.tokenize.statistics import (
+from dxn.tokenize.image.normalization import (
+    ImageNormalization,
     fold_statistics,
-    make_positions,
     normalized_pixels,
     pixel_contents,
     register_statistics,
     set_statistics,
     to_pixels,
 )
+from dxn.tokenize.image.tokenizer import ResizeOptions
+from dxn.tokenize.masking import PatchMasking, check_ratio
+from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes, patch_mask
+from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, PosEmbedKind
 from dxn.tokenize.video.reader import VideoReader, VideoSampling
 from dxn.tokenize.video.tokenizer import CHANNELS, VideoAugment, VideoTokenizer
 
@@ -106,7 +106,12 @@ class VideoAdapter(Adapter):
         size = self.tokenizer.image.image_size
         steps = -(-sampling.num_frames // tubelet_frames)  # rounded up
         kind: PosEmbedKind = "none" if pos_embed == "sequence" else pos_embed
-        self.pos_embed = make_positions(kind, self.grid, image_size=size, resize=resize, dim=dim)
+        self.pos_embed = PosEmbed2d(
+            kind,
+            dim=dim,
+            grid=self.tokenizer.image.position_grid(self.grid),
+            antialias=resize.pos_antialias,
+        )
         self.time_embed = PosEmbed1d(kind, dim=dim, max_len=steps)
         positions = None
         if pos_embed == "sequence":

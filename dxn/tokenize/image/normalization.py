@@ -1,86 +1,42 @@
-"""Statistics of a training split, and the normalization of pixels by them."""
+"""Normalization of pixels by the mean and standard deviation of each channel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.tokenize.grid_positions import PosEmbed2d
-from dxn.tokenize.patches import PatchGrid
-from dxn.tokenize.positions import PosEmbedKind
-
-if TYPE_CHECKING:
-    from dxn.tokenize.image.tokenizer import ImageNormalization, ResizeOptions
+from dxn.core.schema import options
+from dxn.tokenize.moments import Moments
 
 MIN_STD = 1e-3  # of pixels from 0 to 1
-# Without an image_size, learned positions have the grid of this size, and are interpolated.
-USUAL_SIZE = (224, 224)
 
 
-class Moments:
-    """Mean and standard deviation of each channel of values that are added piece by piece.
-
-    The pieces are combined as in Chan, Golub and LeVeque (1983), because a sum of squares loses the
-    variance of values that are large compared with it. NaN is a missing value.
+@options
+class ImageNormalization:
+    """Normalization of the pixels. Before it, pixels are scaled to the range from 0 to 1.
 
     Args:
-        num_channels: Number of channels C.
-
-    Attributes:
-        mean: (C,) float64. 0 where a channel has no value yet.
+        mean: Mean of each channel. Default: computed from the training split.
+        std: Standard deviation of each channel. Default: computed from the training split.
     """
 
-    def __init__(self, num_channels: int):
-        self.count = torch.zeros(num_channels, dtype=torch.float64)
-        self.mean = torch.zeros(num_channels, dtype=torch.float64)
-        self.squares = torch.zeros(num_channels, dtype=torch.float64)
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
 
-    def add(self, x: Tensor) -> None:
-        """Add values x (M, C)."""
-        x = x.double()
-        count = (~x.isnan()).sum(0)
-        mean = x.nanmean(0).nan_to_num(0.0)
-        difference = mean - self.mean
-        total = self.count + count
-        share = count / total.clamp(min=1)
-        self.squares += (x - mean).square().nansum(0) + difference**2 * self.count * share
-        self.mean += difference * share
-        self.count = total
-
-    @property
-    def std(self) -> Tensor:
-        """(C,) float64. 0 where a channel has no value."""
-        return (self.squares / self.count.clamp(min=1)).sqrt()
-
-
-def make_positions(
-    kind: PosEmbedKind,
-    grid: PatchGrid,
-    *,
-    image_size: tuple[int, int] | None,
-    resize: ResizeOptions,
-    dim: int,
-) -> PosEmbed2d:
-    """Create the position embedding of the patches of pictures.
-
-    Args:
-        kind: learned, sinusoidal or none.
-        grid: Size and stride of the patches.
-        image_size: Height and width of the pictures, or their maximum. None: any size.
-        resize: Options of resizing.
-        dim: Width D.
-    """
-    height, width = image_size or USUAL_SIZE
-    size = (grid.count(height, 0), grid.count(width, 1))
-    is_fixed = image_size is not None and resize.is_fixed
-    if resize.pos_grid is not None and not is_fixed:
-        size = (resize.pos_grid[0], resize.pos_grid[1])
-    return PosEmbed2d(kind, dim=dim, grid=size, antialias=resize.pos_antialias)
+    def __post_init__(self) -> None:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError(
+                f"normalize needs both mean and std, or neither, got {self.mean} and {self.std}"
+            )
+        if self.mean is not None and self.std is not None:
+            # object.__setattr__, because the dataclass is frozen.
+            object.__setattr__(self, "mean", tuple(self.mean))
+            object.__setattr__(self, "std", tuple(self.std))
 
 
 def register_statistics(module: nn.Module, normalize: ImageNormalization, channels: int) -> bool:
