@@ -87,11 +87,13 @@ def series_recipe(tokenizer: SeriesTokenizer) -> Recipe:
     return {
         "prepare": "series",
         "channels": tokenizer.reader.num_channels,
-        "frame": None if tokenizer.reader.frame is None else list(tokenizer.reader.frame),
+        "grid_size": None
+        if tokenizer.reader.grid_size is None
+        else list(tokenizer.reader.grid_size),
         "normalize": tokenizer.normalize,
         "mean": tokenizer.mean.tolist(),
         "std": tokenizer.std.tolist(),
-        "window": tokenizer.window + tokenizer.ahead,
+        "num_steps": tokenizer.history_steps + tokenizer.ahead,
         "ahead": tokenizer.ahead,
         "num_known": tokenizer.num_known,
         "max_steps": tokenizer.max_steps,

@@ -80,9 +80,9 @@ class PastRegression(Baseline):
     def problem(self, adapters: Mapping[str, Any]) -> str:
         """See `Baseline.problem`."""
         tokenizer = adapters[self.input].tokenizer
-        if self.shape[0] > tokenizer.window:
+        if self.shape[0] > tokenizer.history_steps:
             return (
-                f"must read at most {tokenizer.window} past values of {self.input}, got "
+                f"must read at most {tokenizer.history_steps} past values of {self.input}, got "
                 f"{self.shape[0]}"
             )
         if self.beside.num_known in (0, tokenizer.num_known):
@@ -180,7 +180,7 @@ def fit_past_regression(
     """
     target = space.target
     channels = futures[0].values.shape[1]
-    steps = min(MAX_STEPS, prepare.window)
+    steps = min(MAX_STEPS, prepare.history_steps)
     sizes = {name: x.shape[1] for name, x in static.items()}
     beside = choose_beside(
         target.num_known, sizes, shape=(steps, target.horizon, channels), season=target.season
@@ -234,7 +234,7 @@ def _read(
         For n windows: (n, K, F), see `past_features` and `Beside`; the future values (n, K, H)
         minus the last value, without gaps; and whether each of them is known (n, K, H).
     """
-    steps, channels = prepare.window, futures[0].values.shape[1]
+    steps, channels = prepare.history_steps, futures[0].values.shape[1]
     width = steps + horizon + channels * beside.count(horizon)
     # The windows of several series follow each other. Those of the same time belong together.
     order = sorted(range(len(futures)), key=lambda row: futures[row].time)

@@ -56,6 +56,9 @@ READERS: dict[str, str] = {
     "date": "dxn.tokenize.cells.date.DateReader",
 }
 
+# Key of samples and batches: the start of a value in the original one, and the original length of a
+# step, after augmentation that moves the time.
+TIME_MAP = "time_map"
 MASKED = "masked"  # key of samples and batches: True at the columns to predict
 # Keys of a batch that say what a GPU would have to be asked for: whether no sample was padded, and
 # the number of real tokens of all samples, if it is known and does not follow from the shapes.

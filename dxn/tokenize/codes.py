@@ -147,8 +147,8 @@ class CodeAdapter(Adapter):
         """Describe the codes of one raw value."""
         (codes,) = self.codec.encode([raw])
         count, stages = codes.shape
-        each = "1 code" if stages == 1 else f"{stages} codes"
-        return f"{count} tokens of {each}; there are {self.codec.scalars.num_codes:,} codes"
+        per_token = "1 code" if stages == 1 else f"{stages} codes"
+        return f"{count} tokens of {per_token}; there are {self.codec.scalars.num_codes:,} codes"
 
     def fold(self) -> None:
         """See `Adapter.fold`."""

@@ -48,12 +48,12 @@ class PatchContents:
 
     def patches(self, sample: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the normalized values (N, K) of the columns of a sample, and which are known."""
-        x, known = self.read(sample)
-        if known is None:
-            known = torch.ones_like(x, dtype=torch.bool)
+        x, is_present = self.read(sample)
+        if is_present is None:
+            is_present = torch.ones_like(x, dtype=torch.bool)
         values, valid = (
-            rearrange(self.grid.windows(each), "g c h w p q -> (g h w) (c p q)")
-            for each in (x, known)
+            rearrange(self.grid.unfold(values), "g c h w p q -> (g h w) (c p q)")
+            for values in (x, is_present)
         )
         return values, valid
 

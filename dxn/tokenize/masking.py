@@ -173,7 +173,7 @@ class PatchMasking(Masking):
         hidden is True at hidden values: (H, W), or (H,) with `span`.
         """
         grid = self.contents.grid
-        x, known = self.contents.read(sample)
+        x, is_present = self.contents.read(sample)
         height, width = x.shape[2:]
         # Tiles do not overlap and cover a whole patch, even if patches overlap each other.
         tile = tile_size(grid)
@@ -187,7 +187,7 @@ class PatchMasking(Masking):
         masked = fully_hidden(hidden, grid, stem_pads_end=self.stem_pads_end)
         masked = masked.expand(len(x), -1, -1)
         values, valid = self.contents.patches(sample)
-        if known is not None:
+        if is_present is not None:
             # A patch without values is not a token, so that nothing can be predicted from it.
             masked = masked & valid.any(1).view(masked.shape)
         # Columns that result from the padding of the stem are never masked, and have no values.
@@ -250,7 +250,7 @@ def fully_hidden(hidden: Tensor, grid: PatchGrid, *, stem_pads_end: bool = False
     columns = grid
     if stem_pads_end and not grid.pad_end:
         columns = PatchGrid(grid.size, grid.stride, pad_end=True)
-    visible = columns.windows(~hidden[None, None])[0, 0]  # (h, w, *size), False at padding
+    visible = columns.unfold(~hidden[None, None])[0, 0]  # (h, w, *size), False at padding
     masked = ~visible.flatten(2).any(-1)
     # Columns that result from the padding of the stem have no complete content to predict.
     masked[grid.count(hidden.shape[0], 0) :] = False

@@ -57,7 +57,7 @@ class PatchGrid:
         """Convert heights and widths (B, 2) from cells to patches."""
         return torch.stack([self.counts(sizes[:, axis], axis) for axis in (0, 1)], 1)
 
-    def windows(self, x: Tensor) -> Tensor:
+    def unfold(self, x: Tensor) -> Tensor:
         """Return the patches (B, C, h, w, *size) of x (B, C, H, W), padded with zeros.
 
         The result is a view, so overlapping patches need no additional memory.

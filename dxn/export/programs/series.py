@@ -28,11 +28,11 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray | None:
         value = _parsed(str(value))
     steps = without_end(to_steps(value))
     if steps is not None and steps.ndim == 3:
-        if options["frame"] is None:
+        if options["grid_size"] is None:
             axes = f"(time steps, {options['channels']} channels)"
             raise ValueError(f"must have the axes {axes}, got {steps.shape}")
-        if list(steps.shape[1:]) != options["frame"]:
-            raise ValueError(f"must have frames of {options['frame']} cells, got {steps.shape}")
+        if list(steps.shape[1:]) != options["grid_size"]:
+            raise ValueError(f"must have frames of {options['grid_size']} cells, got {steps.shape}")
         steps = steps.reshape(len(steps), -1)
     if steps is not None and steps.shape[1] != options["channels"]:
         raise ValueError(f"must have {options['channels']} channels, got {steps.shape[1]}")
@@ -82,10 +82,10 @@ def _parsed(text: str) -> Any:
 
 def _cut(raw: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
     """Return the last steps for a forecast, and the first ones of a long series."""
-    window, limit = options["window"], options["max_steps"]
-    if window:
-        missing = np.full((max(0, window - len(raw)), raw.shape[1]), np.nan, np.float32)
-        return np.concatenate([missing, raw[-window:]])[-limit:]
+    num_steps, limit = options["num_steps"], options["max_steps"]
+    if num_steps:
+        missing = np.full((max(0, num_steps - len(raw)), raw.shape[1]), np.nan, np.float32)
+        return np.concatenate([missing, raw[-num_steps:]])[-limit:]
     # A long series that starts with missing values must keep a value.
     first = int((~np.isnan(raw)).any(1).argmax())
     start = 0 if first < limit else min(first, len(raw) - limit)
@@ -99,7 +99,7 @@ def _statistics(raw: np.ndarray, options: Mapping[str, Any]) -> tuple[np.ndarray
     if options["normalize"] == "none":
         return np.zeros(channels, np.float32), np.ones(channels, np.float32)
     x = raw.astype(np.float64)
-    if options["frame"] is not None:  # all cells have the same statistics
+    if options["grid_size"] is not None:  # all cells have the same statistics
         x = x.reshape(-1, 1)
     count = np.maximum((~np.isnan(x)).sum(0), 1)
     mean = np.nansum(x, 0) / count

@@ -49,7 +49,7 @@ def series_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
     dense = torch.cat([time_statistics(x, observed), low, high], 1)
     dense = dense.masked_fill(dense.isinf(), torch.nan)
     tokenizer = adapter.tokenizer
-    if not tokenizer.window:
+    if not tokenizer.history_steps:
         return Features("statistics", dense)
     known = None
     if tokenizer.num_known:

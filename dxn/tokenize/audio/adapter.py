@@ -212,9 +212,9 @@ class AudioAdapter(Adapter):
         elif self.stem is not None:
             x = self._stem(features, window_lengths)
         else:
-            windows = self.grid.windows(features[:, None])
+            patches = self.grid.unfold(features[:, None])
             # (time, mel bins) to (mel bins, time): the order of the weights in public checkpoints.
-            x = self.proj(rearrange(windows, "b 1 t f q p -> b t f (p q)"))
+            x = self.proj(rearrange(patches, "b 1 t f q p -> b t f (p q)"))
         x = x + self._positions(x.shape[1], x.device)
         x = rearrange(x, "(b w) t f d -> b (w t f) d", b=size)
         steps = x.shape[1] // self.bands
@@ -255,7 +255,7 @@ class AudioAdapter(Adapter):
         lengths = batch["lengths"]
         start = torch.arange(steps, device=lengths.device) * self.grid.stride[0]
         stop = torch.minimum(start + self.grid.size[0], lengths[:, None])
-        first, rate = self.tokenizer.frame(batch)[:, None].split(1, -1)  # (B, 1, 1)
+        first, rate = self.tokenizer.time_map(batch)[:, None].split(1, -1)  # (B, 1, 1)
         coords = first + torch.stack([start.expand_as(stop), stop], -1) * rate
         coords = coords.repeat_interleave(self.bands, 1)  # all bands have the same time
         return coords.masked_fill(~mask[..., None], torch.nan)

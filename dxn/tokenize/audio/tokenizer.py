@@ -21,7 +21,7 @@ from dxn.tokenize.audio.augment import (
 from dxn.tokenize.audio.reader import AudioReader, audio_seconds
 from dxn.tokenize.audio.spectrogram import Spectrogram, SpectrogramOptions, hop_samples
 from dxn.tokenize.audio.waveform_stem import WaveformOptions
-from dxn.tokenize.base import Placement, Sample, Tokenizer
+from dxn.tokenize.base import TIME_MAP, Placement, Sample, Tokenizer
 from dxn.tokenize.container import check_seconds
 from dxn.tokenize.patches import as_pair
 
@@ -156,7 +156,7 @@ class AudioTokenizer(Tokenizer):
             lengths (): Number of rows of the features.
             level (F + 1,): Mean of each bin and standard deviation before the normalization, with
                 normalize.kind=clip.
-            frame (2,): Start of the features in the clip in seconds, and seconds of the clip per
+            time_map (2,): Start of the features in the clip in seconds, and seconds of the clip per
                 row, after augmentation that moves the time.
         """
         gains = None
@@ -178,23 +178,23 @@ class AudioTokenizer(Tokenizer):
             features = augment_spectrogram(features, self.augment, rand)
         sample = {"features": features, "lengths": torch.tensor(len(features)), **level}
         if rand is not None and self.augment.moves_time:
-            sample["frame"] = torch.tensor([first / self.sample_rate, rate * self.seconds])
+            sample[TIME_MAP] = torch.tensor([first / self.sample_rate, rate * self.seconds])
         return sample
 
-    def frame(self, sample: Mapping[str, Tensor]) -> Tensor:
+    def time_map(self, sample: Mapping[str, Tensor]) -> Tensor:
         """Return the start of the features in seconds and the seconds per row (..., 2).
 
         Args:
             sample: A sample, or a batch.
         """
-        if "frame" in sample:
-            return sample["frame"]
+        if TIME_MAP in sample:
+            return sample[TIME_MAP]
         rate = torch.full_like(sample["lengths"], self.seconds, dtype=torch.float32)
         return torch.stack([torch.zeros_like(rate), rate], -1)
 
     def placement(self, sample: Mapping[str, Tensor]) -> Placement:
         """Return where the features lie. Places are seconds."""
-        first, rate = self.frame(sample).split(1, -1)
+        first, rate = self.time_map(sample).split(1, -1)
         return Placement(first, rate * sample["lengths"][..., None], torch.ones_like(first))
 
     def features(self, raw: Tensor, gains: Tensor | None = None) -> Tensor:

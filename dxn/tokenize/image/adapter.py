@@ -189,7 +189,7 @@ class ImageAdapter(Adapter):
         if self.stem is not None:
             x = self.stem(x, sizes)
         else:
-            x = self.proj(rearrange(self.grid.windows(x), "b c h w p q -> b h w (c p q)"))
+            x = self.proj(rearrange(self.grid.unfold(x), "b c h w p q -> b h w (c p q)"))
         height, width = x.shape[1:3]
         grids = None if is_full else self.grid.counts_2d(sizes)
         x = x + self.pos_embed.of_grids(grids, height, width, x.device)

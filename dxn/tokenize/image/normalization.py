@@ -127,12 +127,12 @@ def pixel_contents(
     pixels = sample["pixels"]
     x = normalize_pixels(pixels if pixels.ndim == 4 else pixels[None], mean, std)
     missing = -len(x) % num_frames
-    known = None
+    is_present = None
     if missing:
         is_frame = torch.arange(len(x) + missing)[:, None, None, None] < len(x)
         x = F.pad(x, (0, 0, 0, 0, 0, 0, 0, missing))
-        known = rearrange(is_frame.expand_as(x), "(t f) c h w -> t (f c) h w", f=num_frames)
-    return rearrange(x, "(t f) c h w -> t (f c) h w", f=num_frames), known
+        is_present = rearrange(is_frame.expand_as(x), "(t f) c h w -> t (f c) h w", f=num_frames)
+    return rearrange(x, "(t f) c h w -> t (f c) h w", f=num_frames), is_present
 
 
 def to_pixels(x: Tensor, num_frames: int) -> Tensor:

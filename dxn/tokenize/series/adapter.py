@@ -16,7 +16,7 @@ from dxn.core.dropout import Dropout, Rate
 from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import FULL, MASKED, Adapter, raws_of
+from dxn.tokenize.base import FULL, MASKED, TIME_MAP, Adapter, raws_of
 from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.moments import Moments
@@ -100,8 +100,8 @@ class SeriesAdapter(Adapter):
             ("stem", stem, SeriesStem),
         ):
             if value not in get_args(kind):
-                known = ", ".join(get_args(kind))
-                raise ValueError(f"{name} must be one of {known}, got {value!r}")
+                choices = ", ".join(get_args(kind))
+                raise ValueError(f"{name} must be one of {choices}, got {value!r}")
         for name, value in (("patch_size", patch_size), ("stride", stride), ("max_len", max_len)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -157,9 +157,9 @@ class SeriesAdapter(Adapter):
         for raw in raws_of(tokenizer.reader, evenly_spaced(raws, MAX_FITTED), Tensor):
             moments.add(tokenizer.alike(raw))
             lengths.append(len(raw))
-        usual = USUAL_TOKENS if tokenizer.reader.frame is None else USUAL_FRAMES
+        usual = USUAL_TOKENS if tokenizer.reader.grid_size is None else USUAL_FRAMES
         patch_size = self.patch_size or usual_patch_size(statistics.median(lengths), usual)
-        mean, std = (each.expand(num_channels).clone() for each in channel_statistics(moments))
+        mean, std = (x.expand(num_channels).clone() for x in channel_statistics(moments))
         self._create_layers(num_channels, patch_size, mean, std)
         return self
 
@@ -214,7 +214,7 @@ class SeriesAdapter(Adapter):
         """Return what `fit` learned."""
         return {
             "num_channels": self.tokenizer.reader.num_channels,
-            "frame": self.tokenizer.reader.frame,
+            "grid_size": self.tokenizer.reader.grid_size,
             "patch_size": self.tokenizer.patch_size,
             "mean": self.tokenizer.mean.tolist(),
             "std": self.tokenizer.std.tolist(),
@@ -223,7 +223,7 @@ class SeriesAdapter(Adapter):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Use what `state` returned."""
         channels, patch_size = state["num_channels"], state["patch_size"]
-        frame = state["frame"]
+        grid_size = state["grid_size"]
         mean = torch.tensor(state["mean"], dtype=torch.float32)
         std = torch.tensor(state["std"], dtype=torch.float32)
         valid = all(type(n) is int and 0 < n <= MAX_CHANNELS for n in (channels, patch_size))
@@ -231,11 +231,13 @@ class SeriesAdapter(Adapter):
         valid = valid and mean.shape == std.shape == (channels,) and bool((std > 0).all())
         if not (valid and bool(mean.isfinite().all() and std.isfinite().all())):
             raise ValueError("must have num_channels, patch_size, and a mean and std per channel")
-        if frame is not None:
-            height, width = frame
-            if not all(type(n) is int and n > 0 for n in frame) or height * width != channels:
-                raise ValueError(f"frame must be two sizes with {channels} cells, got {frame!r}")
-            self.tokenizer.reader.frame = (height, width)
+        if grid_size is not None:
+            height, width = grid_size
+            if not all(type(n) is int and n > 0 for n in grid_size) or height * width != channels:
+                raise ValueError(
+                    f"grid_size must be two sizes with {channels} cells, got {grid_size!r}"
+                )
+            self.tokenizer.reader.grid_size = (height, width)
         self._create_layers(channels, patch_size, mean, std)
 
     def describe(self, raw: Tensor) -> str:
@@ -245,7 +247,7 @@ class SeriesAdapter(Adapter):
         count = self.grid.count(steps, 0)
         missing = f", {raw.isnan().float().mean():.1%} missing" if bool(raw.isnan().any()) else ""
         if self.cells is not None:
-            size, (height, width) = self.cells.size, self.cells.frame
+            size, (height, width) = self.cells.size, self.cells.grid_size
             tubelets = "×".join(map(str, (count, *self.cells.counts)))
             return (
                 f"{tubelets} patches of {self.grid.size[0]} time steps × {size}×{size} cells; "
@@ -289,7 +291,7 @@ class SeriesAdapter(Adapter):
         if self.channel_embedding is not None:
             x = x + self.channel_embedding
         # (B, t, c): a patch is a token if it has a value, also if masking hides it.
-        mask = self.grid.windows(observed[:, None])[:, 0].flatten(3).any(-1)
+        mask = self.grid.unfold(observed[:, None])[:, 0].flatten(3).any(-1)
         # In a padded batch, overlapping patches go on after the last patch of a short series.
         counts = self.grid.counts(lengths, 0)
         is_inside = torch.arange(num_past, device=x.device) < counts[:, None]
@@ -315,15 +317,17 @@ class SeriesAdapter(Adapter):
         """Create the layers for a number of channels, and set the statistics."""
         stride = self.stride or patch_size
         width = num_channels if self.is_joint else 1
-        frame = self.tokenizer.reader.frame
-        if frame is not None:
+        grid_size = self.tokenizer.reader.grid_size
+        if grid_size is not None:
             if self.is_separate or self.stem_kind == "conv" or stride < patch_size:
                 raise UserError(
                     "adapters.series: frames of cells need channels=joint, stem=patch or residual, "
                     "and no stride"
                 )
             patch = self.patch
-            self.cells = CellPatches.of(frame, patch.cells, patch.margin, periodic=patch.periodic)
+            self.cells = CellPatches.of(
+                grid_size, patch.cells, patch.margin, periodic=patch.periodic
+            )
             width = self.cells.width**2
             self.register_buffer("cell_order", self.cells.order(), persistent=False)
         self.grid = PatchGrid((patch_size, width), (stride, width))
@@ -359,9 +363,9 @@ class SeriesAdapter(Adapter):
 
         With patches of cells, c is their number.
         """
-        windows = self.grid.windows(features)
+        patches = self.grid.unfold(features)
         project = self.stem if self.stem_kind == "residual" else self.proj
-        return project(rearrange(windows, "b k t c p q -> b t c (k p q)"))
+        return project(rearrange(patches, "b k t c p q -> b t c (k p q)"))
 
     def _conv(self, features: Tensor, lengths: Tensor) -> Tensor:
         """Embed features (B, 2, T, C) as (B, t, c, D) by convolutions along time."""
@@ -387,8 +391,8 @@ class SeriesAdapter(Adapter):
         start = torch.arange(steps, device=lengths.device) * self.grid.stride[0]
         stop = torch.minimum(start + self.grid.size[0], lengths[:, None])
         coords = torch.stack([start.expand_as(stop), stop], -1).float()
-        if "frame" in batch:
-            first, rate = batch["frame"][:, None].split(1, -1)
+        if TIME_MAP in batch:
+            first, rate = batch[TIME_MAP][:, None].split(1, -1)
             coords = first + rate * coords
         if self.end_token is not None:
             coords = F.pad(coords, (0, 0, 0, 1), value=torch.nan)

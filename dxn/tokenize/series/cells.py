@@ -17,32 +17,32 @@ class CellPatches:
     """Square patches that cover frames of H×W cells, which are the channels of a series.
 
     Args:
-        frame: Height H and width W of a frame.
+        grid_size: Height H and width W of a frame.
         size: Height and width of a patch in cells.
         margin: Number of cells beyond each side of a patch that its token reads, too.
         periodic: Whether the opposite border follows beyond a border of a frame.
     """
 
-    frame: tuple[int, int]
+    grid_size: tuple[int, int]
     size: int
     margin: int = 0
     periodic: bool = False
 
     @classmethod
     def of(
-        cls, frame: tuple[int, int], size: int | None, margin: int | None, *, periodic: bool
+        cls, grid_size: tuple[int, int], size: int | None, margin: int | None, *, periodic: bool
     ) -> CellPatches:
         """Return the patches of the given sizes, or of the usual ones."""
         if size is None:
             size = 1
-            while len(cls(frame, size)) > USUAL_PATCHES:
+            while len(cls(grid_size, size)) > USUAL_PATCHES:
                 size *= 2
-        return cls(frame, size, size if margin is None else margin, periodic)
+        return cls(grid_size, size, size if margin is None else margin, periodic)
 
     @property
     def counts(self) -> tuple[int, int]:
         """Numbers of patches along the height and the width, rounded up."""
-        return -(-self.frame[0] // self.size), -(-self.frame[1] // self.size)
+        return -(-self.grid_size[0] // self.size), -(-self.grid_size[1] // self.size)
 
     def __len__(self) -> int:
         return self.counts[0] * self.counts[1]
@@ -57,15 +57,15 @@ class CellPatches:
 
         Patches and their cells are ordered row by row.
         """
-        rows, columns = map(self._along, self.frame)  # (patches, width)
-        cells = rows[:, None, :, None] * self.frame[1] + columns[None, :, None, :]
+        rows, columns = map(self._along, self.grid_size)  # (patches, width)
+        cells = rows[:, None, :, None] * self.grid_size[1] + columns[None, :, None, :]
         inside = (rows >= 0)[:, None, :, None] & (columns >= 0)[None, :, None, :]
-        return cells.masked_fill(~inside, self.frame[0] * self.frame[1]).flatten()
+        return cells.masked_fill(~inside, self.grid_size[0] * self.grid_size[1]).flatten()
 
     def places(self) -> Tensor:
         """Return the place of each cell (H * W,) in the patches without their margins."""
-        order = CellPatches(self.frame, self.size).order()
-        return order.argsort(stable=True)[: self.frame[0] * self.frame[1]]
+        order = CellPatches(self.grid_size, self.size).order()
+        return order.argsort(stable=True)[: self.grid_size[0] * self.grid_size[1]]
 
     def _along(self, length: int) -> Tensor:
         """Return the cells of each patch along one axis (n, width), -1 beyond the frame."""
@@ -96,7 +96,7 @@ class CellPatches:
         """Return top, left, bottom and right of each patch in cells (n, 4)."""
         down, across = self.counts
         start = torch.cartesian_prod(torch.arange(down), torch.arange(across)) * self.size
-        stop = torch.minimum(start + self.size, torch.tensor(self.frame))
+        stop = torch.minimum(start + self.size, torch.tensor(self.grid_size))
         return torch.cat([start, stop], 1)
 
 

@@ -41,7 +41,7 @@ class SeriesReader(Reader):
 
     Attributes:
         num_channels: Number of channels C of every series. 0: not known yet.
-        frame: Height and width of every frame, if the channels are its cells, row by row. None:
+        grid_size: Height and width of every frame, if the channels are its cells, row by row. None:
             series have no frames, or it is not known yet.
         ahead: Number of steps after the history, in which only known channels have values.
         num_known: Number of known channels, which are the last ones.
@@ -55,7 +55,7 @@ class SeriesReader(Reader):
 
     def __init__(self) -> None:
         self.num_channels = 0
-        self.frame: tuple[int, int] | None = None
+        self.grid_size: tuple[int, int] | None = None
         self.ahead = 0
         self.num_known = 0
 
@@ -87,7 +87,7 @@ class SeriesReader(Reader):
 
     def _set_shape(self, shape: tuple[int, ...]) -> None:
         self.num_channels = math.prod(shape)
-        self.frame = (shape[0], shape[1]) if len(shape) == 2 else None
+        self.grid_size = (shape[0], shape[1]) if len(shape) == 2 else None
 
     def read(self, cell: Any) -> Tensor | None:
         """Read a series as float32 (T, C), see `read_series`. None: it has no values.
@@ -102,13 +102,13 @@ class SeriesReader(Reader):
         shape = tuple(raw.shape[1:])
         if not self.num_channels:  # a series without a data set
             self._set_shape(shape)
-        if self.frame is not None and shape not in (self.frame, (self.num_channels,)):
-            size = "×".join(map(str, self.frame))
+        if self.grid_size is not None and shape not in (self.grid_size, (self.num_channels,)):
+            height, width = self.grid_size
             raise BadMedia(
-                f"must be frames of {size} cells (time steps, {self.frame[0]}, {self.frame[1]}), "
+                f"must be frames of {height}×{width} cells (time steps, {height}, {width}), "
                 f"got {tuple(raw.shape)}"
             )
-        if len(shape) == 2 and self.frame is None:
+        if len(shape) == 2 and self.grid_size is None:
             raise BadMedia(
                 f"must have the axes (time steps, {self.num_channels} channels), got "
                 f"{tuple(raw.shape)}"
@@ -152,8 +152,8 @@ class SeriesReader(Reader):
         size = f"{low:,}" if low == high else f"{low:,} to {high:,}, median {median:,.0f}"
         missing = f"; {num_missing / num_values:.1%} missing" if num_missing else ""
         plural = "s" if channels > 1 else ""
-        if self.frame is not None:
-            return f"{size} time steps of {self.frame[0]}×{self.frame[1]} cells{missing}"
+        if self.grid_size is not None:
+            return f"{size} time steps of {self.grid_size[0]}×{self.grid_size[1]} cells{missing}"
         return f"{size} time steps of {channels} channel{plural}{missing}"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dxn.core.randomness import torch_generator
 from dxn.core.schema import options
-from dxn.tokenize.base import FULL, Batch, Placement, Sample, Tokenizer
+from dxn.tokenize.base import FULL, TIME_MAP, Batch, Placement, Sample, Tokenizer
 from dxn.tokenize.moments import Moments
 from dxn.tokenize.series.reader import SeriesReader
 
@@ -39,7 +39,7 @@ class SeriesAugment:
             deviation.
         warp: Maximum relative stretching of the time axis.
         crop: Maximum fraction of the time steps that is cut off at both ends together.
-        time_mask: Maximum fraction of the time steps in a window that is set to missing.
+        time_mask: Maximum fraction of the time steps, in one piece, that is set to missing.
         channel_mask: Probability of setting a channel to missing. At least one channel remains.
     """
 
@@ -123,12 +123,12 @@ class SeriesTokenizer(Tokenizer):
         self.reader = SeriesReader()
         self.normalize: SeriesNormalization = normalize or "train"
         self.has_default = normalize is None
-        self.window = 0
+        self.history_steps = 0
         # Steps after the end of the history, in which only known channels have values.
         self.ahead = 0
         self.num_known = 0
         self.horizon = 0  # steps of a forecast that have tokens of their own
-        self.is_fixed = False  # whether every sample has `window` steps
+        self.is_fixed = False  # whether every sample has `history_steps` steps
         self.fill_start = patch.fill_start
         self.constant_std = patch.constant_std
         self.max_len = max_len
@@ -144,15 +144,15 @@ class SeriesTokenizer(Tokenizer):
         Returns:
             values (T, C), 0 where a value is missing; observed (T, C) bool; lengths (), T; and loc
             and scale (C,), with which values * scale + loc are the original ones. After
-            augmentation that moves steps, also frame (2,): the first step in the original series,
-            and original steps per step.
+            augmentation that moves steps, also time_map (2,): the first step in the original
+            series, and original steps per step.
         """
         if rand is None:
             return self.prepare(self._last_steps(raw))
-        raw, frame = augment_series(raw, self.augment, rand)
+        raw, time_map = augment_series(raw, self.augment, rand)
         sample = self.prepare(self._last_steps(raw))
         if self.augment.crop or self.augment.warp:
-            sample["frame"] = torch.tensor(frame)
+            sample[TIME_MAP] = torch.tensor(time_map)
         return sample
 
     def placement(self, sample: Mapping[str, Tensor]) -> Placement:
@@ -160,8 +160,8 @@ class SeriesTokenizer(Tokenizer):
         lengths = sample["lengths"][..., None].float()
         one = torch.ones_like(lengths)
         first, rate = torch.zeros_like(lengths), one
-        if "frame" in sample:
-            first, rate = sample["frame"].split(1, -1)
+        if TIME_MAP in sample:
+            first, rate = sample[TIME_MAP].split(1, -1)
         return Placement(first, rate * lengths, one)
 
     def prepare(self, raw: Tensor) -> Sample:
@@ -200,8 +200,8 @@ class SeriesTokenizer(Tokenizer):
             if x is not raw:
                 return loc.expand(raw.shape[1]), scale.expand(raw.shape[1])
             if self.num_known:
-                known = slice(-self.num_known, None)
-                loc[known], scale[known] = self.mean[known], self.std[known]
+                future = slice(-self.num_known, None)  # channels whose future is known
+                loc[future], scale[future] = self.mean[future], self.std[future]
             return loc, scale
         channels = raw.shape[1]
         return torch.zeros(channels), torch.ones(channels)
@@ -211,7 +211,7 @@ class SeriesTokenizer(Tokenizer):
 
         Cells that were normalized one by one would not show which of them has the larger value.
         """
-        return raw if self.reader.frame is None else raw.reshape(-1, 1)
+        return raw if self.reader.grid_size is None else raw.reshape(-1, 1)
 
     def continue_from(
         self,
@@ -237,10 +237,10 @@ class SeriesTokenizer(Tokenizer):
                 series has frames.
             is_fixed: Whether every sample has this number of time steps.
         """
-        self.window = steps
+        self.history_steps = steps
         self.ahead = self.reader.ahead = ahead
         self.num_known = self.reader.num_known = num_known
-        self.horizon = 0 if self.reader.frame is None else horizon
+        self.horizon = 0 if self.reader.grid_size is None else horizon
         self.is_fixed = is_fixed
         if self.has_default:
             self.normalize = "sample"
@@ -268,7 +268,7 @@ class SeriesTokenizer(Tokenizer):
         values = batch["values"].double() * batch["scale"][:, None] + batch["loc"][:, None]
         values = values.masked_fill(~batch["observed"], torch.nan)
         steps = torch.cat([values, future.to(values)], 1).cpu()
-        longer = self.collate([self.prepare(each[-self.max_steps :]) for each in steps.float()])
+        longer = self.collate([self.prepare(series[-self.max_steps :]) for series in steps.float()])
         moved = {k: v.to(future.device) for k, v in longer.items() if isinstance(v, Tensor)}
         rows = torch.arange(len(steps), device=future.device)
         return {**longer, **moved, "rows": rows}
@@ -276,17 +276,17 @@ class SeriesTokenizer(Tokenizer):
     @property
     def drawing(self) -> str:
         """See `Tokenizer.drawing`."""
-        return self.modality if self.reader.frame is None else "frames"
+        return self.modality if self.reader.grid_size is None else "frames"
 
     def length(self, raw: Tensor) -> float:
         """Return the number of time steps, which is proportional to the number of tokens."""
         return len(raw)
 
     def cut(self, raw: Tensor) -> tuple[int, int] | None:
-        """Return (kept, total) numbers of time steps of a truncated series, otherwise None."""
-        total = min(self.window + self.ahead or len(raw), len(raw))
-        kept = min(total, self.max_steps) if self.patch_size else total
-        return (kept, total) if kept < total else None
+        """Return the numbers of time steps that are read and of all. None: all are read."""
+        total = min(self.history_steps + self.ahead or len(raw), len(raw))
+        num_read = min(total, self.max_steps) if self.patch_size else total
+        return (num_read, total) if num_read < total else None
 
     @property
     def max_steps(self) -> int:
@@ -295,9 +295,9 @@ class SeriesTokenizer(Tokenizer):
 
     def _last_steps(self, raw: Tensor) -> Tensor:
         """Return the last time steps, after missing values if `is_fixed` is set."""
-        if not self.window:
+        if not self.history_steps:
             return raw
-        steps = self.window + self.ahead
+        steps = self.history_steps + self.ahead
         raw = raw[-steps:]
         missing = steps - len(raw) if self.is_fixed else 0
         return F.pad(raw, (0, 0, missing, 0), value=torch.nan)
@@ -310,7 +310,7 @@ class SeriesTokenizer(Tokenizer):
         limit = self.max_steps
         if not self.patch_size or len(raw) <= limit:
             return raw
-        if self.window:
+        if self.history_steps:
             return raw[-limit:]
         # A series can start with missing values, but every sample needs a value.
         first = int((~raw.isnan()).any(1).nonzero()[0])
@@ -352,9 +352,9 @@ def augment_series(
     original = x
     start, rate = 0, 1.0
     if options.crop:
-        kept = max(round(len(x) * (1 - rand.uniform(0, options.crop))), 1)
-        start = rand.randint(0, len(x) - kept)
-        x = x[start : start + kept]
+        length = max(round(len(x) * (1 - rand.uniform(0, options.crop))), 1)
+        start = rand.randint(0, len(x) - length)
+        x = x[start : start + length]
     if options.warp:
         length = len(x)
         x = _stretch(x, 1 + rand.uniform(-options.warp, options.warp))

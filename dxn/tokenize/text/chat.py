@@ -97,12 +97,12 @@ def check_messages(cell: Sequence[Any]) -> list[Message]:
         BadMedia: If a message has no role, an unknown role or no text.
     """
     messages: list[Message] = []
-    for number, each in enumerate(cell, 1):
-        if not isinstance(each, Mapping):
+    for number, message in enumerate(cell, 1):
+        if not isinstance(message, Mapping):
             raise BadMedia(
-                f"message {number} must have a role and a content, got {shortened(each)}"
+                f"message {number} must have a role and a content, got {shortened(message)}"
             )
-        role = each.get("role")
+        role = message.get("role")
         if role is None:
             raise BadMedia(
                 f"message {number} has no role; write {', '.join(ROLES[:-1])} or {ROLES[-1]}"
@@ -112,7 +112,7 @@ def check_messages(cell: Sequence[Any]) -> list[Message]:
                 f"message {number}: the role must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, got "
                 f"{shortened(role)}"
             )
-        content = _content(each.get("content"), f"message {number} ({role})")
+        content = _content(message.get("content"), f"message {number} ({role})")
         messages.append({"role": role, "content": content})
     return messages
 
@@ -120,7 +120,7 @@ def check_messages(cell: Sequence[Any]) -> list[Message]:
 def _content(content: Any, where: str) -> str | list[dict[str, str]]:
     """Return the text of a message, or its parts if not all of them are texts."""
     parts = content if isinstance(content, list) else [{"type": TEXT, TEXT: content}]
-    kept: list[dict[str, str]] = []
+    checked: list[dict[str, str]] = []
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if not isinstance(kind, str):
@@ -137,13 +137,13 @@ def _content(content: Any, where: str) -> str | list[dict[str, str]]:
         if not is_missing and not isinstance(text, str):
             name = "text of a part" if isinstance(content, list) else "content"
             raise BadMedia(f"{where}: the {name} must be a text, got {shortened(text)}")
-        kept.append({"type": kind, TEXT: text or ""} if kind == TEXT else {"type": kind})
-    text = "".join(part.get(TEXT, "") for part in kept)
-    if all(part["type"] == TEXT for part in kept):
+        checked.append({"type": kind, TEXT: text or ""} if kind == TEXT else {"type": kind})
+    text = "".join(part.get(TEXT, "") for part in checked)
+    if all(part["type"] == TEXT for part in checked):
         if not text.strip():
             raise BadMedia(f"{where} is empty; write a content, or remove it")
         return text
-    return kept
+    return checked
 
 
 def split_files(cell: Any) -> tuple[Any, dict[str, Any]]:
@@ -197,7 +197,7 @@ def changed_texts(messages: Sequence[Message], change: Callable[[str], str]) -> 
 
 def count_files(messages: Sequence[Message]) -> int:
     """Return the number of files in messages."""
-    contents = [each["content"] for each in messages if not isinstance(each["content"], str)]
+    contents = [m["content"] for m in messages if not isinstance(m["content"], str)]
     return sum(TEXT not in part for content in contents for part in content)
 
 
@@ -302,7 +302,9 @@ class ChatTemplate:
             for piece in pieces:
                 stops.append(len(piece) + (stops[-1] if stops else 0))
             answers = [(stops[i - 1], stops[i]) for i in range(1, len(pieces), 2)]
-            return Conversation(messages, text, [self._with_end(text, *each) for each in answers])
+            return Conversation(
+                messages, text, [self._with_end(text, *answer) for answer in answers]
+            )
         text = self.render(messages)
         answers = []
         for i, message in enumerate(messages):
@@ -400,8 +402,8 @@ def read_template(folder: Path) -> ChatTemplate | None:
     config = config if isinstance(config, dict) else {}
     source = config.get("chat_template")
     if isinstance(source, list):  # several templates by name
-        named = [each for each in source if isinstance(each, Mapping)]
-        by_name = {each.get("name"): each.get("template") for each in named}
+        templates = [template for template in source if isinstance(template, Mapping)]
+        by_name = {template.get("name"): template.get("template") for template in templates}
         source = by_name.get("default")
     file = folder / "chat_template.jinja"
     if file.exists():

@@ -41,4 +41,4 @@ def count_words(text: str) -> int:
 
     A character and its marks count once.
     """
-    return sum(not is_mark(found[0][0]) for found in _WORD.finditer(text))
+    return sum(not is_mark(word[0][0]) for word in _WORD.finditer(text))

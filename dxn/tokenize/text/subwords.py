@@ -28,16 +28,16 @@ class SubwordSplitter:
         self.tokenizer = tokenizer
         self.probability = probability
         self.special = special
-        self.known: dict[int, list[Split]] = {}  # cache, filled on demand
+        self.splits: dict[int, list[Split]] = {}  # cache, filled on demand
 
     def draw(self, token: int, rand: random.Random) -> Split | None:
         """Draw a split of the subword `token`. None: it is not split."""
         if rand.random() >= self.probability:
             return None
         # Cached, because the same tokens occur many times.
-        if token not in self.known:
-            self.known[token] = self._splits(token)
-        splits = self.known[token]
+        if token not in self.splits:
+            self.splits[token] = self._splits(token)
+        splits = self.splits[token]
         return rand.choice(splits) if splits else None
 
     def _splits(self, token: int) -> list[Split]:

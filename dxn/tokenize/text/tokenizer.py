@@ -116,8 +116,8 @@ class TextReader(Reader):
 
     def _conversation(self, messages: Sequence[Message]) -> Conversation:
         assert self.template is not None
-        found = self.template.conversation(self.template.adapted(messages, self.marker))
-        return replace(found, num_files=count_files(messages))
+        conversation = self.template.conversation(self.template.adapted(messages, self.marker))
+        return replace(conversation, num_files=count_files(messages))
 
     def first(self, raw: RawText) -> tuple[PlainText, float]:
         """Return the first max_chars characters of a text, and how many times longer it is."""
@@ -403,9 +403,9 @@ class TextTokenizer(Tokenizer):
         return np.minimum(np.ceil(sizes * factor), self.max_len)
 
     def cut(self, raw: RawText) -> tuple[int, int] | None:
-        """Return (kept, total) numbers of tokens of a truncated text, otherwise None."""
-        kept, total = self._lengths(raw)
-        return (kept, total) if total > kept else None
+        """Return the numbers of tokens that are read and of all. None: all are read."""
+        num_read, total = self._lengths(raw)
+        return (num_read, total) if total > num_read else None
 
     def _lengths(self, raw: RawText) -> tuple[int, int]:
         """Return the numbers of tokens with and without truncation.
@@ -503,8 +503,8 @@ class TextTokenizer(Tokenizer):
         if augment.subword_dropout:
             tokens = [part for token in tokens for part in self._split(token, rand)]
         if augment.token_dropout:
-            kept = [token for token in tokens if rand.random() >= augment.token_dropout]
-            tokens = kept or tokens[:1]  # a sample needs at least one token
+            remaining = [token for token in tokens if rand.random() >= augment.token_dropout]
+            tokens = remaining or tokens[:1]  # a sample needs at least one token
         if augment.token_mask:
             assert self.mask_id is not None
             mask_id = self.mask_id

@@ -225,7 +225,7 @@ class VideoAdapter(Adapter):
             x = x * (visible[:, None] & is_frame[:, :, None, None])[:, :, None]
         x = rearrange(x, "b t c h w -> (b t) c h w")
         if self.stem is None:
-            x = rearrange(self.grid.windows(x), "n c h w p q -> n h w c (p q)")
+            x = rearrange(self.grid.unfold(x), "n c h w p q -> n h w c (p q)")
         else:
             x = self.stem(x, repeat(sizes, "b s -> (b t) s", t=num_frames))[..., None, :]
         x = rearrange(x, "(b t) h w c k -> b t h w c k", t=num_frames)

@@ -183,11 +183,11 @@ class VideoReader(Reader):
         for cell in cells:
             with suppress(BadMedia):  # the data set reports invalid files itself
                 rates.append(frame_rate(cell))
-        known = [rate for rate in rates if rate]
+        fps = [rate for rate in rates if rate]
         sizes = ImageReader().describe([], [raw[0] for raw in raws])
         parts.append(f"size after reading: {sizes}")
-        if known:
-            parts.append(f"{_range(sorted(known), ' frames per second')} in the files")
+        if fps:
+            parts.append(f"{_range(sorted(fps), ' frames per second')} in the files")
         return "; ".join(parts)
 
 

@@ -39,7 +39,7 @@ class FramesDrawer(PanelDrawer):
 
     def panel(self, shown: Shown) -> Panel:
         """Return the frames in rows of PER_ROW frames."""
-        height, width = shown.preprocessor.reader.frame
+        height, width = shown.preprocessor.reader.grid_size
         frames = _frames(shown)
         limits = value_range(frames, *(_frames(shown, other) for other in shown.like))
         zoom = zoom_of(height, width)
@@ -58,7 +58,7 @@ class FramesDrawer(PanelDrawer):
         """Return the boxes (N, 4) of tokens with coords (N, 6), NaN if they are not drawn."""
         # The coordinates count from the start of the window that the model reads. Before a shorter
         # series, it has missing frames.
-        window = shown.preprocessor.window or len(shown.raw)
+        window = shown.preprocessor.history_steps or len(shown.raw)
         step = coords[:, 0] + len(_frames(shown)) - window
         row, column = np.divmod(step, PER_ROW)
         height, width = _cell(shown)
@@ -78,20 +78,20 @@ class FramesDrawer(PanelDrawer):
         ]
 
     def describe(self, shown: Shown) -> str:
-        height, width = shown.preprocessor.reader.frame
+        height, width = shown.preprocessor.reader.grid_size
         return f"{shown.name or 'series'}: {len(shown.raw)} frames of {height}×{width} cells"
 
 
 def _frames(shown: Shown, values: Tensor | None = None) -> np.ndarray:
     """Return the drawn frames (T, H, W) of the input, or of other values of the same shape."""
     raw = shown.raw if values is None else values
-    frames = raw[-MAX_FRAMES:].unflatten(1, shown.preprocessor.reader.frame)
+    frames = raw[-MAX_FRAMES:].unflatten(1, shown.preprocessor.reader.grid_size)
     return frames.numpy(force=True)
 
 
 def _cell(shown: Shown) -> tuple[int, int]:
     """Return the height and width of a frame with its gap, in cells."""
-    height, width = shown.preprocessor.reader.frame
+    height, width = shown.preprocessor.reader.grid_size
     gap = max(round(GAP * width), 1)
     return height + gap, width + gap
 
