@@ -153,7 +153,7 @@ def images(
     batch = {
         "pixels": pixels,
         "sizes": torch.tensor([[H, W]] * B),
-        "frame": torch.ones(B, 4),
+        "pixel_map": torch.ones(B, 4),
         "rows": torch.arange(B),
         FULL: True,  # so that the model does not have to look for padding
     }
@@ -171,7 +171,7 @@ def video_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, An
         "pixels": pixels,
         "lengths": torch.full((sizes.batch,), NUM_FRAMES),
         "sizes": torch.tensor([[sizes.side, sizes.side]] * sizes.batch),
-        "frame": torch.ones(sizes.batch, 4),
+        "pixel_map": torch.ones(sizes.batch, 4),
         "times": torch.arange(NUM_FRAMES).expand(sizes.batch, -1),
         "rows": torch.arange(sizes.batch),
         FULL: True,

@@ -92,12 +92,12 @@ def patch_mask(grids: Tensor | None, x: Tensor) -> Tensor:
     return grid_mask(grids, x.shape[1], x.shape[2])
 
 
-def patch_boxes(grid: PatchGrid, frame: Tensor, sizes: Tensor, mask: Tensor) -> Tensor:
+def patch_boxes(grid: PatchGrid, pixel_map: Tensor, sizes: Tensor, mask: Tensor) -> Tensor:
     """Return top, left, bottom, right of each patch in raw pixels (B, h w, 4), NaN at padding.
 
     Args:
         grid: The patches.
-        frame: (B, 4 or more). Position of the pixels in the raw picture, see `Frame` of augment.py.
+        pixel_map: (B, 4 or more). Position of the pixels in the raw picture, see `PixelMap`.
         sizes: (B, 2). Height and width of each picture in pixels.
         mask: (B, h, w). True at real patches.
     """
@@ -109,7 +109,7 @@ def patch_boxes(grid: PatchGrid, frame: Tensor, sizes: Tensor, mask: Tensor) -> 
     stops = [start + size for start, size in zip(starts, grid.size, strict=True)]
     corner, end = torch.cartesian_prod(*starts), torch.cartesian_prod(*stops)
     end = torch.minimum(end, sizes[:, None])
-    origin, scale = frame[:, None, :2], frame[:, None, 2:4]
+    origin, scale = pixel_map[:, None, :2], pixel_map[:, None, 2:4]
     start = corner * scale + origin
     stop = end * scale + origin
     # In a mirrored picture, the left edge of a patch lies on the right in the raw picture.

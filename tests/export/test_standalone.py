@@ -101,7 +101,7 @@ def test_pictures_have_the_same_size_and_nearly_the_same_pixels(mode, channels, 
     difference = ours["pixels"].numpy().astype(int) - theirs["pixels"].astype(int)
     assert np.abs(difference).max() <= 2
     # dxn reduces a picture when it reads it, so that only fractions of it can be compared.
-    ours, theirs = (np.asarray(each["frame"]).reshape(-1, 3, 2) for each in (ours, theirs))
+    ours, theirs = (np.asarray(each["pixel_map"]).reshape(-1, 3, 2) for each in (ours, theirs))
     np.testing.assert_allclose(ours[:, :2] / ours[:, 2:], theirs[:, :2] / theirs[:, 2:], atol=1e-6)
 
 

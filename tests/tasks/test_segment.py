@@ -334,7 +334,7 @@ def test_large_pictures_are_divided_into_tiles(tmp_path, capsys):
     part = {
         "pixels": whole,
         "sizes": torch.tensor([[60, 70]]),
-        "frame": torch.tensor([[0.0, 0, 1, 1, 60, 70]]),
+        "pixel_map": torch.tensor([[0.0, 0, 1, 1, 60, 70]]),
         "rows": torch.arange(1),
     }
     with torch.inference_mode():

@@ -206,7 +206,7 @@ class RawBoxes(Target):
 
     def encode(self, value, sample, rand=None):
         # raw = origin + scale * pixel; a mirrored picture has a negative scale.
-        frame = sample["photo"]["frame"]
+        frame = sample["photo"]["pixel_map"]
         origin, scale = frame[:2].repeat(2), frame[2:4].repeat(2)
         boxes = (torch.tensor(value, dtype=torch.float32).reshape(-1, 4) - origin) / scale
         low = torch.minimum(boxes[:, :2], boxes[:, 2:])
@@ -235,7 +235,7 @@ class Boxes(Task):
         return LossSum.of(wrong + F.cross_entropy(output["counts"], counts, reduction="none"))
 
     def predict(self, head, output, batch, *, draft=False):
-        frames = batch["photo"]["frame"]
+        frames = batch["photo"]["pixel_map"]
         boxes = frames[:, None, :2].repeat(1, 1, 2) + frames[:, None, 2:4].repeat(1, 1, 2) * (
             8 * output["boxes"]
         )
@@ -287,7 +287,7 @@ def test_boxes_move_with_the_picture(augment, boxes):
     seen = set()
     for seed in range(12):
         sample = {"photo": prepare(picture_of(boxes), random.Random(seed))}
-        seen.add(tuple(sample["photo"]["frame"].tolist()))
+        seen.add(tuple(sample["photo"]["pixel_map"].tolist()))
         pixels = sample["photo"]["pixels"][0]
         height, width = pixels.shape
         moved = RawBoxes().encode(boxes, sample)["boxes"].round().long().tolist()
@@ -306,7 +306,8 @@ def test_ragged_boxes_are_overfitted_and_answered_in_raw_pixels():
     task = Boxes()
     model = build_model(task, adapters)
     batch = make_batch(task, adapters, {"photo": raws}, values, rand=random.Random(1))
-    assert len({tuple(frame.tolist()) for frame in batch["photo"]["frame"]}) == 2  # some mirrored
+    pixel_maps = {tuple(row.tolist()) for row in batch["photo"]["pixel_map"]}
+    assert len(pixel_maps) == 2  # some are mirrored
     losses = overfit(task, model, batch, steps=600)
     assert losses[-1] < 0.05
     predictions = predict(task, model, batch)

@@ -399,7 +399,7 @@ def test_images_are_turned_by_each_multiple_of_90_degrees():
         turns = int(sample["turns"])
         counts[turns] += 1
         assert torch.equal(sample["pixels"], raw.rot90(turns, (1, 2)))
-        assert sample["frame"][4:].tolist() == [*sample["pixels"].shape[1:]]
+        assert sample["pixel_map"][4:].tolist() == [*sample["pixels"].shape[1:]]
     assert min(counts) > 10
 
 
@@ -480,7 +480,7 @@ def test_the_frame_maps_pixels_to_the_raw_image_with_augmentation_included(
         rows, columns = (torch.arange(n, dtype=torch.float64) + 0.5 for n in marker.shape)
         row = float((marker.sum(1) * rows).sum() / marker.sum())
         column = float((marker.sum(0) * columns).sum() / marker.sum())
-        top, left, down, across = sample["frame"][:4].tolist()
+        top, left, down, across = sample["pixel_map"][:4].tolist()
         num_mirrored += across < 0
         assert top + down * row == pytest.approx(23.5, abs=0.5 * down)
         assert left + across * column == pytest.approx(30.5, abs=0.5 * abs(across))

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-# Pixels (H, W, C) in the size that the options ask for, and their frame (6,): the top and left edge
-# of the part of the picture that they show, the height and width of a pixel, and the height and
-# width of the picture, all in pixels of the file.
+# Pixels (H, W, C) in the size that the options ask for, and their pixel_map (6,): the top and left
+# edge of the part of the picture that they show, the height and width of a pixel, and the height
+# and width of the picture, all in pixels of the file.
 Resized = tuple[np.ndarray, np.ndarray]
 
 
@@ -41,7 +41,9 @@ def read(value: Any, options: Mapping[str, Any]) -> Resized:
 
 
 def prepare(raws: Sequence[Resized], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return pixels uint8 (B, C, H, W), padded on the right, sizes (B, 2) without padding, frames.
+    """Return pixels uint8 (B, C, H, W), padded on the right, and where they are.
+
+    sizes (B, 2) are those without padding. See `Resized` for pixel_map (B, 6).
 
     Args:
         raws: Results of `read`.
@@ -55,7 +57,7 @@ def prepare(raws: Sequence[Resized], options: Mapping[str, Any]) -> dict[str, np
     return {
         "pixels": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)),
         "sizes": sizes,
-        "frame": np.stack([frame for _, frame in raws]),
+        "pixel_map": np.stack([pixel_map for _, pixel_map in raws]),
     }
 
 
@@ -79,8 +81,8 @@ def resized(picture: Image.Image, options: Mapping[str, Any]) -> Resized:
             top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
             image = image.crop((left, top, left + size[1], top + size[0]))
     pixels = np.asarray(image)
-    frame = [top * down, left * across, down, across, raw_height, raw_width]
-    return pixels.reshape(*pixels.shape[:2], -1), np.array(frame, np.float32)
+    pixel_map = [top * down, left * across, down, across, raw_height, raw_width]
+    return pixels.reshape(*pixels.shape[:2], -1), np.array(pixel_map, np.float32)
 
 
 def _as_picture(pixels: np.ndarray) -> np.ndarray:

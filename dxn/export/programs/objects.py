@@ -26,7 +26,7 @@ def objects(
         For each object its label, its score, and left, top, right and bottom in pixels of the file.
     """
     scores = outputs["scores"][row]
-    top, left, down, across, height, width = arrays[f"{options['input']}.frame"][row].tolist()
+    top, left, down, across, height, width = arrays[f"{options['input']}.pixel_map"][row].tolist()
     sizes = arrays[f"{options['input']}.pixels"].shape[2:]
     if f"{options['input']}.sizes" in arrays:  # not all pictures of a batch have the same size
         sizes = arrays[f"{options['input']}.sizes"][row].tolist()

@@ -290,10 +290,10 @@ def cut(part: Mapping[str, Tensor], tile: int, rand: Random) -> dict[str, Tensor
 def tile_of(part: Mapping[str, Tensor], top: int, left: int, tile: int) -> dict[str, Tensor]:
     """Return the part of a prepared picture that starts at a pixel, and its place."""
     pixels = part["pixels"][:, top : top + tile, left : left + tile]
-    frame = part["frame"].clone()
-    frame[:2] += frame[2:4] * torch.tensor([top, left], device=frame.device)
+    pixel_map = part["pixel_map"].clone()
+    pixel_map[:2] += pixel_map[2:4] * torch.tensor([top, left], device=pixel_map.device)
     sizes = (part["sizes"] - part["sizes"].new_tensor([top, left])).clamp(max=tile)
-    return {**part, "pixels": pixels, "sizes": sizes, "frame": frame}
+    return {**part, "pixels": pixels, "sizes": sizes, "pixel_map": pixel_map}
 
 
 def mask_at(

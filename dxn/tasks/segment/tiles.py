@@ -12,7 +12,7 @@ from dxn.tasks.segment.target import tile_of
 from dxn.tasks.space import Batch
 from dxn.tokenize.base import pad
 
-KEYS = ("pixels", "sizes", "frame")  # of a prepared picture
+KEYS = ("pixels", "sizes", "pixel_map")  # of a prepared picture
 MAX_TILES = 16  # that are encoded at once
 MIN_OVERLAP = 0.25  # of neighbouring tiles, as a fraction of their length
 EPSILON = 1e-6  # of the weights, where a picture is padding

@@ -195,9 +195,11 @@ class ImageAdapter(Adapter):
         x = x + self.pos_embed.of_grids(grids, height, width, x.device)
         mask = patch_mask(grids, x)
         num_real = mask.numel() if is_full else batch.get(NUM_REAL)
-        locate: Callable[[], Tensor] = partial(patch_boxes, self.grid, batch["frame"], sizes, mask)
+        locate: Callable[[], Tensor] = partial(
+            patch_boxes, self.grid, batch["pixel_map"], sizes, mask
+        )
         if self.is_padded:
-            locate = partial(_clipped, locate, batch["frame"])
+            locate = partial(_clipped, locate, batch["pixel_map"])
         x = rearrange(x, "b h w d -> b (h w) d")
         mask = rearrange(mask, "b h w -> b (h w)")
         # Masked pretraining needs all patches, because it predicts the hidden ones.
@@ -240,9 +242,9 @@ def _drop_tokens(
     return x, is_kept.gather(1, columns), columns
 
 
-def _clipped(locate: Callable[[], Tensor], frame: Tensor) -> Tensor:
+def _clipped(locate: Callable[[], Tensor], pixel_map: Tensor) -> Tensor:
     """Return boxes (B, N, 4) that end where the raw images do. They have no area in the padding."""
-    return torch.minimum(locate().clamp(min=0), frame[:, None, 4:].tile(2))
+    return torch.minimum(locate().clamp(min=0), pixel_map[:, None, 4:].tile(2))
 
 
 def _boxes_of(locate: Callable[[], Tensor], columns: Tensor, mask: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class ImageAugment:
 GRAY = 128  # fill value of erased pixels: the middle of 0 to 255
 
 
-class Frame(NamedTuple):
+class PixelMap(NamedTuple):
     """Position of an image in the raw image that it was made from: raw = origin + scale * pixel.
 
     Coordinates refer to the edges of pixels: pixel i lies between i and i + 1.
@@ -65,9 +65,9 @@ class Frame(NamedTuple):
     down: float = 1.0
     across: float = 1.0
 
-    def of_part(self, part: Frame) -> Frame:
-        """Compose both frames: return the frame of an image whose frame in this image is `part`."""
-        return Frame(
+    def of_part(self, part: PixelMap) -> PixelMap:
+        """Compose both: return the map of an image whose map to this image is `part`."""
+        return PixelMap(
             self.top + self.down * part.top,
             self.left + self.across * part.left,
             self.down * part.down,
@@ -90,24 +90,24 @@ class ImageAugmenter:
         if options.randaugment or options.erase:
             self.transforms = _transforms(options.randaugment, options.erase)
 
-    def __call__(self, pixels: Tensor, rand: random.Random) -> tuple[Tensor, Frame]:
-        """Augment pixels uint8 (C, H, W) and return them with their frame in the original image.
+    def __call__(self, pixels: Tensor, rand: random.Random) -> tuple[Tensor, PixelMap]:
+        """Augment pixels uint8 (C, H, W) and return them with their map to the original image.
 
-        The frame includes flip, crop and zoom. It does not include the shears, rotations and
-        translations of RandAugment, because a frame cannot represent them all. The tokenizer turns
-        images, because each of them has the frame of the turned image.
+        The map includes flip, crop and zoom. It does not include the shears, rotations and
+        translations of RandAugment, because it cannot represent them all. The tokenizer turns
+        images, because each of them has the map to the turned image.
         """
         height, width = pixels.shape[1:]
-        frame = Frame()
+        pixel_map = PixelMap()
         if self.options.flip and rand.random() < 0.5:
             pixels = pixels.flip(-1)
-            frame = Frame(left=width, across=-1.0)
+            pixel_map = PixelMap(left=width, across=-1.0)
         if self.options.crop:
             limit = self.options.crop
             down = rand.randint(-limit, limit)
             right = rand.randint(-limit, limit)
             pixels = _shift(pixels, down, right)
-            frame = frame.of_part(Frame(top=down, left=right))
+            pixel_map = pixel_map.of_part(PixelMap(top=down, left=right))
         if self.options.zoom < 1:
             area = rand.uniform(self.options.zoom, 1)  # sides scale by its root
             h = max(round(height * area**0.5), 1)
@@ -116,7 +116,7 @@ class ImageAugmenter:
             left = rand.randint(0, width - w)
             part = pixels[:, top : top + h, left : left + w]
             pixels = resize(part, (height, width), self.interpolation)
-            frame = frame.of_part(Frame(top, left, h / height, w / width))
+            pixel_map = pixel_map.of_part(PixelMap(top, left, h / height, w / width))
         if self.options.jitter:
             pixels = _jittered(pixels, self.options.jitter, rand)
         if self.transforms:
@@ -124,7 +124,7 @@ class ImageAugmenter:
             with torch_seeded(rand):
                 for transform in self.transforms:
                     pixels = transform(pixels)
-        return pixels, frame
+        return pixels, pixel_map
 
 
 def _transforms(randaugment: int, erase: float) -> list[Callable[[Tensor], Tensor]]:

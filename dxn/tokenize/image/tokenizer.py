@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dxn.core.schema import options
 from dxn.tokenize.base import Placement, Sample, Tokenizer
-from dxn.tokenize.image.augment import Frame, ImageAugment, ImageAugmenter
+from dxn.tokenize.image.augment import ImageAugment, ImageAugmenter, PixelMap
 from dxn.tokenize.image.reader import (
     ImageReader,
     Interpolation,
@@ -120,29 +120,31 @@ class ImageTokenizer(Tokenizer):
 
         Returns:
             pixels uint8 (C, h, w), which need a quarter of the memory of float32; sizes (2,), h and
-            w; and frame (6,): the position of the pixels in the raw image, which the reader has
-            reduced, see `Frame`, and its height and width. With augment.turn, also turns: how often
-            the raw image has been turned by 90 degrees, counterclockwise, before all this.
+            w; and pixel_map (6,): the position of the pixels in the raw image, which the reader has
+            reduced, see `PixelMap`, and its height and width. With augment.turn, also turns: how
+            often the raw image has been turned by 90 degrees, counterclockwise, before all this.
         """
-        frame = Frame()
+        pixel_map = PixelMap()
         turns: dict[str, Tensor] = {}
         if rand is not None and self.augmenter.options.turn:
             turns[TURNS] = torch.tensor(rand.randrange(4))
             raw = raw.rot90(int(turns[TURNS]), (1, 2))
         raw_size = raw.shape[1:]
         if rand is not None:
-            raw, frame = self.augmenter(raw, rand)
+            raw, pixel_map = self.augmenter(raw, rand)
         pixels, part = self._resized(raw)
         return turns | {
             "pixels": pixels,
             "sizes": torch.tensor(pixels.shape[1:]),
-            "frame": torch.tensor([*frame.of_part(part), *raw_size]),
+            "pixel_map": torch.tensor([*pixel_map.of_part(part), *raw_size]),
         }
 
     def placement(self, sample: Mapping[str, Tensor]) -> Placement:
         """Return where the pixels lie. Places are fractions of the picture."""
-        frame = sample["frame"]
-        return Placement(frame[..., :2], frame[..., 2:4] * sample["sizes"], frame[..., 4:])
+        pixel_map = sample["pixel_map"]
+        return Placement(
+            pixel_map[..., :2], pixel_map[..., 2:4] * sample["sizes"], pixel_map[..., 4:]
+        )
 
     def length(self, raw: Tensor) -> float:
         """Return the approximate number of tokens of an image raw (C, H, W)."""
@@ -163,14 +165,14 @@ class ImageTokenizer(Tokenizer):
             return self.resize.pos_grid[0], self.resize.pos_grid[1]
         return grid.count(height, 0), grid.count(width, 1)
 
-    def _resized(self, raw: Tensor) -> tuple[Tensor, Frame]:
-        """Resize and crop raw (C, H, W); return the pixels and their frame in raw."""
+    def _resized(self, raw: Tensor) -> tuple[Tensor, PixelMap]:
+        """Resize and crop raw (C, H, W); return the pixels and their map to raw."""
         height, width = raw.shape[1:]
         # An image of the right size is returned as it is, unless crop_ratio removes its border.
         crops = self.resize.mode in ("stretch", "crop")
         keeps_all = not crops or self.resize.crop_ratio == 1
         if self.image_size is None or (keeps_all and (height, width) == self.image_size):
-            return raw, Frame()
+            return raw, PixelMap()
         size = self._size(height, width)
         pixels = raw
         if size != (height, width):
@@ -185,7 +187,7 @@ class ImageTokenizer(Tokenizer):
             top = round((size[0] - target_h) / 2)
             left = round((size[1] - target_w) / 2)
             pixels = pixels[:, top : top + target_h, left : left + target_w]
-        return pixels, Frame(top * down, left * across, down, across)
+        return pixels, PixelMap(top * down, left * across, down, across)
 
     def kept_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width to which the reader reduces an image."""

@@ -247,7 +247,9 @@ class VideoAdapter(Adapter):
             mask: (B, t, p). True at real tokens.
         """
         times, lengths = batch["times"], batch["lengths"]
-        boxes = patch_boxes(self.grid, batch["frame"], batch["sizes"], patch_mask)  # (B, h w, 4)
+        boxes = patch_boxes(
+            self.grid, batch["pixel_map"], batch["sizes"], patch_mask
+        )  # (B, h w, 4)
         steps, places = mask.shape[1:]
         first = torch.arange(steps, device=times.device) * self.tubelet_frames
         # Padded steps get an index inside of the clip, and are overwritten below.

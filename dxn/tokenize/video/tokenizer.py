@@ -97,8 +97,8 @@ class VideoTokenizer(Tokenizer):
 
         Returns:
             pixels uint8 (t, 3, h, w); lengths (), t; sizes (2,), h and w; times (t,), the index of
-            each frame in raw; num_read (), T; and frame (4,), the position of the pixels in the
-            frames of raw, see `dxn.tokenize.image.augment.Frame`.
+            each frame in raw; num_read (), T; and pixel_map (6,), the position of the pixels in the
+            frames of raw, see `dxn.tokenize.image.augment.PixelMap`.
         """
         times = self._chosen(len(raw), rand)
         sample = self.image(rearrange(raw[times], "t c h w -> (t c) h w"), rand)
