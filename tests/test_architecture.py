@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers import wording
+from helpers.data import EXAMPLES
 
 import dxn.models
 import dxn.tasks
@@ -20,7 +21,7 @@ import dxn.tokenize
 from dxn.commands import MODULES, VERBS, all_commands
 from dxn.commands.train import Train
 from dxn.config.compose import compose
-from dxn.config.groups import CONF, groups, node_of, options
+from dxn.config.groups import CONF, file_of, folders_of, groups, node_of, options
 from dxn.config.instantiate import build, complete, resolve
 from dxn.tasks.task import TASKS
 from dxn.tokenize.base import ADAPTERS
@@ -28,6 +29,8 @@ from dxn.tokenize.base import ADAPTERS
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dxn"
 FILES = sorted(PACKAGE.rglob("*.py"))
+# The folders of YAML files: those of dxn, and those of the example package.
+FOLDERS = [CONF, *folders_of([str(ROOT / "examples")])]
 
 # Where a modality may be named: its own module, its checkpoints, its drawings, its generated data.
 KNOW_MODALITIES = (
@@ -57,6 +60,7 @@ COLUMN_NAMES = {
     ("tasks/span/target.py", "text"),
     ("tasks/span/task.py", "text"),
 }
+TRUST = ["dxn_examples"]
 MAX_PARAMETERS = 12
 
 # What a user must type for options that have no default.
@@ -65,6 +69,7 @@ NEEDED = {
     "data=folder": ["data.path=x"],
     "data=spoken": ["data.path=x"],
     "data=text": ["data.path=x"],
+    "data=ts": ["data.path=x"],
     "data=timeline": ["data.path=x"],
     "data=hub": ["data.name=x"],
     "experiment=fsdd_speakers": ["data.holdout.speaker=ann"],
@@ -195,8 +200,8 @@ def test_help_does_not_import_torch(stored_signatures):
 
 
 def every_option() -> Iterator[str]:
-    for group in groups():
-        yield from (f"{group}={option}" for option in options(group))
+    for group in groups(FOLDERS):
+        yield from (f"{group}={option}" for option in options(group, FOLDERS))
 
 
 def needed(choice: str) -> list[str]:
@@ -207,7 +212,7 @@ def needed(choice: str) -> list[str]:
         return ["data=table"]  # the default data shapes the adapters for its own small inputs
     if group != "experiment":
         return extra
-    text = (CONF / group / f"{option}.yaml").read_text(encoding="utf-8")
+    text = file_of(group, option, FOLDERS).read_text(encoding="utf-8")
     return extra if "# Data: generated" in text else [*extra, "data.path=x"]
 
 
@@ -220,7 +225,7 @@ def composed():
         if choice not in known:
             group, _, option = choice.partition("=")
             line = f"{group}=[{option}]" if group == "adapters" else choice
-            known[choice] = compose(Train, [line, *needed(choice)]).values
+            known[choice] = compose(Train, [EXAMPLES, line, *needed(choice)]).values
         return known[choice]
 
     return get
@@ -229,7 +234,7 @@ def composed():
 @pytest.mark.parametrize("choice", list(every_option()))
 def test_every_yaml_composes_without_errors(choice, composed):
     problems: list[str] = []
-    complete(composed(choice), problems=problems)
+    complete(composed(choice), TRUST, problems=problems)
     assert problems == []
 
 
@@ -249,8 +254,8 @@ PARTS = [each for each in every_option() if not each.startswith(("experiment=", 
 def test_a_yaml_holds_only_what_differs_from_the_signature(choice):
     group, _, option = choice.partition("=")
     repeated = []
-    for key, node in written_nodes(node_of(group, option), group):
-        parameters = inspect.signature(resolve(node["_target_"], key=key)).parameters
+    for key, node in written_nodes(node_of(group, option, FOLDERS), group):
+        parameters = inspect.signature(resolve(node["_target_"], key=key, trust=TRUST)).parameters
         for name, value in node.items():
             default = parameters[name].default if name in parameters else inspect.Parameter.empty
             if type(default) is type(value) and default == value:
@@ -282,21 +287,25 @@ def shrunk(config: dict) -> dict:
     return {**config, "backbone": {**config["backbone"], "depth": 1}}
 
 
-@pytest.mark.parametrize("name", options("experiment"))
+@pytest.mark.parametrize("name", options("experiment", FOLDERS))
 def test_an_experiment_begins_with_its_command_data_and_cost(name):
-    lines = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    lines = file_of("experiment", name, FOLDERS).read_text(encoding="utf-8").splitlines()
     text = "\n".join(line for line in lines if line.startswith("# "))
     assert f"experiment={name}" in text
     for word in ("Data:", "Cost:"):
         assert word in text
 
 
-@pytest.mark.parametrize("name", options("experiment"))
+@pytest.mark.parametrize("name", options("experiment", FOLDERS))
 def test_an_experiment_gives_its_name_to_the_run_folder(name, composed):
     assert composed(f"experiment={name}")["name"] == name
 
 
-@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted(p for folder in FOLDERS for p in folder.rglob("*.yaml")),
+    ids=lambda path: path.stem,
+)
 def test_the_comment_of_a_key_stands_alone(path):
     for line in path.read_text(encoding="utf-8").splitlines():
         comment = line.partition(" # ")[2]

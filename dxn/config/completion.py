@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.config.command import SHORT, Command, Group
-from dxn.config.groups import groups, node_of, options
+from dxn.config.groups import CONF, folders_of, groups, installed_folders, node_of, options
 from dxn.config.signatures import read
 from dxn.config.values import choices
 from dxn.core.errors import UserError
@@ -57,9 +57,11 @@ def complete(line: str, commands: Mapping[str, type[Command]]) -> list[str]:
     if verb not in commands:
         return []
     command = commands[verb]
+    conf_dirs = [word.removeprefix("conf_dir=") for word in others if word.startswith("conf_dir=")]
+    folders = [CONF, *installed_folders(), *folders_of(conf_dirs)]
     key, equals, value = current.partition("=")
     if equals:
-        return [f"{key}={text}" for text in _values(command, SHORT.get(key, key), value)]
+        return [f"{key}={text}" for text in _values(command, SHORT.get(key, key), value, folders)]
     found = _matching(current, [f"{name}=" for name in _keys(command, current, others)])
     found += _matching(current, ["--help"]) if current.startswith("-") else []
     return found + (_files(current) if command.path_key is not None else [])
@@ -133,13 +135,13 @@ def _keys_of_part(node: Mapping[str, Any], prefix: str, depth: int = 1) -> Itera
             yield key
 
 
-def _values(command: type[Command], key: str, value: str) -> list[str]:
+def _values(command: type[Command], key: str, value: str, folders: Sequence[Path]) -> list[str]:
     """Return the values of a key that begin with a text."""
-    if key in groups():
+    if key in groups(folders):
         # In a list, the last name is completed.
         at = max(value.rfind("["), value.rfind(",")) + 1
         chosen = value[:at].strip("[]").split(",")
-        names = [name for name in options(key) if name not in chosen]
+        names = [name for name in options(key, folders) if name not in chosen]
         return [f"{value[:at]}{name}" for name in _matching(value[at:], names)]
     parameter = command.options().by_key.get(key)
     if parameter is not None and (listed := choices(parameter.type)):

@@ -92,6 +92,40 @@ def keys_of_experiments(names: Sequence[str], folders: Sequence[Path]) -> set[st
     return keys
 
 
+def folders_of(conf_dirs: Sequence[str]) -> list[Path]:
+    """Return the folders of YAML files that values of conf_dir= mean.
+
+    A value is such a folder, or the folder of a project, whose pyproject.toml names its packages in
+    the same entry points that `installed_folders` reads once it is installed.
+
+    Raises:
+        UserError: If a pyproject.toml is not valid.
+    """
+    folders: list[Path] = []
+    for value in conf_dirs:
+        folder = Path(value).expanduser().absolute()
+        project = folder / "pyproject.toml"
+        packages: dict[str, str] = {}
+        if project.is_file():
+            import tomllib  # most commands do not need it
+
+            try:
+                content: Any = tomllib.loads(project.read_text(encoding="utf-8"))
+                packages = content["project"]["entry-points"][ENTRY_POINTS]
+            except KeyError:
+                pass  # the project of a folder that has the YAML files itself
+            except ValueError as error:
+                raise UserError(f"conf_dir: {project}: {error}") from error
+        folders += [_yaml_folder(folder / name.replace(".", "/")) for name in packages.values()]
+        folders += [] if packages else [folder]
+    return folders
+
+
+def _yaml_folder(package: Path) -> Path:
+    """Return the folder of YAML files of a package: its folder conf, if it has one."""
+    return package / "conf" if (package / "conf").is_dir() else package
+
+
 def installed_folders() -> list[Path]:
     """Return the folders of YAML files that installed packages register by an entry point.
 
@@ -107,8 +141,7 @@ def installed_folders() -> list[Path]:
                 f"entry point {entry.name} of {ENTRY_POINTS}: module {entry.value} not found; "
                 "install the package again or uninstall it"
             )
-        folder = Path(spec.origin).parent
-        folders.append(folder / "conf" if (folder / "conf").is_dir() else folder)
+        folders.append(_yaml_folder(Path(spec.origin).parent))
     return folders
 
 

@@ -13,7 +13,17 @@ from typing import Any
 import yaml
 
 from dxn.config.command import SHORT, Command, is_path
-from dxn.config.groups import CONF, add_folders, file_of, groups, no_such_option, node_of, options
+from dxn.config.groups import (
+    CONF,
+    add_folders,
+    file_of,
+    folders_of,
+    groups,
+    installed_folders,
+    no_such_option,
+    node_of,
+    options,
+)
 from dxn.config.instantiate import completed, signature_of
 from dxn.config.signatures import signature_from
 from dxn.config.values import describe, suggestion
@@ -217,7 +227,7 @@ def topic_page(words: Sequence[str], commands: Mapping[str, type[Command]]) -> s
     """
     problems: list[str] = []
     names = [word.removeprefix("conf_dir=") for word in words if word.startswith("conf_dir=")]
-    extra = [Path(name).expanduser().absolute() for name in names]
+    extra = [*installed_folders(), *folders_of(names)]
     trust = add_folders(extra, problems)
     if problems:
         raise UserError("\n".join(problems))

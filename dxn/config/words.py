@@ -12,7 +12,13 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from dxn.config.command import AS_TYPED, SHORT, Command, is_path
-from dxn.config.groups import CONF, add_folders, installed_folders, keys_of_experiments
+from dxn.config.groups import (
+    CONF,
+    add_folders,
+    folders_of,
+    installed_folders,
+    keys_of_experiments,
+)
 from dxn.config.signatures import marks_of
 from dxn.core.errors import UserError
 from dxn.core.printable import quoted
@@ -63,17 +69,18 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
     """
     options = command.options()
     literal = {name for name, each in options.parameters.items() if AS_TYPED in marks_of(each.type)}
-    folders: list[Path] = []
+    conf_dirs: list[str] = []
     texts: dict[str, str] = {}
     lines: list[str] = []
     for line in _with_keys(command, words):
         key, _, value = line.partition("=")
         if key == "conf_dir" and value:
-            folders.append(Path(value).expanduser().absolute())
+            conf_dirs.append(value)
         elif key.partition(".")[0] in literal and "=" in line:
             texts[key] = value
         else:
             lines.append(line)
+    folders = folders_of(conf_dirs)
     installed = installed_folders()
     existing = [folder for folder in (*installed, *folders) if folder.is_dir()]
     request = Request([CONF, *existing], literal=texts)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dxn_examples.questions import questions
 from helpers.exports import assert_answers_are_equal, example
 from helpers.runs import PLAIN, SMALL, metrics_of, refused, train
 from PIL import Image
@@ -17,7 +18,6 @@ from dxn.cli import main
 from dxn.data.rows import Origins, as_column
 from dxn.data.tables.read import Table
 from dxn.data.tables.squad import with_positions
-from dxn.datasets import questions
 from dxn.export.programs.answers import best
 from dxn.tasks.span.windows import Windows
 

@@ -41,7 +41,7 @@ def messages(call, *arguments, **named):
         ),
         (
             ["data.target=x"],
-            "data.target: no such key; data=hub or data=spoken or data=table has it",
+            "data.target: no such key; data=hub or data=table or data=timeline has it",
         ),
         (
             ["data.path="],

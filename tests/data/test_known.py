@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.data import write_table
+from helpers.data import EXAMPLES, write_table
 from helpers.runs import SMALL, metrics_of, refused, train
 from PIL import Image
 
@@ -183,7 +183,7 @@ def run(tmp_path_factory):
     return folder
 
 
-SHOPS = ["data=shops", "dim=32", "backbone.depth=1", "baseline=none", "optimizer.lr=3e-3"]
+SHOPS = [EXAMPLES, "data=shops", "dim=32", "backbone.depth=1", "baseline=none", "optimizer.lr=3e-3"]
 SHOPS += ["trainer.epochs=5", "trainer.precision=float32"]
 
 

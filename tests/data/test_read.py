@@ -338,7 +338,7 @@ def test_an_unknown_column_is_refused_with_the_closest_name(tmp_path):
             "my.txt",
             "x",
             None,
-            "{path}: must be a table; use one of the formats .csv, .tsv, .jsonl, .json, .ts, "
+            "{path}: must be a table; use one of the formats .csv, .tsv, .jsonl, .json, "
             ".conll, .iob, .bio, .xlsx, .parquet",
         ),
         (

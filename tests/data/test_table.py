@@ -574,7 +574,7 @@ def test_a_folder_without_a_training_table_lists_its_tables(tmp_path, table, nam
         table(str(tmp_path))
     rule = "the folder must contain one table, or tables called train, validation and test"
     hint = (
-        "set data.path to one table (.csv, .tsv, .jsonl, .json, .ts, .conll, .iob, .bio, "
+        "set data.path to one table (.csv, .tsv, .jsonl, .json, .conll, .iob, .bio, "
         ".xlsx, .parquet), or rename "
     )
     hint += "the tables"

@@ -20,6 +20,8 @@ from dxn.tokenize import (
 )
 
 SMALL_RATE = 1000  # Hz
+# The option with which a command finds the data sets of the example package.
+EXAMPLES = f"conf_dir={Path(__file__).parents[2] / 'examples'}"
 
 
 def by_modality():

@@ -5,13 +5,14 @@ import re
 
 import pytest
 import torch
+from dxn_examples.chats import chats
 from helpers.checkpoints import byte_gpt2
+from helpers.data import EXAMPLES
 from helpers.runs import interrupt, log_of, metrics_of, refused, same_tensors, weights_of
 
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.datasets import chats
 from dxn.tokenize.text.chat import DEFAULT_TOKENS, ChatTemplate, load_template
 
 SMALLER = "Choose the smaller number."
@@ -24,7 +25,7 @@ TINY += ["trainer.epochs=2", "batch_size=16", "adapters.text.tokenizer.kind=word
 def run(tmp_path_factory):
     """The run of experiment=chat, which takes ten seconds."""
     folder = tmp_path_factory.mktemp("chat") / "run"
-    assert main(["train", "experiment=chat", "report=false", f"run={folder}"]) == 0
+    assert main(["train", EXAMPLES, "experiment=chat", "report=false", f"run={folder}"]) == 0
     return folder
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.data import EXAMPLES
 from helpers.ranks import run_ranks
 from helpers.runs import checkpoint_of, interrupt, log_of, same_tensors, train, weights_of
 
@@ -17,7 +18,7 @@ PICTURES += ["adapters.image.augment.flip=true", "adapters.image.augment.zoom=0.
 TASKS = {
     "detect": [*COMMON, *PICTURES, "head=detect"],
     "segment": [*COMMON, *PICTURES, "data.masks=true", "head=segment"],
-    "span": [*COMMON, "data=questions", "adapters=[text]", "head=span"],
+    "span": [*COMMON, EXAMPLES, "data=questions", "adapters=[text]", "head=span"],
 }
 SCRIPT = """
 import json, sys
@@ -55,7 +56,7 @@ def test_an_interrupted_training_resumes_bit_for_bit(task, tmp_path, monkeypatch
     train(tmp_path / "whole", *TASKS[task])
     with interrupt(monkeypatch, step=9):
         assert main(["train", *TASKS[task], f"run={tmp_path / 'cut'}"]) == 130
-    assert main(["train", f"resume={tmp_path / 'cut'}"]) == 0
+    assert main(["train", f"resume={tmp_path / 'cut'}", EXAMPLES]) == 0
     check_equal(tmp_path / "cut", tmp_path / "whole")
 
 
@@ -66,7 +67,8 @@ def test_two_processes_resume_bit_for_bit_and_share_the_rows_of_an_evaluation(tm
         steps = [row["step"] for row in log_of(tmp_path / task) if "train/loss" in row]
         assert steps == [1, 2, 3, 4, 5, 6]  # 29 rows are three batches of ten
         evaluated = tmp_path / "evaluated" / task
-        assert main(["evaluate", f"run={tmp_path / task}", f"output={evaluated}"]) == 0
+        command = ["evaluate", EXAMPLES, f"run={tmp_path / task}", f"output={evaluated}"]
+        assert main(command) == 0
         own, alone = (
             json.loads((folder / "metrics.json").read_text())
             for folder in (tmp_path / task, evaluated)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.data import EXAMPLES
 from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, train
 from PIL import Image
 
@@ -298,8 +299,8 @@ def test_every_kind_of_target_has_a_report(kind, head, expected, tmp_path):
     [
         (["data=digits", *ONLY_IMAGE], "img"),
         (["data=digits", "adapters=[audio]"], "audio"),
-        (["data=waves", "adapters=[series]"], "img"),
-        (["data=motion", "data.size=16", "adapters.video.patch_size=8"], "video"),
+        ([EXAMPLES, "data=waves", "adapters=[series]"], "img"),
+        ([EXAMPLES, "data=motion", "data.size=16", "adapters.video.patch_size=8"], "video"),
     ],
     ids=["pictures", "sounds", "series", "clips"],
 )
@@ -343,12 +344,12 @@ def test_created_rows_that_are_left_out_are_mentioned(rows, is_short, monkeypatc
 def test_clips_and_series_are_shown(tmp_path):
     sizes = ["data.num_train=23", "data.num_validation=11", "data.num_test=13", EPOCH]
     small = ["dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"]
-    clip = ["data=motion", "data.size=16", "adapters.video.patch_size=8"]
+    clip = [EXAMPLES, "data=motion", "data.size=16", "adapters.video.patch_size=8"]
     train(tmp_path / "clips", *clip, *sizes, *small)
     page = Page(tmp_path / "clips" / "report.html")
     assert page.all("video")[0]["src"].startswith("data:video/mp4;base64,")
     assert not any("autoplay" in attrs for attrs in page.all("video"))
-    train(tmp_path / "series", "data=waves", *sizes, *small)
+    train(tmp_path / "series", EXAMPLES, "data=waves", *sizes, *small)
     page = Page(tmp_path / "series" / "report.html")
     assert "time steps" in page.all("img")[0]["alt"]
 

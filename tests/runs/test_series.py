@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from helpers.data import EXAMPLES
 from helpers.runs import SMALL, metrics_of, refused, train
 
 import dxn
@@ -146,15 +147,21 @@ def test_a_wide_table_is_checked_and_trained(tmp_path, capsys):
 
 
 def test_eight_waves_are_overfitted(tmp_path, capsys):
-    options = ["data=waves", "data.num_train=8", "data.num_validation=7", "data.num_test=7"]
+    options = [
+        EXAMPLES,
+        "data=waves",
+        "data.num_train=8",
+        "data.num_validation=7",
+        "data.num_test=7",
+    ]
     options += ["debug=overfit", "trainer.epochs=40", "optimizer.lr=0.01"]
     train(tmp_path / "run", *SERIES, *options)
     assert "8 of 8 learned" in capsys.readouterr().out
 
 
 def test_the_phase_between_two_channels_is_learned(tmp_path):
-    # test_data_waves.py shows that one channel says nothing.
-    options = ["data=waves", "data.num_train=400", "data.corrupt=0", "data.missing=0.05"]
+    # tests/examples/test_waves.py shows that one channel says nothing.
+    options = [EXAMPLES, "data=waves", "data.num_train=400", "data.corrupt=0", "data.missing=0.05"]
     options += ["trainer.epochs=5", "optimizer.lr=0.005", "dim=32", "backbone.num_heads=4"]
     metrics = train(tmp_path / "run", *SERIES, *options, "data.num_test=101")
     assert metrics["test/accuracy"] > 0.5  # chance is 25%

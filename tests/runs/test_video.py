@@ -4,6 +4,7 @@ import csv
 
 import pytest
 import torch
+from helpers.data import EXAMPLES
 from helpers.runs import refused, train, weights_of
 from helpers.training import D
 from helpers.videos import moving_bar, sine, write_video
@@ -184,7 +185,13 @@ def test_masked_pretraining_learns_from_clips(place, tmp_path):
 def test_a_run_on_generated_videos_with_tones_has_both_inputs(tmp_path):
     counts = ["data.num_train=9", "data.num_validation=3", "data.num_test=3", "data.size=16"]
     train(
-        tmp_path / "run", "data=motion", "data.label=turn", "adapters=[video,audio]", *counts, *TINY
+        tmp_path / "run",
+        EXAMPLES,
+        "data=motion",
+        "data.label=turn",
+        "adapters=[video,audio]",
+        *counts,
+        *TINY,
     )
     assert dxn_inputs(tmp_path / "run") == ["audio", "video"]
 

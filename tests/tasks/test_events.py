@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from helpers.data import EXAMPLES
 from helpers.newcomer import printed
 from helpers.videos import write_video
 
@@ -182,6 +183,7 @@ def test_a_small_model_finds_the_events_of_series(tmp_path, capsys):
 
 
 TONES = [
+    EXAMPLES,
     "data=dialled",
     "data.events=true",
     "data.num_train=300",

@@ -5,13 +5,13 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from dxn_examples.fields import fields
 from helpers.runs import refused, train
 
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.data.rows import TARGET
 from dxn.data.series.grid import grid, read_grid
-from dxn.datasets import fields
 from dxn.export.programs import series as program
 from dxn.export.recipes import series_recipe
 from dxn.tasks import Forecast

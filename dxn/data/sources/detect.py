@@ -11,7 +11,7 @@ from dxn.core.errors import UserError, similar
 
 # Formats of tables. A text format can also be compressed, as in reviews.csv.gz.
 CONLL = (".conll", ".iob", ".bio")
-TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json", ".ts", *CONLL)
+TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json", *CONLL)
 TABLES = (*TEXT_TABLES, ".xlsx", ".parquet")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 SHARD = ".tar"  # rows whose files have the same name, if the rows are predicted (WebDataset)

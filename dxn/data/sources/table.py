@@ -477,7 +477,7 @@ def _tables_by_split(folder: Path, key: str) -> dict[str, list[Path]]:
     for file in tables:
         # Without the suffix of the format, which can be .csv.gz.
         stem = file.name.lower().removesuffix(".gz").removesuffix(table_format(file) or "")
-        # Data sets of archives are called NAME_TRAIN.ts and NAME_TEST.ts.
+        # Many data sets are called NAME_train.csv and NAME_test.csv.
         prefix, _, last = stem.rpartition("_")
         name = SPLIT_NAMES.get(last)
         if name is not None:

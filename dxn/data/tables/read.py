@@ -1,4 +1,4 @@
-"""Read tables from files: CSV, TSV, JSON, JSONL, Excel, Parquet, .ts, CoNLL and tar."""
+"""Read tables from files: CSV, TSV, JSON, JSONL, Excel, Parquet, CoNLL and tar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from dxn.data.tables.conll import read_conll
 from dxn.data.tables.csv import read_csv
 from dxn.data.tables.files import read_text
 from dxn.data.tables.json import read_json, read_jsonl
-from dxn.data.tables.ts import read_ts
 
 
 def column_name(name: str) -> str:
@@ -192,8 +191,6 @@ def read_table(
             columns, lines = read_jsonl(path, text)
         elif form == ".json":
             columns, lines = read_json(path, text)
-        elif form == ".ts":
-            columns, lines = read_ts(path, text)
         elif form in CONLL:
             columns, lines = read_conll(path, text, notes)
         else:

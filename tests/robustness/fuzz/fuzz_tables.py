@@ -176,12 +176,6 @@ def _excel(rows: list[dict[str, Any]]) -> bytes:
     return file.getvalue()
 
 
-def _ts(rows: list[dict[str, Any]]) -> bytes:
-    lines = [f"{i},{i % 3},?:{row.get('size')}:{row.get('label')}" for i, row in enumerate(rows)]
-    head = ["@problemName x", "@univariate false", "@dimensions 2", "@classLabel true x y", "@data"]
-    return "\n".join([*head, *lines]).encode("utf-8", "surrogatepass")
-
-
 WRITERS = {
     "table.csv": _csv,
     "table.tsv": lambda rows: _csv(rows, "\t"),
@@ -190,5 +184,4 @@ WRITERS = {
     "table.csv.gz": lambda rows: gzip.compress(_csv(rows)),
     "table.parquet": _parquet,
     "table.xlsx": _excel,
-    "table.ts": _ts,
 }

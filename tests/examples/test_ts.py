@@ -4,12 +4,11 @@ import gzip
 
 import numpy as np
 import pytest
+from dxn_examples.ts import read_ts, ts
+from helpers.data import EXAMPLES
+from helpers.runs import train
 
 from dxn.core.errors import UserError
-from dxn.data import table
-from dxn.data.tables.read import read_table
-from dxn.data.tables.ts import read_ts
-from dxn.tokenize.series.reader import SeriesReader
 
 HEADER = "#comment\n@problemName Walks\n@timeStamps false\n@classLabel true a b\n@data\n"
 
@@ -43,10 +42,10 @@ def test_without_labels_there_is_no_label_column():
 def test_headers_are_read_in_any_case_and_with_any_line_ends(tmp_path):
     path = tmp_path / "walk.ts"
     path.write_bytes((HEADER.upper() + "1,2:A\n3:B\n").replace("\n", "\r\n").encode())
-    assert read_table(path).columns["label"] == ["A", "B"]
+    assert list(ts(str(path), fractions=None).splits["all"].cells["target"]) == ["A", "B"]
     packed = tmp_path / "packed.ts.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    assert read_table(packed).columns["label"] == ["A", "B"]
+    assert list(ts(str(packed), fractions=None).splits["all"].cells["target"]) == ["A", "B"]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +64,10 @@ def test_headers_are_read_in_any_case_and_with_any_line_ends(tmp_path):
         ("@univariate true\n@data\n1:2", "line 3: must have 1 channels"),
         (HEADER + "a", "must have 1 channels"),
         (HEADER + "9" * 99 + "x:a", "9..."),
+        (
+            "@problemName x\n@data\n" + "1," * 9000 + "1" + ":1" * 9000 + "\n",
+            "line 3: a series must have at most 10,000,000 values, got 9,001 channels",
+        ),
     ],
 )
 def test_a_wrong_file_is_explained_in_one_sentence(text, message):
@@ -82,15 +85,36 @@ def write_archive(folder, name="Walks"):
 
 def test_a_folder_of_an_archive_is_a_data_set_with_its_official_splits(tmp_path):
     write_archive(tmp_path)
-    source = table(str(tmp_path), readers={"series": SeriesReader()}, fractions=None)
+    source = ts(str(tmp_path), fractions=None)
     assert {name: len(rows) for name, rows in source.splits.items()} == {"train": 8, "test": 4}
     assert source.target == "label"
     assert source.inputs["series"].column == "values"
     assert source.splits["test"].origin[0] == "Walks_TEST.ts row 6"
 
 
+def test_a_validation_split_is_drawn_from_the_training_rows(tmp_path):
+    write_archive(tmp_path)
+    source = ts(str(tmp_path))
+    assert list(source.splits) == ["train", "validation", "test"]
+    assert len(source.splits["train"]) + len(source.splits["validation"]) == 8
+
+
 def test_two_archives_in_a_folder_are_not_mixed(tmp_path):
     write_archive(tmp_path)
     write_archive(tmp_path, "Runs")
-    with pytest.raises(UserError, match="must contain one table"):
-        table(str(tmp_path), readers={"series": SeriesReader()})
+    with pytest.raises(UserError, match=r"must contain one data set, .*got Runs, Walks; set data"):
+        ts(str(tmp_path))
+
+
+def test_a_folder_without_files_is_refused(tmp_path):
+    with pytest.raises(UserError, match="file or folder not found: nowhere"):
+        ts("nowhere")
+    with pytest.raises(UserError, match="got no such file"):
+        ts(str(tmp_path))
+
+
+def test_a_folder_of_an_archive_is_trained_on(tmp_path):
+    write_archive(tmp_path)
+    options = [EXAMPLES, "experiment=basic_motions", f"data.path={tmp_path}", "report=false"]
+    metrics = train(tmp_path / "run", *options, "trainer.epochs=1", "dim=16", "backbone.depth=1")
+    assert metrics["test/accuracy"] >= 0

@@ -1,4 +1,4 @@
-"""Read .ts files, the format of the UEA and UCR archives of time series (arXiv:1811.00075).
+"""A data source of .ts files, the format of the UEA and UCR archives of series (arXiv:1811.00075).
 
 Lines that start with # are comments, and lines that start with @ are headers. After @data, each
 line is one row: its channels, separated by colons, and then the label. The values of a channel are
@@ -8,19 +8,72 @@ separated by commas, and a question mark is a missing value.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from dxn.core.errors import UserError
-from dxn.data.rows import VALUES
+from dxn.data import InputSpec, Rows, Source, complete_splits
+from dxn.data.rows import TARGET, VALUES, Origins
+from dxn.data.tables.files import read_text
 from dxn.tokenize.series.values import MAX_VALUES, from_list
 
 LABEL = "label"
+FILE = re.compile(r"(.+)_(train|test)\.ts(?:\.gz)?", re.IGNORECASE)
 TRUE, FALSE = "true", "false"
 MAX_SHOWN = 40  # characters of a value in a message
 MISSING = re.compile(r"\?|nan", re.IGNORECASE)
+
+
+def ts(
+    path: str,
+    *,
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    seed: int = 0,
+) -> Source:
+    """Read a data set of series with labels from .ts files.
+
+    Args:
+        path: Folder with NAME_TRAIN.ts and NAME_TEST.ts, or a single file.
+        fractions: Fractions of training, validation and test rows of a single file. Those of a
+            folder get a validation split. Null: no split is drawn.
+        seed: Seed of the drawn splits.
+
+    Raises:
+        UserError: If there are no such files, or one of them is wrong.
+    """
+    notes: list[str] = []
+    splits: dict[str, Rows] = {}
+    for split, file in _files(Path(path)).items():
+        columns, lines = read_ts(file, read_text(file))
+        missing = [None] * len(lines)
+        cells = {"series": columns[VALUES], TARGET: columns.get(LABEL, missing)}
+        splits[split] = Rows(cells, Origins([file], lines))
+    splits = complete_splits(splits, fractions, seed=seed, notes=notes)
+    inputs = {"series": InputSpec(VALUES, "series")}
+    return Source(splits, inputs, target=LABEL, notes=notes)
+
+
+def _files(path: Path) -> dict[str, Path]:
+    """Return the files of a data set by split; a single file has the key "all"."""
+    if path.is_file():
+        return {"all": path}
+    if not path.is_dir():
+        raise UserError(f"data.path: file or folder not found: {path}")
+    files = {}
+    names = set()
+    for file in sorted(path.iterdir()):
+        if match := FILE.fullmatch(file.name):
+            names.add(match[1])
+            files[match[2].lower()] = file
+    if len(names) != 1 or "train" not in files:
+        listed = ", ".join(sorted(names)) or "no such file"
+        raise UserError(
+            f"data.path: {path} must contain one data set, NAME_TRAIN.ts and NAME_TEST.ts, "
+            f"got {listed}; set data.path to one file"
+        )
+    return files
 
 
 def read_ts(path: Path, text: str) -> tuple[dict[str, list], list[int]]:

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+from dxn_examples.waves import PHASES, wave_pair, waves
 from sklearn.linear_model import LogisticRegression
 
 from dxn.core.errors import UserError
-from dxn.datasets import waves
-from dxn.datasets.waves import PHASES, wave_pair
 
 
 def small(**options):

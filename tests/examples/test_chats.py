@@ -3,13 +3,13 @@
 import re
 
 import pytest
+from dxn_examples.chats import chats
 from helpers.data import sizes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.data import InputSpec
-from dxn.datasets import chats
 from dxn.tokenize.text.chat import read_messages
 
 COUNTS = {"train": 53, "validation": 17, "test": 23}

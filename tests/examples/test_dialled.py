@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers.data import sizes
+from dxn_examples.dialled import dial_string, dialled
+from helpers.data import EXAMPLES, sizes
 from helpers.sounds import loud_stretches, same_sources
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,8 +16,6 @@ from dxn.config.compose import compose
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.data import InputSpec
-from dxn.datasets import dialled
-from dxn.datasets.dialled import dial_string
 from dxn.datasets.digits import HIGH_TONES, KEYS, LOW_TONES, SAMPLE_RATE
 
 COUNTS = {"train": 53, "validation": 17, "test": 23}
@@ -136,10 +135,16 @@ def test_the_data_is_that_of_earlier_versions():
 
 
 def test_the_yaml_builds_the_same_data():
-    overrides = ["data=dialled", "data.num_train=5", "data.num_validation=2", "data.num_test=3"]
+    overrides = [
+        EXAMPLES,
+        "data=dialled",
+        "data.num_train=5",
+        "data.num_validation=2",
+        "data.num_test=3",
+    ]
     node = compose(Train, [*overrides, "seed=5"]).values["data"]
     expected = small(num_train=5, num_validation=2, num_test=3, seed=5)
-    assert same_sources(build(node, key="data"), expected)
+    assert same_sources(build(node, key="data", trust=["dxn_examples"]), expected)
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers.data import sizes
-
-from dxn.commands.train import Train
-from dxn.config.compose import compose
-from dxn.config.instantiate import build
-from dxn.core.errors import UserError
-from dxn.data import InputSpec, open_rows
-from dxn.datasets import motion
-from dxn.datasets.motion import (
+from dxn_examples.motion import (
     DIRECTIONS,
     FPS,
     SAMPLE_RATE,
@@ -21,9 +13,17 @@ from dxn.datasets.motion import (
     Scene,
     draw,
     draw_scene,
+    motion,
     positions,
     turned,
 )
+from helpers.data import EXAMPLES, sizes
+
+from dxn.commands.train import Train
+from dxn.config.compose import compose
+from dxn.config.instantiate import build
+from dxn.core.errors import UserError
+from dxn.data import InputSpec, open_rows
 from dxn.tokenize import VideoAdapter
 
 COUNTS = {"train": 53, "validation": 17, "test": 23}
@@ -188,9 +188,15 @@ def test_a_row_does_not_depend_on_the_number_of_rows():
 
 
 def test_the_yaml_builds_the_same_data_and_the_rows_can_be_opened():
-    overrides = ["data=motion", "data.num_train=3", "data.num_validation=2", "data.num_test=2"]
+    overrides = [
+        EXAMPLES,
+        "data=motion",
+        "data.num_train=3",
+        "data.num_validation=2",
+        "data.num_test=2",
+    ]
     node = compose(Train, [*overrides, "seed=5", "data.size=19"]).values["data"]
-    rows = build(node, key="data").splits["train"]
+    rows = build(node, key="data", trust=["dxn_examples"]).splits["train"]
     expected = small(num_train=3, seed=5, size=19).splits["train"].cells
     assert rows.cells["target"] == expected["target"]
     opened = open_rows(rows, {"video": VideoAdapter(8).tokenizer})

@@ -1,0 +1,1 @@
+"""Data sets to try dxn with, as a package outside dxn."""
