@@ -24,7 +24,7 @@ _MODULES = {
     "folder": "sources.folder",
     "hub": "sources.hub",
     "Loader": "loader",
-    "make_samples": "dataset",
+    "make_samples": "stream",
     "open_rows": "reading",
     "rows_of_table": "sources.table",
     "table": "sources.table",

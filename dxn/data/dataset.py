@@ -16,16 +16,14 @@ from torch.utils.data import Dataset
 
 from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
+from dxn.data.loader import BAD, TIMEOUT, BatchOrder, InputDropout, Loader
+from dxn.data.raws import FileColumn, digest_of, lengths_of
 from dxn.data.rows import TARGET
 from dxn.tokenize.base import BadMedia, Tokenizer
 
 if TYPE_CHECKING:
-    from dxn.data.loader import InputDropout, Loader
     from dxn.data.reading import Issue
     from dxn.tasks.task import Task
-
-BAD = "#bad"  # key of the reasons why files of a batch are bad, by origin of their row
-TIMEOUT = 300.0  # default number of seconds to wait for a batch of the data workers
 
 
 @dataclass(frozen=True)
@@ -151,10 +149,6 @@ class Samples(Dataset):
     def reads_files(self) -> bool:
         """Whether samples read files, because not all raw values are in memory."""
         columns = [self.opened.raws[name] for name in self.inputs]
-        if all(isinstance(column, list) for column in columns):
-            return False
-        from dxn.data.raws import FileColumn
-
         return any(isinstance(column, FileColumn) and not column.is_complete for column in columns)
 
     def loader(
@@ -182,8 +176,6 @@ class Samples(Dataset):
             ahead: Number of batches per optimizer step.
             is_any: Function that returns whether a value is true in any of the processes.
         """
-        from dxn.data.loader import BatchOrder, Loader
-
         order = BatchOrder(
             self, batch_size, batch_tokens=batch_tokens, seed=seed, shuffle=True, shard=shard
         )
@@ -208,7 +200,6 @@ class Samples(Dataset):
 
         It is used to batch samples of similar length, which need less padding.
         """
-        from dxn.data.raws import lengths_of
         from dxn.tasks.target import Target
 
         # Copies of a row share its length: that of a text takes as long as encoding it.
@@ -290,13 +281,8 @@ class Samples(Dataset):
 
     def _bad_files(self, indices: Sequence[int]) -> dict[str, str]:
         """Return why files of samples, which were not decoded before, are bad, by origin."""
-        columns = [self.opened.raws[name] for name in self.inputs]
-        if all(isinstance(column, list) for column in columns):
-            return {}
-        from dxn.data.raws import FileColumn
-
         reasons: dict[str, str] = {}
-        for column in columns:
+        for column in (self.opened.raws[name] for name in self.inputs):
             if isinstance(column, FileColumn) and column.bad:
                 for i in indices:
                     row = int(self.rows[i]) % len(self.opened)
@@ -346,8 +332,6 @@ class Samples(Dataset):
                 rand = random.Random(f"{self.seed}/{epoch_of}/{self._id(i)}/hidden")
             value = None if self.targets is None else self.targets[row]
             if target.source == "hashes":
-                from dxn.data.raws import digest_of
-
                 # Of the raw values, because augmentation makes equal inputs different. Hashing a
                 # photo in each epoch takes much less time than preparing it.
                 names = [name for name in self.inputs if self.opened.present[name][row]]
@@ -423,24 +407,6 @@ class Samples(Dataset):
         row_id = row if row_ids is None else int(row_ids[row])
         # The first copy is the sample that there is without repeats.
         return f"{row_id}/{copy}" if copy else f"{row_id}"
-
-
-def make_samples(
-    task: Task, opened: Opened, tokenizers: Mapping[str, Tokenizer], **options: Any
-) -> Samples:
-    """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
-
-    The options are those of `Samples`. A `Stream` has a single input, so it ignores `only` and
-    `input_dropout`. Each conversation is a sample, also for a task that needs a stream of texts,
-    and so is each text with other inputs.
-    """
-    are_chats = any(tokenizer.reader.template is not None for tokenizer in tokenizers.values())
-    if task.target.source != "stream" or are_chats or len(tokenizers) > 1:
-        return Samples(opened, tokenizers, task=task, **options)
-    from dxn.data.stream import Stream  # most tasks need none
-
-    used = {name: value for name, value in options.items() if name not in ("only", "input_dropout")}
-    return Stream(opened, tokenizers, task=task, **used)
 
 
 def printable(cell: Any) -> Any:

@@ -18,11 +18,11 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.runtime import release_memory, spare_processes
 from dxn.core.schema import options
-from dxn.data.dataset import BAD, TIMEOUT, Samples
 from dxn.data.raws import CACHE_GB
 from dxn.tokenize.base import Tokenizer, rounded
 
 if TYPE_CHECKING:
+    from dxn.data.dataset import Samples
     from dxn.data.workers import Workers
 
 # A batch: the epoch, the indices of its samples, whether inputs are dropped, and whether it is a
@@ -32,6 +32,8 @@ BatchKey = tuple[int, Sequence[int], bool, bool]
 # Number of batches per pool. Samples are sorted by length within a pool, so a larger pool has less
 # padding but less random batches.
 POOL = 50
+BAD = "#bad"  # key of the reasons why files of a batch are bad, by origin of their row
+TIMEOUT = 300.0  # default number of seconds to wait for a batch of the data workers
 MAX_TIMEOUT = 2_000_000  # seconds; the operating system counts milliseconds with 32 bits
 
 DropRate = Annotated[float, Ge(0), Lt(1)]

@@ -117,6 +117,22 @@ class Stream(Samples):
         return {**sample, "#index": index}
 
 
+def make_samples(
+    task: Task, opened: Opened, tokenizers: Mapping[str, Tokenizer], **options: Any
+) -> Samples:
+    """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
+
+    The options are those of `Samples`. A `Stream` has a single input, so it ignores `only` and
+    `input_dropout`. Each conversation is a sample, also for a task that needs a stream of texts,
+    and so is each text with other inputs.
+    """
+    are_chats = any(tokenizer.reader.template is not None for tokenizer in tokenizers.values())
+    if task.target.source != "stream" or are_chats or len(tokenizers) > 1:
+        return Samples(opened, tokenizers, task=task, **options)
+    used = {name: value for name, value in options.items() if name not in ("only", "input_dropout")}
+    return Stream(opened, tokenizers, task=task, **used)
+
+
 def _text_sample(ids: Tensor) -> dict[str, Tensor]:
     """Return a sample in the format of the text tokenizer.
 

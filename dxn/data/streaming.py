@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.processes import from_first
-from dxn.data.dataset import BAD, Opened, Samples
-from dxn.data.loader import BatchOrder, Loader, default_workers, widened
+from dxn.data.dataset import Opened, Samples
+from dxn.data.loader import BAD, BatchOrder, Loader, default_workers, widened
 from dxn.data.raws import CacheBudget
 from dxn.data.reading import refuse_bad, survey_rows
 from dxn.data.sources.shards import SHARD_ROWS, Stream

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,9 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from dxn.core.errors import UserError
-from dxn.data.loader import BatchKey, BatchOrder
+
+if TYPE_CHECKING:
+    from dxn.data.loader import BatchKey, BatchOrder
 
 # Signals on which a training saves a checkpoint, which a terminal or a batch system sends to all
 # its processes. The workers are needed until the training ends.

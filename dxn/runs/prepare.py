@@ -27,11 +27,12 @@ from dxn.core.processes import from_all, from_first, launch, processes
 from dxn.core.randomness import named_draws
 from dxn.core.results import DataFacts, Truncation
 from dxn.core.runtime import release_memory
-from dxn.data.dataset import Opened, Samples, make_samples
+from dxn.data.dataset import Opened, Samples
 from dxn.data.inspect.fingerprint import differences, fingerprint
 from dxn.data.inspect.quality import find_problems
 from dxn.data.loader import InputDropout, LoaderOptions
 from dxn.data.rows import Source
+from dxn.data.stream import make_samples
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.presets.preset import choose_options, recommended_weights
 from dxn.runs.build import build_adapters, build_model

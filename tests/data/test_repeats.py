@@ -10,8 +10,9 @@ from helpers.training import SeriesTokenizer, fit, make_rows, make_task
 
 from dxn.core.dropout import Keys, keyed
 from dxn.data import LoaderOptions
-from dxn.data.dataset import Samples, make_samples
+from dxn.data.dataset import Samples
 from dxn.data.loader import BatchOrder
+from dxn.data.stream import make_samples
 from dxn.tasks import Language
 from dxn.tokenize import TextAdapter, TokenizerOptions
 from dxn.training.predict import name_rows

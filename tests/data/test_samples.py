@@ -17,11 +17,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from dxn.core.errors import UserError
-from dxn.data.dataset import Opened, Samples, make_samples
+from dxn.data.dataset import Opened, Samples
 from dxn.data.loader import BatchOrder, InputDropout, Loader, LoaderOptions
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
-from dxn.data.stream import Stream
+from dxn.data.stream import Stream, make_samples
 from dxn.tasks import IGNORED, Classify, Language, Masked, Tag, Target
 from dxn.tokenize import (
     AudioAdapter,
