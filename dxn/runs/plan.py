@@ -296,9 +296,9 @@ def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task:
         raise UserError(
             f"pretrain.task: must be a task that needs no targets, such as masked, got {task.name}"
         )
-    # Pretraining uses neither mixup nor R-Drop, see MAIN_TASK_ONLY in train.py. With them, the
-    # check of a task that does not support them would fail, but the main task may support them.
-    trainer = {**config["trainer"], "mixup": 0.0, "r_drop": 0.0}
+    # Pretraining does not use mixup, see MAIN_TASK_ONLY in train.py. With it, the check of a task
+    # that does not support it would fail, but the main task may support it.
+    trainer = {**config["trainer"], "mixup": 0.0}
     check_combinations({**config, "head": node["task"], "trainer": trainer}, task, trust)
     return task
 

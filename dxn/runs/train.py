@@ -35,7 +35,6 @@ MAIN_TASK_ONLY = {
     "max_minutes": None,
     "ema_decay": 0.0,
     "mixup": 0.0,
-    "r_drop": 0.0,
 }
 
 

@@ -196,12 +196,6 @@ class Bernoulli(Space):
         # The difference of two logarithms is exact where a probability rounds to 0 or 1.
         return F.logsigmoid(stacked).logsumexp(0) - F.logsigmoid(-stacked).logsumexp(0)
 
-    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
-        """Return the mean symmetric KL divergence of the decisions."""
-        a, b = output.float(), other.float()
-        # The difference of the logits is that of log p and log q, minus that of "no".
-        return ((a.sigmoid() - b.sigmoid()) * (a - b)).mean() / 2
-
 
 class LabelMetric(Metric):
     """Metrics of the labels of which each row has any number: F1, exact match, and per label.

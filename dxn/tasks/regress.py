@@ -109,7 +109,7 @@ class Number(Space):
     """A standardized number (B, 1); targets are standardized numbers (B,).
 
     The loss is twice the negative log-likelihood of a normal distribution with a standard deviation
-    of 1, and the divergence is twice the KL divergence of two such distributions.
+    of 1.
 
     Args:
         numbers: The targets, with their mean and standard deviation.

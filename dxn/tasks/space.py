@@ -72,8 +72,7 @@ class Space(ABC, CheckedMembers):
 
     Attributes:
         mixes: Whether `mix` works for the targets, so that trainer.mixup can be set.
-        averages: Whether `mean` and `divergence` work, so that ensemble and trainer.r_drop can be
-            set.
+        averages: Whether `mean` works, so that ensemble can be set.
         kind: What a row gets. The preset, the baseline and the charts of an evaluation depend on
             it. None: something else, which has none of them. A derived class does not inherit it,
             because its targets can be others.
@@ -111,20 +110,6 @@ class Space(ABC, CheckedMembers):
     def mean(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the output of an ensemble in the same space, from those of its members."""
         return torch.stack(list(outputs)).mean(0)
-
-    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
-        """Return how much two outputs differ, for R-Drop (arXiv:2106.14448).
-
-        Args:
-            output: Output of the head.
-            other: Output of the head for the same batch, with other dropout.
-            batch: The batch.
-
-        Returns:
-            The mean () of a symmetric divergence, over the same targets as in `loss`. Default: the
-            mean squared difference.
-        """
-        return F.mse_loss(output.float(), other.float())
 
     def mix(self, target: Tensor, order: Tensor, share: float) -> Tensor:
         """Mix the targets of a batch with those of a permuted batch, for mixup (arXiv:1710.09412).
@@ -187,19 +172,8 @@ class Categorical(Space):
         log_probabilities = torch.stack(list(outputs)).float().log_softmax(-1)
         return log_probabilities.logsumexp(0) - math.log(len(outputs))
 
-    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
-        """Return the mean symmetric KL divergence."""
-        return symmetric_kl(output, other).mean()
-
     def mix(self, target: Tensor, order: Tensor, share: float) -> Tensor:
         """Return soft targets (B, K), the mixed class probabilities."""
         # one_hot cannot encode IGNORED. It does not occur here, because mixup is applied only in
         # training, where all classes are known.
         return super().mix(F.one_hot(target, len(self.names.labels)).float(), order, share)
-
-
-def symmetric_kl(logits: Tensor, others: Tensor) -> Tensor:
-    """Return (KL(p || q) + KL(q || p)) / 2 (...) of distributions with these logits (..., K)."""
-    log_p, log_q = logits.float().log_softmax(-1), others.float().log_softmax(-1)
-    # The sum of both is the sum over the classes of (p - q) (log p - log q).
-    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2

@@ -34,7 +34,7 @@ from dxn.tasks.entities import (
 from dxn.tasks.heads import LinearHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names, NamesState, class_name, explain_case
-from dxn.tasks.space import Batch, Categorical, LossSum, symmetric_kl
+from dxn.tasks.space import Batch, Categorical, LossSum
 from dxn.tasks.target import IGNORED
 from dxn.tasks.task import Task
 
@@ -230,13 +230,6 @@ class PerWord(Categorical):
         mask = F.pad(part["mask"], (0, output.shape[1] - part["mask"].shape[1]))
         real = mask.new_zeros(output.shape[:2]).index_copy(0, part["rows"], mask)
         return {"probabilities": output.float().softmax(-1) * real[..., None]}
-
-    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
-        """Return the mean symmetric KL divergence of the tags of words."""
-        known = batch["target"] != IGNORED
-        width = known.shape[1]
-        each = symmetric_kl(output[:, :width], other[:, :width])
-        return (each * known).sum() / known.sum().clamp(min=1)
 
 
 class EntityMetric(Metric):

@@ -63,7 +63,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         name: Name of the task, for head=NAME.
         target: What the model learns to predict.
         space: What the output of the head means. None: the task defines `loss` and `predict`, and
-            supports neither ensembles nor trainer.mixup and trainer.r_drop.
+            supports neither ensembles nor trainer.mixup.
         metric: How good predictions are.
         separates_inputs: Whether the head compares inputs with each other: it receives each input
             encoded alone, as `dxn.models.InputVectors`. The head then has the same attribute.
@@ -109,12 +109,10 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         options = config.get("trainer", {})
         mixes = self.space is not None and self.space.mixes
         averages = self.space is not None and self.space.averages
-        for option, is_supported in (("mixup", mixes), ("r_drop", averages)):
-            if options.get(option) and not is_supported:
-                raise UserError(
-                    f"trainer.{option}: cannot be combined with head={self.name}; set "
-                    f"trainer.{option}=0"
-                )
+        if options.get("mixup") and not mixes:
+            raise UserError(
+                f"trainer.mixup: cannot be combined with head={self.name}; set trainer.mixup=0"
+            )
         if config.get("ensemble", 1) > 1 and not averages:
             raise UserError(
                 f"ensemble: cannot be combined with head={self.name}; set ensemble=1, got "

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.core.display import duration
-from dxn.core.dropout import MAX_SEED, keyed, number_layers, selected
+from dxn.core.dropout import MAX_SEED, keyed, number_layers
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import CHECKPOINTS, remove_unfinished
 from dxn.core.processes import from_first
@@ -55,8 +55,6 @@ Schedule = Callable[[float], float]
 # weights of a training that fits into its limit depend on the clock.
 GRACE = 0.05
 MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
-# Number of the dropout masks of a second pass. The model numbers its selections from 0.
-SECOND_PASS = 2**16 - 1
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_
 MAX_BALANCED = 64  # samples from which a task computes constants of its loss
 
@@ -119,9 +117,6 @@ class Trainer:
             first epoch, or has risen above its lowest value by 10% of that of the first epoch.
             Until then, the model can be at chance, and learns from samples as they are. It needs a
             validation split. null: mixup is used from the first epoch.
-        r_drop: Weight of the R-Drop loss (arXiv:2106.14448). Each batch is computed twice with
-            different dropout, and the loss includes the divergence of the two outputs. A step then
-            takes twice the time. 0 turns it off.
         log_every: Number of optimizer steps between two lines of metrics.jsonl.
         checkpoint_minutes: Minutes between two checkpoints within an epoch. There is also one at
             the start, and one at the end of each epoch. 0: only these.
@@ -157,7 +152,6 @@ class Trainer:
     ema_decay: float = 0.0
     mixup: float = 0.0
     mixup_below: float | None = None
-    r_drop: float = 0.0
     log_every: int = 10
     checkpoint_minutes: float = 10.0
     checkpoint_every: int = 0
@@ -176,7 +170,7 @@ class Trainer:
         if self.batch_tokens is not None and not self.batch_tokens >= 1:
             raise ValueError(f"batch_tokens must be at least 1 or null, got {self.batch_tokens}")
         for name in (
-            *("max_grad_norm", "patience", "mixup", "r_drop"),
+            *("max_grad_norm", "patience", "mixup"),
             *("checkpoint_minutes", "checkpoint_every", "max_skipped_steps"),
         ):
             if not values[name] >= 0:
@@ -207,8 +201,6 @@ class Trainer:
         self.used_precision: UsedPrecision = made[1]
         if self.shard and self.accelerator.num_processes == 1:
             raise ValueError("shard needs several processes; start them with torchrun")
-        if self.shard and self.r_drop:
-            raise ValueError("shard cannot be combined with r_drop; set one of them to its default")
         # Only the main process prints and writes files.
         self.main = self.accelerator.is_main_process
         self.limit = math.inf if self.max_minutes is None else 60 * self.max_minutes  # seconds
@@ -545,22 +537,7 @@ class Trainer:
             run = self._run
             if batch["#size"] == 1 < self.order.fewest // state.parts:
                 run = call  # a single sample that is left would need a variant of its own
-            if self.r_drop:
-                # DDP prepares each forward pass that synchronizes gradients for a backward pass of
-                # its own. Both passes have the same one, so only the second pass is prepared.
-                with self.parallel.not_synchronized():
-                    first = run(_output, model, batch, mixing, device, precision)
-                with selected(torch.arange(batch["#size"], device=device), SECOND_PASS):
-                    second = run(_output, model, batch, mixing, device, precision)
-                # The mean of the two losses instead of their sum, so that the weight of the target
-                # does not depend on this option. The paper's code does the same.
-                loss, other = self.task.loss(first, batch), self.task.loss(second, batch)
-                assert self.task.space is not None  # see Task.check
-                divergence = self.task.space.divergence(first, second, batch) * loss.weight
-                total = (loss.total + other.total) / 2 + self.r_drop * divergence
-                loss = LossSum(total, loss.weight)
-            else:
-                loss = run(_loss, self.task, model, batch, mixing, device, precision)
+            loss = run(_loss, self.task, model, batch, mixing, device, precision)
             if batch.get("#filler"):
                 # It only keeps this process in step with the others, which have one more sample.
                 loss = LossSum(0 * loss.total, 0 * loss.weight)

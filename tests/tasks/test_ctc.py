@@ -120,7 +120,6 @@ def test_an_ensemble_has_the_mean_of_the_probabilities():
     mean = task.space.decode(task.space.mean(outputs), batch)["probabilities"]
     each = [task.space.decode(output, batch)["probabilities"] for output in outputs]
     assert_same(mean, torch.stack(each).mean(0))
-    assert task.space.divergence(outputs[0], outputs[0], batch) == 0
 
 
 # The vocabulary

@@ -467,7 +467,7 @@ def test_queries_overfit_a_few_pictures():
     assert losses[-1] < 0.6 * losses[0]
 
 
-@pytest.mark.parametrize("option", ["trainer.mixup=1", "trainer.r_drop=1", "ensemble=2"])
+@pytest.mark.parametrize("option", ["trainer.mixup=1", "ensemble=2"])
 def test_what_needs_one_output_per_sample_is_refused(option, tmp_path, capsys):
     options = ["data=objects", "head=detect", "adapters=[image]", f"run={tmp_path / 'run'}"]
     message = refused(capsys, "train", *options, option)

@@ -162,7 +162,7 @@ def test_a_model_with_queries_trains_and_predicts(tmp_path, capsys):
         ([*QUERY, "head.dice=1"], "head.dice: has no effect on queries"),
         ([*QUERY, "head.channels=32"], "head.channels: has no effect on queries"),
         ([*QUERY, "adapters.image.stride=4"], "patches that do not overlap"),
-        ([*QUERY, "trainer.r_drop=1"], "trainer.r_drop: cannot be combined"),
+        ([*QUERY, "trainer.mixup=1"], "trainer.mixup: cannot be combined"),
     ],
 )
 def test_options_that_do_not_fit_queries_are_refused(tmp_path, capsys, options, problem):

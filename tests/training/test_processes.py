@@ -64,7 +64,7 @@ try:
 except KeyboardInterrupt:
     pass
 Trainer.train_step = step
-fit(folder / "twice", r_drop=0.7, epochs=1, batch_size=6, optimizer=sgd)
+fit(folder / "dropout", epochs=1, batch_size=6, optimizer=sgd)
 assert main([*json.loads(sys.argv[2]), f"output={folder}", "name=digits"]) == 0
 run = next((folder / "digits").iterdir())
 options = [f"run={run}", "batch_size=3", "device=cpu"]
@@ -207,11 +207,11 @@ def test_one_process_continues_a_training_of_two_and_loses_no_sample(trained, tm
     assert left == pytest.approx(right, abs=1e-5)
 
 
-def test_two_processes_take_the_steps_of_one_with_r_drop(trained, tmp_path):
+def test_two_processes_take_the_steps_of_one_with_dropout(trained, tmp_path):
     folder, *_ = trained
-    options = {"r_drop": 0.7, "epochs": 1, "batch_size": 12, "optimizer": sgd}
+    options = {"epochs": 1, "batch_size": 12, "optimizer": sgd}
     fit(tmp_path / "alone", **options)
-    alone, shared = checkpoint_of(tmp_path / "alone"), checkpoint_of(folder / "twice")
+    alone, shared = checkpoint_of(tmp_path / "alone"), checkpoint_of(folder / "dropout")
     weights = [name for name in alone if name.startswith("model/")]
     for name in weights:
         torch.testing.assert_close(shared[name], alone[name], rtol=0, atol=1e-5)

@@ -16,11 +16,13 @@ from dxn.training.state import MAX_SCALE, SCALE_STEPS, State
 from dxn.training.trainer import Trainer
 
 
-def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path, dropout):
+    """The masks of dropout do not depend on the batch."""
     results = []
     for batch_size, steps in ((22, 1), (11, 2)):
-        task = make_task(dropout=0.0)
-        model = make_model(task, dropout=0.0)
+        task = make_task(dropout=dropout)
+        model = make_model(task, dropout=dropout)
         fit(
             tmp_path / str(steps),
             count=22,
@@ -34,6 +36,18 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
         results.append(model.state_dict())
     initial = make_model(task).state_dict()
     assert not torch.equal(results[0]["head.out.weight"], initial["head.out.weight"])
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(tensor, results[1][name], rtol=0, atol=1e-6)
+
+
+def test_checkpointed_activations_give_the_same_weights(tmp_path):
+    """The backward pass computes each block again with its own dropout."""
+    results = []
+    for checkpointing in (False, True):
+        model = make_model(make_task())
+        model.backbone.activation_checkpointing = checkpointing
+        fit(tmp_path / str(checkpointing), epochs=1, model=model)
+        results.append(model.state_dict())
     for name, tensor in results[0].items():
         torch.testing.assert_close(tensor, results[1][name], rtol=0, atol=1e-6)
 
@@ -261,7 +275,6 @@ def test_patience_begins_when_the_validation_loss_has_fallen_or_risen(
         ({"max_grad_norm": -1.0}, "max_grad_norm must be at least 0, got -1.0"),
         ({"mixup": -0.1}, "mixup must be at least 0, got -0.1"),
         ({"mixup_below": 0.0}, r"mixup_below must be in \(0, 1\] or null, got 0.0"),
-        ({"r_drop": -0.1}, "r_drop must be at least 0, got -0.1"),
         ({"patience": -1}, "patience must be at least 0, got -1"),
         ({"max_minutes": 0.0}, "max_minutes must be above 0 or null, got 0.0"),
         ({"checkpoint_every": -1}, "checkpoint_every must be at least 0, got -1"),

@@ -19,7 +19,7 @@ from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.tasks.generate.texts import ErrorRates, describe_texts
 from dxn.tasks.heads import LinearHead, PreHead
-from dxn.tasks.space import Batch, LossSum, Space, symmetric_kl
+from dxn.tasks.space import Batch, LossSum, Space
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
 
@@ -186,11 +186,6 @@ class CharacterSpace(Space):
         """Return the logarithm of the mean of the probabilities."""
         log_probabilities = torch.stack(list(outputs)).float().log_softmax(-1)
         return log_probabilities.logsumexp(0) - math.log(len(outputs))
-
-    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
-        """Return the mean symmetric KL divergence of the characters of all tokens."""
-        mask = self._mask(output, batch)
-        return (symmetric_kl(output, other) * mask).sum() / mask.sum()
 
     def _mask(self, output: Tensor, batch: Batch) -> Tensor:
         """Return a mask (B, N), True at the tokens of the input."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dxn.tasks.segment.target import PixelClasses
-from dxn.tasks.space import Batch, Categorical, LossSum, symmetric_kl
+from dxn.tasks.space import Batch, Categorical, LossSum
 from dxn.tasks.target import IGNORED
 
 
@@ -46,12 +46,6 @@ class PerPixel(Categorical):
         """Return the logarithm of the mean of the probabilities."""
         total = torch.stack(list(outputs)).float().log_softmax(2).logsumexp(0)
         return total - torch.tensor(float(len(outputs))).log()
-
-    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
-        """Return the mean symmetric KL divergence of the classes of pixels."""
-        known = batch["target"] != IGNORED
-        each = symmetric_kl(output.movedim(1, -1), other.movedim(1, -1))
-        return (each * known).sum() / known.sum().clamp(min=1)
 
 
 def _dice(output: Tensor, batch: Batch) -> Tensor:
