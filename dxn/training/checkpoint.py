@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.swa_utils import AveragedModel
 
 from dxn.core.errors import UserError
@@ -55,6 +57,7 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     ema: AveragedModel | None,
+    scaler: GradScaler,
     state: State,
     generators: Mapping[str, Tensor],
     order: Mapping[str, Tensor],
@@ -69,6 +72,7 @@ def save(
         model: Model whose weights are saved.
         optimizer: Optimizer whose state is saved.
         ema: Moving average of the weights, or None.
+        scaler: Factor of the loss in fp16.
         state: Position of the training.
         generators: States of the random generators (P, bytes) of all P processes.
         order: Positions in the data (P, ...) of all P processes, see `BatchOrder.position`.
@@ -104,7 +108,9 @@ def save(
             take(f"optimizer/{i}/{name}", torch.as_tensor(value))
     if not main:
         return
-    for group, values in (("generators", generators), ("order", order), ("log", log)):
+    factors = {name: torch.tensor(value) for name, value in scaler.state_dict().items()}
+    groups = {"generators": generators, "order": order, "log": log, "scaler": factors}
+    for group, values in groups.items():
         tensors |= {f"{group}/{name}": tensor for name, tensor in values.items()}
     target = folder / f"{PREFIX}{state.step:09}"
     before = next(iter(all_checkpoints(folder)), target)
@@ -144,6 +150,7 @@ def load(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     ema: AveragedModel | None,
+    scaler: GradScaler,
     process: int = 0,
     say: Callable[[str], None] = print,
     divided: Callable[[Tensor, Tensor], Tensor] = unchanged,
@@ -155,6 +162,7 @@ def load(
         model: Model with the same architecture as the saved one.
         optimizer: Optimizer with the same parameter groups as the saved one.
         ema: Moving average of the weights, or None.
+        scaler: Factor of the loss in fp16.
         process: Index (rank) of this process in distributed training. The first one renames
             damaged checkpoints.
         say: Function that prints a line about a damaged checkpoint.
@@ -189,6 +197,7 @@ def load(
     _check_generators(generators, generator_states(device), file)
     log = _without_prefix("log", tensors)
     check_log(log, file)
+    factors = _scaler_state(_without_prefix("scaler", tensors), scaler, file)
     model.load_state_dict({name: divided(t, own[name]) for name, t in weights.items()})
     # A run may turn averaging on or off when it resumes.
     if ema is not None and averaged:
@@ -201,6 +210,8 @@ def load(
     for i, values in entries.items():
         entries[i] = {name: divided(t, parameters[i]) for name, t in values.items()}
     optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
+    if factors:
+        scaler.load_state_dict(factors)
     # If the resumed run has more processes than the saved one, the additional processes use the
     # states of the first process.
     row = process if process < len(generators["cpu"]) else 0
@@ -370,6 +381,30 @@ def _kinds_of_state(
         {name: (torch.as_tensor(v).dtype, not torch.as_tensor(v).ndim) for name, v in state.items()}
         for state in states
     ]
+
+
+def _scaler_state(
+    tensors: Mapping[str, Tensor], scaler: GradScaler, path: Path
+) -> dict[str, float]:
+    """Return the state of the factor of the loss. Empty if the training does not use fp16.
+
+    Args:
+        tensors: The numbers of the state, () each.
+        scaler: The factor before it is restored.
+        path: File of the tensors, for messages.
+
+    Raises:
+        UserError: If it is not the state of a factor.
+    """
+    expected = scaler.state_dict()
+    if not (expected and tensors):
+        return {}
+    is_valid = tensors.keys() == expected.keys() and all(
+        tensor.numel() == 1 and 0 <= tensor < math.inf for tensor in tensors.values()
+    )
+    if not is_valid or not tensors["scale"] > 0:
+        raise UserError(f"{path}: scaler: not a state of the factor of the loss in fp16")
+    return {name: tensor.item() for name, tensor in tensors.items()}
 
 
 def _check_generators(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:

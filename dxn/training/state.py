@@ -13,9 +13,6 @@ from dxn.tasks.task import Task
 
 # A rise of the validation loss by more than this fraction of the first one is no fluctuation.
 RISE = 0.1
-# Steps in fp16 after which a larger factor of the loss is tried, as in GradScaler of torch.
-SCALE_STEPS = 2000
-MAX_SCALE = 2.0**24
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -35,9 +32,6 @@ class State(Strict):
         parts: Number of parts into which each batch is divided because there is not enough memory.
         skipped: Number of skipped steps, because the loss or a gradient was not finite.
         skipped_in_row: Number of skipped steps since the last one that was taken.
-        loss_scale: Factor of the loss in the backward pass in fp16, whose smallest numbers are too
-            large for many gradients.
-        steps_of_scale: Number of steps that were taken since this factor changed.
         monitored: Name of the monitored metric. "" before the first epoch.
         best: Best value of the monitored metric so far.
         best_epoch: Epoch whose weights are kept, counted from 1. 0 before the first one.
@@ -62,8 +56,6 @@ class State(Strict):
     parts: Annotated[int, Field(ge=1)] = 1
     skipped: Count = 0
     skipped_in_row: Count = 0
-    loss_scale: Annotated[float, Field(ge=1, le=MAX_SCALE)] = 2.0**16
-    steps_of_scale: Count = 0
     monitored: str = ""
     best: Figure | None = None
     best_epoch: Count = 0
@@ -76,12 +68,6 @@ class State(Strict):
     seconds: Seconds = 0.0
     elapsed: Seconds = 0.0
     validation: Seconds = 0.0
-
-    def count_scaled(self) -> None:
-        """Count a step in fp16 that was taken. After many of them, the factor of the loss grows."""
-        self.steps_of_scale += 1
-        if self.steps_of_scale == SCALE_STEPS:
-            self.loss_scale, self.steps_of_scale = min(2 * self.loss_scale, MAX_SCALE), 0
 
     @property
     def loss_ratio(self) -> float:

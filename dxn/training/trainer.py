@@ -280,6 +280,10 @@ class Trainer:
             shard=self.shard,
         )
         self.optimizer = optimizer
+        # The smallest numbers of fp16 are too large for many gradients, so the loss has a factor.
+        self.scaler = torch.amp.GradScaler(
+            accelerator.device.type, enabled=self.used_precision == "fp16"
+        )
         # Steps of which it is not known yet whether they were skipped.
         self.skips_on_device, self.unread = self._skips_on_device(), list[Step]()
         # Collecting these in each step would take as long as clipping the gradients.
@@ -504,6 +508,7 @@ class Trainer:
             if finite:
                 self._update()
             self._count(done, is_finite=bool(finite))
+            self.scaler.update()
         # The learning rate of the first group is logged.
         lr = self.optimizer.param_groups[0]["lr"]
         self.log.step(loss.mean, int(size), num_batches, lr, state)
@@ -542,9 +547,7 @@ class Trainer:
                 # It only keeps this process in step with the others, which have one more sample.
                 loss = LossSum(0 * loss.total, 0 * loss.weight)
             objective = loss.total if as_sum else loss.mean
-            if self.used_precision == "fp16":
-                objective = objective * state.loss_scale
-            objective.backward()
+            self.scaler.scale(objective).backward()
         return LossSum(loss.total.detach(), loss.weight.detach())
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -566,8 +569,7 @@ class Trainer:
             # DDP has already divided the sum over the processes by their number.
             weight = torch.where(loss.weight > 0, loss.weight, 1.0) / self.accelerator.num_processes
             torch._foreach_div_(gradients, weight)  # pyright: ignore
-        if self.used_precision == "fp16" and gradients:
-            torch._foreach_div_(gradients, self.state.loss_scale)  # pyright: ignore
+        self.scaler.unscale_(self.optimizer)
         # Of the accumulated gradient, not of each batch: accumulated batches must make the same
         # step as one large batch.
         norm = get_total_norm(gradients)
@@ -602,13 +604,9 @@ class Trainer:
         state = self.state
         if is_finite:
             state.skipped_in_row = 0
-            if self.used_precision == "fp16":
-                state.count_scaled()
             return
-        if self.used_precision == "fp16" and state.loss_scale > 1 and step.loss.isfinite():
-            # The gradient may fit into fp16 with a smaller factor.
-            state.loss_scale, state.steps_of_scale = max(state.loss_scale / 2, 1.0), 0
-            return
+        if self.scaler.is_enabled() and self.scaler.get_scale() > 1 and step.loss.isfinite():
+            return  # the gradient may fit into fp16 with the next, smaller factor of the loss
         state.skipped += 1
         state.skipped_in_row += 1
         what = "gradient" if math.isfinite(float(step.loss)) else "loss"
@@ -704,6 +702,7 @@ class Trainer:
                 model=self.parallel.trained,
                 optimizer=self.optimizer,
                 ema=self.parallel.ema,
+                scaler=self.scaler,
                 state=self.state,
                 generators=generators,
                 order=order,
@@ -721,6 +720,7 @@ class Trainer:
             model=self.parallel.trained,
             optimizer=self.optimizer,
             ema=self.parallel.ema,
+            scaler=self.scaler,
             process=self.accelerator.process_index,
             say=self.log.print,
             divided=self.parallel.divided,

@@ -1,18 +1,23 @@
 """The training loop: what each option does, and that it knows nothing but the task."""
 
+import functools
 import itertools
+import json
 import math
 
 import pytest
 import torch
 from helpers.runs import checkpoint_of, interrupt, log_of, same_tensors
 from helpers.training import fit, make_model, make_samples, make_task
+from safetensors.torch import save_file
 
+from dxn.core.errors import UserError
+from dxn.core.files import write_sums
 from dxn.data.dataset import Samples
 from dxn.data.loader import InputDropout
-from dxn.training import trainer as trainer_module
+from dxn.training.checkpoint import FILE, all_checkpoints, read
 from dxn.training.optim import adamw, constant, sgd
-from dxn.training.state import MAX_SCALE, SCALE_STEPS, State
+from dxn.training.state import State
 from dxn.training.trainer import Trainer
 
 
@@ -345,7 +350,9 @@ def test_a_training_in_fp16_is_close_to_one_in_float32_and_resumes_bit_for_bit(
         for name in ("whole", "float32")
     )
     assert ours == pytest.approx(theirs, rel=2e-2) and ours != theirs
-    assert state.skipped == 0 and state.loss_scale == 2**16 and state.steps_of_scale == state.step
+    saved = checkpoint_of(tmp_path / "whole")
+    assert state.skipped == 0 and saved["scaler/scale"] == 2**16
+    assert saved["scaler/_growth_tracker"] == state.step
     with interrupt(monkeypatch, step=7), pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "cut", precision="fp16", **options)
     fit(tmp_path / "cut", precision="fp16", resume=True, **options)
@@ -357,24 +364,25 @@ def test_a_training_in_fp16_is_close_to_one_in_float32_and_resumes_bit_for_bit(
 def test_the_loss_is_scaled_by_less_until_its_gradient_fits_into_fp16(
     tmp_path, monkeypatch, capsys, accumulated
 ):
-    start = {"loss_scale": MAX_SCALE}
-    monkeypatch.setattr(trainer_module, "State", lambda **more: State(**start, **more))
+    largest = 2.0**24
+    scaler = functools.partial(torch.amp.GradScaler, init_scale=largest)
+    monkeypatch.setattr(torch.amp, "GradScaler", scaler)
     options = {"epochs": 3, "batch_size": 3, "grad_accum_steps": accumulated}
     model, state, _ = fit(tmp_path / "run", precision="fp16", **options)
-    taken = state.steps_of_scale
-    assert 1 < state.loss_scale < MAX_SCALE and 0 < taken < state.step
-    assert state.step - taken >= math.log2(MAX_SCALE / state.loss_scale)
+    saved = checkpoint_of(tmp_path / "run")
+    scale, taken = float(saved["scaler/scale"]), int(saved["scaler/_growth_tracker"])
+    assert 1 < scale < largest and 0 < taken < state.step
+    assert state.step - taken >= math.log2(largest / scale)
     assert state.skipped == 0 and "warning" not in capsys.readouterr().out
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-def test_after_many_steps_the_loss_is_scaled_by_more():
-    state = State()
-    for _ in range(SCALE_STEPS):
-        assert state.loss_scale == 2**16
-        state.count_scaled()
-    assert (state.loss_scale, state.steps_of_scale) == (2**17, 0)
-    state.loss_scale = MAX_SCALE
-    for _ in range(SCALE_STEPS):
-        state.count_scaled()
-    assert state.loss_scale == MAX_SCALE
+def test_a_factor_of_the_loss_that_is_not_positive_is_refused(tmp_path):
+    fit(tmp_path, epochs=1, precision="fp16")
+    folder = all_checkpoints(tmp_path / "checkpoints")[0]
+    tensors, state = read(folder)
+    tensors["scaler/scale"] = torch.tensor(-1.0)
+    save_file(tensors, folder / FILE, {"state": json.dumps(state)})
+    write_sums(folder)
+    with pytest.raises(UserError, match="scaler: not a state of the factor of the loss"):
+        fit(tmp_path, epochs=2, precision="fp16", resume=True)
