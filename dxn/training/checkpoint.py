@@ -23,7 +23,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.optim.swa_utils import AveragedModel
 
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums, link, read_sums, replace_folder, write_sums
@@ -36,11 +35,11 @@ from dxn.core.tensors import (
     write_tensors,
 )
 from dxn.core.untrusted import check_file
+from dxn.training.average import Average
 from dxn.training.state import State
 
 FILE = "training.safetensors"
 FROZEN = "frozen.safetensors"
-AVERAGED = "module."  # prefix of the names in the state of a moving average
 PREFIX = "step-"
 DAMAGED = "damaged-"
 KEPT = 2
@@ -56,7 +55,7 @@ def save(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    ema: AveragedModel | None,
+    average: Average | None,
     scaler: GradScaler,
     state: State,
     generators: Mapping[str, Tensor],
@@ -71,7 +70,7 @@ def save(
         folder: Folder of all checkpoints of the training.
         model: Model whose weights are saved.
         optimizer: Optimizer whose state is saved.
-        ema: Moving average of the weights, or None.
+        average: Moving average of the weights, or None.
         scaler: Factor of the loss in fp16.
         state: Position of the training.
         generators: States of the random generators (P, bytes) of all P processes.
@@ -97,10 +96,8 @@ def save(
     for name, tensor in model.state_dict().items():
         kept = frozen if name in fixed else tensors
         check_before_saving({name: take(f"model/{name}", tensor, kept)})
-    for name, tensor in ({} if ema is None else ema.state_dict()).items():
-        # Frozen weights are their own average.
-        if name.removeprefix(AVERAGED) not in fixed:
-            check_before_saving({name: take(f"ema/{name}", tensor)})
+    for name, tensor in ({} if average is None else average.tensors).items():
+        check_before_saving({name: take(f"ema/{name}", tensor)})
     # The state dict of an optimizer numbers the parameters in the order of its groups. safetensors
     # stores only tensors, so scalars such as the step become tensors.
     for i, values in optimizer.state_dict()["state"].items():
@@ -149,7 +146,7 @@ def load(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    ema: AveragedModel | None,
+    average: Average | None,
     scaler: GradScaler,
     process: int = 0,
     say: Callable[[str], None] = print,
@@ -161,7 +158,7 @@ def load(
         folder: Folder that `save` wrote to.
         model: Model with the same architecture as the saved one.
         optimizer: Optimizer with the same parameter groups as the saved one.
-        ema: Moving average of the weights, or None.
+        average: Moving average of the weights, or None.
         scaler: Factor of the loss in fp16.
         process: Index (rank) of this process in distributed training. The first one renames
             damaged checkpoints.
@@ -187,10 +184,8 @@ def load(
     own = model.state_dict()
     check_weights(weights, own, file)
     averaged = _without_prefix("ema", tensors)
-    own_averaged = {} if ema is None else ema.state_dict()
-    if ema is not None and averaged:
-        averaged |= {AVERAGED + name: weights[name] for name in _frozen_names(model)}
-        check_weights(averaged, own_averaged, file)
+    if average is not None and averaged:
+        check_weights(averaged, average.tensors, file)
     entries = _optimizer_state(_without_prefix("optimizer", tensors), optimizer, file)
     generators = _without_prefix("generators", tensors)
     device = next(model.parameters()).device
@@ -200,11 +195,11 @@ def load(
     factors = _scaler_state(_without_prefix("scaler", tensors), scaler, file)
     model.load_state_dict({name: divided(t, own[name]) for name, t in weights.items()})
     # A run may turn averaging on or off when it resumes.
-    if ema is not None and averaged:
-        ema.load_state_dict({name: divided(t, own_averaged[name]) for name, t in averaged.items()})
-    elif ema is not None:
-        # The resumed run turned averaging on, so the average starts at the restored weights.
-        ema.module.load_state_dict(model.state_dict())
+    if average is not None and averaged:
+        for name, tensor in average.tensors.items():
+            tensor.copy_(divided(averaged[name], tensor))
+    elif average is not None:
+        average.restart()
     # The groups keep the options of the resumed run, such as a new weight decay.
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for i, values in entries.items():

@@ -1,18 +1,15 @@
-"""The optimizers, the learning rate schedules, and the moving average of the weights."""
+"""The optimizers and the learning rate schedules."""
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from dxn.core.errors import UserError
 from dxn.models.fusion import shared_name
@@ -260,66 +257,6 @@ def constant(*, warmup: float = 0.0) -> Callable[[float], float]:
     """
     _check(warmup=warmup)
     return lambda progress: min(progress / warmup, 1.0) if warmup else 1.0
-
-
-def make_ema(model: nn.Module, decay: float) -> AveragedModel:
-    """Create a moving average of the weights and buffers of a model.
-
-    At step n the decay is min(decay, n / (n + 10)). With the smaller decay at the start, the random
-    initial weights soon disappear from the average. Call `update_parameters(model)` after each
-    optimizer step.
-    """
-
-    def update(averages: Any, values: Any, step: Tensor | int) -> None:
-        # All tensors of a list have the same dtype. `step` is on their device, and this one is not.
-        n = int(ema.n_averaged)
-        weight = 1 - min(decay, n / (n + 10))
-        # The buffers of a sharded model are not divided, and a list cannot contain both types.
-        for kind in {type(value) for value in values}:
-            old = [
-                each for each, value in zip(averages, values, strict=True) if type(value) is kind
-            ]
-            new = [value for value in values if type(value) is kind]
-            if kind is Tensor:  # not divided over processes
-                pairs = zip(old, new, strict=True)
-                changed = [(a, b) for a, b in pairs if a.data_ptr() != b.data_ptr()]
-                old, new = ([pair[i] for pair in changed] for i in (0, 1))
-            if not old:
-                continue
-            if old[0].is_floating_point():
-                torch._foreach_lerp_(old, new, weight)  # pyright: ignore
-            elif kind is Tensor:  # counters; divided integers are frozen
-                torch._foreach_copy_(old, new)  # pyright: ignore
-
-    ema = AveragedModel(nn.Module(), multi_avg_fn=update, use_buffers=True)
-    # Frozen weights are their own average, so they are not copied.
-    ema.module = copy.deepcopy(
-        model, {id(each): each for each in model.parameters() if not each.requires_grad}
-    )
-    # The first update of an AveragedModel only copies the weights. After it, n_averaged is 1, so
-    # `update` receives step = 1 at the first optimizer step.
-    ema.update_parameters(model)
-    return ema
-
-
-@contextmanager
-def use_ema(model: nn.Module, ema: AveragedModel | None) -> Iterator[None]:
-    """Load the averaged weights into the model inside the context, and restore its own after it."""
-    if ema is None:
-        yield
-        return
-    averaged = ema.module.state_dict()
-    own = {
-        name: tensor.clone()
-        for name, tensor in model.state_dict().items()
-        # Frozen weights are shared. An empty tensor has no address.
-        if tensor.data_ptr() != averaged[name].data_ptr() or not tensor.numel()
-    }
-    model.load_state_dict({name: averaged[name] for name in own}, strict=False)
-    try:
-        yield
-    finally:
-        model.load_state_dict(own, strict=False)
 
 
 def _check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from dxn.data.dataset import Samples
 from dxn.models.model import MultimodalModel, as_float
 from dxn.tasks.task import Task
 from dxn.training import checkpoint
-from dxn.training.optim import make_ema, use_ema
+from dxn.training.average import Average, weights_and_buffers
 from dxn.training.predict import to_device
 
 
@@ -39,7 +39,7 @@ class Parallel:
         trained: The module whose parameters the optimizer changes: the model, or a sharded copy.
         wrapped: The module that exchanges gradients: the model in DDP, or the sharded copy. Only
             its forward and backward passes do so.
-        ema: Moving average of the weights, or None.
+        average: Moving average of the weights, or None.
         whole: Function that returns the whole tensor of one that may be divided.
         divided: Function that divides a whole tensor as another one is divided.
     """
@@ -62,7 +62,6 @@ class Parallel:
         self.model = model.to("cpu" if shard else device)
         # Only the first process has fitted the statistics of the inputs.
         self.use_first(chain(model.parameters(), model.buffers()))
-        self.ema = make_ema(model, ema_decay) if ema_decay else None
         self.trained: nn.Module = model
         self.wrapped: nn.Module = model
         self.whole, self.divided = checkpoint.unchanged, checkpoint.unchanged
@@ -72,8 +71,6 @@ class Parallel:
             self.whole, self.divided = sharding.whole, sharding.divided_like
             self.wrapped = self.trained = sharding.sharded(model, device)
             sharding.move_optimizer(optimizer, model, self.trained)
-            if self.ema is not None:
-                self.ema.module = sharding.sharded(self.ema.module, device)
         elif accelerator.num_processes > 1:
             with warnings.catch_warnings():
                 # The new name does not exist in torch 2.11.
@@ -88,6 +85,7 @@ class Parallel:
                     init_sync=False,
                     broadcast_buffers=False,
                 )
+        self.average = Average(self.trained, ema_decay) if ema_decay else None
 
     @torch.no_grad()
     def use_first(self, tensors: Iterable[Tensor]) -> None:
@@ -123,18 +121,21 @@ class Parallel:
         # A module of the user can have buffers that change, such as those of a batch norm. The
         # weights that are kept are those of the first process.
         if not self.shard:
-            with use_ema(self.model, self.ema):
+            with nullcontext() if self.average is None else self.average.in_use():
                 self.use_first(self.model.buffers())
                 yield
             return
-        own = self.trained if self.ema is None else self.ema.module
-        weights = self.model.state_dict()
-        for name, tensor in own.state_dict().items():
-            weights[name].copy_(self.whole(tensor))
+        weights = dict(weights_and_buffers(self.trained))
+        if self.average is not None:
+            weights |= self.average.tensors
+        for name, tensor in weights_and_buffers(self.model):
+            tensor.detach().copy_(self.whole(weights[name].detach()))
         self.model.to(self.accelerator.device)
-        self.use_first(self.model.buffers())
-        yield
-        self.model.to("cpu")
+        try:
+            self.use_first(self.model.buffers())
+            yield
+        finally:
+            self.model.to("cpu")
 
     def of_all(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors of this process with those of all P processes, (P, ...) each."""

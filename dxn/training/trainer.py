@@ -579,8 +579,8 @@ class Trainer:
         """Change the weights and their average."""
         try:
             self.optimizer.step()
-            if self.parallel.ema is not None:
-                self.parallel.ema.update_parameters(self.parallel.trained)
+            if self.parallel.average is not None:
+                self.parallel.average.update(self.state.step)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -701,7 +701,7 @@ class Trainer:
                 self.folder / CHECKPOINTS,
                 model=self.parallel.trained,
                 optimizer=self.optimizer,
-                ema=self.parallel.ema,
+                average=self.parallel.average,
                 scaler=self.scaler,
                 state=self.state,
                 generators=generators,
@@ -719,7 +719,7 @@ class Trainer:
             self.folder / CHECKPOINTS,
             model=self.parallel.trained,
             optimizer=self.optimizer,
-            ema=self.parallel.ema,
+            average=self.parallel.average,
             scaler=self.scaler,
             process=self.accelerator.process_index,
             say=self.log.print,

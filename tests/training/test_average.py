@@ -11,7 +11,8 @@ from helpers.training import fit, make_model, make_samples, make_task
 
 from dxn.core.tensors import write_tensors
 from dxn.training import checkpoint as checkpoints
-from dxn.training.optim import adamw, make_ema, use_ema
+from dxn.training.average import Average
+from dxn.training.optim import adamw
 from dxn.training.predict import Predictions, predict, score, to_device
 
 CPU = torch.device("cpu")
@@ -24,31 +25,30 @@ def test_the_average_equals_its_formula():
     """Weights and running statistics, with the decay min(decay, n / (n + 10)) at step n."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
-    ema = make_ema(model, 0.6)
+    average = Average(model, 0.6)
     expected = {n: t.clone() for n, t in model.state_dict().items() if t.is_floating_point()}
     for n in range(1, 30):
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(torch.randn_like(p))
         model(torch.randn(7, 3))  # moves the running statistics
-        ema.update_parameters(model)
+        average.update(n)
         decay = min(0.6, n / (n + 10))
         for name, tensor in model.state_dict().items():
             if name in expected:
                 expected[name].lerp_(tensor, 1 - decay)
-    averaged = ema.module.state_dict()
     for name, tensor in expected.items():
-        assert torch.equal(averaged[name], tensor), name
-    assert averaged["1.num_batches_tracked"] == 29
+        assert torch.equal(average.tensors[name], tensor), name
+    assert average.tensors["1.num_batches_tracked"] == 29
 
 
 def test_the_average_is_used_inside_its_context_only():
     model = torch.nn.Linear(3, 5)
-    ema = make_ema(model, 0.9)
+    average = Average(model, 0.9)
     before = model.weight.detach().clone()
     with torch.no_grad():
         model.weight.add_(1.0)
-    with pytest.raises(KeyError), use_ema(model, ema):
+    with pytest.raises(KeyError), average.in_use():
         assert torch.equal(model.weight, before)
         raise KeyError  # an error inside must not leave the average in the model
     torch.testing.assert_close(model.weight.detach(), before + 1)
@@ -60,19 +60,19 @@ def test_the_averaged_weights_are_validated_and_kept(tmp_path):
     stored = checkpoint_of(tmp_path / "run")
     for name, tensor in model.state_dict().items():
         assert torch.equal(stored[f"model/{name}"], tensor)
-        assert torch.equal(stored[f"ema/module.{name}"], last[name])
+        assert torch.equal(stored[f"ema/{name}"], last[name])
     assert not same_tensors(last, model.state_dict())
-    assert int(stored["ema/n_averaged"]) == 11  # the copy at the start, and ten steps
 
 
 def test_an_average_that_is_turned_on_later_starts_at_the_restored_weights(tmp_path):
     fit(tmp_path / "run", epochs=1)
     before = checkpoint_of(tmp_path / "run")
-    ema = make_ema(make_model(make_task(), seed=1), 0.9)
     model = make_model(make_task(), seed=2)
+    average = Average(model, 0.9)
+    scaler = torch.amp.GradScaler(enabled=False)
     folder = tmp_path / "run" / "checkpoints"
-    checkpoints.load(folder, model=model, optimizer=adamw()(model), ema=ema)
-    for name, tensor in ema.module.state_dict().items():
+    checkpoints.load(folder, model=model, optimizer=adamw()(model), average=average, scaler=scaler)
+    for name, tensor in average.tensors.items():
         assert torch.equal(tensor, before[f"model/{name}"]), name
 
 

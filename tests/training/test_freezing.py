@@ -13,9 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from dxn.core.errors import UserError
 from dxn.models.frozen import FrozenLinear
 from dxn.models.model import count_parameters
+from dxn.training.average import Average
 from dxn.training.checkpoint import FILE, FROZEN, all_checkpoints
 from dxn.training.finetune import Finetune, LowRank, merged
-from dxn.training.optim import make_ema, sgd, use_ema
+from dxn.training.optim import sgd
 from dxn.training.predict import predict
 
 DEPTH = 3
@@ -101,8 +102,8 @@ def test_checkpoints_share_a_file_of_the_frozen_weights(tmp_path):
     frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
     assert set(load_file(new / FROZEN)) == {f"model/{name}" for name in frozen}
     names = set(load_file(new / FILE))
-    trained = {f"{group}{n}" for n in trainable(model) for group in ("model/", "ema/module.")}
-    assert {n for n in names if n.startswith(("model/", "ema/module."))} == trained
+    trained = {f"{group}{n}" for n in trainable(model) for group in ("model/", "ema/")}
+    assert {n for n in names if n.startswith(("model/", "ema/"))} == trained
     states = {n.split("/")[1] for n in names if n.startswith("optimizer/")}
     assert len(states) == len(trainable(model))
 
@@ -135,19 +136,18 @@ def test_other_frozen_weights_are_written_again(tmp_path):
 def test_the_average_of_frozen_weights_needs_no_memory():
     model = make()
     Finetune(freeze="all", lora_rank=2)(model, pretrained(model))
-    ema = make_ema(model, 0.5)
-    averaged = dict(ema.module.named_parameters())
-    for name, parameter in model.named_parameters():
-        assert (averaged[name] is parameter) == (not parameter.requires_grad)
+    average = Average(model, 0.5)
+    assert average.tensors.keys() == trainable(model)
     before = copy_of(model)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(1.0)
-    ema.update_parameters(model)
-    assert changed(ema.module.state_dict(), before) == trainable(model)
+    average.update(1)
+    trained = {name: before[name] for name in average.tensors}
+    assert changed(average.tensors, trained) == trainable(model)
     now = copy_of(model)
-    with use_ema(model, ema):
+    with average.in_use():
         assert changed(model.state_dict(), now) == trainable(model)
     assert not changed(model.state_dict(), now)
 
