@@ -117,7 +117,7 @@ def _precision_is_float32() -> Iterator[None]:
     """precision=auto is float32, whatever else runs on the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "dxn.training.distributed.choose_bf16", lambda device: (False, "float32: in tests")
+            "dxn.training.parallel.choose_bf16", lambda device: (False, "float32: in tests")
         )
         yield
 

@@ -37,7 +37,7 @@ from dxn.data.dataset import Samples  # noqa: E402
 from dxn.data.loader import BatchOrder, Loader  # noqa: E402
 from dxn.models import count_parameters  # noqa: E402
 from dxn.runs.prepare import prepare  # noqa: E402
-from dxn.training.distributed import connect  # noqa: E402
+from dxn.training.parallel import connect  # noqa: E402
 from dxn.viz.figure import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402
 
 EXPERIMENTS = {

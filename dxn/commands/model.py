@@ -114,7 +114,7 @@ class Compute(Command):
         """
         device: str = self.device
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            from dxn.training.distributed import connect
+            from dxn.training.parallel import connect
 
             try:
                 device = str(connect(device))

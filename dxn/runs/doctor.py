@@ -17,7 +17,7 @@ from dxn.core.runtime import choose_bf16, num_cores
 
 # Packages whose versions matter in a report of a problem.
 PACKAGES = (
-    *("torch", "torchvision", "torchaudio", "tokenizers", "accelerate", "safetensors"),
+    *("torch", "torchvision", "torchaudio", "tokenizers", "safetensors"),
     *("datasets", "pandas", "scikit-learn", "soundfile", "av", "pillow"),
 )
 # Packages of each extra, which the extra installs.

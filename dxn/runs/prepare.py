@@ -275,7 +275,7 @@ def prepare(
         nodes=nodes,
         target=source.target if task.is_supervised else None,
         layout=None if source.layout is None else dict(source.layout),
-        precision=trainer.used_precision,
+        precision=trainer.hardware.precision,
         batch_size=batch_size or trainer.batch_size * num_processes,
         launch=old.launch if old is not None else "" if started is None else started.id,
     )
@@ -352,7 +352,7 @@ def prepare(
     # Only now, so that a training that is refused leaves no folder.
     run = replace(run, folder=_write_start(run, adapters, stack))
     print_line(f"run folder: {run.folder}")
-    print_line(f"precision: {trainer.precision_note}; device: {device}")
+    print_line(f"precision: {trainer.hardware.precision_note}; device: {device}")
     total, trained = count_parameters(model), count_parameters(model, trained=True)
     note = f"; trained: {trained:,}" if trained < total else ""
     backbone = count_parameters(model.backbone)
@@ -455,7 +455,7 @@ def _write_start(run: Training, adapters: Mapping[str, Adapter], stack: ExitStac
     Returns:
         The folder, whose name has a number if another training took the name in this moment.
     """
-    folder, main = run.folder, run.trainer.main
+    folder, main = run.folder, run.trainer.hardware.is_main
     if run.settings.is_resumed:
         if main:
             write_changes(folder, run.plan, run.settings)

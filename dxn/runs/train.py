@@ -23,7 +23,7 @@ from dxn.runs.prepare import Training, prepare, run_finetune
 from dxn.runs.resume import continued, folder_before_restart, newest_unfinished
 from dxn.runs.training_results import best_figures, results_of
 from dxn.tasks import Task
-from dxn.training.distributed import connect, is_lost_connection
+from dxn.training.parallel import connect, is_lost_connection
 from dxn.training.optim import adamw, cosine
 from dxn.training.trainer import Trainer
 
@@ -189,8 +189,7 @@ def pretrain(run: Training, task: Task) -> None:
     options = config["pretrain"]
     folder = run.folder / PRETRAINING
     node = {**config["trainer"], **MAIN_TASK_ONLY, "epochs": options["epochs"]}
-    # Processes of accelerate share one precision, so a second measurement could change that of the
-    # main task.
+    # The precision that is printed.
     node["precision"] = run.plan.precision
     trainer: Trainer = build(node, key="trainer", trust=run.settings.trust)
     model = run.model
@@ -225,7 +224,7 @@ def pretrain(run: Training, task: Task) -> None:
         for name, tensor in model.state_dict().items():
             if name in best and not name.startswith("head."):
                 tensor.copy_(best[name])
-    if trainer.main:
+    if trainer.hardware.is_main:
         results_of(run, student, task, best_figures(folder, state), state).write(folder)
 
 
@@ -241,7 +240,7 @@ def save_best(
         task: Its task.
         figures: Validation metrics of this epoch.
     """
-    if not run.trainer.main:
+    if not run.trainer.hardware.is_main:
         return
     from dxn.runs.saved import model_folder
     from dxn.runs.saved.card import card_of

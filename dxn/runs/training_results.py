@@ -59,7 +59,7 @@ def results_of(
         parameters=count_parameters(model),
         precision=run.plan.precision,
         data=run.facts,
-        environment=environment(str(run.trainer.accelerator.device)),
+        environment=environment(str(run.trainer.hardware.device)),
         **fields,
     )
     best = results.metrics.get(f"validation/{results.monitored}")

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import call
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import torch
 from annotated_types import Ge
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.core.display import duration
@@ -35,15 +36,19 @@ from dxn.tasks import LossSum
 from dxn.tasks.metric import check_own_metrics
 from dxn.tasks.task import Task
 from dxn.training import checkpoint
-from dxn.training.distributed import (
+from dxn.training.average import Average
+from dxn.training.log import Log, Tracker
+from dxn.training.parallel import (
+    Hardware,
     Precision,
+    Replicated,
+    Sharded,
     UsedPrecision,
+    find_hardware,
+    gather,
     is_any,
-    make_accelerator,
     stop_signals,
 )
-from dxn.training.log import Log, Tracker
-from dxn.training.parallel import Parallel
 from dxn.training.predict import autocast, name_rows, on_device, predict, score
 from dxn.training.state import State
 
@@ -196,14 +201,22 @@ class Trainer:
             from dxn.training.trackers import check_trackers
 
             check_trackers(self.trackers)
-        made = make_accelerator(self.device, self.precision)
-        self.accelerator, _, self.precision_note = made
-        self.used_precision: UsedPrecision = made[1]
-        if self.shard and self.accelerator.num_processes == 1:
-            raise ValueError("shard needs several processes; start them with torchrun")
-        # Only the main process prints and writes files.
-        self.main = self.accelerator.is_main_process
         self.limit = math.inf if self.max_minutes is None else 60 * self.max_minutes  # seconds
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """What this process computes with. The first use connects the processes.
+
+        Raises:
+            UserError: If the device is not available, or there are too few or too many processes.
+        """
+        try:
+            hardware = find_hardware(self.device, self.precision)
+        except ValueError as error:
+            raise UserError(f"trainer.{error}") from error
+        if self.shard and hardware.num_processes == 1:
+            raise UserError("trainer.shard: needs several processes; start them with torchrun")
+        return hardware
 
     def fit(
         self,
@@ -225,7 +238,7 @@ class Trainer:
         """Train `model` in place, and write metrics.jsonl and checkpoints/ in `folder`.
 
         Args:
-            model: Model to train. It is moved to the device of the accelerator.
+            model: Model to train. It is moved to the device.
             task: Task that created the head of the model. It computes the loss and the metrics.
             optimizer: Optimizer of the model's parameters.
             schedule: Maps the progress of the training, 0 to 1, to the multiplier of the learning
@@ -252,14 +265,14 @@ class Trainer:
             Interrupted: After SIGTERM, SIGUSR1, SIGHUP or Ctrl+C. A checkpoint has been saved.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        if self.main:
+        if self.hardware.is_main:
             for each in (folder, folder / CHECKPOINTS):
                 remove_unfinished(each)
         self.task, self.schedule, self.keep = task, schedule, keep
         self.train, self.validation, self.folder = train, validation, folder
-        accelerator = self.accelerator
+        hardware = self.hardware
         self.state = state = State(
-            batch_size=batch_size or self.batch_size * accelerator.num_processes
+            batch_size=batch_size or self.batch_size * hardware.num_processes
         )
         if self.batch_tokens is not None:
             # For as many processes as batch_size, which a resumed training takes from its start.
@@ -270,40 +283,36 @@ class Trainer:
         # The schedule multiplies these. Steps overwrite the rates in the groups, so they are stored
         # before the first step, and before a checkpoint restores overwritten ones.
         self.base_lrs = [group["lr"] for group in optimizer.param_groups]
-        self.parallel = Parallel(
-            model,
-            optimizer,
-            accelerator,
-            task=task,
-            train=train,
-            ema_decay=self.ema_decay,
-            shard=self.shard,
-        )
+        # The optimizer and the average refer to the parameters, so these must be on the device.
+        self.parallel: Replicated | Sharded
+        if self.shard:
+            self.parallel = Sharded(model, hardware.device, optimizer)
+        else:
+            self.parallel = Replicated(model, hardware.device, task=task, train=train)
+        self.average = Average(self.parallel.trained, self.ema_decay) if self.ema_decay else None
         self.optimizer = optimizer
         # The smallest numbers of fp16 are too large for many gradients, so the loss has a factor.
         self.scaler = torch.amp.GradScaler(
-            accelerator.device.type, enabled=self.used_precision == "fp16"
+            hardware.device.type, enabled=self.hardware.precision == "fp16"
         )
         # Steps of which it is not known yet whether they were skipped.
         self.skips_on_device, self.unread = self._skips_on_device(), list[Step]()
         # Collecting these in each step would take as long as clipping the gradients.
         self.parameters = list(self.parallel.trained.parameters())
-        # The order of the batches also distributes their samples over the processes, so the loader
-        # does not go through the accelerator.
         self.loader = train.loader(
             state.batch_size,
             batch_tokens=state.batch_tokens,
             seed=self.seed,
-            shard=(accelerator.process_index, accelerator.num_processes),
-            pin_memory=accelerator.device.type == "cuda",
+            shard=(hardware.rank, hardware.num_processes),
+            pin_memory=hardware.device.type == "cuda",
             ahead=self.grad_accum_steps,
-            is_any=lambda value: is_any(accelerator, value),
+            is_any=lambda value: is_any(value, hardware.device),
         )
         self.order = self.loader.order
         self.order.widen = self.compiles_model
         # Samples per batch and process of an evaluation. Without gradients there is enough memory
         # for twice as many, also of the longest ones.
-        self.evaluation_size = 2 * math.ceil(self.order.fewest / accelerator.num_processes)
+        self.evaluation_size = 2 * math.ceil(self.order.fewest / hardware.num_processes)
         self.steps_per_epoch = math.ceil(len(self.order) / self.grad_accum_steps)
         self.log = Log(
             folder,
@@ -311,7 +320,7 @@ class Trainer:
             epochs=self.epochs,
             log_every=self.log_every,
             limit=self.limit,
-            main=self.main,
+            main=self.hardware.is_main,
             name=name,
         )
         with stop_signals() as self.signals:
@@ -320,11 +329,11 @@ class Trainer:
                 if resume:
                     self.restore()
                 else:
-                    if self.main:
+                    if self.hardware.is_main:
                         # That of a training that stopped before its first checkpoint.
                         self.log.path.unlink(missing_ok=True)
                     self.save()
-                if self.trackers and self.main:
+                if self.trackers and self.hardware.is_main:
                     from dxn.training.trackers import TrackerSink
 
                     self.log.trackers = [
@@ -351,14 +360,14 @@ class Trainer:
     @property
     def compiles_model(self) -> bool:
         """Whether everything from the adapters to the loss is compiled, not the blocks alone."""
-        return self.compile and self.accelerator.device.type != "cpu"
+        return self.compile and self.hardware.device.type != "cpu"
 
     def _skips_on_device(self) -> bool:
         """Whether the kernel of the optimizer decides about a step, which a GPU need not report."""
-        is_alone = self.accelerator.num_processes == 1 and self.accelerator.device.type != "cpu"
+        is_alone = self.hardware.num_processes == 1 and self.hardware.device.type != "cpu"
         # The next step in fp16 needs to know it. Kernels with this ability are those of GradScaler.
         has_kernel = getattr(self.optimizer, "_step_supports_amp_scaling", False)
-        return is_alone and has_kernel and self.used_precision != "fp16"
+        return is_alone and has_kernel and self.hardware.precision != "fp16"
 
     def train_epoch(self) -> dict[str, float]:
         """Train for the rest of this epoch, validate, and save a checkpoint.
@@ -368,11 +377,11 @@ class Trainer:
         """
         state = self.state
         self.ticked = time.perf_counter()
-        if self.accelerator.num_processes > 1 and not state.batch:
+        if self.hardware.num_processes > 1 and not state.batch:
             # Processes that share a seed would draw the same numbers for different samples. When a
             # training resumes in the middle of an epoch, the checkpoint has already restored the
             # generator of this process.
-            key = f"{self.seed}/{state.epoch}/{self.accelerator.process_index}"
+            key = f"{self.seed}/{state.epoch}/{self.hardware.rank}"
             torch.manual_seed(random.Random(key).getrandbits(63))
         self.parallel.wrapped.train()
         if self.compile:
@@ -391,8 +400,8 @@ class Trainer:
                     state.epoch / self.num_epochs, state.loss_ratio, memorizes=state.memorizes
                 )
                 self.order.parts = state.parts
-                parts = on_device(iter(self.loader), self.accelerator.device)
-            start = checkpoint.generator_states(self.accelerator.device)
+                parts = on_device(iter(self.loader), self.hardware.device)
+            start = checkpoint.generator_states(self.hardware.device)
             is_short = False
             try:
                 self.train_step(parts)
@@ -404,7 +413,7 @@ class Trainer:
             if is_short:
                 # The step starts again. A new data worker must not inherit the failed iterator.
                 parts = None
-                checkpoint.set_generator_states(start, self.accelerator.device)
+                checkpoint.set_generator_states(start, self.hardware.device)
                 self._divide_batches()
         if parts is not None and state.batch == len(self.order):
             next(parts, None)  # the end, after which the data workers wait for the next epoch
@@ -450,7 +459,7 @@ class Trainer:
         num_parts = num_batches * state.parts
         # Several batches, or parts of one, make the step of one large batch: each counts by the
         # weight of its targets. So the gradients are first those of sums.
-        as_sum = num_parts * self.accelerator.num_processes > 1
+        as_sum = num_parts * self.hardware.num_processes > 1
         losses: list[LossSum] = []
         rows: list[int] = []
         for i in range(num_parts):
@@ -468,12 +477,14 @@ class Trainer:
         now = time.perf_counter()
         took, self.ticked = now - self.ticked, now
         # All processes take these decisions at the same step. The first one has the clock.
-        numbers: list[Any] = [size, must_stop, must_save and self.main, took if self.main else 0.0]
+        if not self.hardware.is_main:
+            must_save, took = False, 0.0
+        numbers: list[Any] = [size, must_stop, must_save, took]
         counts: list[Tensor] = []
-        if self.accelerator.num_processes > 1:
-            own = torch.tensor(numbers, device=self.accelerator.device)
-            own = torch.cat([torch.stack(loss).float(), own])
-            summed = cast("Tensor", self.accelerator.reduce(own))
+        if self.hardware.num_processes > 1:
+            summed = torch.tensor(numbers, device=self.hardware.device)
+            summed = torch.cat([torch.stack(loss).float(), summed])
+            distributed.all_reduce(summed)
             loss, counts = LossSum(summed[0], summed[1]), [summed[2:]]
         norm = self._norm_of_gradients(loss, as_sum=as_sum)
         is_finite = (norm + loss.total).isfinite()
@@ -525,7 +536,7 @@ class Trainer:
             batch: The batch, on the device.
             as_sum: Whether the gradients are those of the sum of the losses, instead of their mean.
         """
-        state, device = self.state, self.accelerator.device
+        state, device = self.state, self.hardware.device
         mixing = None
         if self.mixup and state.is_past_chance(self.mixup_below):
             # The model mixes the tokens and the task mixes the targets, with the same permutation
@@ -538,7 +549,7 @@ class Trainer:
         # The random numbers of the dropouts depend on the step and the samples.
         seed = random.Random(f"{self.seed}/{state.epoch}/{state.step}").randrange(MAX_SEED)
         with keyed(torch.tensor(batch["#index"]), seed, device):
-            model, precision = self.parallel.wrapped, self.used_precision
+            model, precision = self.parallel.wrapped, self.hardware.precision
             run = self._run
             if batch["#size"] == 1 < self.order.fewest // state.parts:
                 run = call  # a single sample that is left would need a variant of its own
@@ -555,7 +566,7 @@ class Trainer:
         if not self.compiles_model:
             return function(*args)
         # DDP and FSDP2 exchange gradients and weights between several graphs.
-        return compiling.call(function, *args, fullgraph=self.accelerator.num_processes == 1)
+        return compiling.call(function, *args, fullgraph=self.hardware.num_processes == 1)
 
     def _norm_of_gradients(self, loss: LossSum, *, as_sum: bool) -> Tensor:
         """Return the norm of the gradient of the mean loss, which replaces that of the sum.
@@ -567,7 +578,7 @@ class Trainer:
         gradients = [cast("Tensor", p.grad) for p in self.parameters if p.grad is not None]
         if as_sum and gradients:
             # DDP has already divided the sum over the processes by their number.
-            weight = torch.where(loss.weight > 0, loss.weight, 1.0) / self.accelerator.num_processes
+            weight = torch.where(loss.weight > 0, loss.weight, 1.0) / self.hardware.num_processes
             torch._foreach_div_(gradients, weight)  # pyright: ignore
         self.scaler.unscale_(self.optimizer)
         # Of the accumulated gradient, not of each batch: accumulated batches must make the same
@@ -579,8 +590,8 @@ class Trainer:
         """Change the weights and their average."""
         try:
             self.optimizer.step()
-            if self.parallel.average is not None:
-                self.parallel.average.update(self.state.step)
+            if self.average is not None:
+                self.average.update(self.state.step)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -631,9 +642,9 @@ class Trainer:
         state = self.state
         parts = 2 * state.parts
         advice = "use a smaller model, shorter inputs or a smaller batch_size"
-        if self.accelerator.num_processes > 1:
+        if self.hardware.num_processes > 1:
             # The other processes wait for the gradients of this one, and cannot go back.
-            raise UserError(f"out of memory in process {self.accelerator.process_index}; {advice}")
+            raise UserError(f"out of memory in process {self.hardware.rank}; {advice}")
         if self.task.target.source == "hashes":
             raise UserError(
                 f"out of memory with {state.batch_size} samples per batch; this task compares all "
@@ -657,7 +668,7 @@ class Trainer:
         state, samples = self.state, self.validation
         # Without torch.compile: validation would need other variants of the kernels.
         set_compiled(self.parallel.trained, False)
-        with self.parallel.kept_weights():
+        with self.parallel.kept_weights(self.average):
             if samples is None:
                 # Nothing tells which epoch is the best.
                 state.best_epoch = state.epoch
@@ -667,7 +678,7 @@ class Trainer:
             def show(done: int) -> None:
                 self.log.validation(done, len(samples), state)
                 # Several processes would have to stop at the same sample, so they finish first.
-                if self.accelerator.num_processes == 1 and self.signals:
+                if self.hardware.num_processes == 1 and self.signals:
                     raise Interrupted.by(self.signals[-1])
 
             predictions = predict(
@@ -675,8 +686,8 @@ class Trainer:
                 self.task,
                 samples,
                 batch_size=self.evaluation_size,
-                device=self.accelerator.device,
-                precision=self.used_precision,
+                device=self.hardware.device,
+                precision=self.hardware.precision,
                 # Fast decoding is enough to compare epochs.
                 draft=True,
                 on_batch=show,
@@ -694,20 +705,21 @@ class Trainer:
         Only the main process writes the file.
         """
         self._read_steps()
-        generators = self.parallel.of_all(checkpoint.generator_states(self.accelerator.device))
-        order = self.parallel.of_all(self.order.position(self.state.batch))
-        if self.main or self.shard:
+        device = self.hardware.device
+        generators = gather(checkpoint.generator_states(device), device)
+        order = gather(self.order.position(self.state.batch), device)
+        if self.hardware.is_main or self.shard:
             checkpoint.save(
                 self.folder / CHECKPOINTS,
                 model=self.parallel.trained,
                 optimizer=self.optimizer,
-                average=self.parallel.average,
+                average=self.average,
                 scaler=self.scaler,
                 state=self.state,
                 generators=generators,
                 order=order,
                 log=self.log.pending(),
-                main=self.main,
+                main=self.hardware.is_main,
                 whole=self.parallel.whole,
             )
         self.saved_at = time.monotonic()
@@ -719,9 +731,9 @@ class Trainer:
             self.folder / CHECKPOINTS,
             model=self.parallel.trained,
             optimizer=self.optimizer,
-            average=self.parallel.average,
+            average=self.average,
             scaler=self.scaler,
-            process=self.accelerator.process_index,
+            process=self.hardware.rank,
             say=self.log.print,
             divided=self.parallel.divided,
         )

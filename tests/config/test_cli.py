@@ -370,7 +370,7 @@ def test_short_memory_outside_of_the_training_is_one_sentence(monkeypatch, capsy
 
 def test_a_check_imports_neither_the_training_nor_libraries_that_it_does_not_use(tmp_path):
     (tmp_path / "my.csv").write_text("text,label\na b,x\nc d,y\ne f,x\n")
-    heavy = ["torch._dynamo", "av", "torchaudio", "accelerate", "matplotlib"]
+    heavy = ["torch._dynamo", "av", "torchaudio", "matplotlib"]
     code = f"""
 import sys
 from dxn.cli import main

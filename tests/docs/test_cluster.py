@@ -61,7 +61,7 @@ RANK = """
 import os, sys, time
 from pathlib import Path
 from dxn.core.processes import from_all, launch
-from dxn.training.distributed import connect
+from dxn.training.parallel import connect
 
 connect("cpu")
 started, rank = launch(), os.environ["RANK"]

@@ -174,7 +174,7 @@ def test_the_chosen_precision_is_kept(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     with interrupt(monkeypatch, step=2):
         main(["train", *OPTIONS, "trainer.precision=auto", f"run={run}"])
-    monkeypatch.setattr("dxn.training.distributed.choose_bf16", lambda device: (True, "bf16"))
+    monkeypatch.setattr("dxn.training.parallel.choose_bf16", lambda device: (True, "bf16"))
     capsys.readouterr()
     assert main(["train", f"resume={run}"]) == 0
     assert "precision: float32, as configured" in capsys.readouterr().out

@@ -22,8 +22,8 @@ from dxn.models import (
     NormOptions,
 )
 from dxn.tasks import LinearHead, PreHead
-from dxn.training.distributed import make_accelerator
 from dxn.training.optim import EMBEDDING_PREFIXES, adamw, constant, cosine, sgd
+from dxn.training.parallel import find_hardware
 
 D = 10
 
@@ -309,14 +309,14 @@ def test_adamw_takes_the_steps_of_torch():
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16", "float32"])
 def test_a_configured_precision_is_used(kind):
-    _, precision, note = make_accelerator("cpu", kind)
-    assert precision == kind
-    assert note == f"{kind}, as configured"
+    hardware = find_hardware("cpu", kind)
+    assert hardware.precision == kind
+    assert hardware.precision_note == f"{kind}, as configured"
 
 
 def test_tf32_needs_a_gpu_that_has_it():
     with pytest.raises(ValueError, match=r"^precision: tf32 needs .*got device=cpu"):
-        make_accelerator("cpu", "tf32")
+        find_hardware("cpu", "tf32")
 
 
 @pytest.mark.parametrize("has", [True, False])

@@ -107,7 +107,7 @@ step = Trainer.train_step
 
 def slow(trainer, parts):
     step(trainer, parts)
-    (folder / f"rank-{trainer.accelerator.process_index}").write_text(str(os.getpid()))
+    (folder / f"rank-{trainer.hardware.rank}").write_text(str(os.getpid()))
     time.sleep(0.05)
 
 Trainer.train_step = slow

@@ -293,20 +293,20 @@ def test_options_out_of_range_are_refused(options, message):
 
 def test_a_device_that_is_not_there_is_refused():
     missing = "cuda" if not torch.cuda.is_available() else "mps"
-    message = f"^device: {missing} is not available on this machine; set device=auto$"
-    with pytest.raises(ValueError, match=message):
-        Trainer(device=missing)
+    message = f"^trainer.device: {missing} is not available on this machine; set device=auto$"
+    with pytest.raises(UserError, match=message):
+        _ = Trainer(device=missing).hardware
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     message = r"torchrun started 2 processes on this machine, which has 1 GPU; .* set device=cpu$"
-    with pytest.raises(ValueError, match=message):
-        Trainer()
-    assert Trainer(device="cpu").accelerator.device.type == "cpu"
+    with pytest.raises(UserError, match=message):
+        _ = Trainer().hardware
+    assert Trainer(device="cpu").hardware.device.type == "cpu"
 
 
 def test_a_schedule_scales_every_group_from_its_own_rate(tmp_path):

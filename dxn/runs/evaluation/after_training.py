@@ -46,7 +46,7 @@ def evaluate(run: Training, state: State) -> Results | None:
         print_line(line)
     split = default_split(run.splits)
     batch_size = trainer.evaluation_size
-    best = _load(run) if trainer.main else None
+    best = _load(run) if trainer.hardware.is_main else None
     from_first(lambda: add_baseline(run, best, batch_size=batch_size) if best else None)
     best = best or _load(run)  # after the first process has written the baseline
     data = EvaluationData(split, split, run.splits[split])
@@ -77,7 +77,7 @@ def evaluate(run: Training, state: State) -> Results | None:
 
 
 def _load(run: Training) -> Predictor:
-    device = str(run.trainer.accelerator.device)
+    device = str(run.trainer.hardware.device)
     best = model_folder.load(run.folder / MODEL, device=device, trust=run.settings.trust)
     best.task.metric.own = run.task.metric.own
     return best

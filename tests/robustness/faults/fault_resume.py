@@ -135,8 +135,8 @@ def _precision(folder: Path) -> Seen:
 
 
 def _choose(bf16: bool) -> None:
-    distributed = importlib.import_module("dxn.training.distributed")
-    setattr(distributed, "choose_bf16", lambda device: (bf16, "a test"))  # noqa: B010
+    parallel = importlib.import_module("dxn.training.parallel")
+    setattr(parallel, "choose_bf16", lambda device: (bf16, "a test"))  # noqa: B010
 
 
 def _finished(folder: Path) -> Seen:

@@ -9,8 +9,8 @@ import torch
 from torch.distributed import HashStore
 
 from dxn.core import processes
-from dxn.training import distributed
-from dxn.training.distributed import LAUNCH, is_lost_connection
+from dxn.training import parallel
+from dxn.training.parallel import LAUNCH, is_lost_connection
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_other_errors_are_no_lost_connection(error):
 
 def test_the_parent_is_watched_only_below_torchrun(monkeypatch):
     monkeypatch.delenv(LAUNCH, raising=False)
-    distributed.make_accelerator("cpu", "float32")
+    parallel.find_hardware("cpu", "float32")
     assert LAUNCH not in [thread.name for thread in threading.enumerate()]
 
 
@@ -95,6 +95,6 @@ def test_a_process_without_its_parent_is_asked_to_stop_and_then_ended(monkeypatc
     monkeypatch.setattr(os, "kill", lambda pid, number: events.append((pid, int(number))))
     monkeypatch.setattr(time, "sleep", events.append)
     monkeypatch.setattr(os, "_exit", lambda code: events.append(("exit", code)))
-    distributed._watch(7)
-    wait = distributed.INTERVAL
-    assert events == [wait, wait, (os.getpid(), 15), distributed.GRACE, ("exit", 143)]
+    parallel._watch(7)
+    wait = parallel.INTERVAL
+    assert events == [wait, wait, (os.getpid(), 15), parallel.GRACE, ("exit", 143)]
