@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map_only
 
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
-from dxn.core.randomness import Probability
 from dxn.core.runtime import release_memory, spare_processes
 from dxn.core.schema import options
 from dxn.data.raws import CACHE_GB
@@ -37,7 +36,6 @@ TIMEOUT = 300.0  # default number of seconds to wait for a batch of the data wor
 MAX_TIMEOUT = 2_000_000  # seconds; the operating system counts milliseconds with 32 bits
 
 DropRate = Annotated[float, Ge(0), Lt(1)]
-Below = Annotated[float, Gt(0), Le(1)]
 
 
 @options
@@ -46,26 +44,9 @@ class InputDropout:
 
     Args:
         probability: Probability of dropping each input. At least one input is kept.
-        until: Fraction of the training in which inputs are dropped.
-        below: Inputs are dropped if the validation loss of the second epoch is below this fraction
-            of that of the first one, or the model memorizes. None: they are dropped from the first
-            epoch.
     """
 
     probability: DropRate = 0.0
-    until: Probability = 1.0
-    below: Below | None = None
-
-    def is_active(self, progress: float, loss_ratio: float, *, memorizes: bool) -> bool:
-        """Return whether inputs are dropped in an epoch.
-
-        Args:
-            progress: Fraction of the training that is finished at the start of the epoch.
-            loss_ratio: Validation loss of the second epoch, as a fraction of that of the first one.
-            memorizes: Whether the validation loss has risen clearly above its lowest value.
-        """
-        is_needed = self.below is None or loss_ratio < self.below or memorizes
-        return self.probability > 0 and progress < self.until and is_needed
 
     def remaining(self, present: Sequence[str], rand: random.Random) -> list[str]:
         """Drop each input with the probability. If all are dropped, keep a random one."""
@@ -80,13 +61,6 @@ class LoaderOptions:
     Args:
         input_dropout: Probability of dropping each input of a training sample. At least one input
             is kept.
-        input_dropout_until: Fraction of the training in which inputs are dropped. 0.5: the model
-            learns from all inputs in the second half.
-        input_dropout_below: Inputs are dropped in two cases only: from the third epoch, if the
-            validation loss of the second epoch is below this fraction of that of the first one; or
-            once the validation loss has risen above its lowest value by 10% of that of the first
-            epoch. A loss that falls later is a sign that only all inputs together tell the target.
-            Default: inputs are dropped from the first epoch.
         repeats: Number of times that each training row occurs per epoch, each time with other
             augmentation.
         num_workers: Number of processes that prepare batches. 0: the training process prepares
@@ -101,8 +75,6 @@ class LoaderOptions:
     """
 
     input_dropout: DropRate = 0.0
-    input_dropout_until: Probability = 1.0
-    input_dropout_below: Below | None = None
     repeats: Annotated[int, Ge(1)] = 1
     num_workers: Annotated[int, Ge(0)] | None = None
     timeout: Annotated[float, Gt(0), Le(MAX_TIMEOUT)] | None = TIMEOUT
@@ -128,7 +100,7 @@ class BatchOrder:
 
     Attributes:
         epoch: Number of the epoch. Set it before each epoch.
-        drop_inputs: Whether inputs of samples are dropped. Set it before each epoch.
+        drop_inputs: Whether inputs of samples may be dropped. Set it before each epoch.
         widen: Whether batches get padding so that they have few shapes, see `Tokenizer.widen`.
         skip: Number of batches to leave out, to resume in the middle of an epoch.
         fewest: Number of samples in a batch with the longest sample.

@@ -22,14 +22,11 @@ class Advice:
         key: Dotted key of the configuration.
         value: The value.
         reason: What the data shows, for the line that is printed.
-        limits: Key of another option whose effect this one limits. The advice is not used if the
-            user has set the other option, which should then have its full effect.
     """
 
     key: str
     value: Any
     reason: str
-    limits: str | None = None
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,12 @@ FEW, SOME, MANY = 2_000, 5_000, 20_000  # rows for batch sizes; few rows are mem
 MINUTES, MANY_MINUTES = 5.0, 15.0
 CODEC_BATCH = 16  # each sample of a codec has hundreds of values to learn from
 INPUT_DROPOUT = 0.3  # with several inputs, or several columns of a small table
-LEARNING = 0.5  # validation loss, relative to the first epoch, of a model that is not at chance
+# Options that can wait until a model of several inputs learns, by their name in once_learning.
+WAITING = {
+    "patience": "trainer.patience",
+    "mixup": "trainer.mixup",
+    "input_dropout": "loader.input_dropout",
+}
 SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
 # By modality: weights, and the number of training rows from which training from scratch can be as
 # good. A few thousand photos are far too few to learn what edges and objects look like.
@@ -93,9 +98,7 @@ def choose_options(
     used: list[Advice] = []
     for advice in _all_advice(config, chosen, task, source, nodes, readers, device, trust):
         exists, old = lookup(values, advice.key)
-        keys = [advice.key] if advice.limits is None else [advice.key, advice.limits]
-        is_free = not any(is_chosen(key, chosen) for key in keys)
-        is_free = is_free and overriding(values, advice.key) is None
+        is_free = not is_chosen(advice.key, chosen) and overriding(values, advice.key) is None
         if exists and old != advice.value and is_free:
             assign(values, advice.key, advice.value)
             used.append(advice)
@@ -175,7 +178,7 @@ def _all_advice(
         return 60 * minutes / (OVERHEAD * seconds)
 
     facts = replace(facts, epochs_within_limit=epochs_within_limit)
-    yield from _training_advice(facts, is_validated=bool(source.splits.get("validation")))
+    yield from _training_advice(facts, chosen, is_validated=bool(source.splits.get("validation")))
     for key in dict.fromkeys(nodes.values()):
         names = [name for name in nodes if nodes[name] == key and name in train.cells]
         cells = [cell for name in names for cell in sample.cells[name]]
@@ -186,7 +189,9 @@ def _all_advice(
             yield from rules(shown, replace(facts, prefix=f"adapters.{key}"))
 
 
-def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
+def _training_advice(
+    facts: Facts, chosen: frozenset[str], *, is_validated: bool
+) -> Iterator[Advice]:
     """Yield the options that depend on the number of rows and inputs only."""
     rows = facts.rows
     about = f"{rows:,} training rows"
@@ -217,16 +222,19 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
         yield Advice("trainer.ema_decay", 0.99, about)
         yield Advice("backbone.dropout", 0.0 if rows >= MANY else 0.2, about)
         return
+    # A model memorizes few rows before the validation loss shows it, so with few rows only patience
+    # waits. It would end the training of a model that is at chance for many epochs. A model of many
+    # rows that is still at chance must combine its inputs, and needs all of them as they are. One
+    # that learns early can rely on one input, and would ignore the others and memorize the rows.
     if is_validated:
-        # A model that must combine its inputs can stay at chance for many epochs. Patience would
-        # end the training there.
-        yield Advice("trainer.patience_below", LEARNING, inputs, limits="trainer.patience")
-    if rows < FEW:
-        # A model memorizes so few rows before the validation loss shows it.
-        yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
-        yield Advice("trainer.mixup", 1.0, about)
-    elif is_validated:
-        yield from _advice_once_learning(inputs)
+        names = ["patience"] if rows < FEW else list(WAITING)
+        # An option of the user has its full effect.
+        names = [name for name in names if not is_chosen(WAITING[name], chosen)]
+        if names:
+            yield Advice("trainer.once_learning", names, inputs)
+    if is_validated or rows < FEW:
+        yield Advice("loader.input_dropout", INPUT_DROPOUT, about if rows < FEW else inputs)
+        yield Advice("trainer.mixup", 1.0, about if rows < FEW else inputs)
     if rows >= SOME:
         yield Advice("batch_size", 128, inputs)
     yield Advice("trainer.ema_decay", 0.998, inputs)
@@ -262,20 +270,6 @@ def seconds_per_token(
             times.append(time.perf_counter() - start)
     # The first step takes longer.
     return statistics.median(times[1:]) / (size * length)
-
-
-def _advice_once_learning(about: str) -> Iterator[Advice]:
-    """Yield the options for several inputs that take effect when the validation loss moves.
-
-    A model that is still at chance must combine its inputs, and needs all of them as they are. A
-    model that learns early can rely on one input, and would ignore the others and memorize the
-    rows.
-    """
-    yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
-    yield Advice("loader.input_dropout_until", 0.5, about, limits="loader.input_dropout")
-    yield Advice("loader.input_dropout_below", LEARNING, about, limits="loader.input_dropout")
-    yield Advice("trainer.mixup", 1.0, about)
-    yield Advice("trainer.mixup_below", LEARNING, about, limits="trainer.mixup")
 
 
 def _forecast_advice(facts: Facts, about: str) -> Iterator[Advice]:

@@ -42,11 +42,8 @@ FOLDER = Path(CHECKPOINTS) / "start"
 PLAN = "plan.json"
 # Parts that need no data. A wrong option of them is reported before the data is read.
 PARTS = ("finetune", "loader", "optimizer", "scheduler", "trainer")
-# Options that depend on the metrics of the validation split.
-NEED_VALIDATION = (
-    *("trainer.patience_below", "trainer.mixup_below", "loader.input_dropout_below"),
-    "trainer.monitor",
-)
+# Options that depend on the metrics of the validation split, and how to turn them off.
+NEED_VALIDATION = {"trainer.once_learning": "[]", "trainer.monitor": "null"}
 
 # Deciding
 
@@ -384,12 +381,12 @@ def _check_stream(config: Config, task: Task | Auto) -> None:
 
 def check_unvalidated(config: Config) -> None:
     """Refuse options that would have no effect without a validation split."""
-    for key in NEED_VALIDATION:
+    for key, off in NEED_VALIDATION.items():
         _, value = lookup(config, key)
-        if value is not None:
+        if value:
             raise UserError(
                 f"{key}: got {value}, but there is no validation split, whose metrics this option "
-                f"needs; add one, or set {key}=null"
+                f"needs; add one, or set {key}={off}"
             )
 
 

@@ -72,7 +72,8 @@ from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
 from dxn.tokenize.base import Adapter, Tokenizer
 from dxn.training.finetune import Finetune
-from dxn.training.trainer import Schedule, Trainer
+from dxn.training.loop import Schedule
+from dxn.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from dxn.runs.filling import InitialWeights
@@ -155,9 +156,7 @@ class Training:
         options: dict[str, Any] = {
             "task": task,
             "augment": not loader.overfit,
-            "input_dropout": InputDropout(
-                loader.input_dropout, loader.input_dropout_until, loader.input_dropout_below
-            ),
+            "input_dropout": InputDropout(loader.input_dropout),
             "repeats": loader.repeats,
             "seed": self.trainer.seed,
         }

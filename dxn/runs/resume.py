@@ -23,9 +23,8 @@ from dxn.runs.plan import FOLDER, PLAN, Plan, plan_text, read_plan
 MAY_CHANGE = (
     *("resume", "run", "output", "name", "trust", "report"),
     *("loader.num_workers", "loader.cache_gb", "loader.timeout"),
-    *("trainer.epochs", "trainer.patience", "trainer.patience_below", "trainer.max_minutes"),
-    *("trainer.log_every", "trainer.checkpoint_minutes", "trainer.checkpoint_every"),
-    *("trainer.max_skipped_steps", "trainer.tracker"),
+    *("trainer.epochs", "trainer.patience", "trainer.max_minutes"),
+    *("trainer.log_every", "trainer.checkpoint_minutes", "trainer.tracker"),
     # The fingerprint tells whether it is the same data.
     *("data.path", "data.train", "data.validation", "data.test", "data.confine"),
     # Compared as the batch size over all processes.

@@ -23,8 +23,9 @@ from dxn.runs.prepare import Training, prepare, run_finetune
 from dxn.runs.resume import continued, folder_before_restart, newest_unfinished
 from dxn.runs.training_results import best_figures, results_of
 from dxn.tasks import Task
-from dxn.training.parallel import connect, is_lost_connection
+from dxn.training.loop import Fit
 from dxn.training.optim import adamw, cosine
+from dxn.training.parallel import connect, is_lost_connection
 from dxn.training.trainer import Trainer
 
 # Options of the trainer that are for the main task only, because they are tuned to its targets and
@@ -109,7 +110,8 @@ def train_one(
                 run_finetune(run, run.model)
             monitored = task.metric.monitored
             torch.manual_seed(seed_of(config["seed"], "training"))
-            state = trainer.fit(
+            fit = Fit(
+                trainer,
                 run.model,
                 task,
                 # After fine-tuning: frozen weights are not optimized, and LoRA weights are.
@@ -119,12 +121,16 @@ def train_one(
                 validation=run.validation_samples(task),
                 folder=run.folder,
                 keep=lambda figures: save_best(run, run.folder, run.model, task, figures),
-                resume=is_resumed,
                 batch_size=run.plan.batch_size,
                 options=run.settings.plain(),
+            )
+            state = fit.run(
+                resume=is_resumed,
                 on_epoch=on_epoch
                 and (lambda epoch, figures: on_epoch(epoch, trainer.epochs, figures[monitored])),
             )
+            evaluation_size, log = fit.evaluation_size, fit.log
+            del fit  # the evaluation needs its memory
             # Each process has met the bad files of its own samples.
             bad_later = {name: split.bad_later for name, split in run.splits.items()}
             for bad_files in from_all(lambda: bad_later):
@@ -146,7 +152,7 @@ def train_one(
                 figures = best_figures(run.folder, state)
                 results = results_of(run, run.model, task, figures, state)
             else:
-                results = evaluate(run, state)
+                results = evaluate(run, state, batch_size=evaluation_size, log=log)
         except KeyboardInterrupt as error:
             if run is None:
                 raise
@@ -205,7 +211,8 @@ def pretrain(run: Training, task: Task) -> None:
         head=head,
     )
     torch.manual_seed(seed_of(config["seed"], PRETRAINING))
-    state = trainer.fit(
+    fit = Fit(
+        trainer,
         student,
         task,
         optimizer=adamw(lr=options["lr"])(student),
@@ -214,10 +221,10 @@ def pretrain(run: Training, task: Task) -> None:
         validation=run.validation_samples(task),
         folder=folder,
         keep=lambda figures: save_best(run, folder, student, task, figures),
-        resume=run.settings.is_resumed,
         batch_size=run.plan.batch_size,
         name="pretraining",
     )
+    state = fit.run(resume=run.settings.is_resumed)
     # The weights of the best epoch, which need not be the last one.
     best = from_first(lambda: load_file(folder / MODEL / "model.safetensors"))
     with torch.no_grad():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dxn.runs.prepare import Training
 
 # Whose versions a record of results has.
-PACKAGES = ("dxn", "torch", "torchvision", "torchaudio", "accelerate", "tokenizers", "numpy")
+PACKAGES = ("dxn", "torch", "torchvision", "torchaudio", "tokenizers", "numpy")
 
 
 def results_of(

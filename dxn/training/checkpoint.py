@@ -46,7 +46,7 @@ KEPT = 2
 
 
 def unchanged(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return a tensor that is not divided over the processes, see `dxn.training.sharding`."""
+    """Return a tensor that is not divided over the processes, see `dxn.training.parallel`."""
     return tensor
 
 

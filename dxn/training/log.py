@@ -90,11 +90,11 @@ class Log:
         Args:
             state: State of the checkpoint. Later lines of metrics.jsonl are removed, because the
                 resumed run writes them again.
-            pending: Return value of `pending` at the checkpoint.
+            pending: Return value of `pending` at the checkpoint. Empty if the epoch starts again.
         """
-        self._start_epoch(
-            list(pending["losses"]), pending["sizes"].tolist(), int(pending["logged"])
-        )
+        if pending:
+            losses, sizes = list(pending["losses"]), pending["sizes"].tolist()
+            self._start_epoch(losses, sizes, int(pending["logged"]))
         if not self.main or not self.path.exists():
             return
         # Comparing the step is not enough: if a run stops between the line of an epoch and its

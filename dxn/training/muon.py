@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
         scale: Multiplier of the learning rate of the matrices.
     """
 
-    # Functions for parameters that are divided over processes, see `dxn.training.sharding`.
+    # Functions for parameters that are divided over processes, see `dxn.training.parallel`.
     whole: Callable[..., Tensor] = staticmethod(unchanged)
     divided: Callable[..., Tensor] = staticmethod(unchanged)
 

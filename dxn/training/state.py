@@ -13,6 +13,9 @@ from dxn.tasks.task import Task
 
 # A rise of the validation loss by more than this fraction of the first one is no fluctuation.
 RISE = 0.1
+# A model whose validation loss is below this fraction of the first one is not at chance any more.
+# Losses of models at chance fluctuate by much less, see benchmarks/studies/presets.md.
+LEARNING = 0.5
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -26,7 +29,9 @@ class State(Strict):
     Args:
         epoch: Number of finished epochs.
         batch: Number of finished batches of the current epoch.
-        step: Number of optimizer steps, with those that were skipped.
+        batches_per_epoch: Number of batches of the last epoch. 0 before the end of the first one.
+        step: Number of optimizer steps, with those that were skipped and those of an epoch that
+            started again.
         batch_size: Number of samples per batch over all processes.
         batch_tokens: Maximum number of tokens per batch over all processes. None: any number.
         parts: Number of parts into which each batch is divided because there is not enough memory.
@@ -50,6 +55,7 @@ class State(Strict):
 
     epoch: Count = 0
     batch: Count = 0
+    batches_per_epoch: Count = 0
     step: Count = 0
     batch_size: Annotated[int, Field(ge=0, le=2**31)] = 0
     batch_tokens: Count | None = None
@@ -70,30 +76,27 @@ class State(Strict):
     validation: Seconds = 0.0
 
     @property
-    def loss_ratio(self) -> float:
-        """Validation loss of the second epoch, as a fraction of that of the first one.
+    def has_learned_early(self) -> bool:
+        """Whether the loss of the second epoch was far below the first one.
 
-        1 before it is known, and if the loss of the first epoch is not positive.
+        A loss that falls later is a sign that only all inputs together tell the target.
         """
-        # NaN is not positive either.
         if self.first_loss is None or self.second_loss is None or not self.first_loss > 0:
-            return 1.0
-        return self.second_loss / self.first_loss
+            return False
+        return self.second_loss < LEARNING * self.first_loss
 
-    def is_past_chance(self, fraction: float | None) -> bool:
-        """Return whether the model has learned something, or memorizes the rows.
+    @property
+    def is_past_chance(self) -> bool:
+        """Whether the model has learned something, or memorizes the rows.
 
-        The validation loss of such a model has fallen below a fraction of the first one, or risen.
-        That of a model that is still at chance does neither.
-
-        Args:
-            fraction: The fraction. None: any loss is low enough, even before the first epoch.
+        The validation loss of such a model has fallen far below the first one, or risen. That of a
+        model that is still at chance does neither.
         """
-        if fraction is None or self.memorizes:
+        if self.memorizes:
             return True
         if self.first_loss is None or self.best_loss is None:
             return False
-        return self.best_loss < fraction * self.first_loss
+        return self.best_loss < LEARNING * self.first_loss
 
     def record(self, metrics: Mapping[str, float], task: Task) -> bool:
         """Record the validation metrics of an epoch.

@@ -1,8 +1,6 @@
 """A training with a time limit: its learning rate, its number of epochs, and its patience."""
 
 import itertools
-import time
-from types import SimpleNamespace
 
 import pytest
 from helpers.runs import SMALL, interrupt, log_of, metrics_of, refused, train
@@ -26,8 +24,7 @@ def table(tmp_path):
 def clock(monkeypatch):
     """A clock that is one second later each time it is read: a batch takes one second."""
     count = itertools.count()
-    fake = SimpleNamespace(perf_counter=lambda: float(next(count)), monotonic=time.monotonic)
-    monkeypatch.setattr("dxn.training.trainer.time", fake)
+    monkeypatch.setattr("dxn.training.loop.perf_counter", lambda: float(next(count)))
 
 
 def rates(folder):

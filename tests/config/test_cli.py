@@ -376,7 +376,7 @@ import sys
 from dxn.cli import main
 from dxn.commands import VERBS, command
 main(["check", "my.csv"])
-print(sorted(set(sys.modules) & {{*{heavy}, "dxn.training.trainer"}}))
+print(sorted(set(sys.modules) & {{*{heavy}, "dxn.training.loop"}}))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True

@@ -39,7 +39,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
         ("dxn tra", ["train"]),
         ("dxn --v", ["--version"]),
         ("dxn --completion f", ["fish"]),
-        ("dxn train trainer.pat", ["trainer.patience=", "trainer.patience_below="]),
+        ("dxn train trainer.pat", ["trainer.patience="]),
         ("dxn train backbone=gru backbone.bid", ["backbone.bidirectional="]),
         ("dxn train adapters.text.tokenizer.k", ["adapters.text.tokenizer.kind="]),
         ("dxn train adapters=[text,im", ["adapters=[text,image", "adapters=[text,image_codes"]),

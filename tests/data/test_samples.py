@@ -280,24 +280,6 @@ def test_inputs_are_dropped_in_the_epochs_of_the_order_that_say_so(tokenizers, n
     assert counts[2] == [len(samples)] * 3
 
 
-@pytest.mark.parametrize(
-    ("options", "stage", "expected"),
-    [
-        ({}, (1.0, 1.0, False), False),  # nothing is left of the training
-        ({"until": 0.5}, (0.49, 1.0, False), True),
-        ({"until": 0.5}, (0.5, 1.0, False), False),
-        ({"below": 0.8}, (0.5, 1.0, False), False),
-        ({"below": 0.8}, (0.5, 0.8, False), False),
-        ({"below": 0.8}, (0.5, 0.79, False), True),
-        ({"below": 0.8}, (0.5, 1.0, True), True),
-    ],
-)
-def test_inputs_are_dropped_at_a_stage_of_the_training(options, stage, expected):
-    progress, loss_ratio, memorizes = stage
-    dropout = InputDropout(0.9, **options)
-    assert dropout.is_active(progress, loss_ratio, memorizes=memorizes) == expected
-
-
 def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(adapters, tokenizers):
     task = Tag()
     task.target.bind(adapters)
@@ -560,8 +542,6 @@ def test_a_sample_is_named_by_its_origin_and_its_files(adapters, tmp_path):
     [
         ({"input_dropout": 1.0}, r"^input_dropout must be below 1, got 1\.0$"),
         ({"input_dropout": -0.1}, r"^input_dropout must be at least 0, got -0\.1$"),
-        ({"input_dropout_until": 1.1}, r"^input_dropout_until must be at most 1, got 1\.1$"),
-        ({"input_dropout_below": 0.0}, r"^input_dropout_below must be greater than 0, got 0\.0$"),
         ({"num_workers": -1}, r"^num_workers must be at least 0, got -1$"),
         ({"overfit": -1}, r"^overfit must be at least 0, got -1$"),
         ({"timeout": 0}, r"^timeout must be greater than 0, got 0$"),

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from dxn.cli import main
 from dxn.core.files import write_sums
 from dxn.training.checkpoint import all_checkpoints, read
-from dxn.training.trainer import Trainer
+from dxn.training.loop import Fit
 
 # Options of a run without the parts that are chosen or fitted from the data.
 PLAIN = ["preset=plain", "baseline=none"]
@@ -42,17 +42,17 @@ def table_of(count):
 def interrupt(monkeypatch, *, step):
     """Stop the training after this many optimizer steps, as Ctrl+C does."""
     count = 0
-    take_step = Trainer.train_step
+    take_step = Fit.train_step
 
-    def counted(trainer, parts):
+    def counted(run, parts):
         nonlocal count
-        take_step(trainer, parts)
+        take_step(run, parts)
         count += 1
         if count == step:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "train_step", counted)
+        patch.setattr(Fit, "train_step", counted)
         yield
 
 

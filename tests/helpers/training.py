@@ -1,6 +1,8 @@
 """A small training without files: vectors as inputs, and a task that predicts their class."""
 
+import itertools
 import random
+from unittest import mock
 
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from dxn.data.dataset import Opened, Samples
 from dxn.models import Backbone, EarlyFusion, MultimodalModel
 from dxn.tasks import Classify
 from dxn.tokenize import Adapter, Reader, Tokenizer
+from dxn.training.loop import Fit
 from dxn.training.optim import adamw, cosine
 from dxn.training.trainer import Trainer
 
@@ -134,18 +137,24 @@ def fit(
     task=None,
     optimizer=adamw,
     input_dropout=None,
+    checkpoint_every=0,
     **options,
 ):
-    """Train on the CPU; return the model, the final state and what was kept."""
+    """Train on the CPU; return the model, the final state and what was kept.
+
+    With checkpoint_every=N, N steps without a checkpoint are followed by one.
+    """
     task = task or make_task()
     model = model or make_model(task, seed=seed)
     saved = Saved(model)
     settings = {"epochs": 2, "batch_size": 11, "precision": "float32", "device": "cpu"}
+    settings["checkpoint_minutes"] = checkpoint_every
     trainer = Trainer(**{**settings, "seed": seed, **options})
     folder.mkdir(parents=True, exist_ok=True)
     train = make_samples(count, task, seed=seed, augment=True, input_dropout=input_dropout)
     train.num_workers = num_workers
-    state = trainer.fit(
+    run = Fit(
+        trainer,
         model,
         task,
         optimizer=optimizer(lr=lr)(model),
@@ -154,9 +163,11 @@ def fit(
         validation=make_samples(17, task, seed=seed + 1) if validation else None,
         folder=folder,
         keep=saved,
-        resume=resume,
     )
-    return model, state, saved
+    # The clock is read once per step and checkpoint.
+    minutes = itertools.count()
+    with mock.patch("dxn.training.loop.monotonic", lambda: 60 * next(minutes)):
+        return model, run.run(resume=resume), saved
 
 
 def without_time(state):

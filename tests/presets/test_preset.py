@@ -254,38 +254,31 @@ def many_rows(monkeypatch):
 def test_few_rows_with_several_inputs_are_mixed_from_the_start(tmp_path, fractions):
     config = train_on_texts_and_images(tmp_path, f"data.fractions={fractions}")
     trainer, loader = config["trainer"], config["loader"]
-    assert (trainer["mixup"], trainer["mixup_below"]) == (1, None)
-    assert (loader["input_dropout"], loader["input_dropout_below"]) == (0.3, None)
-    assert loader["input_dropout_until"] == 1
-    assert trainer["patience_below"] == (0.5 if fractions[1] else None)
+    assert (trainer["mixup"], loader["input_dropout"]) == (1, 0.3)
+    assert list(trainer["once_learning"]) == (["patience"] if fractions[1] else [])
 
 
 def test_several_inputs_train_longer_without_dropout(many_rows, tmp_path, capsys):
     config = train_on_texts_and_images(tmp_path)
     assert config["backbone"]["dropout"] == 0
-    trainer = config["trainer"]
-    assert (trainer["patience"], trainer["patience_below"]) == (0.3, 0.5)
-    assert (trainer["mixup"], trainer["mixup_below"]) == (1, 0.5)
-    loader = config["loader"]
-    assert (loader["input_dropout"], loader["input_dropout_below"]) == (0.3, 0.5)
+    trainer, loader = config["trainer"], config["loader"]
+    assert (trainer["patience"], trainer["mixup"], loader["input_dropout"]) == (0.3, 1, 0.3)
+    assert trainer["once_learning"] == ["patience", "mixup", "input_dropout"]
     assert "(2 inputs)" in capsys.readouterr().out
 
 
 def test_without_a_validation_split_no_option_waits_for_its_loss(many_rows, tmp_path):
     config = train_on_texts_and_images(tmp_path, "data.fractions=[0.8,0,0.2]")
     trainer, loader = config["trainer"], config["loader"]
-    assert (trainer["mixup"], trainer["mixup_below"], trainer["patience_below"]) == (0, None, None)
-    assert (loader["input_dropout"], loader["input_dropout_below"]) == (0, None)
+    assert trainer["mixup"] == loader["input_dropout"] == len(trainer["once_learning"]) == 0
     assert config["optimizer"]["_target_"].endswith("muon")
 
 
-def test_an_option_of_the_user_is_not_limited_by_another_option(many_rows, tmp_path):
+def test_an_option_of_the_user_does_not_wait(many_rows, tmp_path):
     config = train_on_texts_and_images(tmp_path, "trainer.mixup=0.2", "loader.input_dropout=0.1")
     trainer, loader = config["trainer"], config["loader"]
-    assert (trainer["mixup"], trainer["mixup_below"]) == (0.2, None)
-    assert (loader["input_dropout"], loader["input_dropout_below"]) == (0.1, None)
-    assert loader["input_dropout_until"] == 1
-    assert trainer["patience_below"] == 0.5
+    assert (trainer["mixup"], loader["input_dropout"]) == (0.2, 0.1)
+    assert trainer["once_learning"] == ["patience"]
 
 
 def test_sounds_keep_their_sample_rate(tmp_path):

@@ -186,7 +186,7 @@ def test_verify_checks_the_ensemble_and_its_members(run, tmp_path, capsys):
 @pytest.mark.parametrize("step", [3, 13])
 def test_a_resumed_ensemble_has_the_same_bits(run, table, tmp_path, monkeypatch, step):
     folder = tmp_path / "run"
-    data = [str(table), "target=label", *OPTIONS, "trainer.checkpoint_every=2"]
+    data = [str(table), "target=label", *OPTIONS, "trainer.checkpoint_minutes=1e-9"]
     with interrupt(monkeypatch, step=step):
         assert main(["train", *data, f"run={folder}"]) == 130
     assert main(["train", f"resume={folder}"]) == 0

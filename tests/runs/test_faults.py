@@ -28,7 +28,7 @@ from helpers.runs import (
 from dxn.cli import main
 from dxn.runs.folder import locked
 from dxn.runs.saved import model_folder
-from dxn.training.trainer import Trainer
+from dxn.training.loop import Fit
 
 OPTIONS = [*TINY_DIGITS, "adapters=[text]", "trainer.epochs=2", "trainer.log_every=1"]
 TABLE = [*SMALL, *PLAIN, "adapters.text.vocab_size=60", "trainer.epochs=2", "data.split=split"]
@@ -288,7 +288,7 @@ class Killer:
     @contextmanager
     def at(self, number, folder, monkeypatch):
         """Kill at a write of the end of the second epoch."""
-        validate = Trainer.validate
+        validate = Fit.validate
 
         def armed(run):
             if run.state.epoch == 2:
@@ -296,7 +296,7 @@ class Killer:
             return validate(run)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "validate", armed)
+            patch.setattr(Fit, "validate", armed)
             try:
                 yield
             finally:

@@ -263,7 +263,7 @@ def test_an_interrupted_run_of_low_rank_changes_resumes_bit_for_bit(made, tmp_pa
         "finetune.lora_rank=2",
         "trainer.epochs=2",
     ]
-    asked += ["trainer.checkpoint_every=1", "trainer.ema_decay=0.5", "backbone.dropout=0.1"]
+    asked += ["trainer.checkpoint_minutes=1e-9", "trainer.ema_decay=0.5", "backbone.dropout=0.1"]
     whole = train(folder, tmp_path / "whole", *asked)
     with interrupt(monkeypatch, step=3):
         assert main(arguments(folder, tmp_path / "cut", *asked)) == 130

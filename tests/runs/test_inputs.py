@@ -108,7 +108,7 @@ def test_evaluating_again_gives_the_metrics_of_the_run(run, tmp_path):
 
 def test_a_resumed_run_has_the_same_bits(place, run, tmp_path, monkeypatch):
     asked = options(
-        place, "trainer.epochs=2", "loader.input_dropout=0.3", "trainer.checkpoint_every=1"
+        place, "trainer.epochs=2", "loader.input_dropout=0.3", "trainer.checkpoint_minutes=1e-9"
     )
     with interrupt(monkeypatch, step=3):
         assert main(["train", *asked, f"run={tmp_path / 'cut'}"]) == 130

@@ -12,7 +12,7 @@ from dxn.cli import main
 COMMON = ["data.num_train=29", "data.num_validation=11", "data.num_test=13", "batch_size=5"]
 COMMON += ["dim=16", "backbone.depth=1", "preset=plain", "trainer.epochs=2", "report=false"]
 COMMON += ["trainer.device=cpu", "trainer.precision=float32", "trainer.log_every=1"]
-COMMON += ["trainer.checkpoint_every=2", "trainer.ema_decay=0.9", "loader.input_dropout=0.2"]
+COMMON += ["trainer.checkpoint_minutes=1e-9", "trainer.ema_decay=0.9", "loader.input_dropout=0.2"]
 PICTURES = ["data=objects", "data.size=32", "adapters=[image]", "adapters.image.image_size=32"]
 PICTURES += ["adapters.image.augment.flip=true", "adapters.image.augment.zoom=0.5"]
 TASKS = {
@@ -24,10 +24,10 @@ SCRIPT = """
 import json, sys
 from torch import distributed as dist
 from dxn.cli import main
-from dxn.training.trainer import Trainer
+from dxn.training.loop import Fit
 
 folder, tasks = sys.argv[1], json.loads(sys.argv[2])
-step = Trainer.train_step
+step = Fit.train_step
 
 def interrupted(trainer, parts):
     step(trainer, parts)
@@ -37,9 +37,9 @@ def interrupted(trainer, parts):
 
 for task, options in tasks.items():
     assert main(["train", *options, f"run={folder}/{task}"]) == 0
-Trainer.train_step = interrupted
+Fit.train_step = interrupted
 assert main(["train", *tasks["detect"], f"run={folder}/cut"]) == 130
-Trainer.train_step = step
+Fit.train_step = step
 assert main(["train", f"resume={folder}/cut"]) == 0
 """
 

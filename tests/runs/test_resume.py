@@ -30,7 +30,7 @@ RANDOM = [
         "adapters.image.augment.token_dropout=0.2",
     ),
 ]
-SETTINGS = [*TINY_DIGITS, *RANDOM, "trainer.epochs=3", "trainer.checkpoint_every=2"]
+SETTINGS = [*TINY_DIGITS, *RANDOM, "trainer.epochs=3", "trainer.checkpoint_minutes=1e-9"]
 
 
 @pytest.fixture(scope="module")

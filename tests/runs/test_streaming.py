@@ -1,7 +1,10 @@
 """Trainings on streamed rows: exact resume, two processes, and options that do not fit."""
 
+import itertools
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.hub import offline
 from helpers.ranks import run_ranks
@@ -33,17 +36,17 @@ import json, os, sys
 from collections import defaultdict
 from pathlib import Path
 from dxn.cli import main
-from dxn.training.trainer import Trainer
+from dxn.training.loop import Fit
 
 rows = defaultdict(list)
-add = Trainer.add_gradients
+add = Fit.add_gradients
 
 def counted(trainer, batch, **options):
     if not batch.get("#filler"):
         rows[trainer.state.epoch] += batch["#index"]
     return add(trainer, batch, **options)
 
-Trainer.add_gradients = counted
+Fit.add_gradients = counted
 assert main(["train", *sys.argv[2:]]) == 0
 Path(sys.argv[1], os.environ["RANK"] + ".json").write_text(json.dumps(rows))
 """
@@ -64,7 +67,13 @@ def name(tmp_path_factory):
 def whole(name, tmp_path_factory):
     """A training that is not interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    train(folder, *ASKED, f"data.name={name}", "trainer.checkpoint_every=3", "loader.num_workers=2")
+    train(
+        folder,
+        *ASKED,
+        f"data.name={name}",
+        "trainer.checkpoint_minutes=1e-9",
+        "loader.num_workers=2",
+    )
     return folder
 
 
@@ -85,7 +94,7 @@ def test_an_interrupted_training_is_resumed_bit_for_bit(whole, name, tmp_path, m
     if ahead:
         copy_ahead(monkeypatch)
     folder = tmp_path / "run"
-    asked = [*ASKED, f"data.name={name}", "trainer.checkpoint_every=3", "loader.num_workers=2"]
+    asked = [*ASKED, f"data.name={name}", "trainer.checkpoint_minutes=1e-9", "loader.num_workers=2"]
     with interrupt(monkeypatch, step=14):
         assert dxn.cli.main(["train", *asked, f"run={folder}"]) != 0
     assert dxn.cli.main(["train", f"resume={folder}"]) == 0
@@ -96,11 +105,28 @@ def test_an_interrupted_training_is_resumed_bit_for_bit(whole, name, tmp_path, m
 
 def test_another_number_of_workers_starts_the_epoch_again(name, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
-    asked = [*ASKED, f"data.name={name}", "trainer.checkpoint_every=3", "loader.num_workers=0"]
+    asked = [*ASKED, f"data.name={name}", "trainer.checkpoint_minutes=1e-9", "loader.num_workers=0"]
     with interrupt(monkeypatch, step=5):
         assert dxn.cli.main(["train", *asked, f"run={folder}"]) != 0
     assert dxn.cli.main(["train", f"resume={folder}", "loader.num_workers=3"]) == 0
     assert "note: epoch 1 starts again, because the number of" in capsys.readouterr().out
+
+
+def test_the_learning_rate_never_rises_if_a_stream_has_more_rows_than_estimated(tmp_path):
+    # The number of rows is estimated from the last file.
+    for number, count in enumerate([40, 40, 40, 12]):
+        rows = [{"text": f"{'ab'[i % 2]} film {i}", "label": "xy"[i % 2]} for i in range(count)]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{number}.parquet")
+    folder = tmp_path / "run"
+    options = [*("data=hub", "data.streaming=true", "data.sample_shards=1", "trainer.log_every=1")]
+    options += ["data.target=label", f"data.name={tmp_path}/{{0..3}}.parquet", *PLAIN, *SMALL]
+    options += ["trainer.epochs=2", "batch_size=4", "loader.num_workers=0", "report=false"]
+    train(folder, *options)
+    rates = [row["lr"] for row in log_of(folder) if "lr" in row]
+    assert len(rates) > 2 * 4 * 12 / 4
+    decay = rates[rates.index(max(rates)) :]
+    assert all(after <= before for before, after in itertools.pairwise(decay))
+    assert decay[-1] < 0.01 * decay[0]
 
 
 def test_two_processes_read_every_row_once(name, tmp_path):

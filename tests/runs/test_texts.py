@@ -185,7 +185,7 @@ def test_evaluating_a_writer_again_gives_the_metrics_of_its_run(writer, tmp_path
 def test_an_interrupted_writer_resumes_bit_for_bit(place, tmp_path, monkeypatch):
     random_parts = ["backbone.dropout=0.2", "adapters.text.augment.token_dropout=0.2"]
     asked = pairs(place, *SHARED, *random_parts)
-    asked += ["trainer.ema_decay=0.9", "trainer.checkpoint_every=1"]
+    asked += ["trainer.ema_decay=0.9", "trainer.checkpoint_minutes=1e-9"]
     train(tmp_path / "whole", asked)
     with interrupt(monkeypatch, step=5):  # of 3 per epoch
         assert main(["train", *asked, f"run={tmp_path / 'cut'}"]) == 130

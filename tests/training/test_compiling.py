@@ -11,7 +11,7 @@ from helpers.training import fit, make_model, make_task
 from dxn.core.dropout import keyed, number_layers
 from dxn.models import Backbone, BlockOptions, NormOptions, compiling
 from dxn.models.blocks import Block, set_compiled
-from dxn.training.trainer import Trainer
+from dxn.training.loop import Fit
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ def test_a_compiled_training_is_resumed_bit_for_bit(tmp_path, monkeypatch):
 def test_the_whole_model_is_compiled_on_other_devices(tmp_path, monkeypatch):
     options = {"epochs": 1, "count": 45}  # four batches of eleven samples, and one of a sample
     _, expected, _ = fit(tmp_path / "eager", **options)
-    monkeypatch.setattr(Trainer, "compiles_model", True)
+    monkeypatch.setattr(Fit, "compiles_model", True)
     _, state, _ = fit(tmp_path / "compiled", compile=True, **options)
     assert not compiling._failures
     assert state.best_loss == pytest.approx(expected.best_loss, abs=1e-4)

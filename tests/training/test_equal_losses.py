@@ -38,7 +38,7 @@ from pathlib import Path
 sys.path.insert(0, "tests")
 sys.path.insert(0, "tests/training")
 from dxn.models import compiling
-from dxn.training.trainer import Trainer
+from dxn.training.loop import Fit
 from test_equal_losses import CASES, train
 
 folder = Path(sys.argv[1])
@@ -47,11 +47,11 @@ for name in CASES:
         train(folder / f"{name}-{shard}", name, batch_size=6, shard=shard)
 # The whole model is compiled, as on a GPU, by a compiler that needs a second.
 compiling.BACKEND = "eager"
-Trainer.compiles_model = True
+Fit.compiles_model = True
 for shard in (False, True):
     train(folder / f"compiled-{shard}", "plain", batch_size=6, shard=shard, compile=True)
     assert not compiling._failures
-Trainer.compiles_model = False
+Fit.compiles_model = False
 # Of one process.
 train(folder / "plain-copy", "plain", batch_size=6, shard=True, resume=True)
 """

@@ -12,10 +12,10 @@ from helpers.runs import checkpoint_of, log_of, same_tensors
 from helpers.training import fit, without_randomness, without_time
 
 from dxn.core.errors import Interrupted, UserError
-from dxn.training import trainer as trainers
+from dxn.training import loop
 from dxn.training.checkpoint import FILE, all_checkpoints, read
+from dxn.training.loop import Fit
 from dxn.training.optim import AdamW, sgd
-from dxn.training.trainer import Trainer
 
 EVERYTHING = {"ema_decay": 0.9, "mixup": 0.5, "epochs": 3, "log_every": 3}
 BAD = math.nan
@@ -26,7 +26,7 @@ def backward(monkeypatch):
     """Replaces the backward pass by a function of (the original one, the batch, its number)."""
 
     def patch(function):
-        original = Trainer.add_gradients
+        original = Fit.add_gradients
         count = 0
 
         def counted(trainer, batch, *, as_sum):
@@ -34,7 +34,7 @@ def backward(monkeypatch):
             count += 1
             return function(lambda changed: original(trainer, changed, as_sum=as_sum), batch, count)
 
-        monkeypatch.setattr(Trainer, "add_gradients", counted)
+        monkeypatch.setattr(Fit, "add_gradients", counted)
 
     return patch
 
@@ -55,10 +55,8 @@ def folders(run):
 
 def test_there_is_a_checkpoint_before_the_first_step_and_two_are_kept(tmp_path, monkeypatch):
     seen = []
-    original = Trainer.save
-    monkeypatch.setattr(
-        Trainer, "save", lambda run: (original(run), seen.append(folders(tmp_path)))[0]
-    )
+    original = Fit.save
+    monkeypatch.setattr(Fit, "save", lambda run: (original(run), seen.append(folders(tmp_path)))[0])
     fit(tmp_path, epochs=3)
     steps = [f"step-{step:09}" for step in (0, 5, 10, 15)]
     assert seen == [steps[:1], *([b, a] for a, b in pairwise(steps))]
@@ -66,8 +64,8 @@ def test_there_is_a_checkpoint_before_the_first_step_and_two_are_kept(tmp_path, 
 
 def test_checkpoints_are_also_written_by_time(tmp_path, monkeypatch):
     steps = []
-    original = Trainer.save
-    monkeypatch.setattr(Trainer, "save", lambda run: (original(run), steps.append(run.state.step)))
+    original = Fit.save
+    monkeypatch.setattr(Fit, "save", lambda run: (original(run), steps.append(run.state.step)))
     fit(tmp_path, epochs=1, checkpoint_minutes=1e-9)
     assert steps == [0, 1, 2, 3, 4, 5, 5]
 
@@ -75,7 +73,7 @@ def test_checkpoints_are_also_written_by_time(tmp_path, monkeypatch):
 def test_a_training_killed_before_its_first_step_is_resumed(tmp_path, monkeypatch):
     whole, state, _ = fit(tmp_path / "whole", **EVERYTHING)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(Trainer, "train_epoch", lambda trainer: 1 / 0)
+        patch.setattr(Fit, "train_epoch", lambda trainer: 1 / 0)
         fit(tmp_path / "cut", **EVERYTHING)
     resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
     assert same_tensors(whole.state_dict(), resumed.state_dict())
@@ -169,7 +167,7 @@ def test_a_signal_during_validation_leaves_the_validation_for_the_resumed_traini
     tmp_path, monkeypatch
 ):
     whole, state, _ = fit(tmp_path / "whole", **EVERYTHING)
-    original = Trainer.validate
+    original = Fit.validate
 
     def interrupted(trainer):
         if trainer.state.epoch == 2:
@@ -177,7 +175,7 @@ def test_a_signal_during_validation_leaves_the_validation_for_the_resumed_traini
         return original(trainer)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Trainer, "validate", interrupted)
+        patch.setattr(Fit, "validate", interrupted)
         fit(tmp_path / "cut", **EVERYTHING)
     resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
     assert same_tensors(whole.state_dict(), resumed.state_dict())
@@ -187,7 +185,7 @@ def test_a_signal_during_validation_leaves_the_validation_for_the_resumed_traini
 
 def test_a_signal_after_the_last_batch_ends_the_training_with_its_code(tmp_path, monkeypatch):
     whole, state, _ = fit(tmp_path / "whole", **EVERYTHING)
-    original = Trainer.save
+    original = Fit.save
 
     def interrupted(run):
         original(run)
@@ -195,7 +193,7 @@ def test_a_signal_after_the_last_batch_ends_the_training_with_its_code(tmp_path,
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted) as error:
-        patch.setattr(Trainer, "save", interrupted)
+        patch.setattr(Fit, "save", interrupted)
         fit(tmp_path / "cut", **EVERYTHING)
     assert error.value.code == 143
     resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
@@ -266,7 +264,7 @@ def test_the_rows_with_values_that_are_not_finite_are_named(tmp_path, capsys, mo
 
 
 def test_an_infinite_gradient_makes_no_step(tmp_path, capsys, monkeypatch):
-    original = Trainer.add_gradients
+    original = Fit.add_gradients
 
     def add_gradients(trainer, batch, *, as_sum):
         loss = original(trainer, batch, as_sum=as_sum)
@@ -274,7 +272,7 @@ def test_an_infinite_gradient_makes_no_step(tmp_path, capsys, monkeypatch):
             next(p for p in trainer.model.parameters() if p.grad is not None).grad[0] = math.inf
         return loss
 
-    monkeypatch.setattr(Trainer, "add_gradients", add_gradients)
+    monkeypatch.setattr(Fit, "add_gradients", add_gradients)
     _, state, _ = fit(tmp_path, epochs=1, ema_decay=0.9, max_grad_norm=0.0)
     assert state.skipped == 1
     assert "where the gradient is not finite" in capsys.readouterr().out
@@ -287,15 +285,15 @@ def test_a_step_that_the_optimizer_skips_is_counted_later(
     """As on a GPU, which is asked for the steps that are logged, and before each checkpoint."""
     found = []
     for name in ("asked", "later"):
-        monkeypatch.setattr(Trainer, "_skips_on_device", lambda trainer, name=name: name == "later")
+        monkeypatch.setattr(Fit, "skips_on_device", property(lambda _, name=name: name == "later"))
         with monkeypatch.context() as patch:
-            original = Trainer.add_gradients
+            original = Fit.add_gradients
 
             def add_gradients(trainer, batch, *, as_sum, original=original):
                 bad = trainer.state.step == 2
                 return original(trainer, spoil(batch) if bad else batch, as_sum=as_sum)
 
-            patch.setattr(Trainer, "add_gradients", add_gradients)
+            patch.setattr(Fit, "add_gradients", add_gradients)
             folder = tmp_path / name
             state = fit(folder, log_every=4, max_grad_norm=max_grad_norm)[1]
         assert (state.step, state.skipped, state.skipped_in_row) == (10, 1, 0)
@@ -308,18 +306,21 @@ def test_a_step_that_the_optimizer_skips_is_counted_later(
         torch.testing.assert_close(tensor, other[name], rtol=1e-3, atol=1e-4)
 
 
-def test_a_training_stops_after_too_many_steps_without_a_finite_loss(tmp_path, backward):
+def test_a_training_stops_after_too_many_steps_without_a_finite_loss(
+    tmp_path, backward, monkeypatch
+):
+    monkeypatch.setattr(loop, "MAX_SKIPPED", 4)
     backward(lambda original, batch, count: original(spoil(batch) if count > 2 else batch))
     message = (
         "^training stopped: 4 optimizer steps in a row were not possible; the last one was step 6 "
         r"\(epoch 2\), where the loss is not finite \(batch with row 19, row 41, row 22\); lower "
     )
     with pytest.raises(UserError, match=message):
-        fit(tmp_path, epochs=3, max_skipped_steps=4)
+        fit(tmp_path, epochs=3)
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
-    original = Trainer._update
+    original = Fit._update
 
     def update(trainer, *arguments, **options):
         original(trainer, *arguments, **options)
@@ -327,8 +328,8 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
             with torch.no_grad():
                 next(trainer.model.parameters()).fill_(BAD)
 
-    monkeypatch.setattr(Trainer, "_update", update)
-    monkeypatch.setattr(trainers, "name_rows", lambda *_: "rows")
+    monkeypatch.setattr(Fit, "_update", update)
+    monkeypatch.setattr(loop, "name_rows", lambda *_: "rows")
     with pytest.raises(UserError):
         fit(tmp_path, epochs=2, checkpoint_every=1)
     newest = all_checkpoints(tmp_path / "checkpoints")[0]

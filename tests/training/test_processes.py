@@ -35,13 +35,13 @@ from torch import distributed as dist
 from helpers.training import fit, without_randomness
 from dxn.cli import main
 from dxn.training.optim import sgd
-from dxn.training.trainer import Trainer
+from dxn.training.loop import Fit
 
 folder = Path(sys.argv[1])
 
 options = dict(epochs=2, checkpoint_every=1, ema_decay=0.9, mixup=0.5, log_every=1, batch_size=5)
 fit(folder / "whole", **options)
-step = Trainer.train_step
+step = Fit.train_step
 
 def interrupted(trainer, parts):
     step(trainer, parts)
@@ -49,21 +49,21 @@ def interrupted(trainer, parts):
         dist.barrier()
         raise KeyboardInterrupt
 
-Trainer.train_step = interrupted
+Fit.train_step = interrupted
 try:
     fit(folder / "cut", **options)
 except KeyboardInterrupt:
     print("interrupted")
-Trainer.train_step = step
+Fit.train_step = step
 fit(folder / "cut", resume=True, **options)
 # One process continues this later, in the middle of the second epoch.
-Trainer.train_step = interrupted
+Fit.train_step = interrupted
 exact = {**options, "batch_size": 6, "mixup": 0.0, "optimizer": sgd}
 try:
     fit(folder / "shared", model=without_randomness(), **exact)
 except KeyboardInterrupt:
     pass
-Trainer.train_step = step
+Fit.train_step = step
 fit(folder / "dropout", epochs=1, batch_size=6, optimizer=sgd)
 assert main([*json.loads(sys.argv[2]), f"output={folder}", "name=digits"]) == 0
 run = next((folder / "digits").iterdir())
@@ -99,18 +99,18 @@ sys.path.insert(0, "tests")
 from helpers.training import fit
 from dxn.core.errors import Interrupted
 from dxn.training import distributed
-from dxn.training.trainer import Trainer
+from dxn.training.loop import Fit
 
 folder = Path(sys.argv[1])
 distributed.INTERVAL, distributed.GRACE = 0.1, float(sys.argv[2])
-step = Trainer.train_step
+step = Fit.train_step
 
 def slow(trainer, parts):
     step(trainer, parts)
     (folder / f"rank-{trainer.hardware.rank}").write_text(str(os.getpid()))
     time.sleep(0.05)
 
-Trainer.train_step = slow
+Fit.train_step = slow
 try:
     fit(folder / "run", epochs=1000, patience=0)
 except Interrupted as error:

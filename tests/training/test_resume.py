@@ -5,8 +5,9 @@ from helpers.runs import checkpoint_of, interrupt, log_of, same_tensors
 from helpers.training import fit, without_time
 
 from dxn.core.errors import UserError
+from dxn.training.checkpoint import all_checkpoints, read
+from dxn.training.loop import Fit
 from dxn.training.optim import sgd
-from dxn.training.trainer import Trainer
 
 # Every source of randomness and every piece of state at once.
 EVERYTHING = {"ema_decay": 0.9, "mixup": 0.5, "epochs": 3, "log_every": 3}
@@ -76,7 +77,7 @@ def test_a_stopped_training_continues_without_patience(tmp_path):
 def test_a_training_killed_while_it_validates_has_no_row_twice(tmp_path, monkeypatch):
     options = {"epochs": 2, "checkpoint_every": 5}  # the last batch of an epoch saves one too
     fit(tmp_path / "whole", **options)
-    original = Trainer.save
+    original = Fit.save
     with monkeypatch.context() as patch:
 
         def save(trainer):
@@ -84,7 +85,7 @@ def test_a_training_killed_while_it_validates_has_no_row_twice(tmp_path, monkeyp
                 raise KeyboardInterrupt
             original(trainer)
 
-        patch.setattr(Trainer, "save", save)
+        patch.setattr(Fit, "save", save)
         with pytest.raises(KeyboardInterrupt):
             fit(tmp_path / "cut", **options)
     assert len(log_of(tmp_path / "cut")) == 1
@@ -97,6 +98,15 @@ def test_a_finished_training_can_be_continued_with_more_epochs(tmp_path):
     _, state, _ = fit(tmp_path / "run", epochs=2, resume=True)
     assert (state.epoch, state.step) == (2, 10)
     assert [row["epoch"] for row in log_of(tmp_path / "run") if "validation/loss" in row] == [1, 2]
+
+
+def test_another_batch_size_keeps_the_newest_checkpoints_and_all_rows_of_the_log(tmp_path):
+    folder = tmp_path / "run"
+    fit(folder, epochs=2, batch_size=4)
+    _, state, _ = fit(folder, epochs=4, batch_size=22, resume=True)
+    _, saved = read(all_checkpoints(folder / "checkpoints")[0])
+    assert (saved["epoch"], saved["step"]) == (4, state.step) == (4, 24 + 6)
+    assert [row["epoch"] for row in log_of(folder) if "validation/loss" in row] == [1, 2, 3, 4]
 
 
 def test_workers_do_not_change_the_result(tmp_path):

@@ -200,7 +200,7 @@ def test_another_rank_or_base_is_refused_when_a_run_resumes(tmp_path, capsys):
 def test_a_run_of_low_rank_updates_resumes_without_its_base_weights(tmp_path, monkeypatch):
     save(tmp_path / "public")
     words = ["optimizer.lr=0.1", "finetune.base=int8", "finetune.lora_dropout=0.1"]
-    words += ["trainer.epochs=2", "trainer.checkpoint_every=1"]
+    words += ["trainer.epochs=2", "trainer.checkpoint_minutes=1e-9"]
     whole = learn(tmp_path, *words)
     shutil.rmtree(tmp_path / "run")
     with interrupt(monkeypatch, step=2), pytest.raises(AssertionError):

@@ -30,22 +30,28 @@ from dxn.training.predict import score
 
 if TYPE_CHECKING:
     from dxn.runs.prepare import Training
+    from dxn.training.log import Log
     from dxn.training.state import State
 
 
-def evaluate(run: Training, state: State) -> Results | None:
+def evaluate(run: Training, state: State, *, batch_size: int, log: Log) -> Results | None:
     """Evaluate the saved model, and write what `complete` writes.
 
     All processes must call this. Only the first one gets the results.
 
     The model folder is loaded in the same way as by `dxn.load`, so that the metrics are those of
     the files that the user gets.
+
+    Args:
+        run: The training.
+        state: Its state at the end.
+        batch_size: Number of samples per batch.
+        log: Its log, which sends the final metrics to the trackers.
     """
     trainer = run.trainer
     for line in about_epochs(state, run):
         print_line(line)
     split = default_split(run.splits)
-    batch_size = trainer.evaluation_size
     best = _load(run) if trainer.hardware.is_main else None
     from_first(lambda: add_baseline(run, best, batch_size=batch_size) if best else None)
     best = best or _load(run)  # after the first process has written the baseline
@@ -72,7 +78,7 @@ def evaluate(run: Training, state: State) -> Results | None:
     # The validation metrics of the best epoch were sent when it ended.
     sent = (BEST, *(name for name in results.metrics if name.startswith(f"{split}/")))
     final = {name: results.metrics[name] for name in sent if name in results.metrics}
-    trainer.log.close_trackers(final, state.step)
+    log.close_trackers(final, state.step)
     return results
 
 

@@ -210,7 +210,7 @@ def _full(folder: Path) -> Seen:
 
 
 def _fill_after_first_epoch(disk: Path) -> None:
-    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    trainer = importlib.import_module("dxn.training.loop").Fit
     save = trainer.save
 
     def save_and_fill(self: Any) -> None:

@@ -34,7 +34,7 @@ def faults(options: argparse.Namespace) -> list[Fault]:
 
 def cap_training(mb: int) -> None:
     """Limit the address space of this process from the first epoch on."""
-    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    trainer = importlib.import_module("dxn.training.loop").Fit
     epoch = trainer.train_epoch
 
     def capped(self: Any) -> None:
@@ -66,7 +66,7 @@ def fail_backward(*calls: int, after: int | None = None) -> None:
         calls: Numbers of the calls.
         after: All calls after this number fail too.
     """
-    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    trainer = importlib.import_module("dxn.training.loop").Fit
     original = trainer.add_gradients
     count = 0
 
@@ -118,7 +118,7 @@ def _fail_once(module: str, name: str) -> None:
 
 def _validation(folder: Path) -> Seen:
     def before() -> None:
-        trainer = importlib.import_module("dxn.training.trainer").Trainer
+        trainer = importlib.import_module("dxn.training.loop").Fit
         validate = trainer.validate
 
         def fail_in_validation(self: Any) -> Any:

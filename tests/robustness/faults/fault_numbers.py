@@ -84,7 +84,7 @@ def infinite_gradient() -> None:
 
 
 def _spoil_gradient(value: float) -> None:
-    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    trainer = importlib.import_module("dxn.training.loop").Fit
     original = trainer.add_gradients
 
     def add_gradients(self: Any, batch: dict[str, Any], **options: Any) -> Any:
@@ -98,7 +98,7 @@ def _spoil_gradient(value: float) -> None:
 
 
 def _before_backward(change: Callable[[Any, dict[str, Any]], None], step: int | None) -> None:
-    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    trainer = importlib.import_module("dxn.training.loop").Fit
     original = trainer.add_gradients
 
     def add_gradients(self: Any, batch: dict[str, Any], **options: Any) -> Any:
@@ -161,8 +161,10 @@ def _all_bad(folder: Path) -> Seen:
 
 
 def _resumed(folder: Path) -> Seen:
-    train(folder / "whole", "trainer.checkpoint_every=4", before=nan_batch)
-    train(folder / "run", "trainer.checkpoint_every=4", before=lambda: (nan_batch(), kill_at(30)))
+    train(folder / "whole", "trainer.checkpoint_minutes=1e-9", before=nan_batch)
+    train(
+        folder / "run", "trainer.checkpoint_minutes=1e-9", before=lambda: (nan_batch(), kill_at(30))
+    )
     resumed(folder / "run", before=nan_batch)
     return compare(folder / "run", folder / "whole")
 

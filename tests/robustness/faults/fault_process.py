@@ -205,7 +205,7 @@ def kill_at(step: int, number: int = signal.SIGKILL) -> None:
 
 def after_step(action: Callable[[int], object]) -> None:
     """Call a function with the number of steps after each optimizer step of this process."""
-    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    trainer = importlib.import_module("dxn.training.loop").Fit
     original = trainer.train_step
 
     def step(self: Any, parts: Any) -> None:

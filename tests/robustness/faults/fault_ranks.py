@@ -22,7 +22,7 @@ from fault_process import SECONDS, TIMEOUT, TINY, Fault, Seen, scratch, wait_unt
 # another number of processes.
 NO_DROPOUT = ("backbone.dropout=0", "head.dropout=0")
 LONG = (*TINY, *NO_DROPOUT, "data.num_train=2000")  # 100 steps per epoch
-EVERY = "trainer.checkpoint_every=10"
+EVERY = "trainer.checkpoint_minutes=1e-9"
 MAX_DIFFERENCE = 1e-6
 NUMBER = 15  # step at which a training of several processes is disturbed, as a part of an epoch
 

@@ -13,7 +13,7 @@ from fault_compare import compare, finished_equal, killed_at, log_rows, referenc
 from fault_process import Fault, Seen, kill_at, resumed, train
 
 EQUAL = "resumed; equal to the bit"
-EVERY_STEP = "trainer.checkpoint_every=1"
+EVERY_STEP = "trainer.checkpoint_minutes=1e-9"
 
 
 def faults(options: argparse.Namespace) -> list[Fault]:
@@ -23,14 +23,14 @@ def faults(options: argparse.Namespace) -> list[Fault]:
     for step, workers in ((1, 0), (7, 0), (20, 0), (27, 0), (33, 2), (45, 4)):
         rows.append(_kill(step, workers))
     for step, workers, more in (
-        (25, 0, ["trainer.checkpoint_every=3"]),
-        (34, 2, ["trainer.checkpoint_every=3"]),
-        (49, 4, ["trainer.checkpoint_every=3"]),
-        (13, 2, ["trainer.checkpoint_every=2", "trainer.grad_accum_steps=2"]),
+        (25, 0, ["trainer.checkpoint_minutes=1e-9"]),
+        (34, 2, ["trainer.checkpoint_minutes=1e-9"]),
+        (49, 4, ["trainer.checkpoint_minutes=1e-9"]),
+        (13, 2, ["trainer.checkpoint_minutes=1e-9", "trainer.grad_accum_steps=2"]),
         (17, 0, [EVERY_STEP, "trainer.grad_accum_steps=3"]),
         (12, 0, ["trainer.checkpoint_minutes=0.0001", "trainer.grad_accum_steps=3"]),
-        (25, 0, ["trainer.checkpoint_every=3", "trainer.log_every=7"]),
-        (28, 0, ["trainer.ema_decay=0.99", "trainer.mixup=0.2", "trainer.checkpoint_every=3"]),
+        (25, 0, ["trainer.checkpoint_minutes=1e-9", "trainer.log_every=7"]),
+        (28, 0, ["trainer.ema_decay=0.99", "trainer.mixup=0.2", "trainer.checkpoint_minutes=1e-9"]),
         (31, 2, ["adapters.audio.augment.noise=0.5", "loader.input_dropout=0.3", EVERY_STEP]),
     ):
         rows.append(_kill(step, workers, *more))
@@ -61,10 +61,10 @@ def _twice(folder: Path) -> Seen:
 
 
 def _thrice(folder: Path) -> Seen:
-    run = killed_at(folder / "run", 14, "trainer.checkpoint_every=3")
+    run = killed_at(folder / "run", 14, "trainer.checkpoint_minutes=1e-9")
     resumed(run, "loader.num_workers=2", before=lambda: kill_at(31))
     resumed(run, "loader.num_workers=0", before=lambda: kill_at(45))
-    return finished_equal(run, "trainer.checkpoint_every=3")
+    return finished_equal(run, "trainer.checkpoint_minutes=1e-9")
 
 
 def _kill_in(module: str, name: str, *, call: int = 1, after: bool = False) -> None:
@@ -98,7 +98,7 @@ def _kill_in(module: str, name: str, *, call: int = 1, after: bool = False) -> N
 def _after_validation(folder: Path) -> Seen:
     train(
         folder / "run",
-        before=lambda: _kill_in("dxn.training.trainer:Trainer", "validate", call=2, after=True),
+        before=lambda: _kill_in("dxn.training.loop:Fit", "validate", call=2, after=True),
     )
     return finished_equal(folder / "run")
 

@@ -125,7 +125,7 @@ def _when(function: str, owner: str, number: int, *, call: int = 1) -> Any:
 
 def _in_validation(folder: Path) -> Seen:
     run = folder / "run"
-    before = _when("predict", "dxn.training.trainer", signal.SIGTERM, call=2)
+    before = _when("predict", "dxn.training.loop", signal.SIGTERM, call=2)
     process = start("train", *TINY, f"run={run}", before=before).wait()
     seen = finished_equal(run)
     return Seen(process.code == 143 and seen.passed, f"code {process.code}; {seen.text}")
@@ -152,7 +152,7 @@ def _in_evaluation(folder: Path) -> Seen:
 
 def _again(folder: Path) -> Seen:
     run = folder / "run"
-    before = _when("train_step", "dxn.training.trainer:Trainer", signal.SIGTERM, call=13)
+    before = _when("train_step", "dxn.training.loop:Fit", signal.SIGTERM, call=13)
     first = start("train", *TINY, f"run={run}", before=before).wait()
     second = resumed(run, before=before)
     seen = finished_equal(run)

@@ -77,7 +77,7 @@ def kill_at_write(folder: Path, number: int, *, cut: bool) -> None:
         number: Number of the write.
         cut: Whether the file that was opened last for writing loses half of its content.
     """
-    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    trainer = importlib.import_module("dxn.training.loop").Fit
     validate = trainer.validate
     is_on = False
     count = 0
