@@ -23,7 +23,6 @@ from dxn.core.files import (
     CONFIG,
     METRICS,
     MODEL,
-    PRETRAINING,
     STACK,
     SUMS,
     link,
@@ -44,7 +43,7 @@ from dxn.runs.evaluation.evaluate import evaluate_subsets
 from dxn.runs.evaluation.next_commands import resume
 from dxn.runs.folder import (
     MEMBERS,
-    has_checkpoint,
+    is_started,
     locked,
     member_folder,
     member_folders,
@@ -177,7 +176,7 @@ def _member(
     own = member_folder(folder, number)
     if (own / METRICS).exists() and not changed:
         return None
-    started = has_checkpoint(own) or has_checkpoint(own / PRETRAINING)
+    started = is_started(own)
     values = copy.deepcopy(settings.values)
     seed = values["seed"] + number
     if started and settings.is_resumed:

@@ -19,8 +19,8 @@ from dxn.core.errors import UserError, similar
 from dxn.core.files import (
     CHECKPOINTS,
     CONFIG,
-    LOG,
     MODEL,
+    PRETRAINING,
     lock,
     open_own,
 )
@@ -189,7 +189,8 @@ def run_folder(config: Mapping[str, Any], name: str) -> Path:
 
 def refuse_other_run(folder: Path) -> None:
     """Raise a UserError if a folder contains a run that a new one would overwrite."""
-    if has_checkpoint(folder) or (folder / LOG).exists():
+    # A run that stopped before its first checkpoint has a log at most, and nothing to lose.
+    if has_checkpoint(folder) or (folder / MODEL).exists():
         raise UserError(
             f"run: {folder} already contains a run; set resume={folder} to continue it, or choose "
             "another folder"
@@ -201,6 +202,11 @@ def has_checkpoint(folder: Path) -> bool:
     from dxn.training.checkpoint import all_checkpoints  # imports torch
 
     return bool(all_checkpoints(folder / CHECKPOINTS))
+
+
+def is_started(folder: Path) -> bool:
+    """Whether a run has a checkpoint of its training or of its pretraining."""
+    return has_checkpoint(folder) or has_checkpoint(folder / PRETRAINING)
 
 
 @contextmanager

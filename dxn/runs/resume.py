@@ -13,10 +13,10 @@ from dxn.config.settings import Settings, merge_overrides
 from dxn.config.values import is_below, leaves, lookup
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
-from dxn.core.files import CONFIG, METRICS, PRETRAINING, SUMS, link, replace_folder, write_sums
+from dxn.core.files import CONFIG, METRICS, SUMS, link, replace_folder, write_sums
 from dxn.core.processes import launch
 from dxn.data.inspect.fingerprint import differences
-from dxn.runs.folder import has_checkpoint, is_run, member_folders, runs_below
+from dxn.runs.folder import is_run, is_started, member_folders, runs_below
 from dxn.runs.plan import FOLDER, PLAN, Plan, plan_text, read_plan
 
 # Keys that have no effect on the weights, or only on the end of the training.
@@ -46,7 +46,7 @@ def newest_unfinished(settings: Settings) -> Settings:
     candidates: list[tuple[int, Path]] = []
     for folder in folders:
         runs = [folder, *member_folders(folder)]
-        started = any(has_checkpoint(run) or has_checkpoint(run / PRETRAINING) for run in runs)
+        started = any(is_started(run) for run in runs)
         if not started or (folder / METRICS).exists() or not is_run(folder):
             continue
         if Settings.load(folder, settings.trust).overrides == words:
@@ -76,7 +76,8 @@ def folder_before_restart(values: Mapping[str, Any]) -> Path | None:
     """Return the run folder of this training before torchrun restarted its processes.
 
     Returns:
-        The folder. None if there was no restart, or the processes failed before they created it.
+        The folder. None if there was no restart, or the processes failed before the first
+        checkpoint, so that the training starts again.
     """
     started = launch()
     if started is None or not started.is_restart:
@@ -87,7 +88,9 @@ def folder_before_restart(values: Mapping[str, Any]) -> Path | None:
         runs = [folder] if values["ensemble"] == 1 else member_folders(folder)
         plans = [read_plan(run) for run in runs if (run / FOLDER / PLAN).is_file()]
         if any(plan.launch == started.id for plan in plans):
-            return folder
+            # An ensemble decides for each of its members.
+            may_continue = values["ensemble"] > 1 or is_started(folder)
+            return folder if may_continue else None
     return None
 
 

@@ -18,7 +18,7 @@ from dxn.core.processes import from_all, from_first, launch, processes
 from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import Results
 from dxn.models.model import MultimodalModel
-from dxn.runs.folder import AUTO, has_checkpoint
+from dxn.runs.folder import AUTO, has_checkpoint, is_started
 from dxn.runs.prepare import Training, prepare, run_finetune
 from dxn.runs.resume import continued, folder_before_restart, newest_unfinished
 from dxn.runs.training_results import best_figures, results_of
@@ -260,6 +260,6 @@ def save_best(
 def _how_to_continue(run: Training) -> str:
     from dxn.runs.evaluation.next_commands import resume
 
-    if has_checkpoint(run.folder) or has_checkpoint(run.folder / PRETRAINING):
+    if is_started(run.folder):
         return f"continue with: {resume(run.folder, run.settings)}"
     return "there is no checkpoint yet, so start the training again"

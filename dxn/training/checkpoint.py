@@ -307,8 +307,8 @@ def _read_newest(
         listed = "\n".join(reasons)
         raise UserError(f"resume: all checkpoints in {folder} are damaged:\n{listed}")
     raise UserError(
-        f"resume: no checkpoint in {folder}, so the run stopped before its training began; start "
-        "it again"
+        f"resume: {folder.parent} has no checkpoint yet, because it stopped before the first one "
+        "was saved; start the training again"
     )
 
 

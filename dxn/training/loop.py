@@ -276,11 +276,9 @@ class Fit:
             try:
                 if resume:
                     self.restore()
-                else:
-                    if self.hardware.is_main:
-                        # That of a training that stopped before its first checkpoint.
-                        self.log.path.unlink(missing_ok=True)
-                    self.save()
+                elif self.hardware.is_main:
+                    # That of a training that stopped before its first checkpoint.
+                    self.log.path.unlink(missing_ok=True)
                 if self.trainer.trackers and self.hardware.is_main:
                     from dxn.training.trackers import TrackerSink
 

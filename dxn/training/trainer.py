@@ -58,7 +58,7 @@ class Trainer:
             off.
         log_every: Number of optimizer steps between two lines of metrics.jsonl.
         checkpoint_minutes: Minutes between two checkpoints within an epoch. There is also one at
-            the start, and one at the end of each epoch. 0: only these.
+            the end of each epoch. 0: only these.
         compile: Whether to use torch.compile: on a GPU for everything from the adapters to the
             loss, on a CPU for the blocks of the backbone. The compilation takes about a minute.
         monitor: Name of the metric that selects the best epoch and decides about patience. null:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import SMALL, TEXT, TINY_DIGITS, interrupt, refused, table_of, train
+from helpers.runs import SMALL, TEXT, TINY_DIGITS, interrupt, log_of, refused, table_of, train
 
 import dxn
 from dxn.cli import main
@@ -117,11 +117,22 @@ def test_an_interruption_prints_the_command_that_continues(tmp_path, capsys, mon
     error = capsys.readouterr().err
     assert error.endswith(f"interrupted; continue with: dxn train 'resume={tmp_path / 'a b'}'\n")
     assert main(["train", f"resume={tmp_path / 'a b'}"]) == 0
-    # There is a checkpoint before the first step.
+
+
+def test_a_run_without_a_checkpoint_is_started_again(tmp_path, capsys, monkeypatch):
+    run = tmp_path / "early"
+    command = ["train", *TINY_DIGITS, "trainer.epochs=2", "trainer.log_every=1", f"run={run}"]
     with interrupt(monkeypatch, step=1):
-        assert main([*command, f"run={tmp_path / 'early'}"]) == 130
-    assert f"dxn train resume={tmp_path / 'early'}\n" in capsys.readouterr().err
-    assert main(["train", f"resume={tmp_path / 'early'}"]) == 0
+        assert main(command) == 130
+    assert "there is no checkpoint yet, so start the training again" in capsys.readouterr().err
+    (line,) = refused(capsys, ["train", f"resume={run}"])
+    assert line == (
+        f"dxn: resume: {run} has no checkpoint yet, because it stopped before the first one was "
+        "saved; start the training again"
+    )
+    assert main(command) == 0
+    steps = [row["step"] for row in log_of(run) if "lr" in row]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 # The model card

@@ -46,7 +46,7 @@ def test_everything_that_was_checked_is_printed(finished, capsys):
     assert all(line.startswith(f"intact: {finished}") for line in lines)
     # The folder of the start, and model, checkpoints and metrics of both trainings.
     assert len(lines) == 7
-    assert f"{finished}/checkpoints: 2 checkpoints (step 5, step 0)" in "\n".join(lines)
+    assert f"{finished}/checkpoints: 1 checkpoint (step 5)" in "\n".join(lines)
     assert sums == {path: sha256(path) for path in finished.rglob("*") if path.is_file()}
 
 

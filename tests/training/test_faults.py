@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers.runs import checkpoint_of, log_of, same_tensors
+from helpers.runs import checkpoint_of, interrupt, log_of, same_tensors
 from helpers.training import fit, without_randomness, without_time
 
 from dxn.core.errors import Interrupted, UserError
@@ -53,12 +53,12 @@ def folders(run):
 # Checkpoints
 
 
-def test_there_is_a_checkpoint_before_the_first_step_and_two_are_kept(tmp_path, monkeypatch):
+def test_there_is_a_checkpoint_after_each_epoch_and_two_are_kept(tmp_path, monkeypatch):
     seen = []
     original = Fit.save
     monkeypatch.setattr(Fit, "save", lambda run: (original(run), seen.append(folders(tmp_path)))[0])
     fit(tmp_path, epochs=3)
-    steps = [f"step-{step:09}" for step in (0, 5, 10, 15)]
+    steps = [f"step-{step:09}" for step in (5, 10, 15)]
     assert seen == [steps[:1], *([b, a] for a, b in pairwise(steps))]
 
 
@@ -67,17 +67,19 @@ def test_checkpoints_are_also_written_by_time(tmp_path, monkeypatch):
     original = Fit.save
     monkeypatch.setattr(Fit, "save", lambda run: (original(run), steps.append(run.state.step)))
     fit(tmp_path, epochs=1, checkpoint_minutes=1e-9)
-    assert steps == [0, 1, 2, 3, 4, 5, 5]
+    assert steps == [1, 2, 3, 4, 5, 5]
 
 
-def test_a_training_killed_before_its_first_step_is_resumed(tmp_path, monkeypatch):
+def test_a_training_killed_before_its_first_checkpoint_is_started_again(tmp_path, monkeypatch):
     whole, state, _ = fit(tmp_path / "whole", **EVERYTHING)
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(Fit, "train_epoch", lambda trainer: 1 / 0)
+    with interrupt(monkeypatch, step=4), pytest.raises(KeyboardInterrupt):
         fit(tmp_path / "cut", **EVERYTHING)
-    resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
-    assert same_tensors(whole.state_dict(), resumed.state_dict())
-    assert without_time(state) == without_time(resumed_state)
+    with pytest.raises(UserError, match="has no checkpoint yet"):
+        fit(tmp_path / "cut", resume=True, **EVERYTHING)
+    again, again_state, _ = fit(tmp_path / "cut", **EVERYTHING)
+    assert same_tensors(whole.state_dict(), again.state_dict())
+    assert without_time(state) == without_time(again_state)
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "cut")
 
 
 def damage(path, how):
@@ -103,11 +105,11 @@ def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path, capsys, how):
 
 
 def test_without_an_intact_checkpoint_each_damage_is_named(tmp_path):
-    fit(tmp_path, epochs=1)
+    fit(tmp_path, epochs=2)
     for path in all_checkpoints(tmp_path / "checkpoints"):
         damage(path / FILE, "bit")
     with pytest.raises(UserError) as error:
-        fit(tmp_path, epochs=2, resume=True)
+        fit(tmp_path, epochs=3, resume=True)
     assert str(error.value).startswith("resume: all checkpoints in ")
     assert str(error.value).count("the file changed after it was saved") == 2
 

@@ -98,11 +98,11 @@ from pathlib import Path
 sys.path.insert(0, "tests")
 from helpers.training import fit
 from dxn.core.errors import Interrupted
-from dxn.training import distributed
+from dxn.training import parallel
 from dxn.training.loop import Fit
 
 folder = Path(sys.argv[1])
-distributed.INTERVAL, distributed.GRACE = 0.1, float(sys.argv[2])
+parallel.INTERVAL, parallel.GRACE = 0.1, float(sys.argv[2])
 step = Fit.train_step
 
 def slow(trainer, parts):

@@ -117,6 +117,6 @@ def test_workers_do_not_change_the_result(tmp_path):
 
 
 def test_a_folder_without_checkpoint_cannot_be_resumed(tmp_path):
-    message = "^resume: no checkpoint in .*checkpoints, so the run stopped before"
+    message = "^resume: .*run has no checkpoint yet, because it stopped before .*; start the"
     with pytest.raises(UserError, match=message):
         fit(tmp_path / "run", resume=True)

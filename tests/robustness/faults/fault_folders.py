@@ -58,7 +58,7 @@ def _resume_running(folder: Path) -> Seen:
 
 def _occupied(folder: Path) -> Seen:
     run = folder / "run"
-    killed_at(run, 5)
+    killed_at(run, 25)
     second = refused(train(run), "already contains a run", f"resume={run}")
     seen = finished_equal(run)
     return Seen(second.passed and seen.passed, f"{second.text}; then resumed: {seen.text}")

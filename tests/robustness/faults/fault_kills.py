@@ -90,4 +90,4 @@ def _moment(path: Path) -> str:
         return "before the first checkpoint"
     if step == STEPS:
         return "after the last step"
-    return "at the start" if step == 0 else "between two steps"
+    return "between two steps"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fault_compare import compare, finished_equal, killed_at, log_rows, reference, sha256
-from fault_process import Fault, Seen, kill_at, resumed, train
+from fault_process import Fault, Seen, kill_at, refused, resumed, train
 
 EQUAL = "resumed; equal to the bit"
 EVERY_STEP = "trainer.checkpoint_minutes=1e-9"
@@ -20,7 +20,7 @@ def faults(options: argparse.Namespace) -> list[Fault]:
     """Return the faults of this group."""
     rows = [Fault("none (the same training twice)", "equal to the bit", _twice)]
     # Without checkpoints within an epoch: the training returns to the end of the last epoch.
-    for step, workers in ((1, 0), (7, 0), (20, 0), (27, 0), (33, 2), (45, 4)):
+    for step, workers in ((21, 0), (27, 0), (33, 2), (40, 0), (45, 4)):
         rows.append(_kill(step, workers))
     for step, workers, more in (
         (25, 0, ["trainer.checkpoint_minutes=1e-9"]),
@@ -36,6 +36,7 @@ def faults(options: argparse.Namespace) -> list[Fault]:
         rows.append(_kill(step, workers, *more))
     return [
         *rows,
+        Fault("kill -9 before the first checkpoint", "started again; equal", _early),
         Fault("kill -9 three times (steps 14, 31, 45), with 0, 2 and 0 workers", EQUAL, _thrice),
         Fault("kill -9 after a validation, before its checkpoint", EQUAL, _after_validation),
         Fault("kill -9 during pretraining", EQUAL, _pretraining),
@@ -53,6 +54,14 @@ def _kill(step: int, workers: int, *more: str) -> Fault:
 
     options = f" ({' '.join(more)})" if more else ""
     return Fault(f"kill -9 at step {step}{options}, resumed with {workers} workers", EQUAL, inject)
+
+
+def _early(folder: Path) -> Seen:
+    run = killed_at(folder / "run", 7)
+    answer = refused(resumed(run), "has no checkpoint yet", "start the training again")
+    train(run)
+    seen = compare(run, reference())
+    return Seen(answer.passed and seen.passed, f"{answer.text}; then started again: {seen.text}")
 
 
 def _twice(folder: Path) -> Seen:
