@@ -15,7 +15,7 @@ _MODULES = {
     "Block": "blocks",
     "BlockOptions": "blocks",
     "BottleneckFusion": "late_fusion",
-    "CrossAttention": "decoding.cross_attention",
+    "CrossAttention": "cross_attention",
     "Decoder": "decoding.decoder",
     "EarlyFusion": "fusion",
     "Ensemble": "ensemble",

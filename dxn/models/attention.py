@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.core.dropout import check_rate
+from dxn.models.padded_rows import Pad, Unpad
 from dxn.models.positions import apply_rope
+from dxn.models.scores import Score, ScoreKind
 
 if TYPE_CHECKING:
     from dxn.models.decoding.decoder import KVCache
     from dxn.models.packing import Sequences
-    from dxn.models.scores import Score
 
-ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive", "bilinear"]
 # In bf16 on a CPU, two matrix products are faster than the fused kernel up to this number of scores
 # per head: 1024 queries and keys (measured by benchmarks/speed/attention.py).
 MAX_UNFUSED = 1024**2
@@ -65,8 +65,6 @@ class Group:
     def pad(self, x: Tensor) -> Tensor:
         """Return the tokens (b, n, K) of this group. x (T, K) has the tokens of all samples."""
         if self.index is not None:
-            from dxn.models.packing import Pad  # most batches have no groups with padding
-
             x = Pad.apply(x[self.rows], self.index, self.real)
         else:
             x = x[self.rows]
@@ -77,8 +75,6 @@ class Group:
         x = x.flatten(0, 1)
         if self.index is None:
             return x
-        from dxn.models.packing import Unpad
-
         return Unpad.apply(x, self.real)
 
 
@@ -135,8 +131,6 @@ class Attention(nn.Module):
         self.k_norm = norm(k_width) if norm is not None else nn.Identity()
         self.score: Score | None = None
         if score != "scaled_dot" or score_scale is not None or score_softcap is not None:
-            from dxn.models.scores import Score
-
             self.score = Score(score, head_dim, scale=score_scale, softcap=score_softcap)
 
     def forward(self, x: Tensor, groups: Sequence[Group], cache: KVCache | None = None) -> Tensor:

@@ -119,7 +119,7 @@ class Backbone(Recorded, nn.Module):
         }
         make_cross = None
         if cross:
-            from dxn.models.decoding.cross_attention import CrossAttention
+            from dxn.models.cross_attention import CrossAttention
 
             make_cross = partial(CrossAttention, dim, **attention)
         mlp_dropout = dropout if block.mlp_dropout is None else block.mlp_dropout

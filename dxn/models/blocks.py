@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout, Keys, Rate
 from dxn.core.schema import options
 from dxn.models import compiling
-from dxn.models.attention import Attention, Group, ScoreKind
+from dxn.models.attention import Attention, Group
+from dxn.models.scores import ScoreKind
 
 if TYPE_CHECKING:
-    from dxn.models.decoding.cross_attention import CrossAttention
+    from dxn.models.cross_attention import CrossAttention
     from dxn.models.decoding.decoder import KVCache, Memory
 
 NormKind = Literal["layer", "rms"]

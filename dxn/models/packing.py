@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dxn.core.tokens import matmul_dtype
 from dxn.models.attention import Group
+from dxn.models.padded_rows import Unpad
 
 if TYPE_CHECKING:
     from dxn.models.decoding.decoder import Memory
@@ -264,37 +265,3 @@ def has_kernel(x: Tensor, head_dim: int) -> bool:
         return False
     fits = head_dim <= MAX_HEAD_DIM and head_dim % HEAD_DIM_STEP == 0 and matmul_dtype(x) in DTYPES
     return fits and torch.cuda.get_device_capability(x.device) >= CAPABILITY
-
-
-class Pad(torch.autograd.Function):
-    """Select the rows of a group, with padding.
-
-    The gradient of the general selection would add up the rows one by one, because an index can
-    occur several times. Here, the gradient of padding is zero: attention masks padded keys, and the
-    outputs of padded queries are not used.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, real: Tensor) -> Tensor:
-        ctx.real = real
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return grads[0].index_select(0, ctx.real), None, None
-
-
-class Unpad(torch.autograd.Function):
-    """Select the rows of real tokens. The gradient of padding is zero."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, real: Tensor) -> Tensor:
-        ctx.real = real
-        ctx.rows = len(x)
-        return x.index_select(0, real)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        grad = grads[0]
-        out = grad.new_zeros(ctx.rows, grad.shape[-1])
-        return out.index_copy_(0, ctx.real, grad), None

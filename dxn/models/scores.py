@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from einops import einsum
 from torch import Tensor, nn
 
-from dxn.models.attention import ScoreKind
+ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive", "bilinear"]
 
 
 class Score(nn.Module):

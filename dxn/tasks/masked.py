@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
+from dxn.models.unregistered import set_unregistered
 from dxn.tasks.heads import PreHead
 from dxn.tasks.per_input import PerInput, PredictedInputs
 from dxn.tasks.space import Batch
@@ -46,9 +47,7 @@ class MaskedHead(nn.Module):
                 embeddings[name] = adapters[name].embedding
             else:
                 self.predictors.append(nn.Linear(dim, masking.num_outputs))
-        # Assigning to __dict__ bypasses nn.Module's registration. Otherwise the weights of the
-        # adapters would also be parameters of the head, and would be saved twice.
-        self.__dict__["embeddings"] = embeddings
+        set_unregistered(self, "embeddings", embeddings)  # those of the adapters
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
         """Return statistics (B, I, 3) for each sample and each of the I masked inputs.

@@ -177,7 +177,7 @@ def orthogonalized(x: Tensor) -> Tensor:
 
 def matrices_of(model: nn.Module) -> dict[int, int]:
     """Return the number of matrices in each weight that Muon updates, by its id. See `muon`."""
-    from dxn.models.decoding.cross_attention import CrossAttention  # few models have one
+    from dxn.models.cross_attention import CrossAttention  # few models have one
 
     numbers: dict[int, int] = {}
     for name, module in model.named_modules():

@@ -10,7 +10,7 @@ from torch import nn
 from dxn.core.tokens import Tokens, sinusoidal
 from dxn.models import Decoder
 from dxn.models.blocks import RopeScaling
-from dxn.models.decoding.cross_attention import CrossAttention
+from dxn.models.cross_attention import CrossAttention
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import beam_search, generate
 from dxn.models.decoding.search import Hypothesis, RandomSampler, greedy, length_normalized

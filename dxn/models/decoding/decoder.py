@@ -22,6 +22,7 @@ from dxn.models.decoding.token_embedding import (
     make_token_embedding,
 )
 from dxn.models.positions import last_index
+from dxn.models.unregistered import set_unregistered
 
 DecoderPosition = Literal["learned", "sinusoidal", "none"]
 
@@ -172,8 +173,7 @@ class StepDecoder(nn.Module):
         It is not a parameter of the decoder, so it is trained and saved only once.
         """
         del self.embedding
-        # A normal assignment would register the embedding as a submodule.
-        self.__dict__["embedding"] = embedding
+        set_unregistered(self, "embedding", embedding)
         self.output.tie(embedding)
 
     def forward(

@@ -13,6 +13,7 @@ from dxn.core.schema import options
 from dxn.models.decoding.token_embedding import TokenEmbedding
 from dxn.models.inference import PackedLinear
 from dxn.models.losses import linear_cross_entropy, softcapped
+from dxn.models.unregistered import set_unregistered
 
 
 @options
@@ -60,9 +61,7 @@ class OutputLayer(nn.Module):
 
     def tie(self, embedding: TokenEmbedding) -> None:
         """Use another embedding of the same size."""
-        # A normal assignment would register the embedding as a submodule. Then its weight would
-        # also be a parameter of this layer, and would be saved twice.
-        self.__dict__["embedding"] = embedding
+        set_unregistered(self, "embedding", embedding)
 
     @property
     def matrix(self) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import selected
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.decoder import Memory
+from dxn.models.unregistered import set_unregistered
 from dxn.tasks.heads import PreHead
 from dxn.tasks.space import Batch
 
@@ -53,8 +54,7 @@ class DecoderForecastHead(nn.Module):
         self.quantiles = list(quantiles)
         self.input = input
         self.output_shape = (horizon, self.num_channels, len(self.quantiles))
-        # The model owns the adapter, so it is no submodule of the head.
-        self.__dict__["adapter"] = adapter
+        set_unregistered(self, "adapter", adapter)  # of the model
         outputs = self.steps * len(self.quantiles)
         self.out = nn.Linear(mlp.width, outputs)
         self.skip = nn.Linear(decoder.backbone.dim, outputs)

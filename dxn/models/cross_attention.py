@@ -9,14 +9,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import check_rate
-from dxn.models.attention import (
-    Group,
-    ScoreKind,
-    attend,
-    attention_weights,
-    head_sizes,
-)
-from dxn.models.scores import Score
+from dxn.models.attention import Group, attend, attention_weights, head_sizes
+from dxn.models.scores import Score, ScoreKind
 
 
 class CrossAttention(nn.Module):
