@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dxn.stacking.beside import Beside, choose_beside
 from dxn.stacking.features import Features
+from dxn.stacking.forecast_columns import ForecastColumns, choose_columns
 from dxn.stacking.modules import Baseline, check_count
 from dxn.tasks import Quantiles
 from dxn.tasks.forecast.futures import Future, fitted, seasonal_naive
@@ -40,7 +40,7 @@ class PastRegression(Baseline):
         about: Name of the model.
         input: Name of the input with the past values.
         shape: Numbers of past steps T, future steps H, channels K and quantiles Q.
-        beside: Arguments of `Beside`. Default: no other features are read.
+        columns: Arguments of `ForecastColumns`. Default: no other features are read.
     """
 
     weight: Tensor
@@ -52,19 +52,19 @@ class PastRegression(Baseline):
         *,
         input: str,
         shape: Sequence[int],
-        beside: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         self.about = about
         self.input = input
         self.shape = list(shape)
-        self.beside = Beside(**(beside or {}))
-        self.inputs = [input, *self.beside.static]
+        self.columns = ForecastColumns(**(columns or {}))
+        self.inputs = [input, *self.columns.static]
         self.counted = {}
         self.output_shape = tuple(shape[1:])
         steps, horizon, channels, quantiles = shape
         # The row after the past values is that of the constant feature.
-        count = steps + 1 + channels * self.beside.count(horizon)
+        count = steps + 1 + channels * self.columns.count(horizon)
         self.register_buffer("weight", torch.zeros(count, horizon))
         self.register_buffer("offsets", torch.zeros(horizon, channels, quantiles))
 
@@ -74,7 +74,7 @@ class PastRegression(Baseline):
             "about": self.about,
             "input": self.input,
             "shape": list(self.shape),
-            "beside": self.beside._asdict(),
+            "columns": self.columns._asdict(),
         }
 
     def problem(self, adapters: Mapping[str, Any]) -> str:
@@ -85,9 +85,9 @@ class PastRegression(Baseline):
                 f"must read at most {tokenizer.history_steps} past values of {self.input}, got "
                 f"{self.shape[0]}"
             )
-        if self.beside.num_known in (0, tokenizer.num_known):
+        if self.columns.num_known in (0, tokenizer.num_known):
             return ""
-        return f"must read {tokenizer.num_known} known channels, got {self.beside.num_known}"
+        return f"must read {tokenizer.num_known} known channels, got {self.columns.num_known}"
 
     def forward(self, features: Mapping[str, Features], size: int) -> Tensor:
         """Return the quantiles (B, H, K, Q) in the unit of the past values."""
@@ -96,19 +96,19 @@ class PastRegression(Baseline):
         count, horizon, channels, _ = self.shape
         with torch.autocast(self.weight.device.type, enabled=False):
             x, last = past_features(series.steps.float()[..., :channels], count)
-            if self.beside.count(horizon):
-                static = [self._static(features, name, size) for name in self.beside.static]
+            if self.columns.count(horizon):
+                static = [self._static(features, name, size) for name in self.columns.static]
                 static = torch.cat([x.new_zeros(size, 0), *static], 1)
                 known = x.new_zeros(size, horizon, 0) if series.known is None else series.known
                 level = series.level[:, :channels]
-                more = self.beside.features(known.float(), static, level.float(), horizon)
+                more = self.columns.features(known.float(), static, level.float(), horizon)
                 x = torch.cat([x, more], -1)
             values = (x @ self.weight + last).transpose(1, 2)  # (B, H, K)
         return values[..., None] + self.offsets
 
     def _static(self, features: Mapping[str, Features], name: str, size: int) -> Tensor:
         """Return the features of an input (B, F), NaN where a sample lacks it."""
-        count = self.beside.static[name]
+        count = self.columns.static[name]
         if name not in features:
             return self.weight.new_full((size, count), torch.nan)
         check_count(name, features[name].dense.shape[1], count)
@@ -182,10 +182,10 @@ def fit_past_regression(
     channels = futures[0].values.shape[1]
     steps = min(MAX_STEPS, prepare.history_steps)
     sizes = {name: x.shape[1] for name, x in static.items()}
-    beside = choose_beside(
+    columns = choose_columns(
         target.num_known, sizes, shape=(steps, target.horizon, channels), season=target.season
     )
-    x, y, known = _read(futures, prepare, target.horizon, beside, static)
+    x, y, known = _read(futures, prepare, target.horizon, columns, static)
     parts = torch.arange(len(x)).tensor_split(NUM_PARTS)
     if min(map(len, parts)) < 2:
         return None
@@ -207,14 +207,14 @@ def fit_past_regression(
     (candidates,) = _candidates(_sum(products), chosen)
     levels = torch.tensor(space.quantiles)
     offsets = torch.cat(residuals).nanquantile(levels, 0)  # (Q, K, H)
-    further = {"known columns": beside.num_known, "static columns": beside.static}
+    further = {"known columns": columns.num_known, "static columns": columns.static}
     about = [f"the last {steps} values", *(name for name, used in further.items() if used)]
     listed = about[0] if len(about) == 1 else f"{', '.join(about[:-1])} and {about[-1]}"
     baseline = PastRegression(
         f"ridge regression on {listed}",
         input=target.input,
         shape=(steps, target.horizon, y.shape[1], len(space.quantiles)),
-        beside=beside._asdict(),
+        columns=columns._asdict(),
     )
     baseline.weight.copy_(candidates[penalty])
     baseline.offsets.copy_(offsets.permute(2, 1, 0).nan_to_num(0.0))
@@ -225,17 +225,17 @@ def _read(
     futures: Sequence[Future],
     prepare: Any,
     horizon: int,
-    beside: Beside,
+    columns: ForecastColumns,
     static: Mapping[str, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize windows like the inputs of the model, in the order of time.
 
     Returns:
-        For n windows: (n, K, F), see `past_features` and `Beside`; the future values (n, K, H)
-        minus the last value, without gaps; and whether each of them is known (n, K, H).
+        For n windows: (n, K, F), see `past_features` and `ForecastColumns`; the future values
+        (n, K, H) minus the last value, without gaps; and whether they are known (n, K, H).
     """
     steps, channels = prepare.history_steps, futures[0].values.shape[1]
-    width = steps + horizon + channels * beside.count(horizon)
+    width = steps + horizon + channels * columns.count(horizon)
     # The windows of several series follow each other. Those of the same time belong together.
     order = sorted(range(len(futures)), key=lambda row: futures[row].time)
     order = order[:: -(-len(futures) * width * channels // MAX_VALUES)]
@@ -252,11 +252,11 @@ def _read(
         # In float64: a large value minus the location needs more digits than float32 has.
         after = ((fitted(future.values, horizon).double() - loc) / scale).float()
         x, last = past_features(past[None], MAX_STEPS)
-        if beside.count(horizon):
-            fixed = torch.cat([torch.zeros(0), *(static[name][row] for name in beside.static)])
-            known = values[:, values.shape[1] - beside.num_known :]
+        if columns.count(horizon):
+            fixed = torch.cat([torch.zeros(0), *(static[name][row] for name in columns.static)])
+            known = values[:, values.shape[1] - columns.num_known :]
             level = (loc / scale).float()
-            more = beside.features(known[None], fixed[None], level[None], horizon)
+            more = columns.features(known[None], fixed[None], level[None], horizon)
             x = torch.cat([x, more], -1)
         xs.append(x[0])
         y = filled(torch.cat([last[0], after.T], -1))[:, 1:]

@@ -141,14 +141,13 @@ class FeatureSizes(Strict):
     num_nodes: CountOrNone
 
 
-class BesideSizes(Strict):
-    """The arguments of `Beside`."""
+class ForecastColumnSizes(Strict):
+    """The arguments of `ForecastColumns`."""
 
     num_known: CountOrNone
     steps: CountOrNone
     static: dict[Name, Count]
     has_products: bool
-    is_relative: bool
 
 
 class PastSizes(Strict):
@@ -157,7 +156,7 @@ class PastSizes(Strict):
     about: Annotated[str, Field(max_length=1_000)]
     input: Name
     shape: Annotated[list[Count], Field(min_length=4, max_length=4)]
-    beside: BesideSizes
+    columns: ForecastColumnSizes
 
 
 class Entry(Strict):

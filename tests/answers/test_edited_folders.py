@@ -9,7 +9,7 @@ from helpers.runs import SMALL, changed_stack, train
 
 import dxn
 from dxn.core.errors import UserError
-from dxn.stacking.beside import Beside
+from dxn.stacking.forecast_columns import ForecastColumns
 
 HORIZON, CONTEXT, CHANNELS, QUANTILES = 3, 12, 2, 5
 OPTIONS = [*SMALL, "trainer.epochs=1", "optimizer.lr=1e-5", "preset=plain", "report=false"]
@@ -42,7 +42,7 @@ def regression(entry, tensors, *, input="series", steps=CONTEXT, shape=None):
     """Replace the baseline of a model folder by a regression on past values of this shape."""
     shape = shape or (HORIZON, CHANNELS, QUANTILES)
     baseline = {"about": "regression", "input": input, "shape": [steps, *shape]}
-    entry["baseline"] = {**baseline, "beside": Beside()._asdict()}
+    entry["baseline"] = {**baseline, "columns": ForecastColumns()._asdict()}
     tensors.clear()
     tensors["weight"] = torch.zeros(steps + 1, shape[0])
     tensors["offsets"] = torch.zeros(shape)

@@ -5,20 +5,19 @@ import math
 import pytest
 import torch
 
-from dxn.stacking.beside import MAX_FEATURES, Beside, choose_beside
+from dxn.stacking.forecast_columns import MAX_FEATURES, ForecastColumns, choose_columns
 
 B, T, H, J, K = 2, 5, 3, 2, 2
 STATIC = {"kind": 7}
 
 
 @pytest.mark.parametrize("has_products", [False, True])
-@pytest.mark.parametrize("is_relative", [False, True])
-def test_each_channel_has_features_of_its_own(has_products, is_relative):
-    beside = Beside(J, 4, STATIC, has_products, is_relative)
+def test_each_channel_has_features_of_its_own(has_products):
+    columns = ForecastColumns(J, 4, STATIC, has_products)
     known, static = torch.rand(B, T + H, J), torch.rand(B, 7)
     known[0, 0], static[1, 2] = math.nan, math.nan
-    x = beside.features(known, static, torch.rand(B, K), H)
-    count = beside.count(H)
+    x = columns.features(known, static, torch.rand(B, K), H)
+    count = columns.count(H)
     assert x.shape == (B, K, K * count)
     assert not x.isnan().any()
     assert not x[:, 0, count:].any() and not x[:, 1, :count].any()
@@ -30,15 +29,17 @@ def test_each_channel_has_features_of_its_own(has_products, is_relative):
 @pytest.mark.parametrize(
     ("num_known", "static", "shape", "expected"),
     [
-        (0, {}, (14, 7, 1), Beside()),
-        (1, {"kind": 4}, (14, 7, 1), Beside(1, 14, {"kind": 4}, True, True)),
-        (1, {}, (336, 96, 1), Beside(1, 336, {}, False, True)),
-        (5, {}, (336, 96, 7), Beside()),  # more would be too many
-        (0, {"kind": 600}, (14, 7, 1), Beside(0, 0, {"kind": 600}, False, False)),
-        (1, {"kind": 2000}, (14, 7, 1), Beside(1, 14, {}, False, True)),
+        (0, {}, (14, 7, 1), ForecastColumns()),
+        (1, {"kind": 4}, (14, 7, 1), ForecastColumns(1, 14, {"kind": 4}, True)),
+        (1, {}, (336, 96, 1), ForecastColumns(1, 336)),
+        (5, {}, (336, 96, 7), ForecastColumns()),  # more would be too many
+        (0, {"kind": 500}, (14, 7, 1), ForecastColumns(0, 0, {"kind": 500})),
+        (1, {"kind": 300}, (14, 7, 1), ForecastColumns(1, 14, {"kind": 300})),
+        (1, {"kind": 2000}, (14, 7, 1), ForecastColumns(1, 14)),
+        (0, {"kind": 600}, (14, 7, 1), ForecastColumns()),
     ],
 )
 def test_the_features_are_not_too_many(num_known, static, shape, expected):
-    chosen = choose_beside(num_known, static, shape=shape, season=7)
+    chosen = choose_columns(num_known, static, shape=shape, season=7)
     assert chosen == expected
     assert chosen.count(shape[1]) * shape[2] <= MAX_FEATURES

@@ -1,4 +1,4 @@
-"""What the ridge regression of a forecast reads beside past values: known and static columns."""
+"""The features of known and static columns in the ridge regression of a forecast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_FEATURES = 1024
 MAX_LEVEL = 10.0
 
 
-class Beside(NamedTuple):
+class ForecastColumns(NamedTuple):
     """Which features of known and static columns a regression reads.
 
     Attributes:
@@ -23,21 +23,21 @@ class Beside(NamedTuple):
         static: Number of features of each input with static columns, by input name.
         has_products: Whether static features are also multiplied with known values. The effect of a
             known value then depends on them.
-        is_relative: Whether all features are also multiplied with the mean of the past values. An
-            effect, such as that of a promotion, can be proportional to it.
+
+    All features are also multiplied with the mean of the past values: an effect, such as that of a
+    promotion, can be proportional to it.
     """
 
     num_known: int = 0
     steps: int = 0
     static: Mapping[str, int] = {}
     has_products: bool = False
-    is_relative: bool = False
 
     def count(self, horizon: int) -> int:
         """Return the number of features of a channel."""
         known, static = self.num_known * (self.steps + horizon), sum(self.static.values())
         count = (1 + known) * (1 + static) if self.has_products else 1 + known + static
-        return (2 * count if self.is_relative else count) - 1
+        return 2 * count - 1 if count > 1 else 0
 
     def features(self, known: Tensor, static: Tensor, level: Tensor, horizon: int) -> Tensor:
         """Return the features (B, K, K x count). Those of another channel are 0.
@@ -50,18 +50,17 @@ class Beside(NamedTuple):
             level: (B, K). Mean of the past values, in their standard deviations.
             horizon: Number H of future steps.
         """
-        one = torch.ones_like(level[:, :1])
+        constant = torch.ones_like(level[:, :1])
         known = known[:, known.shape[1] - self.steps - horizon :].flatten(1)
-        known = torch.cat([one, known.nan_to_num(0.0)], 1)
+        known = torch.cat([constant, known.nan_to_num(0.0)], 1)
         static = static.nan_to_num(0.0)
         if self.has_products:
-            x = (torch.cat([one, static], 1)[:, :, None] * known[:, None]).flatten(1)
+            x = (torch.cat([constant, static], 1)[:, :, None] * known[:, None]).flatten(1)
         else:
             x = torch.cat([known, static], 1)
         channels = level.shape[1]
         x = x[:, None].expand(-1, channels, -1)
-        if self.is_relative:
-            x = torch.cat([x, x * level.clamp(-MAX_LEVEL, MAX_LEVEL)[..., None]], -1)
+        x = torch.cat([x, x * level.clamp(-MAX_LEVEL, MAX_LEVEL)[..., None]], -1)
         x = x[..., 1:]  # the regression has a constant feature
         if channels == 1:
             return x
@@ -69,9 +68,9 @@ class Beside(NamedTuple):
         return (same[..., None] * x[:, :, None]).flatten(2)
 
 
-def choose_beside(
+def choose_columns(
     num_known: int, static: Mapping[str, int], *, shape: tuple[int, int, int], season: int
-) -> Beside:
+) -> ForecastColumns:
     """Return the features that are the most useful ones and not too many.
 
     Args:
@@ -82,19 +81,17 @@ def choose_beside(
     """
     steps, horizon, channels = shape
     if not num_known and not static:
-        return Beside()
+        return ForecastColumns()
     choices = [
-        Beside(num_known, 0, names, has_products, is_relative)
-        for names in (static, {})
-        for has_products in (True, False)
-        for is_relative in (True, False)
-        if not has_products or (num_known and names)
+        ForecastColumns(num_known, 0, static, has_products=bool(num_known and static)),
+        ForecastColumns(num_known, 0, static),
+        ForecastColumns(num_known),
     ]
     wanted = min(steps, season) if num_known else 0
-    for beside in choices:
-        room = MAX_FEATURES // channels - beside.count(horizon)
-        per_step = beside._replace(steps=1).count(horizon) - beside.count(horizon)
+    for columns in choices:
+        room = MAX_FEATURES // channels - columns.count(horizon)
+        per_step = columns._replace(steps=1).count(horizon) - columns.count(horizon)
         fitting = min(steps, room // per_step) if per_step else 0
         if room >= 0 and fitting >= wanted:
-            return beside._replace(steps=fitting)
-    return Beside()
+            return columns._replace(steps=fitting)
+    return ForecastColumns()
