@@ -28,6 +28,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from dxn.models.attention import attend, attention_weights
+from dxn.models.scores import Score
 from dxn.viz.figure import BLUE, GREY, ORANGE, new_figure, save, set_title
 
 DOCS = Path(__file__).parent
@@ -70,8 +71,9 @@ def worked_example() -> None:
     queries = X @ W_QUERY
     keys = X @ W_KEY
     values = X @ W_VALUE
-    weights = attention_weights(queries, keys, score="dot")
-    outputs = attend(queries, keys, values, score="dot")
+    dot = Score("dot", 3)
+    weights = attention_weights(queries, keys, score=dot)
+    outputs = attend(queries, keys, values, score=dot)
     figure = new_figure(9.6, 2.8)
     panels = figure.subplots(1, 5)
     tables = (
@@ -101,7 +103,7 @@ def soft_database() -> None:
         # for all keys, so the softmax cancels it, and a dot product of two numbers is enough.
         left = torch.stack([query, torch.ones_like(query)], 1) * scale
         right = torch.stack([2 * key, -(key**2)], 1)
-        result = attend(left, right, value, score="dot")[:, 0]
+        result = attend(left, right, value, score=Score("dot", 2))[:, 0]
         axes.plot(query, result, color=color, label=f"scale of the scores: {scale}")
     axes.scatter(key, value[:, 0], color="black", zorder=3, label="keys and their values")
     axes.set(xlabel="query", ylabel="result")

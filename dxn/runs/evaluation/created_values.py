@@ -140,7 +140,7 @@ def share_equal(texts: Sequence[str], others: Sequence[Any], tokenizer: Any) -> 
 
 def _judged(
     judge: Judge, rows: Rows, columns: Mapping[str, Sequence[Any]], training: Rows | None
-) -> tuple[dict[str, dict[str, float]], list[str], list[Record]]:
+) -> tuple[dict[str, dict[str, float]], list[str], Sequence[Record]]:
     """Judge several columns of values of the same rows.
 
     Args:
@@ -154,7 +154,7 @@ def _judged(
     """
     metrics: dict[str, dict[str, float]] = {}
     remarks: list[str] = []
-    records: list[Record] = []
+    records: Sequence[Record] = []
     reference = None
     if training is None:
         remarks.append(f"no {FRECHET}: the data has no training values besides these rows")
