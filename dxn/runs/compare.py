@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup
-from dxn.core.display import count, number, print_table
+from dxn.core.display import number, print_table
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS
 from dxn.core.printable import printable
@@ -84,21 +84,21 @@ def print_comparison(runs: Sequence[ComparedRun]) -> None:
 
 
 def differing_options(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
-    """Return the options that all runs have and whose values differ, with the value of each run."""
+    """Return the options whose values differ, with the value of each run.
+
+    Of different classes, such as two backbones, only the names are listed, and not their options.
+    """
     rows: dict[str, list[str]] = {}
-    for key in runs[0].options:
-        if _is_common(key, runs):
-            values = [_text(run.options[key]) for run in runs]
-            if len(set(values)) > 1:
-                rows[key] = values
+    for key in dict.fromkeys(key for run in runs for key in run.options):
+        values = [_text(run.options[key]) if key in run.options else "" for run in runs]
+        if len(set(values)) > 1 and not _belongs_to_different_classes(key, runs):
+            rows[key] = values
     return rows
 
 
 def comparison_lines(runs: Sequence[ComparedRun]) -> list[str]:
     """Return why metrics cannot be compared, and the paired test of each run with the first one."""
     lines: list[str] = []
-    if partial := len({key for run in runs for key in run.options if not _is_common(key, runs)}):
-        lines.append(f"note: {count(partial, 'option')} of only some of the runs are not listed")
     if len({run.results.task for run in runs}) > 1:
         lines.append("note: the runs have different tasks, so most metrics differ in meaning")
     if len({run.results.split for run in runs}) > 1:
@@ -106,8 +106,12 @@ def comparison_lines(runs: Sequence[ComparedRun]) -> list[str]:
     return [*lines, *(_test(runs[0], other) for other in runs[1:])]
 
 
-def _is_common(key: str, runs: Sequence[ComparedRun]) -> bool:
-    return all(key in run.options for run in runs)
+def _belongs_to_different_classes(key: str, runs: Sequence[ComparedRun]) -> bool:
+    names = key.split(".")
+    targets = [".".join([*names[:i], "_target_"]) for i in range(1, len(names))]
+    return any(
+        target != key and len({run.options.get(target) for run in runs}) > 1 for target in targets
+    )
 
 
 def _print_rows(
