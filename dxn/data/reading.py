@@ -178,9 +178,9 @@ def survey_rows(
     has_input = np.any([np.zeros(len(rows), bool), *present.values()], axis=0)
     verb = "is" if len(raws) == 1 else "are all"
     missing = f"{', '.join(raws)} {verb} missing" if raws else "there is no input column"
-    known = {issue.row for issue in bad}
+    bad_rows = {issue.row for issue in bad}
     for row in np.flatnonzero(~has_input).tolist():
-        if row not in known:
+        if row not in bad_rows:
             bad.append(Issue(f"no input: {missing}", rows.origin[row], row))
     # After the targets are parsed, which can be positions in the text.
     if task is not None and task.target.words:
@@ -197,7 +197,7 @@ def survey_rows(
     if len(kept) < len(rows):
         rows = rows.take(kept)
         raws = {name: column.take(kept) for name, column in raws.items()}
-        present = {name: each[kept] for name, each in present.items()}
+        present = {name: has_input[kept] for name, has_input in present.items()}
         targets = None if targets is None else targets.take(kept)
     return Opened(
         raws=raws,
@@ -227,7 +227,7 @@ def _parse_targets(
         target, reason = cell, "no target"
         if task is not None and (cell is not None or task.target.reads_missing):
             origin = rows.origin[i]
-            inputs = {name: each[i] for name, each in sources.items()}
+            inputs = {name: cells[i] for name, cells in sources.items()}
             try:
                 target = task.target.read(cell, origin, inputs)
             except UserError as error:

@@ -230,7 +230,7 @@ class Origins(Sequence[str]):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
-        return f"{self.file(index).name} row {self.lines[index]}"
+        return f"{self.files[self.file_of[index]].name} row {self.lines[index]}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -289,8 +289,8 @@ def spaced(count: int) -> np.ndarray:
 def _taken(column: Sequence[Any], rows: np.ndarray) -> Any:
     """Return a column of these rows."""
     # Of generated data, the columns can be lists.
-    known = column if isinstance(column, Column | Origins) else Column(column)
-    return known.take(rows)
+    column = column if isinstance(column, Column | Origins) else Column(column)
+    return column.take(rows)
 
 
 @dataclass(frozen=True)

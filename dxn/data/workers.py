@@ -75,11 +75,11 @@ class Workers(DataLoader):
                     raise batch
                 yield batch
         except Exception as error:
-            known = self._known_error(error)
+            user_error = self._as_user_error(error)
             self.stop()
-            if known is None:
+            if user_error is None:
                 raise
-            raise known from error
+            raise user_error from error
 
     def _start(self) -> Any:
         """Start the iterator of torch, without its handler of SIGCHLD.
@@ -125,7 +125,7 @@ class Workers(DataLoader):
             process.kill()
             process.join(SECONDS)
 
-    def _known_error(self, error: Exception) -> UserError | None:
+    def _as_user_error(self, error: Exception) -> UserError | None:
         """Return an error of torch about the workers as one sentence; None for other errors."""
         text = str(error).partition("\n")[0]
         # A worker may die after torch has received a batch, and before the memory of its tensors.
@@ -139,7 +139,7 @@ class Workers(DataLoader):
                 "loader.timeout: the processes that prepare batches have not delivered one in "
                 f"{self.samples.timeout:g} s; check the files and the disk, or raise loader.timeout"
             )
-        if any(each in text for each in CANNOT_SHARE):
+        if any(part in text for part in CANNOT_SHARE):
             return _sharing_error(error)
         if isinstance(error, BlockingIOError):  # the limit of processes
             return UserError(

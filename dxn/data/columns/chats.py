@@ -63,14 +63,14 @@ class Chats(Layout):
             return table
         texts = [table.column(name, f"{key}{self.kind}") for name in self.columns]
         if notes is not None:
-            *asked, answer = self.columns
-            notes.append(f"conversations: {' and '.join(asked)} (user), {answer} (assistant)")
+            *questions, answer = self.columns
+            notes.append(f"conversations: {' and '.join(questions)} (user), {answer} (assistant)")
         parts: list[Column] = []
         for start in range(0, len(table), CHUNK_ROWS):
             rows = zip(*(column[start : start + CHUNK_ROWS] for column in texts), strict=True)
             parts.append(as_column([_messages(row) for row in rows], is_json=True))
-        kept = {name: cells for name, cells in table.columns.items() if name not in self.columns}
-        return replace(table, columns={**kept, MESSAGES: join_columns(parts)})
+        others = {name: cells for name, cells in table.columns.items() if name not in self.columns}
+        return replace(table, columns={**others, MESSAGES: join_columns(parts)})
 
 
 def _with_files(table: Table, column: str, option: str) -> Table:
@@ -84,15 +84,15 @@ def _with_files(table: Table, column: str, option: str) -> Table:
     for start in range(0, len(table), CHUNK_ROWS):
         pairs = [split_files(cell) for cell in cells[start : start + CHUNK_ROWS]]
         parts.append(as_column([messages for messages, _ in pairs], is_json=True))
-        files += [found for _, found in pairs]
+        files += [by_kind for _, by_kind in pairs]
     columns = {**table.columns, column: join_columns(parts)}
-    for kind in dict.fromkeys(kind for found in files for kind in found):
+    for kind in dict.fromkeys(kind for by_kind in files for kind in by_kind):
         if kind in columns:
             raise UserError(
                 f"{option}: {table.path or table.name} has a column {kind}, and messages with "
                 f"files of this type; rename the column, or remove one of both"
             )
-        columns[kind] = as_column([found.get(kind) for found in files])
+        columns[kind] = as_column([by_kind.get(kind) for by_kind in files])
     return replace(table, columns=columns)
 
 
@@ -127,8 +127,8 @@ def find_chats(table: Table, columns: str | Sequence[str] | None) -> Chats | Non
 
 def _messages(row: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the messages of texts: the last one is the answer, and the others are one message."""
-    *asked, answer = row
-    texts = [str(text) for text in asked if text is not None and str(text).strip()]
+    *questions, answer = row
+    texts = [str(text) for text in questions if text is not None and str(text).strip()]
     return [
         {"role": "user", "content": "\n\n".join(texts)},
         {"role": "assistant", "content": None if answer is None else str(answer)},

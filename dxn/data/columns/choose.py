@@ -256,12 +256,12 @@ def _located(value: str, folder: Path, confine: str | None) -> Any:
 
     if has_no_value(value):
         return None
-    found = usual_file(value, folder, confine)
-    if found is None:
-        found = file_of_cell(value, folder)
-        if isinstance(found, str) and confine is not None:
-            found = confined(found, folder, confine)
-    return found
+    file = usual_file(value, folder, confine)
+    if file is None:
+        file = file_of_cell(value, folder)
+        if isinstance(file, str) and confine is not None:
+            file = confined(file, folder, confine)
+    return file
 
 
 def _check_urls(table: Table, column: str) -> None:

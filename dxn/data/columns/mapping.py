@@ -29,14 +29,14 @@ def map_columns(
         UserError: If `columns` has an unknown key, or the column of an input is missing.
     """
     by_input = {name: spec.column for name, spec in inputs.items()}
-    known = dict.fromkeys([*by_input, *by_input.values(), *targets])
+    names = dict.fromkeys([*by_input, *by_input.values(), *targets])
     for key, column in columns.items():
-        if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
+        if key not in names:
+            close = difflib.get_close_matches(key, names, 1)
             hint = f"; did you mean columns.{close[0]}?" if close else ""
             raise UserError(
                 f"columns.{key}: must be an input or a column of the training, which are "
-                f"{', '.join(known)}{hint}"
+                f"{', '.join(names)}{hint}"
             )
         table.column(str(column), f"columns.{key}")
 

@@ -249,4 +249,4 @@ def _count_duplicates(
     """Count the rows whose inputs are all equal to those of another row of their split."""
     rows = row_codes(codes, sum(map(len, splits.values())))
     by_split = divided(rows, splits)
-    return {name: len(each) - len(np.unique(each)) for name, each in by_split.items()}
+    return {name: len(codes) - len(np.unique(codes)) for name, codes in by_split.items()}

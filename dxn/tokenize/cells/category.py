@@ -132,9 +132,9 @@ class CategoryTokenizer(Tokenizer):
         unknown = [value for value in raw if self.id_of(value) == UNKNOWN]
         if not unknown or not self.choices:
             return ""
-        known = ", ".join(self.choices[:MAX_LISTED]) + ", ..." * (len(self.choices) > MAX_LISTED)
+        names = ", ".join(self.choices[:MAX_LISTED]) + ", ..." * (len(self.choices) > MAX_LISTED)
         return (
-            f"{unknown[0]!r} is not one of the {len(self.choices):,} known values ({known}), so it "
+            f"{unknown[0]!r} is not one of the {len(self.choices):,} known values ({names}), so it "
             "counts as unknown"
         )
 
@@ -248,8 +248,8 @@ class CategoryAdapter(Adapter):
 
     def describe(self, raw: RawCategory) -> str:
         """Return the values, and which of them are not known."""
-        known = [self.tokenizer.id_of(value) != UNKNOWN for value in raw]
-        pairs = zip(raw, known, strict=True)
+        are_known = [self.tokenizer.id_of(value) != UNKNOWN for value in raw]
+        pairs = zip(raw, are_known, strict=True)
         return ", ".join(value if is_known else f"{value} (unknown)" for value, is_known in pairs)
 
     def forward(self, batch: Mapping[str, Any]) -> Tokens:

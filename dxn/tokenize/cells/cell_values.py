@@ -63,8 +63,8 @@ def cell_values(
     items = list(cell) if isinstance(cell, list | tuple | set | frozenset) else [cell]
     if len(items) > MAX_CELL_VALUES:
         raise ValueError(f"must have at most {MAX_CELL_VALUES} values")
-    kept = [item for item in items if not has_no_value(item) or str(item).strip() in codes]
-    return tuple(dict.fromkeys(map(_as_value, kept))) or None
+    items = [item for item in items if not has_no_value(item) or str(item).strip() in codes]
+    return tuple(dict.fromkeys(map(_as_value, items))) or None
 
 
 def find_separator(values: Iterable[str]) -> str | None:

@@ -43,8 +43,8 @@ class NumberReader(Reader):
     def learn(self, cells: Sequence[Any]) -> str:
         """Find the decimal separator and the unit of a column, unless they are known."""
         if not self.fixed:
-            found = find_format([cell for cell in cells if not has_no_number(cell)])
-            self.format = NumberFormat(self.decimal or found.decimal, found.unit)
+            form = find_format([cell for cell in cells if not has_no_number(cell)])
+            self.format = NumberFormat(self.decimal or form.decimal, form.unit)
         return ""
 
     def read(self, cell: Any) -> float | None:
