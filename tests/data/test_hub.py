@@ -10,13 +10,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import soundfile
-from helpers.data import SMALL_RATE, by_modality, cells_in_order, column_names, sizes
+from helpers.data import SMALL_RATE, by_modality, cells_in_order, column_names, sizes, task_of
 from helpers.hub import offline
 from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data import hub as read_hub
-from dxn.tasks.auto import Auto
 from dxn.tokenize.audio.reader import read_audio
 from dxn.tokenize.image.reader import read_image
 
@@ -55,7 +54,7 @@ def test_class_numbers_become_names(home):
     assert cells_in_order(source, "target") == names
     assert cells_in_order(source, "text") == TEXTS
     assert source.target == "label"
-    assert Auto().resolve(*source.targets()[:2])[0].name == "classify"
+    assert task_of(source) == "classify"
 
 
 def test_lists_of_class_numbers_become_tags(home):
@@ -67,7 +66,7 @@ def test_lists_of_class_numbers_become_tags(home):
     source = hub(str(home), target="tags")
     assert cells_in_order(source, "tokens") == words
     assert cells_in_order(source, "target") == [["N", "V"], ["N"], ["N", "V", "N"]]
-    assert Auto().resolve(*source.targets()[:2])[0].name == "tag"
+    assert task_of(source) == "tag"
 
 
 def test_pictures_stay_encoded(home):
@@ -129,7 +128,7 @@ def test_named_columns_and_other_options_are_used(home):
     assert source.on_bad == "skip"
     assert cells_in_order(source, "title")[10] == "head 10"
     assert cells_in_order(source, "target")[3] == 1.5
-    assert Auto().resolve(*source.targets()[:2])[0].name == "regress"
+    assert task_of(source) == "regress"
 
 
 def test_splits_with_known_names_are_used_and_others_are_noted(home):

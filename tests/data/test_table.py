@@ -5,14 +5,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers.data import by_modality, cells_in_order, column_names, sizes, write_table
+from helpers.data import by_modality, cells_in_order, column_names, sizes, task_of, write_table
 
 from dxn.core.errors import UserError
 from dxn.data import InputSpec, rows_of_table
 from dxn.data import table as read_source
 from dxn.data.sources.table import from_tables
 from dxn.data.tables.read import read_table
-from dxn.tasks.auto import Auto
 from dxn.tokenize import CategoryAdapter
 
 REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]
@@ -107,7 +106,7 @@ def test_several_target_columns_are_joined_in_the_name_of_the_target(tmp_path, t
 def test_the_raw_targets_of_a_source_show_its_task(tmp_path, table, values, task):
     source = table(write(tmp_path / "my.jsonl", json_lines(text=REVIEWS[:4], label=values)))
     assert cells_in_order(source, "target") == values
-    assert Auto().resolve(*source.targets()[:2])[0].name == task
+    assert task_of(source) == task
 
 
 @pytest.mark.parametrize(
@@ -124,13 +123,13 @@ def test_sentences_are_texts_to_write_if_most_of_them_occur_once(
 ):
     rows = [{"text": f"to read {i}", "label": f"to write {i % different}"} for i in range(count)]
     source = table(write_table(tmp_path / "my.csv", rows), text="text", target="label")
-    assert Auto().resolve(*source.targets()[:2])[0].name == task
+    assert task_of(source) == task
 
 
 def test_single_words_are_classes_however_many_there_are(tmp_path, table):
     rows = [{"text": f"to read {i}", "label": f"w{i // 2}"} for i in range(43)]
     source = table(write_table(tmp_path / "my.csv", rows), text="text", target="label")
-    assert Auto().resolve(*source.targets()[:2])[0].name == "classify"
+    assert task_of(source) == "classify"
 
 
 def test_lists_as_long_as_the_words_are_tags(tmp_path, table):
@@ -139,11 +138,11 @@ def test_lists_as_long_as_the_words_are_tags(tmp_path, table):
     path = write(tmp_path / "my.jsonl", json_lines(words=words, tags=tags))
     source = table(path, text="words", target="tags", fractions=(1.0,))
     assert source.targets()[:2] == (tags[:3], words[:3])
-    assert Auto().resolve(*source.targets()[:2])[0].name == "tag"
+    assert task_of(source) == "tag"
     tags[2] = ["N", "V"]
     path = write(tmp_path / "other.jsonl", json_lines(words=words, tags=tags))
     source = table(path, text="words", target="tags")
-    assert Auto().resolve(*source.targets()[:2])[0].name == "multilabel"
+    assert task_of(source) == "multilabel"
 
 
 # Splits

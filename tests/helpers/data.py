@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import torch
 
+from dxn.tasks.infer import infer
 from dxn.tokenize import (
     AudioAdapter,
     ImageAdapter,
@@ -18,6 +19,7 @@ from dxn.tokenize import (
     TextAdapter,
     Tokenizer,
 )
+from dxn.tokenize.column_profile import profile_of
 
 SMALL_RATE = 1000  # Hz
 # The option with which a command finds the data sets of the example package.
@@ -88,6 +90,13 @@ def write_table(path: Path, rows: list[dict], sep: str | None = None) -> str:
             writer.writeheader()
             writer.writerows(rows)
     return str(path)
+
+
+def task_of(source):
+    """Name of the task that head=auto infers from the targets of a data set."""
+    targets, words, _ = source.targets()
+    rows = [] if words is None else list(zip(words, targets, strict=True))
+    return infer(profile_of(targets), rows)[0]
 
 
 def cells_in_order(source, name):
