@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from dxn.data.files import Files
-    from dxn.data.sources.shards import Stream
+    from dxn.data.sources.shards import StreamedSplit
 
 VALUES = "values"  # column with the series that a layout or a file format of series adds
 TARGET = "target"  # key of the targets in Rows.cells and in batches
@@ -339,7 +339,7 @@ class Source:
     files: Sequence[str] = ()
     candidates: Sequence[str] = ()
     layout: Mapping[str, Any] | None = None
-    stream: Stream | None = None
+    stream: StreamedSplit | None = None
 
     @property
     def num_training_rows(self) -> int:

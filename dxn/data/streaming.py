@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,76 +19,43 @@ from dxn.data.dataset import Opened, Samples
 from dxn.data.loader import BAD, BatchOrder, Loader, default_workers, widened
 from dxn.data.raws import CacheBudget
 from dxn.data.reading import refuse_bad, survey_rows
-from dxn.data.sources.shards import SHARD_ROWS, Stream
+from dxn.data.rows import as_column
+from dxn.data.sources.shards import StreamedSplit
 from dxn.data.sources.table import rows_of_table
-from dxn.data.tables.read import Table, concatenate
+from dxn.data.tables.read import Table
 
 if TYPE_CHECKING:
     from dxn.data.rows import Source
     from dxn.tasks.task import Task
     from dxn.tokenize.base import Tokenizer
 
-PARTS, LANE = "#parts", "#lane"  # keys of what a lane returns for each key
+PARTS, POSITION = "#parts", "#position"  # keys of what a reader returns for each key
+# Bytes of a position in a checkpoint, because tensors of all processes must have the same size. A
+# position in ten shards, the most that `datasets` reads at the same time, has about 1,500 bytes.
+POSITION_BYTES = 4096
 
 
-class Lane(NamedTuple):
-    """The position of one of the readers that share a stream.
-
-    Attributes:
-        number: Number of the lane in its process.
-        turn: Index of the next file among those that the lane reads in the epoch.
-        row: Index of the first row of the current block in this file.
-        done: Number of rows of the block that are done.
-        is_over: Whether the lane has no more rows in this epoch, 0 or 1.
-    """
-
-    number: int
-    turn: int = 0
-    row: int = 0
-    done: int = 0
-    is_over: int = 0
-
-
-class LaneKey(NamedTuple):
-    """A request for the next batch of a lane.
+class ReaderKey(NamedTuple):
+    """A request for the next batch of one of the readers of a process, which are its workers.
 
     Attributes:
         epoch: Number of the epoch.
-        lane: The lane, with the position from which it starts.
-        is_first: Whether the lane starts here. Otherwise it continues, wherever it is.
+        reader: Number of the reader in its process.
+        position: JSON of the position from which the reader starts. Empty: from the first row.
+        is_first: Whether the reader starts here. Otherwise it continues, wherever it is.
         drop_inputs: Whether inputs are dropped.
         parts: Number of parts of the batch.
     """
 
     epoch: int
-    lane: Lane
+    reader: int
+    position: str
     is_first: bool
     drop_inputs: bool
     parts: int
 
 
-@dataclass(frozen=True)
-class Block:
-    """Rows that are shuffled together.
-
-    Args:
-        table: The rows.
-        numbers: Numbers of the rows in the stream.
-        turn: Index of the file of the first row among those that the lane reads.
-        row: Index of the first row in its file.
-        next_turn: The same for the row after the block.
-        next_row: The same for the row after the block.
-    """
-
-    table: Table
-    numbers: np.ndarray
-    turn: int
-    row: int
-    next_turn: int
-    next_row: int
-
-
-class StreamSamples(Samples):
+class StreamedSamples(Samples):
     """The training rows of a stream. As a data set, it contains only those of the sample.
 
     Args:
@@ -109,7 +77,7 @@ class StreamSamples(Samples):
     ):
         super().__init__(opened, tokenizers, task=task, **options)
         assert source.stream is not None
-        self.stream: Stream = source.stream
+        self.stream: StreamedSplit = source.stream
         self.source = source
         self.task = task
         self.options = options
@@ -121,7 +89,7 @@ class StreamSamples(Samples):
 
     def describe_index(self, row: int) -> str:
         """Return the shard and the row of a value of "#index" in a batch."""
-        return self.stream.shards.describe(row)
+        return self.stream.shards.origins(np.array([row]))[0]
 
     def sample_of(self, epoch: int, row: int) -> None:
         """Return None, because a stream is not read twice for a single row."""
@@ -138,34 +106,33 @@ class StreamSamples(Samples):
         assert batch_tokens is None  # see dxn.runs.plan: the lengths are not known
         return StreamLoader(StreamOrder(self, batch_size, seed=seed, shard=shard), **options)
 
-    def prepare(self, table: Table, numbers: np.ndarray) -> Callable[[np.ndarray], Samples]:
-        """Return the function that opens some rows of a block.
+    def open(self, numbers: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> Samples:
+        """Open some rows of the stream, see `StreamedSplit.rows`.
 
         Args:
-            table: The rows of the block.
             numbers: Their numbers in the stream.
+            rows: Their cells, by the name of the column.
         """
+        row_numbers = np.array(numbers, np.int64)
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: as_column([row.get(name) for row in rows]) for name in names}
+        table = Table(columns, self.stream.shards.origins(row_numbers))
         inputs = {name: self.source.inputs[name] for name in self.tokenizers}
         readers = {spec.modality: self.tokenizers[name].reader for name, spec in inputs.items()}
         target = self.source.target if self.task.is_supervised else None
-        rows = rows_of_table(table, inputs, readers, target=target)
-
-        def open_some(chosen: np.ndarray) -> Samples:
-            opened = survey_rows(
-                rows.take(chosen),
-                self.tokenizers,
-                task=self.task,
-                on_bad=self.source.on_bad,
-                budget=CacheBudget(math.inf),  # they are used once, at once
-            )
-            if self.source.on_bad == "error":
-                refuse_bad(opened)
-            opened = replace(opened, row_ids=numbers[chosen][np.asarray(opened.kept)])
-            samples = Samples(opened, self.tokenizers, task=self.task, **self.options)
-            unknown = [] if opened.targets is None else self.task.target.unknown(opened.targets)
-            return self._without_unknown(samples) if unknown else samples
-
-        return open_some
+        opened = survey_rows(
+            rows_of_table(table, inputs, readers, target=target),
+            self.tokenizers,
+            task=self.task,
+            on_bad=self.source.on_bad,
+            budget=CacheBudget(math.inf),  # they are used once, at once
+        )
+        if self.source.on_bad == "error":
+            refuse_bad(opened)
+        opened = replace(opened, row_ids=row_numbers[np.asarray(opened.kept)])
+        samples = Samples(opened, self.tokenizers, task=self.task, **self.options)
+        unknown = [] if opened.targets is None else self.task.target.unknown(opened.targets)
+        return self._without_unknown(samples) if unknown else samples
 
     def _without_unknown(self, samples: Samples) -> Samples:
         """Handle rows with a class that is not in the sample as bad rows."""
@@ -188,11 +155,9 @@ class StreamSamples(Samples):
 
 
 class StreamOrder(BatchOrder):
-    """The batches of a stream. Lanes, which are one per worker of each process, take turns.
+    """The batches of a stream. The readers of a process, which are its workers, take turns.
 
-    The files of an epoch are in random order. As many of them as possible are divided evenly over
-    all lanes; of each of the others, a lane reads every n-th row. So every row is read once, and
-    all lanes have about the same number of rows. A lane shuffles blocks of rows.
+    The library `datasets` shuffles the shards and the rows of each reader, and knows its position.
 
     Args:
         samples: The stream.
@@ -201,10 +166,10 @@ class StreamOrder(BatchOrder):
         shard: Index of this process and number of processes, (i, n).
     """
 
-    samples: StreamSamples
+    samples: StreamedSamples
 
     def __init__(
-        self, samples: StreamSamples, batch_size: int, *, seed: int, shard: tuple[int, int]
+        self, samples: StreamedSamples, batch_size: int, *, seed: int, shard: tuple[int, int]
     ):
         super().__init__(samples, batch_size, seed=seed, shard=shard)
         process, num_processes = shard
@@ -212,12 +177,12 @@ class StreamOrder(BatchOrder):
         self.size = max(size + (process < num_larger), 1)  # samples per batch of this process
         self.count = 0  # batches of the epoch that are done or ready
         self.end: int | None = None  # number of batches of the epoch, once it is known
-        self.is_over = False  # whether all lanes are over
+        self.is_over = False  # whether no reader has further rows
         # All processes must divide the rows in the same way, and machines can have other cores.
         self.num_workers = from_first(lambda: default_workers(self))
-        self.num_lanes = max(self.num_workers, 1)
-        self.lanes = self._start()
-        self._done: dict[int, list[Lane]] = {}  # positions after the last batches
+        self.num_readers = max(self.num_workers, 1)
+        self.positions = [""] * self.num_readers  # where the readers start
+        self._done: dict[int, list[str]] = {}  # positions after the last batches
         self._readers: dict[int, Iterator[dict[str, Any]]] = {}  # in the process that reads
 
     def __len__(self) -> int:
@@ -225,131 +190,93 @@ class StreamOrder(BatchOrder):
         estimate = math.ceil(self.samples.stream.num_rows / self.batch_size)
         return max(estimate, self.count, 1) if self.end is None else self.end
 
-    def __iter__(self) -> Iterator[LaneKey]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        epoch, drop_inputs, parts, lanes = self.epoch, self.drop_inputs, self.parts, [*self.lanes]
+    def __iter__(self) -> Iterator[ReaderKey]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        # The caller can change these while it iterates, which is for the next iteration.
+        epoch, drop_inputs, parts = self.epoch, self.drop_inputs, self.parts
+        positions = self.positions
         is_first = True
         while not self.is_over:
-            # Also lanes that are over: torch gives the keys to its workers in turn.
-            for lane in lanes:
-                yield LaneKey(epoch, lane, is_first, drop_inputs, parts)
+            # Also readers that have no further rows: torch gives the keys to its workers in turn.
+            for reader, position in enumerate(positions):
+                yield ReaderKey(epoch, reader, position, is_first, drop_inputs, parts)
             is_first = False
 
     def begin(self) -> None:
         """Start from `skip` batches of the epoch."""
-        self.lanes = self._done.get(self.skip, []) if self.skip else self._start()
-        self._done = {self.skip: self.lanes}
+        start = [""] * self.num_readers
+        self.positions = self._done.get(self.skip, start) if self.skip else start
+        self._done = {self.skip: self.positions}
         self.count, self.end, self.is_over = self.skip, None, False
 
     def position(self, batch: int) -> dict[str, Tensor]:
-        lanes = self._done.get(batch) if batch else self._start()
-        return {"lanes": torch.tensor(lanes)}
+        positions = (batch and self._done.get(batch)) or [""] * self.num_readers
+        texts = [text.encode().ljust(POSITION_BYTES) for text in positions]
+        assert {len(text) for text in texts} == {POSITION_BYTES}
+        return {
+            "readers": torch.tensor([[*text] for text in texts], dtype=torch.uint8),
+            "is_over": torch.tensor(self.end == batch),
+        }
 
     def restore(self, batch: int, position: Mapping[str, Tensor]) -> bool:
-        saved = position.get("lanes")
+        saved = position.get("readers")
         process, num_processes = self.shard
-        shape = (num_processes, self.num_lanes, len(Lane._fields))
+        shape = (num_processes, self.num_readers, POSITION_BYTES)
         if saved is None or saved.shape != shape:
             return False
-        self._done = {batch: [Lane(*values) for values in saved[process].tolist()]}
-        if bool(saved[:, :, -1].all()):  # it was saved between the last batch and the validation
+        texts = [text.tobytes().decode().strip() for text in saved[process].numpy()]
+        self._done = {batch: texts}
+        if bool(position["is_over"].all()):  # saved between the last batch and the validation
             self.end = batch
         return True
 
-    def remember(self, batch: int, lanes: Sequence[Lane], ahead: int) -> None:
-        """Store the position after so many batches, and forget those that are not needed."""
-        self._done[batch] = list(lanes)
+    def remember(self, batch: int, positions: Sequence[str], ahead: int) -> None:
+        """Store the positions after so many batches, and forget those that are not needed."""
+        self._done[batch] = list(positions)
         self._done.pop(batch - ahead - 2, None)
 
-    def prepare(self, key: LaneKey) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the next batch of a lane, in parts; none if the lane is over."""
-        number = key.lane.number
+    def prepare(self, key: ReaderKey) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the next batch of a reader, in parts; none if it has no further rows."""
         if key.is_first:
-            self._readers[number] = self._read(key)
-        over = {PARTS: [], LANE: key.lane._replace(is_over=1), "#size": 0}
-        return next(self._readers[number], over)
+            self._readers[key.reader] = self._read(key)
+        end = {PARTS: [], POSITION: (key.reader, None), "#size": 0}
+        return next(self._readers[key.reader], end)
 
-    def _start(self) -> list[Lane]:
-        return [Lane(number) for number in range(self.num_lanes)]
+    def _read(self, key: ReaderKey) -> Iterator[dict[str, Any]]:
+        """Yield the batches of a reader, and its position after each."""
+        from datasets import logging
 
-    def _read(self, key: LaneKey) -> Iterator[dict[str, Any]]:
-        """Yield the batches of a lane, and its position after each."""
-        lane = key.lane
-        if lane.is_over:
-            return
-        done, bad = lane.done, {}
-        for block in self._blocks(key.epoch, lane):
-            draws = np.random.default_rng([self.seed, key.epoch, int(block.numbers[0])])
-            order = draws.permutation(len(block.numbers))
-            open_rows_of = self.samples.prepare(block.table, block.numbers)
-            for start in range(done, len(order), self.size):
-                samples = open_rows_of(order[start : start + self.size])
-                bad |= {issue.origin: str(issue) for issue in samples.opened.bad}
-                bad |= samples.opened.bad_later
-                if not len(samples):
-                    continue
-                parts: list[dict[str, Any]] = []
-                for rows in np.array_split(np.arange(len(samples)), key.parts):
-                    part = samples.batch(
-                        key.epoch, rows.tolist() or [0], drop_inputs=key.drop_inputs
-                    )
-                    if self.widen:
-                        part = widened(part, samples.tokenizers)
-                    parts.append(part if len(rows) else {**part, "#filler": True})
-                end = start + self.size
-                lane = lane._replace(turn=block.turn, row=block.row, done=end)
-                if end >= len(order):
-                    lane = lane._replace(turn=block.next_turn, row=block.next_row, done=0)
-                # `Loader` prints the reasons, and needs the size.
-                yield {PARTS: parts, LANE: lane, "#size": len(samples), BAD: bad}
-                bad = {}
-            done = 0
-
-    def _blocks(self, epoch: int, lane: Lane) -> Iterator[Block]:
-        """Yield the rows of a lane, from its position on."""
-        stream = self.samples.stream
-        # All blocks but the last one consist of full batches.
-        size = math.ceil(stream.shuffle_buffer / self.size) * self.size
-        tables: list[Table] = []
-        numbers: list[np.ndarray] = []
-        count, turn, row = 0, lane.turn, lane.row
-        for i, (shard, step, offset) in enumerate(self._files(epoch, lane.number)):
-            if i < lane.turn:
-                continue
-            for piece in stream.shards.pieces(shard, lane.row if i == lane.turn else 0):
-                rows = piece.origins.lines - 1
-                own = shard * SHARD_ROWS + rows
-                left = np.flatnonzero((rows % step == offset) & ~np.isin(own, stream.held_out))
-                while len(left):
-                    chosen, left = left[: size - count], left[size - count :]
-                    tables.append(piece.take(chosen))
-                    numbers.append(own[chosen])
-                    count += len(chosen)
-                    if count == size:
-                        after = i, int(rows[chosen[-1]]) + 1
-                        yield Block(concatenate(tables), np.concatenate(numbers), turn, row, *after)
-                        tables, numbers, count = [], [], 0
-                        turn, row = after
-        if count:
-            end = len(stream.shards) * self.shard[1], 0
-            yield Block(concatenate(tables), np.concatenate(numbers), turn, row, *end)
-
-    def _files(self, epoch: int, number: int) -> list[tuple[int, int, int]]:
-        """Return the files of a lane in order: each with n and i.
-
-        The rows of a file whose index divided by n leaves i belong to the lane.
-        """
         process, num_processes = self.shard
-        lanes = num_processes * self.num_lanes
-        own = process * self.num_lanes + number
-        count = len(self.samples.stream.shards)
-        order = np.random.default_rng([self.seed, epoch]).permutation(count).tolist()
-        whole = count // lanes * lanes
-        files = [(shard, 1, 0) for shard in order[own:whole:lanes]]
-        return files + [(shard, lanes, own) for shard in order[whole:]]
+        reader = process * self.num_readers + key.reader
+        rows = self.samples.stream.rows(self.seed, reader, num_processes * self.num_readers)
+        rows.set_epoch(key.epoch)
+        if key.position:
+            # It warns about the lost rows of the shuffle buffer, which docs/streaming.md explains.
+            logging.set_verbosity_error()
+            rows.load_state_dict(json.loads(key.position))
+        bad: dict[str, str] = {}
+        # Not `iter(rows)`, which would divide the rows over the workers of torch again.
+        for batch in rows.iter(self.size):
+            samples = self.samples.open(batch["number"], batch["cells"])
+            bad |= {issue.origin: str(issue) for issue in samples.opened.bad}
+            bad |= samples.opened.bad_later
+            if not len(samples):
+                continue
+            parts: list[dict[str, Any]] = []
+            for indices in np.array_split(np.arange(len(samples)), key.parts):
+                part = samples.batch(
+                    key.epoch, indices.tolist() or [0], drop_inputs=key.drop_inputs
+                )
+                if self.widen:
+                    part = widened(part, samples.tokenizers)
+                parts.append(part if len(indices) else {**part, "#filler": True})
+            position = key.reader, json.dumps(rows.state_dict())
+            # `Loader` prints the reasons, and needs the size.
+            yield {PARTS: parts, POSITION: position, "#size": len(samples), BAD: bad}
+            bad = {}
 
 
 class StreamLoader(Loader):
-    """Iterates over the batches of a stream, some steps behind the lanes.
+    """Iterates over the batches of a stream, some steps behind the readers.
 
     Args:
         order: Order of the batches.
@@ -374,15 +301,14 @@ class StreamLoader(Loader):
         self.is_any = is_any
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        order = self.order
-        order.begin()
-        own = self._own()
-        ready: deque[tuple[list[dict[str, Any]], list[Lane]] | None] = deque()
-        self._fill(ready, own)
-        return self._yield(ready, own)
+        self.order.begin()
+        batches = self._batches_of_process()
+        ready: deque[tuple[list[dict[str, Any]], list[str]] | None] = deque()
+        self._fill(ready, batches)
+        return self._yield(ready, batches)
 
-    def _yield(self, ready: deque[Any], own: Iterator[Any]) -> Iterator[dict[str, Any]]:
-        order, count, lanes = self.order, self.order.skip, self.order.lanes
+    def _yield(self, ready: deque[Any], batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+        order, count, positions = self.order, self.order.skip, self.order.positions
         while ready:
             item = ready.popleft()
             count += 1
@@ -391,30 +317,31 @@ class StreamLoader(Loader):
                 batch = order.samples.batch(order.epoch, [0])
                 parts = [{**batch, "#filler": True}] * order.parts
             else:
-                parts, lanes = item
-            if order.end == count:
-                lanes = [lane._replace(is_over=1) for lane in lanes]
-            order.remember(count, lanes, self.ahead)
+                parts, positions = item
+            order.remember(count, positions, self.ahead)
             yield from parts
-            self._fill(ready, own)
+            self._fill(ready, batches)
 
-    def _fill(self, ready: deque[Any], own: Iterator[Any]) -> None:
+    def _fill(self, ready: deque[Any], batches: Iterator[Any]) -> None:
         order = self.order
         while order.end is None and len(ready) <= self.ahead:
-            item = next(own, None)
+            item = next(batches, None)
             if self.is_any(item is not None):
                 ready.append(item)
                 order.count += 1
             else:
                 order.end = order.count
 
-    def _own(self) -> Iterator[tuple[list[dict[str, Any]], list[Lane]]]:
-        """Yield the batches of this process in parts, and the lanes after each, in turn."""
+    def _batches_of_process(self) -> Iterator[tuple[list[dict[str, Any]], list[str]]]:
+        """Yield the batches of this process in parts, and the positions after each."""
         order = self.order
-        lanes = deque(order.lanes)
+        positions = list(order.positions)
+        with_rows = {*range(order.num_readers)}
         for item in super().__iter__():
-            lanes.rotate(-1)
-            lanes[-1] = Lane(*item[LANE])
-            if item[PARTS]:
-                yield item[PARTS], list(lanes)
-            order.is_over = all(lane.is_over for lane in lanes)
+            reader, position = item[POSITION]
+            if position is None:
+                with_rows.discard(reader)
+                order.is_over = not with_rows
+            else:
+                positions[reader] = position
+                yield item[PARTS], list(positions)

@@ -32,7 +32,7 @@ from dxn.data.inspect.fingerprint import differences, fingerprint
 from dxn.data.inspect.quality import find_problems
 from dxn.data.loader import InputDropout, LoaderOptions
 from dxn.data.rows import Source
-from dxn.data.stream import make_samples
+from dxn.data.token_windows import make_samples
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.presets.preset import choose_options, recommended_weights
 from dxn.runs.build import build_adapters, build_model
@@ -161,10 +161,10 @@ class Training:
             "seed": self.trainer.seed,
         }
         if self.source.stream is not None:
-            from dxn.data.streaming import StreamSamples  # most data sets are in memory
+            from dxn.data.streaming import StreamedSamples  # most data sets are in memory
 
             train = self.splits["train"]
-            return StreamSamples(train, self.tokenizers, source=self.source, **options)
+            return StreamedSamples(train, self.tokenizers, source=self.source, **options)
         samples = make_samples(opened=self.splits["train"], tokenizers=self.tokenizers, **options)
         if loader.overfit:
             samples.keep(loader.overfit)

@@ -12,7 +12,7 @@ from dxn.core.dropout import Keys, keyed
 from dxn.data import LoaderOptions
 from dxn.data.dataset import Samples
 from dxn.data.loader import BatchOrder
-from dxn.data.stream import make_samples
+from dxn.data.token_windows import make_samples
 from dxn.tasks import Language
 from dxn.tokenize import TextAdapter, TokenizerOptions
 from dxn.training.predict import name_rows

@@ -21,7 +21,7 @@ from dxn.data.dataset import Opened, Samples
 from dxn.data.loader import BatchOrder, InputDropout, Loader, LoaderOptions
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
-from dxn.data.stream import Stream, make_samples
+from dxn.data.token_windows import TokenWindows, make_samples
 from dxn.tasks import IGNORED, Classify, Language, Masked, Tag, Target
 from dxn.tokenize import (
     AudioAdapter,
@@ -508,7 +508,7 @@ def test_the_task_decides_between_samples_and_a_stream(adapters, tokenizers):
     language = Language()
     language.target.bind({"text": adapters["text"]})
     only = {"text": tokenizers["text"]}
-    assert type(make_samples(language, opened, only, seed=3)) is Stream
+    assert type(make_samples(language, opened, only, seed=3)) is TokenWindows
     # With other inputs, each row is a text of its own.
     assert type(make_samples(language, opened, tokenizers, seed=3)) is Samples
     samples = make_samples(

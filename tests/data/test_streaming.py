@@ -1,14 +1,17 @@
-"""Streams: every row once per epoch for any processes and workers, exact positions, bad shards."""
+"""Streams: every row once per epoch for any processes and workers, positions, bad shards."""
 
 import gzip
 import tarfile
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
-from helpers.data import are_same, by_modality
+from helpers.data import by_modality
 from helpers.hub import offline
 from helpers.shards import COLORS, SIZES, served, write_parquet, write_tars
 
@@ -17,7 +20,8 @@ from dxn.data import hub as read_hub
 from dxn.data.reading import open_rows
 from dxn.data.rows import as_column
 from dxn.data.sources.shards import SHARD_ROWS, to_columns
-from dxn.data.streaming import StreamSamples
+from dxn.data.splits.unlabeled import without_unlabeled
+from dxn.data.streaming import StreamedSamples
 from dxn.tasks import Classify
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter
 from dxn.training.predict import name_rows
@@ -59,18 +63,13 @@ def samples_of(source, *, workers=0, augment=True):
     image.fit(opened.raws["png"])
     task.target.fit(opened.targets)
     object.__setattr__(opened, "num_workers", workers)
-    return StreamSamples(opened, tokenizers, task=task, source=source, seed=3, augment=augment)
+    return StreamedSamples(opened, tokenizers, task=task, source=source, seed=3, augment=augment)
 
 
-def loader_of(samples, *, lanes=1, shard=(0, 1), ahead=1, is_any=bool):
-    loader = samples.loader(
+def loader_of(samples, *, shard=(0, 1), ahead=1, is_any=bool):
+    return samples.loader(
         B * shard[1], seed=3, shard=shard, pin_memory=False, ahead=ahead, is_any=is_any
     )
-    if not loader.num_workers:
-        # One process reads the lanes of several workers in turn.
-        loader.order.num_lanes = lanes
-        loader.order.lanes = loader.order._start()
-    return loader
 
 
 def rows_of(batches):
@@ -92,27 +91,16 @@ def samples(source):
     return samples_of(source)
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-@pytest.mark.parametrize("processes", [1, 2, 7])
-def test_every_row_is_read_once_by_any_number_of_processes_and_workers(samples, processes, lanes):
-    found = []
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("processes", [1, 2, 5, 7])
+def test_every_row_is_read_once_by_any_number_of_processes_and_workers(source, processes, workers):
+    samples = samples_of(source, workers=workers)
+    row_numbers = []
     for process in range(processes):
-        loader = loader_of(samples, lanes=lanes, shard=(process, processes))
-        found += rows_of(loader)
-    assert sorted(found) == every_row(samples.source)
-
-
-def test_workers_read_the_same_batches_as_one_process_that_takes_turns(source, samples):
-    with_workers = loader_of(samples_of(source, workers=2))
-    alone = loader_of(samples, lanes=2)
-    try:
-        for epoch in (0, 1):
-            for loader in (with_workers, alone):
-                loader.order.epoch, loader.order.skip = epoch, 0
-            pairs = zip(with_workers, alone, strict=True)
-            assert all(are_same(ours, theirs) for ours, theirs in pairs)
-    finally:
-        with_workers.stop()
+        loader = loader_of(samples, shard=(process, processes))
+        row_numbers += rows_of(loader)
+        loader.stop()
+    assert sorted(row_numbers) == every_row(source)
 
 
 def test_an_epoch_has_its_own_order_of_files_and_of_rows(samples):
@@ -124,39 +112,63 @@ def test_an_epoch_has_its_own_order_of_files_and_of_rows(samples):
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])
     assert rows_of(loader_of(samples)) == orders[0]
-    # A block of 12 rows can have rows of several files.
-    blocks = [orders[0][start : start + 12] for start in range(0, len(orders[0]), 12)]
-    assert any(len({row // SHARD_ROWS for row in block}) > 1 for block in blocks)
+    # Rows of several files are shuffled together.
+    assert len({row // SHARD_ROWS for row in orders[0][:9]}) > 1
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_every_position_is_exact(samples, lanes):
-    whole = list(loader_of(samples, lanes=lanes))
-    for done in range(len(whole) + 1):
-        loader = loader_of(samples, lanes=lanes)
-        batches = iter(loader)
-        for _ in range(done):
-            next(batches)
-        position = {name: rows[None] for name, rows in loader.order.position(done).items()}
-        resumed = loader_of(samples, lanes=lanes)
-        assert resumed.order.restore(done, position)
-        resumed.order.skip = done
-        rest = list(resumed) if done else list(loader_of(samples, lanes=lanes))
-        assert len(rest) == len(whole) - done
-        assert all(map(are_same, rest, whole[done:]))
+def until_checkpoint(samples, done, *, process, processes):
+    """The rows of the first batches of a process, and its position after them."""
+    # A process without rows stays in step with the others.
+    loader = loader_of(samples, shard=(process, processes), is_any=lambda has_rows: True)
+    batches = islice(loader, done)
+    before = rows_of(batch for batch in batches if not batch.get("#filler"))
+    return before, loader.order.position(done)
 
 
-def test_a_position_is_for_the_same_number_of_workers_only(samples):
-    loader = loader_of(samples, lanes=2)
+@pytest.mark.parametrize("processes", [1, 2, 5])
+def test_a_resumed_epoch_repeats_no_row_and_loses_at_most_the_shuffle_buffer(source, processes):
+    samples = samples_of(source)
+    for done in (1, 2):
+        both = [
+            until_checkpoint(samples, done, process=process, processes=processes)
+            for process in range(processes)
+        ]
+        position = {name: torch.stack([p[name] for _, p in both]) for name in both[0][1]}
+        row_numbers = [row for before, _ in both for row in before]
+        for process in range(processes):
+            loader = loader_of(samples, shard=(process, processes))
+            assert loader.order.restore(done, position)
+            loader.order.skip = done
+            row_numbers += rows_of(loader)
+        assert len(row_numbers) == len(set(row_numbers))
+        # Each process has a buffer of 9 rows, and up to 5 shards are read at the same time.
+        assert len(every_row(source)) - len(row_numbers) <= processes * (9 + 5)
+
+
+def test_a_checkpoint_after_the_last_batch_ends_the_epoch(samples):
+    loader = loader_of(samples)
+    done = len(list(loader))
+    position = {name: rows[None] for name, rows in loader.order.position(done).items()}
+    resumed = loader_of(samples)
+    assert resumed.order.restore(done, position)
+    assert len(resumed.order) == done
+    resumed.order.skip = done
+    assert list(resumed) == []
+
+
+def test_a_position_is_for_the_same_number_of_workers_only(source, samples):
+    loader = loader_of(samples)
     position = {name: rows[None] for name, rows in loader.order.position(0).items()}
-    assert not loader_of(samples, lanes=3).order.restore(1, position)
+    assert loader_of(samples).order.restore(1, position)
+    assert not loader_of(samples_of(source, workers=3)).order.restore(1, position)
     assert not loader_of(samples).order.restore(1, {})
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_the_length_is_exact_before_the_last_step(samples, ahead):
-    loader = loader_of(samples, lanes=3, ahead=ahead)
-    total = len(list(loader_of(samples, lanes=3)))
+def test_the_length_is_exact_before_the_last_step(source, ahead):
+    samples = samples_of(source, workers=3)
+    loader = loader_of(samples, ahead=ahead)
+    total = len(list(loader_of(samples)))
     for done, _ in enumerate(loader):
         left = len(loader.order) - done
         assert left >= 1
@@ -195,6 +207,61 @@ def test_the_files_give_a_sample_and_the_number_of_rows(names):
     some = source_of(names["tar"], sample_rows=12, sample_shards=2)
     assert not some.stream.is_exact
     assert any("drawn from 2 of 5 files" in note for note in some.notes)
+
+
+def write_table(folder, rows, name="part"):
+    """Write rows as two Parquet files, and return their name."""
+    folder.mkdir(exist_ok=True)
+    for number in range(2):
+        table = pyarrow.Table.from_pylist(rows[number::2])
+        pyarrow.parquet.write_table(table, folder / f"{name}-{number}.parquet")
+    return f"{folder}/{name}-{{0..1}}.parquet"
+
+
+def streamed_texts(source):
+    """The texts of the rows that a training reads in an epoch."""
+    return [row["cells"]["text"] for row in source.stream.rows(seed=0)]
+
+
+def test_rows_of_other_splits_are_never_trained_on(tmp_path):
+    """A column names the split of each row, also of those that are not in the sample."""
+    splits = ["train", "train", "train", "dev", "test"]
+    rows = [
+        {"text": f"{splits[i % 5]} words {i}", "label": "ab"[i % 2], "split": splits[i % 5]}
+        for i in range(300)
+    ]
+    name = write_table(tmp_path, rows)
+    source = source_of(name, target="label", sample_rows=40)
+    assert set(source.splits) == {"train", "validation", "test"}
+    texts = streamed_texts(source)
+    assert sorted(texts) == sorted(row["text"] for row in rows if row["split"] == "train")
+    assert not source.stream.is_exact
+    whole = source_of(name, target="label", sample_rows=1000)
+    assert (whole.stream.num_rows, whole.stream.is_exact) == (180, True)
+    # Without a validation split, some of the training rows of the sample are one.
+    some = source_of(
+        write_table(tmp_path, [row for row in rows if row["split"] != "dev"], "two"),
+        target="label",
+        sample_rows=100,
+    )
+    held_out = set(some.splits["validation"].cells["text"])
+    assert held_out
+    assert sorted([*streamed_texts(some), *held_out]) == sorted(texts)
+
+
+def test_a_validation_split_that_is_made_of_training_rows_is_not_trained_on(tmp_path):
+    rows = [{"text": f"words {i}", "label": "ab"[i % 2]} for i in range(100)]
+    hidden = [{"text": f"other words {i}", "label": None} for i in range(20)]
+    source = source_of(
+        write_table(tmp_path, rows),
+        validation=write_table(tmp_path, hidden, "hidden"),
+        target="label",
+    )
+    source = without_unlabeled(source, {"fractions": [0.8, 0.1, 0.1]})
+    held_out = set(source.splits["validation"].cells["text"])
+    assert len(held_out) == 10
+    assert sorted([*streamed_texts(source), *held_out]) == sorted(row["text"] for row in rows)
+    assert source.stream.num_rows == 90
 
 
 def test_rows_of_parquet_files_are_those_of_tar_files(names):
@@ -411,12 +478,12 @@ def test_rows_of_a_stream_are_named(samples):
     assert name_rows(samples, 0, rows) == f"batch with {', '.join(names)}"
 
 
-def test_the_samples_of_a_row_do_not_depend_on_its_batch(samples):
+def test_the_samples_of_a_row_do_not_depend_on_its_batch(source):
     """Augmentation draws from the number of the row."""
     both = []
-    for lanes in (1, 3):
+    for workers in (0, 3):
         found = {}
-        for batch in loader_of(samples, lanes=lanes):
+        for batch in loader_of(samples_of(source, workers=workers)):
             values = next(
                 v
                 for v in batch["png"].values()
@@ -425,4 +492,4 @@ def test_the_samples_of_a_row_do_not_depend_on_its_batch(samples):
             found |= dict(zip(batch["#index"], values, strict=True))
         both.append(found)
     assert all(torch.equal(value, both[1][row]) for row, value in both[0].items())
-    assert sorted(both[0]) == every_row(samples.source)
+    assert sorted(both[0]) == every_row(source)

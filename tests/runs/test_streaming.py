@@ -1,4 +1,4 @@
-"""Trainings on streamed rows: exact resume, two processes, and options that do not fit."""
+"""Trainings on streamed rows: resume, two processes, and options that do not fit."""
 
 import itertools
 import json
@@ -11,13 +11,10 @@ from helpers.ranks import run_ranks
 from helpers.runs import (
     PLAIN,
     SMALL,
-    checkpoint_of,
     interrupt,
     log_of,
     refused,
-    same_tensors,
     train,
-    weights_of,
 )
 from helpers.shards import SIZES, write_tars
 from helpers.streams import copy_ahead
@@ -83,24 +80,30 @@ def test_a_model_is_trained_and_used(whole):
     assert sum(rows.values()) == sum(SIZES)
     steps = [row["step"] for row in log_of(whole) if "train/loss" in row]
     assert steps == list(range(1, len(steps) + 1))
-    # Two lanes have rows for about two batches more than one.
+    # Two workers have rows for about two batches more than one.
     assert 2 * rows["train"] / 4 <= len(steps) <= 2 * (rows["train"] / 4 + 2)
     answer = dxn.load(whole).predict(txt="picture number 3")
     assert answer["prediction"] in ("red", "green", "blue")
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_an_interrupted_training_is_resumed_bit_for_bit(whole, name, tmp_path, monkeypatch, ahead):
+def test_an_interrupted_training_continues_and_loses_at_most_the_shuffle_buffer(
+    whole, name, tmp_path, monkeypatch, ahead
+):
     if ahead:
         copy_ahead(monkeypatch)
     folder = tmp_path / "run"
     asked = [*ASKED, f"data.name={name}", "trainer.checkpoint_minutes=1e-9", "loader.num_workers=2"]
-    with interrupt(monkeypatch, step=14):
+    with interrupt(monkeypatch, step=8):
         assert dxn.cli.main(["train", *asked, f"run={folder}"]) != 0
     assert dxn.cli.main(["train", f"resume={folder}"]) == 0
-    assert same_tensors(checkpoint_of(whole), checkpoint_of(folder))
-    assert same_tensors(weights_of(whole), weights_of(folder))
-    assert log_of(whole) == log_of(folder)
+    epochs = [row for row in log_of(folder) if "validation/loss" in row]
+    assert len(epochs) == 2
+    steps = [row["step"] for row in log_of(folder) if "train/loss" in row]
+    assert steps == list(range(1, len(steps) + 1))
+    all_steps = [row["step"] for row in log_of(whole) if "train/loss" in row]
+    # Two workers, each with a buffer of 9 rows, in batches of 4.
+    assert len(all_steps) - 2 * 4 <= len(steps) <= len(all_steps)
 
 
 def test_another_number_of_workers_starts_the_epoch_again(name, tmp_path, monkeypatch, capsys):

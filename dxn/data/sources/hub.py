@@ -20,15 +20,16 @@ from dxn.data.sources.shards import (
     MAX_REASON,
     Sample,
     Shards,
-    Stream,
+    StreamedSplit,
+    are_training_rows,
     check_archive,
     is_file,
     path_of,
     to_columns,
 )
 from dxn.data.sources.table import from_tables
-from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
-from dxn.data.tables.read import Table, concatenate
+from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED, usual_split_column
+from dxn.data.tables.read import Table, as_list, concatenate
 
 # Formats of shards whose paths or URLs the user names, by the end of their names.
 FORMATS = {
@@ -145,7 +146,12 @@ def hub(
     notes = list(source.notes)
     stream = None
     if streaming:
-        stream = _stream_of(source, *samples["train"], shuffle_buffer)
+        split_column = None
+        # A single fraction means that all rows are in one split.
+        if UNDIVIDED in tables and (fractions is None or len(fractions) > 1):
+            chosen = [str(name) for key in (target, *columns.values()) for name in as_list(key)]
+            split_column = usual_split_column(tables[UNDIVIDED], chosen)
+        stream = _stream_of(source, *samples["train"], shuffle_buffer, split_column)
         for usual, (shards, sample) in samples.items():
             size = len(sample.table)
             if size < sample.num_rows:
@@ -173,23 +179,30 @@ def read_shard(path: Path) -> Table:
     return Table(columns, table.origins)
 
 
-def _stream_of(source: Source, shards: Shards, sample: Sample, shuffle_buffer: int) -> Stream:
+def _stream_of(
+    source: Source, shards: Shards, sample: Sample, shuffle_buffer: int, split_column: str | None
+) -> StreamedSplit:
     """Return all training rows but those that the sample gave to another split."""
     if source.layout is not None:
         raise UserError(
             "data.streaming: each row must be a sample, but these rows are the words of sentences; "
             "write one sentence per row, or set data.streaming=false"
         )
-    others = [rows for split, rows in source.splits.items() if split != "train"]
-    numbers = [shards.numbers(rows.origin) for rows in others if isinstance(rows.origin, Origins)]
-    held_out = np.concatenate([np.zeros(0, np.int64), *numbers])
-    return Stream(
+    sampled = shards.row_numbers(sample.table.origins)
+    is_train = np.ones(len(sampled), bool)
+    if split_column is not None:
+        is_train = are_training_rows(sample.table, split_column)
+    num_rows = round(sample.num_rows * float(is_train.mean()))
+    is_whole = len(sampled) == sample.num_rows
+    stream = StreamedSplit(
         shards,
-        held_out=np.sort(held_out),
-        num_rows=max(sample.num_rows - len(held_out), 1),
-        is_exact=sample.is_exact,
+        num_rows,
+        is_exact=sample.is_exact and (is_whole or split_column is None),
         shuffle_buffer=shuffle_buffer,
+        split_column=split_column,
+        sampled=sampled[is_train],
     )
+    return stream.without_other_splits(source.splits)
 
 
 def _data_files(name: str, others: Mapping[str, str | None]) -> dict[str, list[str]] | None:

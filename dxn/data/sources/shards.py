@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -15,13 +15,19 @@ import numpy as np
 from dxn.core.display import count, track
 from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
-from dxn.data.rows import Column, Origins, as_column, blank_to_none
+from dxn.data.rows import Column, Origins, Rows, as_column, blank_to_none
+from dxn.data.sources.detect import SPLIT_NAMES
 from dxn.data.tables.read import Table, concatenate
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 MAX_REASON = 300  # characters; error messages of `datasets` can be pages long
 # The number of a row is that of its shard times this, plus its index in the shard.
 SHARD_ROWS = 2**31
-PIECE = 256  # rows that `datasets` returns together; those of large photos take 100 MB
+# Rows that `datasets` returns together. Those of large photos take 12 MB, and up to ten shards are
+# read at the same time.
+PIECE = 32
 BLOCK = tarfile.BLOCKSIZE  # bytes
 GZIP = b"\x1f\x8b"  # start of a compressed file
 ADVICE = "replace the file, or remove it from the data set"
@@ -136,41 +142,102 @@ class Shards:
         table = table.take(np.array(spaced_rows(len(table), num_rows), np.int64))
         return Sample(table, total, is_exact, len(chosen))
 
-    def numbers(self, origins: Origins) -> np.ndarray:
-        """Return the numbers of rows that `sample` returned, int64."""
+    def row_numbers(self, origins: Origins) -> np.ndarray:
+        """Return the number of each row that `sample` returned, int64."""
         shard_of = {Path(name): i for i, name in enumerate(self.names)}
-        # Rows of other splits are from other files.
-        shards = [shard_of.get(origins.file(i), -1) for i in range(len(origins))]
-        own = np.array(shards, np.int64)
-        return (own * SHARD_ROWS + origins.lines - 1)[own >= 0]
+        shards = [shard_of[origins.file(i)] for i in range(len(origins))]
+        return np.array(shards, np.int64) * SHARD_ROWS + origins.lines - 1
 
-    def describe(self, number: int) -> str:
-        """Return the shard and the row of a number, such as "train-003.tar row 17"."""
-        shard, row = divmod(number, SHARD_ROWS)
-        return f"{Path(self.names[shard]).name} row {row + 1}"
+    def origins(self, row_numbers: np.ndarray) -> Origins:
+        """Return the origins of rows with these numbers, int64."""
+        shard_of, index = np.divmod(row_numbers, SHARD_ROWS)
+        shards, file_of = np.unique(shard_of, return_inverse=True)
+        files = [Path(self.names[shard]) for shard in shards.tolist()]
+        return Origins(files, index + 1, file_of)
 
 
 @dataclass(frozen=True)
-class Stream:
-    """The training rows of a data set that are not in memory.
+class StreamedSplit:
+    """The training split of a data set that is not in memory.
 
     Args:
         shards: The shards.
-        held_out: Numbers of the rows that are in the validation or the test split, int64.
-        num_rows: Number of training rows.
+        num_shard_rows: Number of their rows that are training rows.
         is_exact: Whether this number is not an estimate.
         shuffle_buffer: Number of rows that are shuffled together.
+        split_column: Column with the name of each row's split. None: all rows are training rows.
+        sampled: Numbers of the training rows in the sample, int64.
+        held_out: Numbers of those that are in another split nevertheless, int64.
     """
 
     shards: Shards
-    held_out: np.ndarray
-    num_rows: int
+    num_shard_rows: int
     is_exact: bool
     shuffle_buffer: int
+    split_column: str | None
+    sampled: np.ndarray
+    held_out: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __str__(self) -> str:
         about = "" if self.is_exact else "about "
         return f"{about}{count(self.num_rows, 'row')} in {count(len(self.shards), 'shard')}"
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of an epoch, see `is_exact`."""
+        return max(self.num_shard_rows - len(self.held_out), 1)
+
+    def without_other_splits(self, splits: Mapping[str, Rows]) -> StreamedSplit:
+        """Return the stream without the rows that the sample gives to other splits.
+
+        Args:
+            splits: The rows of the sample by split.
+        """
+        origins = splits["train"].origin
+        assert isinstance(origins, Origins)
+        return replace(self, held_out=np.setdiff1d(self.sampled, self.shards.row_numbers(origins)))
+
+    def rows(self, seed: int, reader: int = 0, num_readers: int = 1) -> IterableDataset:
+        """Return the rows of an epoch in random order, with the keys "number" and "cells".
+
+        As many shards as possible are divided evenly over all readers; of each of the others, a
+        reader reads every n-th row.
+
+        Args:
+            seed: Seed of the order, which is another one in each epoch, see `set_epoch`.
+            reader: Index of the reader among all readers, those of all processes.
+            num_readers: Number of all readers.
+        """
+        # Importing the library takes seconds, and only a stream needs it.
+        from datasets import IterableDataset
+
+        num_shared = len(self.shards) % num_readers
+        shards = range(len(self.shards) - num_shared)[reader::num_readers]
+        shared = range(len(self.shards) - num_shared, len(self.shards))
+        pieces = [(shard, 0, 1) for shard in shards]
+        pieces += [(shard, reader, num_readers) for shard in shared]
+        rows = IterableDataset.from_generator(self._rows_of, gen_kwargs={"pieces": pieces})
+        return rows.shuffle(seed, buffer_size=self.shuffle_buffer)
+
+    def _rows_of(self, pieces: Sequence[tuple[int, int, int]]) -> Iterator[dict[str, Any]]:
+        """Yield every n-th row of shards. Each piece is a shard, its first row, and n."""
+        for shard, first, step in pieces:
+            for table in self.shards.pieces(shard):
+                index = table.origins.lines - 1
+                numbers = shard * SHARD_ROWS + index
+                is_used = (index % step == first) & ~np.isin(numbers, self.held_out)
+                if self.split_column is not None:
+                    is_used &= are_training_rows(table, self.split_column)
+                columns = {name: list(column) for name, column in table.columns.items()}
+                for i in np.flatnonzero(is_used).tolist():
+                    cells = {name: column[i] for name, column in columns.items()}
+                    yield {"number": int(numbers[i]), "cells": cells}
+
+
+def are_training_rows(table: Table, split_column: str) -> np.ndarray:
+    """Return which rows of a table a column with the names of splits makes training rows, bool."""
+    names = table.columns[split_column] if split_column in table.columns else [None] * len(table)
+    return np.array([SPLIT_NAMES.get(str(n).strip().lower()) == "train" for n in names], bool)
 
 
 def to_columns(

@@ -49,7 +49,9 @@ def without_unlabeled(source: Source, node: Mapping[str, Any]) -> Source:
             stratify=is_categorical(targets),
             files=source.files,
         )
-    return replace(source, splits=splits, notes=[*source.notes, *notes])
+    # The training must not read the new validation rows from the stream.
+    stream = source.stream and source.stream.without_other_splits(splits)
+    return replace(source, splits=splits, notes=[*source.notes, *notes], stream=stream)
 
 
 def are_unlabeled(cells: Sequence[Any], known: Sequence[Any]) -> bool:

@@ -581,7 +581,7 @@ class Predictor:
 
     def task_samples(self, opened: Opened, *, only: Sequence[str] | None = None) -> Samples:
         """Return the samples of opened rows with their targets, without augmentation."""
-        from dxn.data.stream import make_samples
+        from dxn.data.token_windows import make_samples
 
         return make_samples(self.task, opened, self.tokenizers, only=only)
 

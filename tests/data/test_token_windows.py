@@ -14,7 +14,7 @@ from dxn.data import text_files as read_files
 from dxn.data.loader import BatchOrder, Loader
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
-from dxn.data.stream import Stream
+from dxn.data.token_windows import TokenWindows
 from dxn.tasks import IGNORED, Language
 from dxn.tokenize import TextAdapter, TokenizerOptions
 from dxn.tokenize.text.vocabulary import ENDS, token_of
@@ -39,7 +39,7 @@ def stream_of(*rows, max_len=5, adapter=None, name="text", **options):
     tokenizers = {name: adapter.tokenizer}
     origin = [f"row {i}" for i in range(len(rows))]
     opened = open_rows(Rows({name: rows}, origin), tokenizers, task=task)
-    return Stream(opened, tokenizers, task=task, **options)
+    return TokenWindows(opened, tokenizers, task=task, **options)
 
 
 def ids_in(stream, text):
@@ -171,7 +171,7 @@ def test_rows_without_a_text_are_not_in_the_stream():
     tokenizers = {"text": adapter.tokenizer}
     rows = Rows({"text": ["ab", None, "cd"], "image": [None] * 3}, ["1", "2", "3"])
     opened = open_rows(rows, tokenizers, task=task, on_bad="skip")
-    stream = Stream(opened, tokenizers, task=task)
+    stream = TokenWindows(opened, tokenizers, task=task)
     assert stream.ids.tolist() == [*ids_in(stream, "ab"), END, *ids_in(stream, "cd")]
 
 

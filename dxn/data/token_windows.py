@@ -20,7 +20,7 @@ from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 
 
-class Stream(Samples):
+class TokenWindows(Samples):
     """Windows of max_len tokens. The target of each token is the next token.
 
     In training (`augment`), a window starts at a random position, which depends only on (seed,
@@ -120,17 +120,17 @@ class Stream(Samples):
 def make_samples(
     task: Task, opened: Opened, tokenizers: Mapping[str, Tokenizer], **options: Any
 ) -> Samples:
-    """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
+    """Create the data set of a task: `TokenWindows` if it needs a token stream, else `Samples`.
 
-    The options are those of `Samples`. A `Stream` has a single input, so it ignores `only` and
-    `input_dropout`. Each conversation is a sample, also for a task that needs a stream of texts,
-    and so is each text with other inputs.
+    The options are those of `Samples`. `TokenWindows` have a single input, so they ignore `only`
+    and `input_dropout`. Each conversation is a sample, also for a task that needs a stream of
+    tokens, and so is each text with other inputs.
     """
     are_chats = any(tokenizer.reader.template is not None for tokenizer in tokenizers.values())
     if task.target.source != "stream" or are_chats or len(tokenizers) > 1:
         return Samples(opened, tokenizers, task=task, **options)
     used = {name: value for name, value in options.items() if name not in ("only", "input_dropout")}
-    return Stream(opened, tokenizers, task=task, **used)
+    return TokenWindows(opened, tokenizers, task=task, **used)
 
 
 def _text_sample(ids: Tensor) -> dict[str, Tensor]:
