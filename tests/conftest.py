@@ -126,3 +126,12 @@ def _precision_is_float32() -> Iterator[None]:
 def _seeded() -> None:
     """Randomness that a test does not ask for would make it fail only sometimes."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _archives_are_extracted_to_a_folder_of_the_tests(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -229,7 +229,7 @@ def _read_files(
     # The files of these rows. Other splits have other files of the same column.
     numbers, file_of = np.unique(column.rows, return_inverse=True)
     sources = Column(column.values, numbers)
-    # The bytes of an archive cannot be read again, so they are not dropped, but they count.
+    # Bytes in cells cannot be read again, so they are not dropped, but they count.
     if not sources.has_only_texts:
         contents = [source for source in sources if isinstance(source, bytes)]
         if sources.is_arrow:  # these bytes are copies of the cells

@@ -1,9 +1,7 @@
 """Small files that would expand to gigabytes are refused before they do, with a sentence."""
 
 import gzip
-import io
 import json
-import tarfile
 import tracemalloc
 import zipfile
 
@@ -13,7 +11,6 @@ import pyarrow.parquet
 import pytest
 
 from dxn.core.errors import UserError
-from dxn.data.sources.archive import read_archive
 from dxn.data.tables.files import FREE_BYTES, MAX_COLUMNS, MAX_LINE
 from dxn.data.tables.read import read_table
 
@@ -120,90 +117,3 @@ def test_a_dictionary_of_a_parquet_file_is_read_as_texts(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
     column = read_table(tmp_path / "a.parquet").columns["text"]
     assert column == ["x" * 97, None, "y", "x" * 97]
-
-
-def add(archive, name, size, kind=tarfile.REGTYPE, **fields):
-    info = tarfile.TarInfo(name)
-    info.size, info.type = size, kind
-    for field, value in fields.items():
-        setattr(info, field, value)
-    archive.addfile(info, io.BytesIO(bytes(size)))
-
-
-def zip_of_zeros(path):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for i in range(FREE_BYTES // MB + 1):
-            archive.writestr(f"a/{i}.txt", ZEROS)
-
-
-def tar_of_zeros(path):
-    with gzip.GzipFile(path, "wb", 1) as file:
-        info = tarfile.TarInfo("a/0.png")
-        info.size = 3 << 30
-        file.write(info.tobuf() + ZEROS)
-
-
-def tar_with_zeros_behind(path):
-    with gzip.GzipFile(path, "wb", 1) as file:
-        with tarfile.open(fileobj=file, mode="w") as archive:
-            add(archive, "a/0.png", 5)
-        for _ in range(FREE_BYTES // MB + 1):
-            file.write(ZEROS)
-
-
-def tar_with_a_long_name(path):
-    with gzip.GzipFile(path, "wb", 1) as file, tarfile.open(fileobj=file, mode="w") as archive:
-        add(archive, "a/0.png", 5)
-        add(archive, "././@LongLink", 9 * MB, tarfile.GNUTYPE_LONGNAME)
-
-
-def tar_with(*names):
-    def write(path):
-        with tarfile.open(path, "w") as archive:
-            for name in names:
-                add(archive, name, 5)
-
-    return write
-
-
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (zip_of_zeros, EXPAND),
-        (tar_of_zeros, EXPAND),
-        (tar_with_zeros_behind, EXPAND),
-        (tar_with_a_long_name, "a header of .* bytes"),
-        (tar_with("a/1.png", "../../evil.png"), "the name '../../evil.png' leads out of the arch"),
-        (tar_with("/etc/evil.png"), "the name '/etc/evil.png' leads out of the archive"),
-        (tar_with("a/../../evil.png"), "leads out of the archive"),
-    ],
-)
-def test_a_hostile_archive_is_refused(tmp_path, write, message):
-    path = tmp_path / "a.archive"
-    write(path)
-    tracemalloc.start()
-    with pytest.raises(UserError, match=message):
-        list(read_archive(path, lambda name: name.endswith(".png")))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 20 * MB
-
-
-def test_a_link_out_of_an_archive_is_refused(tmp_path):
-    path = tmp_path / "a.tar"
-    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
-        with tarfile.open(path, "w") as archive:
-            add(archive, "a/link.png", 0, kind, linkname="/etc/passwd")
-        with pytest.raises(UserError, match=r"a/link.png is a link to /etc/passwd, which is not"):
-            list(read_archive(path, lambda name: name.endswith(".png")))
-
-
-def test_devices_of_an_archive_are_left_out_and_only_wanted_files_are_read(tmp_path):
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as archive:
-        add(archive, "a/1.png", 5)
-        add(archive, "a/1.txt", 7)
-        add(archive, "a/link.txt", 0, tarfile.SYMTYPE, linkname="/etc/passwd")
-        add(archive, "a/device.png", 0, tarfile.CHRTYPE)
-    found = dict(read_archive(path, lambda name: name.endswith(".png")))
-    assert found == {("a", "1.png"): bytes(5), ("a", "1.txt"): b""}

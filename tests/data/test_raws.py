@@ -153,7 +153,7 @@ def test_all_splits_and_inputs_share_the_memory(folder):
     assert kept == {"train": "####", "validation": "##..", "test": "...."}
 
 
-def test_the_bytes_of_an_archive_count_but_are_never_dropped(folder):
+def test_bytes_in_cells_count_but_are_never_dropped(folder):
     files = [(folder / f"{i}.png").read_bytes() for i in range(4)]
     rows = Rows({"image": files}, list("abcd"))
     budget = CacheBudget((sum(map(len, files)) + 2 * PICTURE_BYTES) / 1e9)

@@ -1,4 +1,4 @@
-"""Data sets with one folder of files per class, on disk or in a tar or zip archive."""
+"""Data sets with one folder of files per class, or a tar or zip archive of such a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
 from dxn.data.files import OutsidePath
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source, Validate
-from dxn.data.sources.archive import read_archive
+from dxn.data.sources.archive import extracted
 from dxn.data.sources.confine import confined
 from dxn.data.sources.detect import ARCHIVES, METADATA, is_metadata
 from dxn.data.splits.split import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
@@ -27,12 +27,11 @@ class Member:
 
     Args:
         parts: Folder names and file name, relative to the folder or archive.
-        source: What a reader reads: the path of a file on disk, or the bytes of an archive
-            member.
+        path: Path of the file.
     """
 
     parts: tuple[str, ...]
-    source: str | bytes
+    path: str
 
     @property
     def name(self) -> str:
@@ -57,7 +56,8 @@ def folder(
     test/CLASS/FILE.
 
     Args:
-        path: The folder, or a .tar, .tar.gz or .zip archive, which is read into memory.
+        path: The folder, or a .tar, .tar.gz or .zip archive, which is extracted into a cache
+            folder.
         readers: Readers in use, by modality. The caller sets this argument.
         read_as: Modalities as which each file is read. [video, audio] reads the pictures and the
             sound track of each video. Default: the modality that fits best.
@@ -78,8 +78,8 @@ def folder(
     files = {name: reader for name, reader in readers.items() if reader.files}
     if read_as is not None:
         files = _chosen(read_as, files)
-    found = _members(root, files, confine=confine)
-    members = [member for member in found if not _is_hidden(member)]
+    all_members = _members(root if root.is_dir() else extracted(root), confine=confine)
+    members = [member for member in all_members if not _is_hidden(member)]
     if not root.is_dir() and any(is_metadata(member.parts[-1]) for member in members):
         raise UserError(
             f"{root}: the archive contains a table of its files ({METADATA}); extract it, and use "
@@ -92,7 +92,7 @@ def folder(
     rows: dict[str, Rows] = {}
     for name, members_of in _by_split(_without_common_folder(members), root).items():
         labels = [label for _, label in members_of]
-        cells: dict[str, list[str | bytes | None] | list[str | None]] = {TARGET: labels}
+        cells: dict[str, list[str | None]] = {TARGET: labels}
         for modality in names:
             cells[modality] = [_cell(member, files[modality]) for member, _ in members_of]
         rows[name] = Rows(cells, [member.name for member, _ in members_of])
@@ -167,9 +167,9 @@ def _only(modalities: Sequence[str], root: Path) -> str:
     return next(iter(counts))
 
 
-def _cell(member: Member, reader: Reader) -> str | bytes | None:
-    """Return what a reader reads from a file; None if it cannot read this kind of file."""
-    return member.source if reader.score([member.parts[-1]]) else None
+def _cell(member: Member, reader: Reader) -> str | None:
+    """Return the path of a file; None if a reader cannot read this kind of file."""
+    return member.path if reader.score([member.parts[-1]]) else None
 
 
 def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Member, str | None]]]:
@@ -209,16 +209,8 @@ def _split_folders(members: Sequence[Member]) -> set[str]:
     return splits if has_classes or splits == first else set()
 
 
-def _members(root: Path, readers: Readers, *, confine: bool) -> Iterator[Member]:
-    """Yield all files of a folder or archive."""
-    if not root.is_dir():
-        # Only files that a reader reads, because all of them are held in memory.
-        def is_wanted(name: str) -> bool:
-            return modality_of(profile_of([name]), readers) is not None
-
-        for parts, data in read_archive(root, is_wanted):
-            yield Member(parts, data)
-        return
+def _members(root: Path, *, confine: bool) -> Iterator[Member]:
+    """Yield all files of a folder."""
     # A folder can be a link, unlike in Path.rglob: each of its files is confined.
     for folder, folders, names in os.walk(root, followlinks=True):
         folders[:] = [name for name in folders if not _is_circle(Path(folder, name))]
@@ -228,9 +220,10 @@ def _members(root: Path, readers: Readers, *, confine: bool) -> Iterator[Member]
             if isinstance(outside, OutsidePath):
                 raise UserError(f"{path}: {outside.reason}")
         for file in (Path(folder, name) for name in names):
-            if file.is_file():
-                source = confined(file, root) if confine else str(file)
-                yield Member(file.relative_to(root).parts, source)
+            # A link to a missing file is a bad file, and is not silently left out.
+            if file.is_file() or file.is_symlink():
+                location = confined(file, root) if confine else str(file)
+                yield Member(file.relative_to(root).parts, location)
 
 
 def _is_circle(folder: Path) -> bool:
@@ -251,5 +244,5 @@ def _without_common_folder(members: Sequence[Member]) -> Sequence[Member]:
         is_split = members[0].parts[0].lower() in SPLIT_NAMES
         if is_class or is_split:
             break
-        members = [Member(member.parts[1:], member.source) for member in members]
+        members = [Member(member.parts[1:], member.path) for member in members]
     return members

@@ -25,7 +25,6 @@ MAX_EXPANSION = 100
 FREE_BYTES = 100_000_000  # every file may expand to this size
 # Empty cells of rows with different keys. Every file may have this number of them.
 FREE_CELLS = 10_000_000
-MAX_MEMBERS = 1_000_000  # files of an archive
 CHUNK = 1 << 20  # bytes that are read at once
 GZIP = b"\x1f\x8b"
 # Byte order marks. That of UTF-32 starts with that of UTF-16, so it comes first.
