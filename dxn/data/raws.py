@@ -17,7 +17,7 @@ from dxn.core.display import track
 from dxn.core.errors import UserError
 from dxn.core.runtime import release_memory
 from dxn.data.files import MISSING, READER_THREADS, OutsidePath, digest, in_parts, with_files
-from dxn.data.rows import Column, OnBad, Validate, as_column
+from dxn.data.rows import Column, OnBad, as_column
 from dxn.tokenize.base import BadMedia, Tokenizer
 
 GB = 1e9
@@ -75,7 +75,6 @@ class FileColumn(Sequence[Any]):
         facts: For each file, its size and time of modification, and the number of tokens and the
             digest of its value, see `VALUE_FACTS`. If all files were decoded, the last two are only
             known of values that are not in memory; of others, the number of tokens is NaN.
-        validate: How files were checked whose values are not in memory.
         on_bad: What to do with a file that was not decoded, and turns out to be bad: "error", or
             any other value to treat it as missing.
 
@@ -91,7 +90,6 @@ class FileColumn(Sequence[Any]):
         file_of: np.ndarray,
         values: Sequence[Any],
         facts: np.ndarray,
-        validate: Validate = "full",
         on_bad: OnBad = "error",
     ):
         self.name = name
@@ -100,7 +98,6 @@ class FileColumn(Sequence[Any]):
         self.file_of = file_of
         self.values = values
         self.facts = facts
-        self.validate: Validate = validate
         self.on_bad: OnBad = on_bad
         self.bad: dict[int, str] = {}
 
@@ -120,24 +117,21 @@ class FileColumn(Sequence[Any]):
         source = self.cells[index]
         path = source if isinstance(source, str | Path) else "a file"
         version = (self.facts["size"][file], self.facts["time"][file])
-        problem = "was changed or deleted"
-        if self.validate == "none" or _version(source) == version:
-            try:
-                return _read(self.tokenizer, source)
-            except BadMedia as error:
-                problem = f"cannot be read any more ({error})"
-                if self.validate != "full":
-                    if self.on_bad != "error":
-                        self.bad[int(file)] = f"{self.name}: {path} {error}"
-                        return None
-                    raise UserError(
-                        f"{self.name}: {path} {error}; correct the data, or set on_bad to skip or "
-                        "missing (dxn check lists all bad rows)"
-                    ) from error
-        # The first reading has checked the file, so the problem is new.
-        raise UserError(
-            f"{self.name}: {path} {problem} after it had been checked; run the command again"
-        )
+        if _version(source) != version:
+            raise UserError(
+                f"{self.name}: {path} was changed or deleted after it had been checked; run the "
+                "command again"
+            )
+        try:
+            return _read(self.tokenizer, source)
+        except BadMedia as error:
+            if self.on_bad != "error":
+                self.bad[int(file)] = f"{self.name}: {path} {error}"
+                return None
+            raise UserError(
+                f"{self.name}: {path} {error}; correct the data, or set on_bad to skip or missing "
+                "(dxn check lists all bad rows)"
+            ) from error
 
     def fact(self, row: int) -> Any:
         """Return the `VALUE_FACTS` of the file of a row; None if they are not known."""
@@ -159,7 +153,6 @@ class FileColumn(Sequence[Any]):
             file_of,
             self.values,
             self.facts,
-            self.validate,
             self.on_bad,
         )
         column.bad = self.bad
@@ -181,7 +174,7 @@ def read_column(
     tokenizer: Tokenizer,
     budget: CacheBudget,
     *,
-    validate: Validate = "full",
+    only_headers: bool = False,
     on_bad: OnBad = "error",
 ) -> tuple[Column | FileColumn, np.ndarray, dict[int, str]]:
     """Read one input of all rows.
@@ -191,7 +184,7 @@ def read_column(
         cells: What the values are read from, one per row. None where it is missing.
         tokenizer: Tokenizer of the input.
         budget: Memory for decoded files.
-        validate: How files are checked that do not fit.
+        only_headers: Whether only the headers of files that do not fit are read.
         on_bad: What to do with such a file that turns out to be bad when it is used.
 
     Returns:
@@ -200,7 +193,7 @@ def read_column(
         because that takes less time than preparing them.
     """
     if tokenizer.reader.files:
-        return _read_files(name, cells, tokenizer, budget, validate, on_bad)
+        return _read_files(name, cells, tokenizer, budget, only_headers, on_bad)
     read = tokenizer.reader.read
     reasons: dict[int, str] = {}
     present = np.zeros(len(cells), bool)
@@ -219,7 +212,7 @@ def _read_files(
     cells: Column,
     tokenizer: Tokenizer,
     budget: CacheBudget,
-    validate: Validate,
+    only_headers: bool,
     on_bad: OnBad,
 ) -> tuple[FileColumn, np.ndarray, dict[int, str]]:
     """Read each file of an input once, see `read_column`."""
@@ -245,13 +238,13 @@ def _read_files(
     errors: dict[int, str] = {}
     is_empty = facts["size"] == MISSING  # or because it is a video without a sound track
     # Bytes and arrays are in memory, so they are decoded.
-    has_header = (facts["size"] >= 0) & (validate == "headers")
+    has_header = (facts["size"] >= 0) & only_headers
     is_decoded = np.zeros(len(sources), bool)
     is_full = budget.num_bytes <= 0  # whether a value did not fit into the memory
 
     def chosen() -> Iterator[int]:
         """Yield the files that are decoded."""
-        for file in np.flatnonzero(~is_empty).tolist() if validate != "none" else ():
+        for file in np.flatnonzero(~is_empty).tolist():
             if not (is_full and has_header[file]):
                 is_decoded[file] = True
                 yield file
@@ -303,16 +296,12 @@ def _read_files(
     good = np.flatnonzero(has_header & ~is_empty)
     survey.read_digests(numbers[good])
     facts["digest"][good] = survey.facts["digest"][numbers[good]].view("V16")[:, 0]
-    if validate == "none":
-        for file in np.flatnonzero(~is_empty).tolist():
-            facts["num_tokens"][file] = 1.0
-            facts["digest"][file] = digest(sources[file])
     if len(sources) >= MANY_FILES:
         release_memory()
     bad = np.flatnonzero(np.isin(file_of, list(errors))).tolist() if errors else []
     reasons = {row: errors[int(file_of[row])] for row in bad}
     file_of[is_empty[file_of]] = -1
-    opened = FileColumn(name, tokenizer, column, file_of, values, facts, validate, on_bad)
+    opened = FileColumn(name, tokenizer, column, file_of, values, facts, on_bad)
     return opened, file_of >= 0, reasons
 
 

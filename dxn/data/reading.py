@@ -11,7 +11,7 @@ import numpy as np
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, printable
 from dxn.data.raws import CacheBudget, FileColumn, read_column
-from dxn.data.rows import TARGET, Column, OnBad, Rows, Validate, as_column
+from dxn.data.rows import TARGET, Column, OnBad, Rows, as_column
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 
@@ -56,7 +56,7 @@ def open_rows(
     need_target: bool | None = None,
     key: str = "data.on_bad",
     budget: CacheBudget | None = None,
-    validate: Validate = "full",
+    only_headers: bool = False,
 ) -> Opened:
     """Read all files of a split, and parse its targets.
 
@@ -74,9 +74,8 @@ def open_rows(
         key: Name of the on_bad option in error messages.
         budget: Memory for decoded files. A file that does not fit is checked, and read again when a
             sample needs it. Default: a new budget of the default size.
-        validate: How a file that does not fit is checked: it is decoded ("full"), its header is
-            read ("headers"), or it is not read at all ("none"). If it is bad nevertheless, on_bad
-            decides when a sample needs it.
+        only_headers: Whether only the header of a file that does not fit is read, instead of
+            decoding it. If it is bad nevertheless, on_bad decides when a sample needs it.
 
     Raises:
         UserError: If there is a bad row and on_bad is "error", or if no row is left.
@@ -89,7 +88,7 @@ def open_rows(
         on_bad=on_bad,
         need_target=need_target,
         budget=budget,
-        validate=validate,
+        only_headers=only_headers,
     )
     where = key.rpartition(".")[0] or "input"
     if on_bad == "error":
@@ -132,7 +131,7 @@ def survey_rows(
     on_bad: OnBad = "missing",
     need_target: bool | None = None,
     budget: CacheBudget | None = None,
-    validate: Validate = "full",
+    only_headers: bool = False,
 ) -> Opened:
     """Open rows like `open_rows`, but collect all problems in `Opened.bad` instead of raising.
 
@@ -153,7 +152,7 @@ def survey_rows(
             cells = rows.cells[name]
             cells = cells if isinstance(cells, Column) else Column(cells)
             raws[name], present[name], reasons = read_column(
-                name, cells, tokenizer, budget, validate=validate, on_bad=on_bad
+                name, cells, tokenizer, budget, only_headers=only_headers, on_bad=on_bad
             )
             for row, reason in reasons.items():
                 is_path = tokenizer.reader.is_path(cells[row]) and len(cells[row]) < MAX_PATH

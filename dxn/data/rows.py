@@ -32,8 +32,6 @@ CHUNK_ROWS = 10_000  # cells that exist as Python objects at the same time while
 
 # What to do with a bad row: raise an error, leave the row out, or use the inputs that can be read.
 OnBad = Literal["error", "skip", "missing"]
-# What is read of the files that do not fit into the memory for decoded files before they are used.
-Validate = Literal["full", "headers", "none"]
 
 
 class Column(Sequence[Any]):
@@ -322,7 +320,6 @@ class Source:
         task: Name of the task for which the data set was designed. None: infer it from the targets.
         notes: Sentences to print about inferred columns, random splits and unused data.
         on_bad: What to do with a bad row.
-        validate: What is read of each file before a training.
         layout: How tables were rearranged, which new tables need too, as plain data, see
             `dxn.data.series.layouts`. None: not at all.
         stream: All training rows, if the splits contain only a sample of the rows.
@@ -334,7 +331,6 @@ class Source:
     task: str | None = None
     notes: Sequence[str] = ()
     on_bad: OnBad = "error"
-    validate: Validate = "headers"
     name: str | None = None
     files: Sequence[str] = ()
     candidates: Sequence[str] = ()

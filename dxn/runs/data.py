@@ -89,7 +89,7 @@ def open_splits(
                 task=task,
                 on_bad=source.on_bad,
                 budget=budget,
-                validate=source.validate,
+                only_headers=True,
             )
             splits[name] = replace(opened, num_workers=loader.num_workers, timeout=loader.timeout)
     if not source.splits.get("train"):

@@ -310,10 +310,10 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def opened_partly(folder, on_bad="error", validate="headers", names="0123456", tokenizer=None):
+def opened_partly(folder, on_bad="error", *, only_headers=True, tokenizer=None):
     tokenizers = {"image": tokenizer or images()}
-    options = {"budget": CacheBudget(0), "on_bad": on_bad, "validate": validate}
-    return open_rows(rows_of(folder, names), tokenizers, **options), tokenizers
+    options = {"budget": CacheBudget(0), "on_bad": on_bad, "only_headers": only_headers}
+    return open_rows(rows_of(folder, "0123456"), tokenizers, **options), tokenizers
 
 
 def batches_of(opened, tokenizers, num_workers=0, *, shuffle=False):
@@ -321,15 +321,15 @@ def batches_of(opened, tokenizers, num_workers=0, *, shuffle=False):
     return list(Loader(order, num_workers=num_workers))
 
 
-@pytest.mark.parametrize(("validate", "decoded"), [("full", 7), ("headers", 0), ("none", 0)])
-def test_files_that_do_not_fit_are_decoded_only_if_the_option_says_so(folder, validate, decoded):
+@pytest.mark.parametrize(("only_headers", "decoded"), [(False, 7), (True, 0)])
+def test_files_that_do_not_fit_are_decoded_or_their_headers_are_read(folder, only_headers, decoded):
     tokenizer = images()
     reads = Counter()
     read = tokenizer.reader.read
     tokenizer.reader.read = lambda cell: reads.update([cell]) or read(cell)
-    opened, tokenizers = opened_partly(folder, validate=validate, tokenizer=tokenizer)
+    opened, tokenizers = opened_partly(folder, only_headers=only_headers, tokenizer=tokenizer)
     assert len(reads) == decoded
-    expected = batches_of(*opened_partly(folder, validate="full"))
+    expected = batches_of(*opened_partly(folder, only_headers=False))
     pairs = zip(batches_of(opened, tokenizers), expected, strict=True)
     assert all(are_same(one, other) for one, other in pairs)
 
@@ -343,12 +343,9 @@ def test_a_header_tells_the_length_of_a_value(folder):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("validate", ["headers", "none"])
-def test_a_file_that_turns_out_to_be_bad_is_left_out_and_counted(
-    folder, capsys, validate, num_workers
-):
+def test_a_file_that_turns_out_to_be_bad_is_left_out_and_counted(folder, capsys, num_workers):
     truncate(folder / "3.png")
-    opened, tokenizers = opened_partly(folder, "skip", validate)
+    opened, tokenizers = opened_partly(folder, "skip")
     for _ in range(2):  # the second epoch does not count it again
         batches = batches_of(opened, tokenizers, num_workers)
         assert [batch["#index"] for batch in batches] == [[0, 1, 2], [4, 5], [6]]
@@ -377,7 +374,7 @@ def test_a_batch_without_any_good_file_stops_with_one_sentence(folder):
 
 def test_the_fingerprint_does_not_depend_on_the_memory(folder):
     def of(gigabytes):
-        options = {"budget": CacheBudget(gigabytes), "validate": "headers"}
+        options = {"budget": CacheBudget(gigabytes), "only_headers": True}
         return fingerprint({"train": open_rows(rows_of(folder), {"image": images()}, **options)})
 
     assert of(0) == of(3 * PICTURE_BYTES / 1e9) == of(1)

@@ -16,7 +16,7 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.untrusted import load_json, shortened
 from dxn.data.columns.infer import Readers
-from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source, Validate
+from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.data.sources.confine import confined
 from dxn.data.sources.detect import (
     PICTURE_FOLDERS,
@@ -55,7 +55,6 @@ def annotated(
     readers: Readers,
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     on_bad: OnBad = "error",
-    validate: Validate = "headers",
     confine: bool = True,
     seed: int = 0,
 ) -> Source:
@@ -74,8 +73,6 @@ def annotated(
         fractions: Fractions of training, validation and test pictures, if there are no splits.
             Null: the pictures are not divided.
         on_bad: What to do with a bad picture: error (stop), skip or missing (both leave it out).
-        validate: What is read of each picture before the training: headers (of the pictures that
-            fit into loader.cache_gb everything), full (everything) or none.
         confine: Refuse files that lead out of the folder through symbolic links.
         seed: Random seed of the split.
 
@@ -123,7 +120,6 @@ def annotated(
         task="segment" if has_masks else "detect",
         notes=notes,
         on_bad=on_bad,
-        validate=validate,
         name=root.resolve().name,
         files=["image"],
     )

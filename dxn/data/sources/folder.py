@@ -11,7 +11,7 @@ from pathlib import Path
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
 from dxn.data.files import OutsidePath
-from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source, Validate
+from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.data.sources.archive import extracted
 from dxn.data.sources.confine import confined
 from dxn.data.sources.detect import ARCHIVES, METADATA, is_metadata
@@ -46,7 +46,6 @@ def folder(
     read_as: Sequence[str] | None = None,
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     on_bad: OnBad = "error",
-    validate: Validate = "headers",
     confine: bool = True,
     seed: int = 0,
 ) -> Source:
@@ -64,8 +63,6 @@ def folder(
         fractions: Fractions of training, validation and test files, if there are no folders for the
             splits. Null: the files are not divided.
         on_bad: What to do with a bad file: error (stop), skip or missing (both leave the row out).
-        validate: What is read of each file before the training: headers (of the files that fit into
-            loader.cache_gb everything), full (everything) or none.
         confine: Refuse files that lead out of the folder through symbolic links.
         seed: Random seed of the split.
 
@@ -104,7 +101,6 @@ def folder(
         task="classify",
         notes=notes,
         on_bad=on_bad,
-        validate=validate,
         name=_name_of(root),
         files=names,
     )

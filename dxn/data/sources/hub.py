@@ -15,7 +15,7 @@ from annotated_types import Ge
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
-from dxn.data.rows import OnBad, Origins, Source, Validate
+from dxn.data.rows import OnBad, Origins, Source
 from dxn.data.sources.shards import (
     MAX_REASON,
     Sample,
@@ -62,7 +62,6 @@ def hub(
     exclude: str | Sequence[str] | None = None,
     chat: str | Sequence[str] | None = None,
     on_bad: OnBad = "error",
-    validate: Validate = "headers",
     seed: int = 0,
     **columns: str | Sequence[str] | None,
 ) -> Source:
@@ -98,8 +97,6 @@ def hub(
             is the default with head=language.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
-        validate: What is read of each file before the training: headers (of the files that fit into
-            loader.cache_gb everything), full (everything) or none.
         seed: Random seed of the split.
         columns: Column or list of columns of a modality, such as text=title. An empty list: no
             column of this modality is used. Default: columns are inferred from their values.
@@ -139,7 +136,6 @@ def hub(
         fractions=fractions,
         group=group,
         on_bad=on_bad,
-        validate=validate,
         seed=seed,
         chat=chat,
     )

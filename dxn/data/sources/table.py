@@ -24,7 +24,7 @@ from dxn.data.columns.infer import Readers
 from dxn.data.columns.mapping import map_columns
 from dxn.data.columns.object_rows import OBJECTS, find_object_rows
 from dxn.data.columns.useless import names_new_groups
-from dxn.data.rows import AUTO, InputSpec, OnBad, Rows, Source, Validate
+from dxn.data.rows import AUTO, InputSpec, OnBad, Rows, Source
 from dxn.data.series.long import Long, WideColumns
 from dxn.data.sources.detect import CONFINE, TABLES, table_format, tables_in, tables_of_splits
 from dxn.data.splits.split import (
@@ -70,7 +70,6 @@ def table(
     chat: str | Sequence[str] | None = None,
     objects: str | None = None,
     on_bad: OnBad = "error",
-    validate: Validate = "headers",
     confine: bool = True,
     seed: int = 0,
     **columns: str | Sequence[str] | None,
@@ -116,8 +115,6 @@ def table(
             recognizes it by the names of the columns, and is the default with head=detect.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
-        validate: What is read of each file before the training: headers (of the files that fit into
-            loader.cache_gb everything), full (everything) or none.
         confine: Refuse paths in cells that lead out of the folder of the table, also through
             symbolic links.
         seed: Random seed of the split.
@@ -154,7 +151,6 @@ def table(
         fractions=fractions,
         group=group,
         on_bad=on_bad,
-        validate=validate,
         confine=confine,
         seed=seed,
         layout=layout,
@@ -183,7 +179,6 @@ def from_tables(
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     group: str | None = None,
     on_bad: OnBad = "error",
-    validate: Validate = "headers",
     confine: bool = True,
     seed: int = 0,
     layout: Layout | None = None,
@@ -296,7 +291,6 @@ def from_tables(
         task="span" if chosen.target and are_parts(whole.columns, chosen.target[0]) else None,
         notes=notes,
         on_bad=on_bad,
-        validate=validate,
         files=files,
         candidates=() if chosen.target else candidate_targets(whole, chosen.inputs),
         layout=None if layout is None else layout.node(),

@@ -96,7 +96,7 @@ class ModelInputs:
             key="on_bad",
             # Each file is used once, so that there is no reason to keep many of them.
             budget=CacheBudget(PREDICTED_GB),
-            validate="headers",
+            only_headers=True,
         )
 
     def prepared(self, opened: Opened, only: Sequence[str] | None = None) -> Samples:
