@@ -7,6 +7,7 @@ import pytest
 from helpers.newcomer import refused
 from PIL import Image
 
+from dxn.core.errors import UserError
 from dxn.data import annotated
 from dxn.data.sources.detect import infer_source
 from dxn.tasks.detect.target import DetectedObjects
@@ -265,3 +266,227 @@ def test_a_missing_picture_is_a_bad_row(tmp_path, capsys):
     write_voc(tmp_path)
     (tmp_path / "JPEGImages/c.png").unlink()
     assert "c.png" in refused(capsys, "train", str(tmp_path), "adapters=[image]")
+
+
+# Pictures that have equal names, or another place than expected
+
+
+def rows_of(root, **options):
+    """The file and the target of each row, by split."""
+    options = {"readers": {"image": ImageReader()}, "fractions": None, **options}
+    source = annotated(str(root), **options)
+    rows = {}
+    for split, part in source.splits.items():
+        paths = [str(Path(path).relative_to(root)) for path in part.cells["image"]]
+        rows[split] = dict(zip(paths, part.cells["target"], strict=True))
+    return rows
+
+
+def write_file(path, text=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def write_picture(path, mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, SIZE).save(path)
+
+
+def voc_of(label, name="a.png"):
+    return (
+        f"<annotation><filename>{name}</filename><object><name>{label}</name><bndbox><xmin>1</xmin>"
+        "<ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"
+    )
+
+
+def labels_of(cells):
+    return {path: [item["label"] for item in cell] for path, cell in cells.items()}
+
+
+def test_files_of_two_cameras_have_their_own_boxes_in_yolo(tmp_path):
+    (tmp_path / "data.yaml").write_text("names: [cat, dog]")
+    for split in ("train", "val"):
+        for kind, camera in enumerate(("cam1", "cam2")):
+            write_picture(tmp_path / f"images/{split}/{camera}/000.png")
+            write_file(tmp_path / f"labels/{split}/{camera}/000.txt", f"{kind} 0.5 0.5 0.2 0.2")
+        # Without objects, in a camera of its own.
+        write_picture(tmp_path / f"images/{split}/cam3/000.png")
+    rows = rows_of(tmp_path)
+    for split, name in (("train", "train"), ("validation", "val")):
+        assert labels_of(rows[split]) == {
+            f"images/{name}/cam1/000.png": ["cat"],
+            f"images/{name}/cam2/000.png": ["dog"],
+            f"images/{name}/cam3/000.png": [],
+        }
+
+
+def test_files_of_two_cameras_have_their_own_masks(tmp_path):
+    for camera in ("cam1", "cam2"):
+        write_picture(tmp_path / f"images/{camera}/000.png")
+        write_picture(tmp_path / f"masks/{camera}/000.png", "L")
+    rows = rows_of(tmp_path)["all"]
+    for camera in ("cam1", "cam2"):
+        mask = rows[f"images/{camera}/000.png"]["mask"]
+        assert mask == str(tmp_path / f"masks/{camera}/000.png")
+
+
+def test_files_of_two_cameras_have_their_own_boxes_in_voc(tmp_path):
+    for label, camera in (("cat", "cam1"), ("dog", "cam2")):
+        write_picture(tmp_path / f"JPEGImages/{camera}/000.png")
+        write_file(tmp_path / f"Annotations/{camera}/000.xml", voc_of(label, "000.png"))
+    assert labels_of(rows_of(tmp_path)["all"]) == {
+        "JPEGImages/cam1/000.png": ["cat"],
+        "JPEGImages/cam2/000.png": ["dog"],
+    }
+
+
+def test_files_of_two_cameras_have_their_own_boxes_in_coco(tmp_path):
+    for camera in ("cam1", "cam2"):
+        write_picture(tmp_path / f"train2017/{camera}/000.png")
+    images = [{"id": i, "file_name": f"data/cam{i + 1}/000.png"} for i in range(2)]
+    write_file(tmp_path / "annotations/instances_train2017.json", coco_of("ac", images=images))
+    assert labels_of(rows_of(tmp_path)["train"]) == {
+        "train2017/cam1/000.png": ["cat", "dog"],
+        "train2017/cam2/000.png": ["dog"],
+    }
+
+
+def test_a_picture_that_cannot_be_told_from_another_one_is_an_error_with_both_paths(tmp_path):
+    for camera in ("cam1", "cam2"):
+        write_picture(tmp_path / f"train2017/{camera}/000.png")
+    images = [{"id": 0, "file_name": "000.png"}]
+    write_file(tmp_path / "annotations/instances_train2017.json", coco_of("a", images=images))
+    with pytest.raises(UserError) as error:
+        rows_of(tmp_path)
+    assert "train2017/cam1/000.png and " in str(error.value)
+    assert "train2017/cam2/000.png" in str(error.value)
+
+
+def test_a_missing_picture_of_coco_is_not_that_of_another_split(tmp_path, capsys):
+    (tmp_path / "annotations").mkdir()
+    for split in ("train2017", "val2017"):
+        write_pictures(tmp_path / split)
+        (tmp_path / f"annotations/instances_{split}.json").write_text(coco_of("abc"))
+    (tmp_path / "train2017/b.png").unlink()
+    paths = rows_of(tmp_path.resolve())["train"]
+    assert not any(path.startswith("val2017") for path in paths)
+    message = refused(capsys, "train", str(tmp_path), "adapters=[image]")
+    assert "b.png" in message and "not found" in message
+
+
+@pytest.mark.parametrize("root", ["", "VOC2007"])
+def test_the_lists_of_pascal_voc_can_have_names_with_dots_and_blanks(tmp_path, root):
+    names = [f"{name} {i}.0" for name in ("cam1", "cam2") for i in range(6)]
+    for name in names:
+        write_picture(tmp_path / root / f"JPEGImages/{name}.png")
+        write_file(tmp_path / root / f"Annotations/{name}.xml", voc_of("cat", f"{name}.png"))
+    lists = {"train": names[:6], "val": names[6:8], "test": names[8:]}
+    for split, listed in lists.items():
+        write_file(tmp_path / root / f"ImageSets/Main/{split}.txt", "\n".join(listed))
+    rows = rows_of(tmp_path, fractions=(0.8, 0.1, 0.1))
+    assert {split: len(part) for split, part in rows.items()} == {
+        "train": 6,
+        "validation": 2,
+        "test": 4,
+    }
+    assert {Path(path).stem for path in rows["test"]} == {*lists["test"]}
+
+
+def test_the_lists_of_classes_of_pascal_voc_have_a_number_behind_each_name(tmp_path):
+    write_voc(tmp_path)
+    (tmp_path / "ImageSets/Main/train.txt").write_text("a  1\nb -1\n")
+    (tmp_path / "ImageSets/Main/val.txt").write_text("c  0\n")
+    assert {split: len(part) for split, part in rows_of(tmp_path).items()} == {
+        "train": 2,
+        "validation": 1,
+    }
+
+
+@pytest.mark.parametrize("form", ["folders", "outer folders", "lists", "lists without yaml"])
+def test_yolo_names_its_splits(tmp_path, form):
+    for folder in ("a", "b"):
+        for i in range(3):
+            write_picture(tmp_path / f"images/{folder}/{i}.png")
+            write_file(tmp_path / f"labels/{folder}/{i}.txt", "0 0.5 0.5 0.2 0.2")
+    values = {"train": "images/a", "val": "images/b"}
+    if form == "outer folders":
+        values = {split: f"../{folder}" for split, folder in values.items()}
+    if form.startswith("lists"):
+        for split, folder in (("train", "a"), ("val", "b")):
+            lines = "\n".join(f"./images/{folder}/{i}.png" for i in range(3))
+            write_file(tmp_path / f"{split}.txt", lines)
+        values = {"train": "train.txt", "val": "val.txt"}
+    if form == "lists without yaml":
+        values = {}
+    lines = "\n".join(f"{split}: {value}" for split, value in values.items())
+    (tmp_path / "data.yaml").write_text(f"names: [cat]\n{lines}\n")
+    rows = rows_of(tmp_path, fractions=(0.8, 0.1, 0.1))
+    assert sorted(rows["train"]) == [f"images/a/{i}.png" for i in range(3)]
+    assert sorted(rows["validation"]) == [f"images/b/{i}.png" for i in range(3)]
+
+
+def test_lists_beside_masks_are_splits(tmp_path):
+    for i in range(6):
+        write_picture(tmp_path / f"images/{i}.png")
+        write_picture(tmp_path / f"masks/{i}.png", "L")
+    write_file(tmp_path / "train.txt", "0\n1\n2\n3\n")
+    write_file(tmp_path / "val.txt", "4.png\nimages/5.png\n")
+    rows = rows_of(tmp_path, fractions=(0.8, 0.1, 0.1))
+    assert sorted(rows["train"]) == [f"images/{i}.png" for i in range(4)]
+    assert sorted(rows["validation"]) == ["images/4.png", "images/5.png"]
+
+
+# Folders that are never class folders
+
+
+@pytest.mark.parametrize(
+    ("picture", "mask"),
+    [
+        ("7", "7-mask"),
+        ("7", "mask_7"),
+        ("7", "7_gtFine_labelIds"),
+        ("7_leftImg8bit", "7_gtFine_labelIds"),
+        ("image_7", "mask_7"),
+        ("7", "7_L"),
+        ("7_l", "7_l"),
+    ],
+)
+def test_names_of_masks_have_usual_words(tmp_path, picture, mask):
+    write_picture(tmp_path / f"images/{picture}.png")
+    write_picture(tmp_path / f"masks/{mask}.png", "L")
+    assert infer_source(tmp_path) == "annotated"
+    (cell,) = rows_of(tmp_path)["all"].values()
+    assert cell["mask"] == str(tmp_path / f"masks/{mask}.png")
+
+
+def test_masks_of_two_pictures_that_differ_in_an_ending_are_not_mixed(tmp_path):
+    for side in ("", "_l", "_r"):
+        write_picture(tmp_path / f"images/001{side}.png")
+        write_picture(tmp_path / f"masks/001{side}.png", "L")
+    for path, cell in rows_of(tmp_path)["all"].items():
+        assert Path(cell["mask"]).name == Path(path).name
+
+
+def test_masks_without_a_picture_of_their_name_are_no_classes(tmp_path, capsys):
+    for i in range(3):
+        write_picture(tmp_path / f"images/{i}.png")
+        write_picture(tmp_path / f"masks/of {i}.png")
+    message = refused(capsys, "train", str(tmp_path), "adapters=[image]")
+    assert "masks/of 0.png: no picture has the name of this mask, such as images/0.png" in message
+
+
+def test_boxes_beside_their_pictures_are_those_of_labelimg(tmp_path):
+    for name in "ab":
+        write_picture(tmp_path / f"{name}.png")
+        write_file(tmp_path / f"{name}.txt", "1 0.5 0.5 0.2 0.2\n")
+    write_file(tmp_path / "classes.txt", "cat\ndog\n")
+    assert infer_source(tmp_path) == "annotated"
+    assert labels_of(rows_of(tmp_path)["all"]) == {"a.png": ["dog"], "b.png": ["dog"]}
+
+
+def test_a_picture_without_objects_can_be_the_first_one_of_pascal_voc(tmp_path):
+    write_voc(tmp_path)
+    empty = "<annotation><filename>a.png</filename></annotation>"
+    (tmp_path / "Annotations/a.xml").write_text(empty)
+    assert infer_source(tmp_path) == "annotated"
+    assert labels_of(rows_of(tmp_path)["train"])["JPEGImages/a.png"] == []

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -19,17 +16,26 @@ from dxn.data.columns.infer import Readers
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.data.sources.confine import confined
 from dxn.data.sources.detect import (
+    MASK_FOLDERS,
     PICTURE_FOLDERS,
-    SPLIT_NAMES,
     annotations_of,
     in_folder,
-    mask_stem,
+    stem_of_mask,
+    stem_of_picture,
+)
+from dxn.data.sources.picture_files import (
+    name_of,
+    pair,
+    pictures_in,
+    split_of_folders,
+    split_of_name,
+    splits_of_lists,
+    splits_of_yaml,
 )
 from dxn.data.splits.split import UNDIVIDED, complete_splits
-from dxn.tokenize.media import SUFFIXES
 
-LISTS = "ImageSets/Main"  # folder with the names of the pictures of each split in Pascal VOC
 PICTURES = ("images", "JPEGImages")
+MASK_ONLY_FOLDERS = ("mask", "segmentation")
 
 
 class Picture(NamedTuple):
@@ -62,10 +68,11 @@ def annotated(
 
     The formats of boxes are COCO (a JSON file per split, whose polygons and run lengths are masks
     with head=segment), Pascal VOC (an XML file per picture) and YOLO (a text file per picture in
-    folders called labels, and the names of the classes in data.yaml or classes.txt). Masks are in
-    folders called masks, labels or annotations, and have the names of the pictures, which are in
-    folders called images; the name can also have an ending such as _mask. The splits are those of
-    the folders, of the names of the files, or of lists such as train.txt.
+    folders called labels or beside the picture, and the names of the classes in data.yaml or
+    classes.txt). Masks are in folders called masks, labels or annotations, and have the names of
+    the pictures, which are in folders called images; the name can also have a word such as _mask.
+    The splits are those of the folders, of the names of the files, of lists such as train.txt or of
+    data.yaml.
 
     Args:
         path: The folder.
@@ -85,29 +92,29 @@ def annotated(
         raise UserError(
             f"{root}: contains pictures, which no adapter in use reads; set adapters=[image]"
         )
-    found = annotations_of(root)
-    if found is None:
+    annotations = annotations_of(root)
+    if annotations is None:
         raise UserError(
             f"{root}: has no boxes in the format of COCO, Pascal VOC or YOLO, and no folders "
             "called images and masks; check the path"
         )
-    form, files = found
-    index = {path.stem: path for path in _pictures(root)}
-    pictures = list(READERS[form](root, files, index))
+    form, files = annotations
+    notes = [] if form == "masks" else [f"boxes in the format of {form}"]
+    pictures = list(READERS[form](root, files, notes))
     if not pictures:
         raise UserError(f"{root}: there are annotations, but none of their pictures was found")
+    if form != "COCO":  # whose files of annotations are those of the splits
+        pictures = _with_listed_splits(root, pictures, notes)
     rows: dict[str, Rows] = {}
     for split in dict.fromkeys(picture.split for picture in pictures):
-        own = [picture for picture in pictures if picture.split == split]
+        of_split = [picture for picture in pictures if picture.split == split]
+        paths = [picture.path for picture in of_split]
+        objects = [picture.objects for picture in of_split]
         cells: dict[str, list[Any]] = {
-            "image": [confined(p.path, root) if confine else str(p.path) for p in own],
-            TARGET: [
-                _safe(picture.objects, root) if confine else picture.objects for picture in own
-            ],
+            "image": [confined(path, root) if confine else str(path) for path in paths],
+            TARGET: [_safe(cell, root) for cell in objects] if confine else objects,
         }
-        rows[split] = Rows(cells, [picture.origin for picture in own])
-    has_masks = form == "masks"
-    notes = [] if has_masks else [f"boxes in the format of {form}"]
+        rows[split] = Rows(cells, [picture.origin for picture in of_split])
     if UNDIVIDED in rows and len(rows) > 1:
         # Such as pictures that are in none of the lists of Pascal VOC.
         unused = rows.pop(UNDIVIDED)
@@ -116,8 +123,8 @@ def annotated(
     return Source(
         splits,
         inputs={"image": InputSpec("files", "image")},
-        target="mask" if has_masks else "objects",
-        task="segment" if has_masks else "detect",
+        target="mask" if form == "masks" else "objects",
+        task="segment" if form == "masks" else "detect",
         notes=notes,
         on_bad=on_bad,
         name=root.resolve().name,
@@ -125,21 +132,24 @@ def annotated(
     )
 
 
-def _pictures(root: Path) -> list[Path]:
-    """Return the files of pictures in a folder and in those below it."""
-    return sorted(
-        Path(folder, name)
-        for folder, _, names in os.walk(root)
-        for name in names
-        if not name.startswith(".") and name.lower().endswith(SUFFIXES["image"])
-    )
+def _with_listed_splits(root: Path, pictures: Sequence[Picture], notes: list[str]) -> list[Picture]:
+    """Return the pictures with the splits that lists or data.yaml name, if there are any."""
+    paths = [picture.path for picture in pictures]
+    splits, lists = splits_of_lists(root, paths)
+    if not splits:
+        for file, content in _yaml_files(root):
+            splits |= splits_of_yaml(content, file, paths)
+            lists = [file.name] if splits else []
+    if lists:
+        notes.append(f"splits: from {', '.join(lists)}")
+    return [p._replace(split=splits.get(p.path, p.split)) for p in pictures]
 
 
-def _coco(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Iterator[Picture]:
+def _coco(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
     """Yield the pictures of the JSON files of COCO."""
     by_split: dict[str, Path] = {}
     for file in files:
-        split = _split_of(file.stem) or _split_in(file, root)
+        split = split_of_name(file.stem) or split_of_folders(file, root)
         other = by_split.setdefault(split, file)
         # COCO also has files of keypoints and captions for the same pictures.
         if other != file and "instances" in file.name:
@@ -149,29 +159,33 @@ def _coco(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Itera
                 f"{root}: {other.name} and {file.name} are both annotations of the {split} split; "
                 "keep one of them"
             )
-    pictures = _pictures(root)
+    pictures = [path for path in pictures_in(root) if not in_folder(path, root, MASK_FOLDERS)]
     for split, file in by_split.items():
         content = load_json(file)
         try:
-            names = {item["id"]: item["name"] for item in content["categories"]}
+            labels = {item["id"]: item["name"] for item in content["categories"]}
             objects: dict[Any, list[dict[str, Any]]] = {}
             for item in content.get("annotations", ()):
-                known = {"label": names[item["category_id"]]}
-                known |= {"iscrowd": 1} if item.get("iscrowd") else {}
+                annotation = {"label": labels[item["category_id"]]}
+                annotation |= {"iscrowd": 1} if item.get("iscrowd") else {}
                 if item.get("segmentation"):
-                    known["segmentation"] = _compact(item["segmentation"])
-                if "bbox" in item or "segmentation" not in known:
-                    known["bbox"] = item["bbox"]
-                elif isinstance(known["segmentation"], list):
-                    known["bbox"] = _box_around(known["segmentation"])
-                objects.setdefault(item["image_id"], []).append(known)
-            # Pictures of different splits can have the same name.
-            own = {p.stem: p for p in pictures if _split_in(p, root) == split}
-            own = {**index, **own}
-            for image in content["images"]:
-                path = _picture(image["file_name"], (file.parent, root), own)
-                known = objects.get(image["id"], []) if "annotations" in content else None
-                yield Picture(split, path, f"{file.name} image {image['id']}", known)
+                    annotation["segmentation"] = _compact(item["segmentation"])
+                if "bbox" in item or "segmentation" not in annotation:
+                    annotation["bbox"] = item["bbox"]
+                elif isinstance(annotation["segmentation"], list):
+                    annotation["bbox"] = _box_around(annotation["segmentation"])
+                objects.setdefault(item["image_id"], []).append(annotation)
+            paths = _coco_paths([image["file_name"] for image in content["images"]], file, root)
+            missing = [i for i, path in enumerate(paths) if not path.is_file()]
+            wanted = [content["images"][i]["file_name"] for i in missing]
+            names = [name_of(PurePosixPath(name), root, split) for name in wanted]
+            claimed = set(paths)
+            others = [path for path in pictures if path not in claimed]
+            for i, other in pair(names, [name_of(path, root) for path in others]).items():
+                paths[missing[i]] = others[other]
+            for image, path in zip(content["images"], paths, strict=True):
+                cell = objects.get(image["id"], []) if "annotations" in content else None
+                yield Picture(split, path, f"{file.name} image {image['id']}", cell)
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{file}: is not in the format of COCO ({type(error).__name__}: {error}); an image "
@@ -180,10 +194,27 @@ def _coco(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Itera
             ) from error
 
 
+def _coco_paths(names: Sequence[str], file: Path, root: Path) -> list[Path]:
+    """Return the files with these names beside a file of annotations or in the usual folders.
+
+    A file that is not there has the first possible path.
+    """
+    folders = [parent / each for parent in (file.parent, root) for each in ("", *PICTURES)]
+    paths: list[Path] = []
+    for name in names:
+        options = [folder / name for folder in folders]
+        paths.append(next((path for path in options if path.is_file()), options[0]))
+    return paths
+
+
 def _compact(area: Any) -> Any:
     """Return polygons as arrays, because millions of numbers in lists need much memory."""
     try:
-        return [np.asarray(each, np.float32) for each in area] if isinstance(area, list) else area
+        return (
+            [np.asarray(polygon, np.float32) for polygon in area]
+            if isinstance(area, list)
+            else area
+        )
     except (TypeError, ValueError, OverflowError):
         return area  # the row is reported when it is read
 
@@ -198,63 +229,55 @@ def _box_around(polygons: list[Any]) -> list[float] | None:
     return [*start.tolist(), *(stop - start).tolist()]
 
 
-def _voc(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Iterator[Picture]:
+def _voc(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
     """Yield the pictures of the XML files of Pascal VOC."""
-    lists = root / LISTS if (root / LISTS).is_dir() else root
-    splits: dict[str, str] = {}
-    for file in sorted(lists.glob("*.txt")):
-        split = SPLIT_NAMES.get(file.stem.lower())
-        if split is not None:
-            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-            splits.update({Path(line.split()[0]).stem: split for line in lines if line.split()})
-    by_split = {(_split_in(path, root), path.stem): path for path in _pictures(root)}
+    # Masks in a folder SegmentationClass have the names of the pictures.
+    pictures = [p for p in pictures_in(root) if not in_folder(p, root, MASK_FOLDERS)]
+    objects: list[list[dict[str, Any]]] = []
+    file_names: list[str] = []
     for file in files:
         try:
             tree = ElementTree.parse(file)
-            objects: list[dict[str, Any]] = []
+            objects.append([])
             for item in tree.iter("object"):
                 box = item.find("bndbox")
                 if box is None:
                     raise ElementTree.ParseError("an object has no bndbox")
                 numbers = {key: box.findtext(key) for key in ("xmin", "ymin", "xmax", "ymax")}
-                objects.append({"label": item.findtext("name"), **numbers})
+                objects[-1].append({"label": item.findtext("name"), **numbers})
         # Others than ParseError: the file names an encoding that is unknown or not supported.
         except (ElementTree.ParseError, LookupError, ValueError) as error:
             raise UserError(
                 f"{file}: is not in the format of Pascal VOC ({error}); correct or delete it"
             ) from error
-        name = tree.findtext("filename") or file.stem
-        near = (file.parent, *(file.parent.parent / each for each in PICTURES))
-        split = _split_in(file, root)
-        path = by_split.get((split, file.stem)) or index.get(file.stem)
-        # Masks in a folder SegmentationClass have the names of the pictures.
-        if path is None or Path(name).stem == file.stem:
-            path = _picture(name, near, index if path is None else {file.stem: path})
-        split = splits.get(file.stem) or split
-        yield Picture(split, path, str(file.relative_to(root)), objects)
+        file_names.append(tree.findtext("filename") or file.stem)
+    # The name of the XML file is that of the picture. If there is none, the file names it.
+    paths = _partners(files, pictures, root)
+    missing = [file for file in files if file not in paths]
+    named = {file: file.with_name(Path(file_names[files.index(file)]).name) for file in missing}
+    left = sorted({*pictures} - {*paths.values()})
+    of_names = _partners(list(named.values()), left, root)
+    for file, cell in zip(files, objects, strict=True):
+        path = paths.get(file) or of_names.get(named[file]) or named[file]
+        yield Picture(split_of_folders(file, root), path, str(file.relative_to(root)), cell)
 
 
-def _yolo(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Iterator[Picture]:
-    """Yield the pictures of YOLO. A picture without a text file has no objects.
-
-    Files of different splits can have the same name.
-    """
-    names = _class_names(root, files)
-    pictures = _pictures(root)
-    num_pictures = Counter(path.stem for path in pictures)
-    by_stem = {file.stem: file for file in files}
-    by_split = {(_split_in(file, root), file.stem): file for file in files}
+def _yolo(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
+    """Yield the pictures of YOLO. A picture without a text file has no objects."""
+    labels = _class_names(root, files)
+    pictures = [p for p in pictures_in(root) if not in_folder(p, root, MASK_ONLY_FOLDERS)]
+    file_of = {picture: file for file, picture in _partners(files, pictures, root).items()}
+    _note_unused({*files} - {*file_of.values()}, "file of boxes", root, notes)
     for path in pictures:
-        split, stem = _split_in(path, root), path.stem
         objects: list[dict[str, Any]] = []
-        file = by_stem.get(stem) if num_pictures[stem] == 1 else by_split.get((split, stem))
+        file = file_of.get(path)
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file else []
         for number, line in enumerate(lines, 1):
             if not line.split():
                 continue
             try:
                 kind, *numbers = map(float, line.split())
-                label = names.get(int(kind), str(int(kind)))
+                label = labels.get(int(kind), str(int(kind)))
                 objects.append({"label": label, **_yolo_box(numbers)})
             except (ValueError, OverflowError):
                 raise UserError(
@@ -262,21 +285,54 @@ def _yolo(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Itera
                     f"or a class and the corners of a polygon, got {line[:80]!r}"
                 ) from None
         origin = str((file or path).relative_to(root))
-        yield Picture(split, path, origin, objects)
+        yield Picture(split_of_folders(path, root), path, origin, objects)
 
 
-def _masks(root: Path, files: Sequence[Path], index: Mapping[str, Path]) -> Iterator[Picture]:
-    """Yield the pictures with masks. Files of different splits can have the same name."""
-    names = _class_names(root, files)
-    masks = {(_split_in(file, root), mask_stem(file)): file for file in files}
-    known = {*files}
-    for path in _pictures(root):
-        if path in known or not in_folder(path, root, PICTURE_FOLDERS):
-            continue
-        split = _split_in(path, root)
-        mask = masks.get((split, path.stem))
-        cell = None if mask is None else {"mask": str(mask), "names": names}
-        yield Picture(split, path, str(path.relative_to(root)), cell)
+def _masks(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
+    """Yield the pictures with masks."""
+    labels = _class_names(root, files)
+    masks = {*files}
+    pictures = [
+        path
+        for path in pictures_in(root)
+        if path not in masks and in_folder(path, root, PICTURE_FOLDERS)
+    ]
+    pairs = _partners(files, pictures, root)
+    # Then without endings such as _mask, because 001_l can also be the left one of two pictures.
+    rest = [file for file in files if file not in pairs]
+    left = sorted({*pictures} - {*pairs.values()})
+    stripped = [file.with_name(f"{stem_of_mask(file)}{file.suffix}") for file in rest]
+    renamed = {path.with_name(f"{stem_of_picture(path)}{path.suffix}"): path for path in left}
+    of_stripped = _partners(stripped, list(renamed), root)
+    for file, name in zip(rest, stripped, strict=True):
+        if name in of_stripped:
+            pairs[file] = renamed[of_stripped[name]]
+    mask_of = {picture: file for file, picture in pairs.items()}
+    if not mask_of:
+        raise UserError(
+            f"{files[0].relative_to(root)}: no picture has the name of this mask, such as "
+            f"{pictures[0].relative_to(root)}; give a mask the name of its picture"
+        )
+    _note_unused({*files} - {*mask_of.values()}, "mask", root, notes)
+    for path in pictures:
+        mask = mask_of.get(path)
+        cell = None if mask is None else {"mask": str(mask), "names": labels}
+        yield Picture(split_of_folders(path, root), path, str(path.relative_to(root)), cell)
+
+
+def _partners(files: Sequence[Path], pictures: Sequence[Path], root: Path) -> dict[Path, Path]:
+    """Return the picture of each file that has one, see `pair`."""
+    names = [name_of(path, root) for path in files]
+    pairs = pair(names, [name_of(path, root) for path in pictures])
+    return {files[i]: pictures[j] for i, j in pairs.items()}
+
+
+def _note_unused(files: set[Path], what: str, root: Path, notes: list[str]) -> None:
+    if files:
+        notes.append(
+            f"not used: {count(len(files), what)} without a picture, such as "
+            f"{min(files).relative_to(root)}"
+        )
 
 
 def _safe(cell: Any, root: Path) -> Any:
@@ -296,15 +352,8 @@ def _yolo_box(numbers: Sequence[float]) -> dict[str, Any]:
 
 def _class_names(root: Path, files: Sequence[Path]) -> dict[int, str]:
     """Return the names of the classes of YOLO, by number."""
-    for file in (*sorted(root.glob("*.yaml")), *sorted(root.glob("*.yml"))):
-        import yaml
-
-        try:
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        # ValueError: the file is not UTF-8, or a date in it does not exist.
-        except (yaml.YAMLError, ValueError) as error:
-            raise UserError(f"{file}: cannot be read ({error}); correct it") from error
-        names = content.get("names") if isinstance(content, Mapping) else None
+    for file, content in _yaml_files(root):
+        names = content.get("names")
         if isinstance(names, Mapping):
             try:
                 return {int(key): str(name) for key, name in names.items()}
@@ -323,25 +372,18 @@ def _class_names(root: Path, files: Sequence[Path]) -> dict[int, str]:
     return {}
 
 
-def _picture(name: str, folders: Sequence[Path], index: Mapping[str, Path]) -> Path:
-    """Return the file of a picture, which need not exist."""
-    for folder in folders:
-        for file in (folder / name, *(folder / each / name for each in PICTURES)):
-            if file.is_file():
-                return file
-    return index.get(Path(name).stem, folders[0] / name)
+def _yaml_files(root: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the YAML files of a folder and their content, if it is a mapping."""
+    for file in (*sorted(root.glob("*.yaml")), *sorted(root.glob("*.yml"))):
+        import yaml
 
-
-def _split_of(name: str) -> str | None:
-    """Return the split that a name contains as a word, such as instances_val2017."""
-    words = re.findall(r"[a-z]+", name.lower())
-    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
-
-
-def _split_in(file: Path, root: Path) -> str:
-    """Return the split that a folder of a file, below the root, names."""
-    splits = map(_split_of, file.relative_to(root).parts[:-1])
-    return next((split for split in splits if split is not None), UNDIVIDED)
+        try:
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        # ValueError: the file is not UTF-8, or a date in it does not exist.
+        except (yaml.YAMLError, ValueError) as error:
+            raise UserError(f"{file}: cannot be read ({error}); correct it") from error
+        if isinstance(content, Mapping):
+            yield file, content
 
 
 READERS = {"COCO": _coco, "Pascal VOC": _voc, "YOLO": _yolo, "masks": _masks}

@@ -39,7 +39,11 @@ VOC = (b"<annotation", b"<object")
 MASK_FOLDERS = ("mask", "label", "annotation", "segmentation")
 PICTURE_FOLDERS = ("image", "img", "picture", "jpegimages")
 MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")
-MASK_SUFFIX = re.compile(r"_(mask|masks|label|labels|seg|gt|l)$", re.IGNORECASE)
+PICTURES = (*MASKS, ".jpg", ".jpeg", ".webp", ".avif", ".ppm")
+MAX_BOX = 10_000  # characters of a line with a box or a polygon
+# What names of masks have beside the name of the picture, and names of pictures beside it.
+MASK_WORDS = "masks?|labels?|labelids|labeltrainids|gtfine|seg|segmentation|gt|l"
+PICTURE_WORDS = "image|img|picture|leftimg8bit"
 MAX_ANNOTATIONS = 2**31  # bytes
 AnnotationFormat = Literal["COCO", "Pascal VOC", "YOLO", "masks"]
 CONFINE = "data.confine"  # option that refuses paths out of the folder of the data
@@ -154,7 +158,7 @@ def annotations_of(folder: Path) -> tuple[AnnotationFormat, list[Path]] | None:
     """
     files = [
         file
-        for depth in ("*", "*/*", "*/*/*")
+        for depth in ("*", "*/*", "*/*/*", "*/*/*/*")
         for file in sorted(folder.glob(depth))
         if not _is_hidden(file)
     ]
@@ -162,32 +166,43 @@ def annotations_of(folder: Path) -> tuple[AnnotationFormat, list[Path]] | None:
     if coco:
         return "COCO", coco
     voc = [file for file in files if file.suffix == ".xml"]
-    if voc and _contains(voc[0], VOC):
+    # A picture without objects can be the first one.
+    if any(_contains(file, VOC) for file in voc):
         return "Pascal VOC", voc
-    labels = [
-        file
-        for file in files
-        if file.suffix == TEXT and YOLO in file.relative_to(folder).parts[:-1]
-    ]
+    texts = [file for file in files if file.suffix == TEXT and file.name != "classes.txt"]
+    labels = [file for file in texts if YOLO in file.relative_to(folder).parts[:-1]]
     # A folder per class can have any name, also this one.
     has_names = any(any(folder.glob(name)) for name in ("*.yaml", "*.yml", "classes.txt"))
     has_pictures = any("images" in file.relative_to(folder).parts for file in files)
-    yolo = [file for file in labels if file.name != "classes.txt"]
-    if yolo and (has_names or has_pictures):
-        return "YOLO", yolo
+    if labels and (has_names or has_pictures):
+        return "YOLO", labels
+    # Beside its picture, as labelImg writes it.
+    pictures = {file.with_suffix("") for file in files if file.suffix.lower() in PICTURES}
+    beside = [file for file in texts if file.with_suffix("") in pictures]
+    if any(map(_has_boxes, beside)):
+        return "YOLO", beside
     masks = [file for file in files if file.suffix.lower() in MASKS]
     masks = [file for file in masks if in_folder(file, folder, MASK_FOLDERS)]
-    stems = {mask_stem(file) for file in masks}
-    others = (file for file in files if in_folder(file, folder, PICTURE_FOLDERS))
-    # Classes can be folders of any name, whose files have the same names.
-    is_found = any(file.stem in stems for file in others) and _is_mask(masks[0], folder)
-    return ("masks", masks) if is_found else None
+    others = [file for file in files if in_folder(file, folder, PICTURE_FOLDERS)]
+    others = [file for file in others if file.suffix.lower() in PICTURES]
+    # Classes can be folders of any name, whose files have the same names. But nobody calls classes
+    # images and masks, so such folders have masks even if the names differ.
+    stems = {stem_of_mask(file) for file in masks}
+    has_pairs = any(stem_of_picture(file) in stems for file in others)
+    is_named = any(in_folder(file, folder, MASK_FOLDERS[:1]) for file in masks)
+    if others and masks and (is_named or (has_pairs and _is_mask(masks[0]))):
+        return "masks", masks
+    return None
 
 
-def _is_mask(file: Path, root: Path) -> bool:
-    """Whether a picture is in a folder of masks by its name, or has a palette or levels of gray."""
-    if in_folder(file, root, MASK_FOLDERS[:1]):
-        return True
+def _has_boxes(file: Path) -> bool:
+    """Whether the first line of a text file is a class and the numbers of a box."""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        return re.fullmatch(r"\d+(\s+[\d.eE+-]+){4,}\s*", next(lines, "")[:MAX_BOX]) is not None
+
+
+def _is_mask(file: Path) -> bool:
+    """Whether a picture has a palette or levels of gray."""
     from PIL import Image
 
     try:
@@ -202,9 +217,19 @@ def in_folder(file: Path, root: Path, names: tuple[str, ...]) -> bool:
     return any(part.lower().startswith(names) for part in file.relative_to(root).parts[:-1])
 
 
-def mask_stem(file: Path) -> str:
-    """Return the name of the picture of a mask, such as 7 for 7.png and 7_mask.png."""
-    return MASK_SUFFIX.sub("", file.stem)
+def stem_of_mask(file: Path) -> str:
+    """Return the name of the picture of a mask, such as 7 for 7.png, 7_mask.png and mask-7.png."""
+    return _without_words(file.stem, MASK_WORDS)
+
+
+def stem_of_picture(file: Path) -> str:
+    """Return the name of a picture without words such as image, as in image_7.png."""
+    return _without_words(file.stem, PICTURE_WORDS)
+
+
+def _without_words(stem: str, words: str) -> str:
+    shorter = re.sub(rf"([-_. ]({words}))+$", "", stem, flags=re.IGNORECASE)
+    return re.sub(rf"^(({words})[-_. ])+", "", shorter, flags=re.IGNORECASE) or stem
 
 
 def _contains(file: Path, words: Sequence[bytes]) -> bool:
