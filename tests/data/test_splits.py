@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.data.rows import Rows
-from dxn.data.splits.split import complete_splits, draw_split, is_categorical
+from dxn.data.splits.split import complete_splits, divide, is_categorical
 
 # Validation and test rows that earlier versions drew. Published metrics depend on them.
 EARLIER = ["7", "14", "3", "10"]
@@ -40,7 +40,7 @@ def rows_of(targets):
 @settings(max_examples=40, deadline=None)
 @given(LABELS, FRACTIONS, st.integers(0, 1000))
 def test_every_row_is_drawn_once_and_each_part_is_in_order(labels, fractions, seed):
-    parts = draw_split(labels, fractions, seed=seed)
+    parts = divide(labels, fractions, seed=seed)
     assert len(parts) == len(fractions)
     assert sorted(i for part in parts for i in part) == list(range(len(labels)))
     assert all(part == sorted(part) for part in parts)
@@ -53,7 +53,7 @@ def test_each_part_has_its_fraction_of_all_rows_and_of_each_label(labels, fracti
 
     A label is a stretch of that sequence, from one point to another: at most two rows off.
     """
-    parts = draw_split(labels, fractions, seed=seed)
+    parts = divide(labels, fractions, seed=seed)
     for part, fraction in zip(parts, fractions, strict=True):
         assert abs(len(part) - fraction * len(labels)) < 1 + 1e-9
         drawn = Counter(labels[i] for i in part)
@@ -65,25 +65,25 @@ def test_each_part_has_its_fraction_of_all_rows_and_of_each_label(labels, fracti
 @given(st.integers(0, 10**6))
 def test_rare_labels_are_divided_in_proportion_too(seed):
     # 40 labels with one row each: drawn separately, all of them would be in the first part.
-    parts = draw_split(list(range(40)), (0.8, 0.1, 0.1), seed=seed)
+    parts = divide(list(range(40)), (0.8, 0.1, 0.1), seed=seed)
     assert [len(part) for part in parts] == [32, 4, 4]
 
 
 def test_the_draw_depends_on_the_seed_only():
     labels = ["a", "b", None] * 23
-    first = draw_split(labels, (0.8, 0.2), seed=3)
-    assert draw_split(labels, (0.8, 0.2), seed=3) == first
-    assert draw_split(labels, (0.8, 0.2), seed=4) != first
+    first = divide(labels, (0.8, 0.2), seed=3)
+    assert divide(labels, (0.8, 0.2), seed=3) == first
+    assert divide(labels, (0.8, 0.2), seed=4) != first
 
 
 def test_the_draw_is_the_one_of_earlier_versions():
-    labels = [*"aabbbc", None]
-    assert draw_split(labels, (0.5, 0.5), seed=0) == [[0, 2, 4, 6], [1, 3, 5]]
+    labels = [*"aabbbcc", None, None]
+    assert divide(labels, (0.5, 0.5), seed=0) == [[0, 2, 4, 5, 7], [1, 3, 6, 8]]
 
 
 def test_the_draw_is_the_same_in_another_process():
-    code = "from dxn.data.splits.split import draw_split; "
-    code += "print(draw_split(['a', 'b', None] * 23, (0.8, 0.2), seed=3))"
+    code = "from dxn.data.splits.split import divide; "
+    code += "print(divide(['a', 'b', None] * 23, (0.8, 0.2), seed=3))"
     run = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "7"},
@@ -91,8 +91,27 @@ def test_the_draw_is_the_same_in_another_process():
         text=True,
         check=True,
     )
-    expected = draw_split(["a", "b", None] * 23, (0.8, 0.2), seed=3)
+    expected = divide(["a", "b", None] * 23, (0.8, 0.2), seed=3)
     assert ast.literal_eval(run.stdout) == expected
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [f"sentence {i}" for i in range(200)],
+        [f"masks/{i:03}.png" for i in range(200)],
+        [{"box": [i, i, i + 1, i + 1]} for i in range(200)],
+        list(range(200)),
+    ],
+    ids=["sentences", "paths", "boxes", "numbers"],
+)
+def test_targets_that_are_all_different_are_divided_at_random(labels):
+    test_rows = [divide(labels, (0.8, 0.1, 0.1), seed=seed)[2] for seed in range(4)]
+    assert len(set(map(tuple, test_rows))) == 4
+    for rows in test_rows:
+        assert len(rows) == 20
+        # Neither every tenth row nor a stretch of rows.
+        assert len(set(np.diff(rows))) > 3
 
 
 @pytest.mark.parametrize(
@@ -100,7 +119,7 @@ def test_the_draw_is_the_same_in_another_process():
 )
 def test_invalid_fractions_are_refused(fractions):
     with pytest.raises(UserError) as caught:
-        draw_split(["a"], fractions, seed=0)
+        divide(["a"], fractions, seed=0)
     assert str(caught.value) == (
         "data.fractions: must be one to three numbers of at least 0 that add up to 1, "
         f"got {list(fractions)}"

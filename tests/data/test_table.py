@@ -590,6 +590,23 @@ def test_a_split_column_contradicts_separate_files(tmp_path, table):
     )
 
 
+def test_held_out_values_contradict_other_splits(tmp_path, table):
+    rows = [
+        {**row, "fold": str(i % 3), "part": ["train", "test"][i % 2]} for i, row in enumerate(ROWS)
+    ]
+    train = write_table(tmp_path / "train.csv", rows)
+    test = write_table(tmp_path / "test.csv", rows)
+    for options, other in (
+        ({"train": train, "test": test}, "tables of the splits, such as data.test"),
+        ({"path": train, "split": "part"}, "data.split"),
+    ):
+        with pytest.raises(UserError) as caught:
+            table(holdout={"fold": 2}, **options)
+        assert str(caught.value) == (
+            f"data.holdout: cannot be combined with {other}; remove one of them"
+        )
+
+
 def test_a_column_of_speakers_is_an_input_only_if_the_test_split_has_known_ones(tmp_path, readers):
     people = ["ann", "bob", "cleo", "dan"]
     rows = [

@@ -119,7 +119,9 @@ def annotated(
         # Such as pictures that are in none of the lists of Pascal VOC.
         unused = rows.pop(UNDIVIDED)
         notes.append(f"not used: {count(len(unused), 'picture')} without a split")
-    splits = complete_splits(rows, fractions, seed=seed, notes=notes, files=["image"])
+    splits = complete_splits(
+        rows, fractions, seed=seed, notes=notes, stratify=False, files=["image"]
+    )
     return Source(
         splits,
         inputs={"image": InputSpec("files", "image")},

@@ -96,8 +96,8 @@ def table(
             or of yes and no, and "colour=red" for others. Default: a column called label, target,
             class, category or answer.
         exclude: Column or list of columns that are not inputs. Default: inferred inputs are used.
-        holdout: Column and value (or list of values) that select the test rows. The column is an
-            input only if you name it as one.
+        holdout: Column and value (or list of values) that select the test rows, instead of other
+            splits. The column is an input only if you name it as one.
         sep: Separator of CSV cells. Default: detected from the header.
         encoding: Encoding of text files, such as cp1252. Default: UTF-8, or UTF-16 if the file
             starts with a byte order mark.

@@ -1,4 +1,4 @@
-"""Find rows with equal inputs, so that drawn splits and warnings can consider them."""
+"""Rows with equal inputs and files, which drawn splits keep together and warnings name."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def input_codes(splits: Iterable[Rows], files: Sequence[str]) -> dict[str, np.nd
     Returns:
         By input name, the codes of all splits one after another, int64; -1 where a cell is missing.
     """
-    parts = list(splits)
-    names = dict.fromkeys(name for rows in parts for name in rows.cells if name != TARGET)
+    all_rows = list(splits)
+    names = dict.fromkeys(name for rows in all_rows for name in rows.cells if name != TARGET)
     codes: dict[str, np.ndarray] = {}
     for name in names:
-        cells = [rows.cells.get(name, [None] * len(rows)) for rows in parts]
-        column = join_columns([as_column(each) for each in cells])
+        cells = [rows.cells.get(name, [None] * len(rows)) for rows in all_rows]
+        column = join_columns([as_column(cells_of_split) for cells_of_split in cells])
         if name in files:
             column = with_files(column)
         codes[name] = codes_of(column)
@@ -52,9 +52,9 @@ def codes_of(column: Column) -> np.ndarray:
             values = compute.call_function("add", [values, 0.0])  # 0.0 and -0.0 are equal
         codes = values.dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
         return codes if column.rows is None else codes[column.rows]
-    known: dict[Hashable, int] = {}
+    code_of: dict[Hashable, int] = {}
     keys = map(content_key, column)
-    numbers = (-1 if key is None else known.setdefault(key, len(known)) for key in keys)
+    numbers = (-1 if key is None else code_of.setdefault(key, len(code_of)) for key in keys)
     return np.fromiter(numbers, np.int64, len(column))
 
 
@@ -78,27 +78,31 @@ def divided(codes: np.ndarray, splits: Mapping[str, Sized]) -> dict[str, np.ndar
     return dict(zip(splits, np.split(codes, ends[:-1]), strict=bool(splits)))
 
 
-def units_of(rows: Rows, files: Sequence[str]) -> np.ndarray:
-    """Return the unit of each row. Rows of a unit must be in the same split.
+def groups_of(rows: Rows, files: Sequence[str]) -> np.ndarray:
+    """Return the group of each row. Rows of a group must be in the same split.
 
-    Rows are in the same unit if all their inputs are equal, if they share a file, or if they are in
-    the same group. A short text that rows share, such as a question about different pictures, does
-    not make them similar.
+    Rows are in the same group if all their inputs are equal, if they share a file, or if they have
+    the same value of `Rows.groups`. A short text that rows share, such as a question about
+    different pictures, does not make them similar.
 
     Args:
         rows: Rows to divide.
         files: Names of the inputs whose cells are paths or contents of files.
 
     Returns:
-        For each row, the index of the first row of its unit, int64.
+        For each row, the index of the first row of its group, int64.
     """
     codes = input_codes([rows], files)
     columns = [row_codes(codes, len(rows))]
-    columns += [_without_placeholders(codes[name]) for name in files if name in codes]
+    for name in files:
+        if name in codes:
+            counts = np.bincount(codes[name][codes[name] >= 0], minlength=1)
+            usual = np.median(counts[counts > 0]) if counts.any() else 0.0
+            limit = max(PLACEHOLDER_RATIO * usual, PLACEHOLDER_SHARE * len(rows))
+            columns.append(np.where(counts[codes[name]] > limit, -1, codes[name]))
     if rows.groups is not None:
         columns.append(codes_of(as_column(rows.groups)))
-    every = np.arange(len(rows))
-    # The edges of a graph whose components are the units: from the first row with a code to others.
+    # The edges of a graph whose components are the groups: from the first row with a code.
     edges = [np.empty((2, 0), np.int64)]
     for column in columns:
         present = np.flatnonzero(column >= 0)
@@ -107,19 +111,11 @@ def units_of(rows: Rows, files: Sequence[str]) -> np.ndarray:
         edges.append(edge[:, edge[0] < edge[1]])
     start, end = np.hstack(edges)
     if not len(start):
-        return every
+        return np.arange(len(rows))
     from scipy.sparse import coo_array  # it takes time to import
     from scipy.sparse.csgraph import connected_components
 
     graph = coo_array((np.ones(len(start), bool), (start, end)), shape=(len(rows), len(rows)))
-    _, unit = connected_components(graph, directed=False)
-    _, first = np.unique(unit, return_index=True)
-    return first[unit]
-
-
-def _without_placeholders(codes: np.ndarray) -> np.ndarray:
-    """Return -1 instead of the codes of placeholders."""
-    counts = np.bincount(codes[codes >= 0], minlength=1)
-    usual = np.median(counts[counts > 0]) if counts.any() else 0.0
-    limit = max(PLACEHOLDER_RATIO * usual, PLACEHOLDER_SHARE * len(codes))
-    return np.where(counts[codes] > limit, -1, codes)
+    _, group = connected_components(graph, directed=False)
+    _, first = np.unique(group, return_index=True)
+    return first[group]

@@ -15,11 +15,12 @@ from dxn.core.randomness import spaced_rows
 from dxn.data.files import survey
 from dxn.data.rows import FIT_ROWS, TARGET, Rows
 from dxn.data.sources.detect import SPLIT_NAMES, SPLITS
-from dxn.data.splits.duplicates import units_of
+from dxn.data.splits.duplicates import groups_of
 from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, are_joined, are_label_lists
 from dxn.tokenize.column_profile import profile_of
 
+RARE = ""  # key of the stratum of rare labels; the others are representations of a label
 UNDIVIDED = "all"  # key of rows that have not been divided into splits
 # Names of columns with the split of each row, in the order of preference and in lower case.
 SPLIT_COLUMNS = ("split", "splits", "subset", "partition", "fold", "set")
@@ -31,64 +32,83 @@ def check_fractions(fractions: Sequence[float]) -> None:
     Raises:
         UserError: If they are not one to three numbers that add up to 1.
     """
-    valid = 1 <= len(fractions) <= 3 and min(fractions) >= 0
-    if not valid or abs(sum(fractions) - 1) > 1e-6:
+    is_valid = 1 <= len(fractions) <= 3 and min(fractions) >= 0
+    if not is_valid or abs(sum(fractions) - 1) > 1e-6:
         raise UserError(
             "data.fractions: must be one to three numbers of at least 0 that add up to 1, "
             f"got {list(fractions)}"
         )
 
 
-def draw_split(
-    labels: Sequence, fractions: Sequence[float], *, seed: int, units: np.ndarray | None = None
+def divide(
+    labels: Sequence, fractions: Sequence[float], *, seed: int, groups: np.ndarray | None = None
 ) -> list[list[int]]:
     """Divide rows into random parts, stratified by label.
+
+    Labels with fewer groups than there are parts are one stratum together. Otherwise, rows with
+    labels of their own, such as sentences, would be divided in the order of their labels.
 
     Args:
         labels: One label per row. None is a label of its own.
         fractions: Fraction of the rows in each part.
         seed: Random seed.
-        units: Unit of each row, see `units_of`. Rows of a unit are in the same part, and its most
-            frequent label counts. Default: each row is a unit.
+        groups: Group of each row, see `groups_of`. Rows of a group are in the same part, and its
+            most frequent label counts. Default: each row is a group.
 
     Returns:
         Sorted row indices of each part.
+
+    Raises:
+        UserError: If the fractions are not one to three numbers that add up to 1.
     """
     check_fractions(fractions)
-    _, unit_of, sizes = np.unique(
-        np.arange(len(labels)) if units is None else units, return_inverse=True, return_counts=True
+    _, group_of, sizes = np.unique(
+        np.arange(len(labels)) if groups is None else groups,
+        return_inverse=True,
+        return_counts=True,
     )
     codes: dict[str, int] = {}
     label_of = np.array([codes.setdefault(repr(label), len(codes)) for label in labels], np.int64)
-    by_unit = label_of[np.argsort(unit_of, kind="stable")]
+    by_group = label_of[np.argsort(group_of, kind="stable")]
     starts = np.cumsum(sizes) - sizes
-    unit_label = by_unit[starts]
-    for unit in np.flatnonzero(sizes > 1).tolist():
-        members = by_unit[starts[unit] : starts[unit] + sizes[unit]]
-        unit_label[unit] = Counter(members.tolist()).most_common(1)[0][0]
+    group_label = by_group[starts]
+    for group in np.flatnonzero(sizes > 1).tolist():
+        members = by_group[starts[group] : starts[group] + sizes[group]]
+        group_label[group] = Counter(members.tolist()).most_common(1)[0][0]
+    counts = np.bincount(group_label, minlength=len(codes))
+    members_of = np.split(np.argsort(group_label, kind="stable"), np.cumsum(counts)[:-1])
+    num_parts = np.count_nonzero(fractions)
+    strata = {label: members_of[codes[label]] for label in sorted(codes)}
+    strata = {label: members for label, members in strata.items() if len(members) >= num_parts}
+    strata[RARE] = np.flatnonzero(counts[group_label] < num_parts)
     order: list[int] = []
-    for label in sorted(codes):
+    for label, members in strata.items():
         # Use one generator per label, so that new rows of one label do not change the split of
         # another.
-        same = np.flatnonzero(unit_label == codes[label]).tolist()
-        random.Random(f"{seed}/{label}").shuffle(same)
-        order += same
-    # The units of a label are now consecutive. Assign each to the part with the largest deficit
+        shuffled = members.tolist()
+        random.Random(f"{seed}/{label}").shuffle(shuffled)
+        order += shuffled
+    # The groups of a label are now consecutive. Assign each to the part with the largest deficit
     # (expected size minus actual size). This keeps the fractions within each label, and also within
     # all rows: rounding each label separately would assign all rare labels to the first part.
     parts: list[list[int]] = [[] for _ in fractions]
     deficits = [0.0] * len(fractions)
-    for unit, size in zip(order, sizes[order].tolist(), strict=True):
+    for group, size in zip(order, sizes[order].tolist(), strict=True):
         deficits = [d + fraction * size for d, fraction in zip(deficits, fractions, strict=True)]
         part = max(range(len(deficits)), key=deficits.__getitem__)
         deficits[part] -= size
-        parts[part].append(unit)
-    if len(sizes) < len(labels):
-        _fill_empty_parts(parts, fractions, sizes)
+        parts[part].append(group)
+    # A few large groups can exceed all fractions, for example five speakers with a fifth of the
+    # rows each. Then a part without rows gets the smallest group of the largest part.
+    for i, fraction in enumerate(fractions):
+        largest = max(parts, key=len)
+        if len(sizes) < len(labels) and fraction > 0 and not parts[i] and len(largest) > 1:
+            smallest = min(range(len(largest)), key=lambda k: sizes[largest[k]])
+            parts[i].append(largest.pop(smallest))
     part_of = np.zeros(len(sizes), np.int64)
     for i, part in enumerate(parts):
         part_of[part] = i
-    return [np.flatnonzero(part_of[unit_of] == i).tolist() for i in range(len(parts))]
+    return [np.flatnonzero(part_of[group_of] == i).tolist() for i in range(len(parts))]
 
 
 def complete_splits(
@@ -126,19 +146,15 @@ def complete_splits(
     # would not be comparable with published ones. Training needs a validation split, however, to
     # select the best epoch.
     if UNDIVIDED in complete:
-        whole = complete[UNDIVIDED]
-        units = units_of(whole, files)
-        complete = _draw_rows(whole, fractions, units, seed=seed, stratify=stratify)
+        complete, together = _draw(
+            complete[UNDIVIDED], fractions, files, seed=seed, stratify=stratify
+        )
         counts = ", ".join(f"{name} {len(rows):,}" for name, rows in complete.items())
-        together = _kept_together(whole, units, complete)
         notes.append(f"splits: chosen at random with seed {seed}: {counts}{together}")
     elif "validation" not in complete and len(complete.get("train", ())) > 1:
-        whole = complete["train"]
-        units = units_of(whole, files)
-        drawn = _draw_rows(whole, (0.9, 0.1), units, seed=seed, stratify=stratify)
+        drawn, together = _draw(complete["train"], (0.9, 0.1), files, seed=seed, stratify=stratify)
         complete |= drawn
         complete = {name: complete[name] for name in SPLITS if name in complete}
-        together = _kept_together(whole, units, drawn)
         notes.append(
             f"validation: 10% of the training rows, chosen at random with seed {seed}{together}"
         )
@@ -171,8 +187,11 @@ def divide_table(
 
     Raises:
         UserError: If a column does not exist or has other values, or if the table is already
-            divided and `split` is set.
+            divided and `split` or `holdout` is set.
     """
+    if holdout and (split or UNDIVIDED not in rows_of):
+        other = "data.split" if split else "tables of the splits, such as data.test"
+        raise UserError(f"data.holdout: cannot be combined with {other}; remove one of them")
     if holdout:
         return _hold_out(table, holdout, notes)
     if UNDIVIDED not in rows_of:
@@ -274,41 +293,21 @@ def _split_name(value: Any) -> str | None:
     return SPLIT_NAMES.get(str(value).strip().lower())
 
 
-def _fill_empty_parts(
-    parts: list[list[int]], fractions: Sequence[float], sizes: np.ndarray
-) -> None:
-    """Move a unit to each part that should have rows but is empty, if there are enough units.
+def _draw(
+    rows: Rows, fractions: Sequence[float], files: Sequence[str], *, seed: int, stratify: bool
+) -> tuple[dict[str, Rows], str]:
+    """Divide rows at random. Splits without rows are left out.
 
-    A few large units can exceed all fractions, for example five speakers with a fifth of the rows
-    each.
+    Returns:
+        The rows by split, and the end of the note about them: which rows are kept together.
     """
-    for i, fraction in enumerate(fractions):
-        largest = max(parts, key=len)
-        if fraction > 0 and not parts[i] and len(largest) > 1:
-            smallest = min(range(len(largest)), key=lambda k: sizes[largest[k]])
-            parts[i].append(largest.pop(smallest))
-
-
-def _kept_together(rows: Rows, units: np.ndarray, splits: Mapping[str, Rows]) -> str:
-    """Return the end of the note about a random split: which rows are kept together."""
-    if rows.groups is not None:
-        counts = ", ".join(f"{n} {len(set(map(str, r.groups or ())))}" for n, r in splits.items())
-        return f"; rows of a group are in the same split; number of groups: {counts}"
-    sizes = np.bincount(units)
-    shared = sizes[sizes > 1].sum()
-    return f"; {shared:,} rows that share inputs are kept together" if shared else ""
-
-
-def _draw_rows(
-    rows: Rows, fractions: Sequence[float], units: np.ndarray, *, seed: int, stratify: bool
-) -> dict[str, Rows]:
-    """Divide rows at random. Splits without rows are left out."""
-    num_parts = sum(fraction > 0 for fraction in fractions)
-    num_units = len(np.unique(units))
-    if rows.groups is not None and num_units < num_parts:
+    groups = groups_of(rows, files)
+    num_parts = np.count_nonzero(fractions)
+    num_groups = len(np.unique(groups))
+    if rows.groups is not None and num_groups < num_parts:
         raise UserError(
             f"data.group: at least {num_parts} groups are needed for {num_parts} splits, got "
-            f"{num_units} (rows with equal inputs count as one group); choose another column, or "
+            f"{num_groups} (rows with equal inputs count as one group); choose another column, or "
             "set data.fractions to fewer splits, such as [0.8,0.2]"
         )
     labels: list[str | None] = []
@@ -317,5 +316,11 @@ def _draw_rows(
         # of the rows with a target.
         label = str(target) if stratify else ""
         labels.append(None if target is None else label)
-    parts = draw_split(labels, fractions, seed=seed, units=units)
-    return {name: rows.take(part) for name, part in zip(SPLITS, parts, strict=False) if part}
+    parts = divide(labels, fractions, seed=seed, groups=groups)
+    splits = {name: rows.take(part) for name, part in zip(SPLITS, parts, strict=False) if part}
+    if rows.groups is not None:
+        counts = ", ".join(f"{n} {len(set(map(str, r.groups or ())))}" for n, r in splits.items())
+        return splits, f"; rows of a group are in the same split; number of groups: {counts}"
+    sizes = np.bincount(groups)
+    shared = sizes[sizes > 1].sum()
+    return splits, f"; {shared:,} rows that share inputs are kept together" if shared else ""

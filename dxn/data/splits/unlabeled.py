@@ -32,12 +32,13 @@ def without_unlabeled(source: Source, node: Mapping[str, Any]) -> Source:
         rows = splits.get(name)
         if not rows:
             continue
-        cells = rows.cells.get(TARGET, ())
-        if are_unlabeled(cells, train.cells[TARGET]):
+        hidden = hidden_labels(rows.cells.get(TARGET, ()), train.cells[TARGET])
+        if hidden is not None:
             del splits[name]
+            listed = f", only {' and '.join(sorted(hidden))}" if hidden else ""
             notes.append(
                 f"{name}: left out of the metrics, because none of its {len(rows):,} rows has a "
-                f"value of {source.target}{_listed(cells)}"
+                f"value of {source.target}{listed}"
             )
     if "validation" in source.splits and "validation" not in splits:
         targets = train.cells[TARGET]
@@ -54,22 +55,35 @@ def without_unlabeled(source: Source, node: Mapping[str, Any]) -> Source:
     return replace(source, splits=splits, notes=[*source.notes, *notes], stream=stream)
 
 
-def are_unlabeled(cells: Sequence[Any], known: Sequence[Any]) -> bool:
-    """Return whether all targets are missing, or are a placeholder such as -1 or "?".
+def hidden_labels(cells: Sequence[Any], trained: Sequence[Any]) -> set[str] | None:
+    """Return the placeholders such as -1 or "?" if all targets are missing or placeholders.
 
     Args:
         cells: Targets of a validation or test split.
-        known: Targets of the training split. None of them is the placeholder.
+        trained: Targets of the training split. None of them is the placeholder.
+
+    Returns:
+        None: There are labels.
     """
-    texts: set[str] = set()
+    placeholders: set[str] = set()
     for cell in cells:
-        texts.update(_texts(cell))
+        texts = texts_of_target(cell)
         if any(text not in HIDDEN and not has_no_value(text) for text in texts):
-            return False
-    trained = {text for cell in known for text in _texts(cell)} if texts else set[str]()
+            return None
+        placeholders.update(texts)
+    if not placeholders:
+        return placeholders
+    labels = {text for cell in trained for text in texts_of_target(cell)}
     # With negative numbers in the training, -1 is a number like others.
-    is_negative = any(text[:1] == "-" and text[1:2].isdigit() for text in trained)
-    return texts.isdisjoint(trained) and not (is_negative and texts.intersection(HIDDEN))
+    has_negative = any(text[:1] == "-" and text[1:2].isdigit() for text in labels)
+    is_number = has_negative and placeholders.intersection(HIDDEN)
+    return None if is_number or not placeholders.isdisjoint(labels) else placeholders
+
+
+def texts_of_target(cell: Any) -> list[str]:
+    """Return the values of a cell as texts; a cell of several target columns has several."""
+    values = cell.values() if isinstance(cell, Mapping) else [cell]
+    return [str(value).strip() for value in values if value is not None]
 
 
 def add_missing_targets(tables: Mapping[str, Table], targets: Sequence[str]) -> dict[str, Table]:
@@ -88,15 +102,3 @@ def add_missing_targets(tables: Mapping[str, Table], targets: Sequence[str]) -> 
         added = {target: empty for target in targets if target in train.columns}
         complete[name] = replace(table, columns={**table.columns, **added})
     return complete
-
-
-def _listed(cells: Sequence[Any]) -> str:
-    """Return the placeholders in a column of targets, such as ", only -1"."""
-    texts = sorted({text for cell in cells for text in _texts(cell)})
-    return f", only {' and '.join(texts)}" if texts else ""
-
-
-def _texts(cell: Any) -> list[str]:
-    """Return the values of a cell as texts; a cell of several target columns has several."""
-    values = cell.values() if isinstance(cell, Mapping) else [cell]
-    return [str(value).strip() for value in values if value is not None]
