@@ -28,8 +28,9 @@ from dxn.core.files import METRICS, MODEL, REPORT, new_folder
 from dxn.core.printable import quoted
 from dxn.core.results import read_results
 from dxn.core.runtime import configure
+from dxn.data.formats import SPLIT_NAMES
 from dxn.data.sources.memory import is_in_memory, tables_of, write_tables
-from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
+from dxn.data.splits.split import UNDIVIDED
 from dxn.runs.folder import HUB, is_run, refuse_other_run
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import hub, model_folder

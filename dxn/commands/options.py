@@ -14,7 +14,8 @@ from dxn.config.command import AS_TYPED, Command, Group, PathOption
 from dxn.config.groups import options
 from dxn.config.settings import Settings
 from dxn.core.errors import UserError, similar
-from dxn.data.sources.detect import ARRAYS, infer_source, require_path, table_format
+from dxn.data.formats import ARRAYS, require_path, table_format
+from dxn.data.sources.detect import infer_source
 from dxn.runs.folder import AUTO, trained_run, weights_of_run
 
 # A model on the hub. A single name, such as a misspelt folder, is not one.

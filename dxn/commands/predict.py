@@ -54,7 +54,7 @@ class Predict(FromWeights, ManyRows, Labels, Compute):
     def execute(self) -> int:
         """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
         from dxn.core.display import count, is_main_process, next_step, print_line
-        from dxn.data.sources.detect import ARRAYS
+        from dxn.data.formats import ARRAYS
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.table import predicted_rows, record_line
 

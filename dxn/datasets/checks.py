@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dxn.core.errors import UserError
-from dxn.data.splits.split import SPLITS
+from dxn.data.formats import SPLITS
 
 
 def check_counts(num_train: int, num_validation: int, num_test: int) -> dict[str, int]:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dxn.core.errors import UserError
+from dxn.data.formats import SPLITS
 from dxn.data.rows import TARGET, InputSpec, Rows, Source
-from dxn.data.splits.split import SPLITS
 from dxn.datasets.checks import check_corrupt, check_counts
 
 SAMPLE_RATE = 8000  # Hz, as on a telephone line

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from dxn.core.errors import UserError
+from dxn.data.formats import SPLITS
 from dxn.data.rows import TARGET, InputSpec, Rows, Source
-from dxn.data.splits.split import SPLITS
 from dxn.datasets.checks import check_counts
 from dxn.datasets.outlines import SHAPES
 from dxn.datasets.shapes import COLOURS, MIN_SIZE, OVERSAMPLING, Thing, draw, outline

@@ -9,10 +9,10 @@ import torch
 
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
+from dxn.data.formats import SPLITS
 from dxn.data.rows import Rows, Source
 from dxn.data.series.grid import grid_rows, grid_source
 from dxn.data.series.windows import Windows
-from dxn.data.splits.split import SPLITS
 from dxn.datasets.checks import check_counts
 
 MIN_SIZE = 8  # cells; hills would not fit into a smaller grid

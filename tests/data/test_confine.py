@@ -9,9 +9,9 @@ from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data import folder, open_rows, table, text_files
+from dxn.data.cell_paths import confined
 from dxn.data.files import OutsidePath
 from dxn.data.reading import survey_rows
-from dxn.data.sources.confine import confined
 from dxn.tokenize import ImageAdapter
 
 TOKENIZERS = {"image": ImageAdapter(dim=8, image_size=8, patch_size=4).tokenizer}

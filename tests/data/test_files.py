@@ -8,11 +8,10 @@ import pytest
 
 from dxn.config.model_plan import Input
 from dxn.data import Opened, Rows, Source, files
+from dxn.data.cell_paths import confined, file_of_cell, usual_file
 from dxn.data.columns.choose import _input_cells
 from dxn.data.files import in_parts, survey, with_files
 from dxn.data.rows import Column, Origins, as_column
-from dxn.data.sources.cell_paths import file_of_cell, usual_file
-from dxn.data.sources.confine import confined
 from dxn.data.splits.duplicates import codes_of
 from dxn.data.tables.read import Table
 from dxn.runs.data import fit_adapters

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dxn.core.errors import UserError
-from dxn.data.sources.detect import infer_source, table_format
+from dxn.data.formats import table_format
+from dxn.data.sources.detect import infer_source
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from dxn.cli import main
 from dxn.commands.serve import Serve
 from dxn.config.command import check_paths
 from dxn.core.errors import UserError
-from dxn.data.sources.confine import confined
+from dxn.data.cell_paths import confined
 from dxn.serve import server
 from dxn.serve.app import make_app
 from dxn.serve.command import _file_of, _text_of, bind, examples_of, read_examples

@@ -17,6 +17,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.core.tokens import RESERVED
 from dxn.data.columns.infer import Readers, infer_columns
+from dxn.data.formats import CONFINE
 from dxn.data.rows import (
     CHUNK_ROWS,
     TARGET,
@@ -28,7 +29,6 @@ from dxn.data.rows import (
     join_columns,
     spaced,
 )
-from dxn.data.sources.detect import CONFINE
 from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, kind_of
 from dxn.tokenize.base import Reader
@@ -251,8 +251,7 @@ def _located(value: str, folder: Path, confine: str | None) -> Any:
 
     A relative path is relative to the folder of its table. Bytes and arrays need no path.
     """
-    from dxn.data.sources.cell_paths import file_of_cell, usual_file
-    from dxn.data.sources.confine import confined
+    from dxn.data.cell_paths import confined, file_of_cell, usual_file
 
     if has_no_value(value):
         return None

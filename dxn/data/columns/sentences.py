@@ -16,6 +16,8 @@ from dxn.data.tables.read import Layout, Table
 
 WORD = re.compile(r"words?|tokens?", re.IGNORECASE)
 MIN_WORDS = 2  # mean number of rows per sentence from which the rows are recognized as words
+# Name of a column that identifies the sentence of a row, if each row is a word.
+SENTENCE = re.compile(r"sent(ence)?[ _]?(id|idx|index|no|nr|num|number|#)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,6 @@ def find_sentences(
     Raises:
         UserError: If the chosen column does not exist, or no column has the words.
     """
-    from dxn.data.sources.table import SENTENCE
 
     words = [name for name in table.columns if WORD.fullmatch(name) or name in inputs]
     words = [name for name in words if name not in targets]

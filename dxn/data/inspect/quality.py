@@ -15,10 +15,10 @@ from dxn.core.errors import UserError
 from dxn.core.marks import Described
 from dxn.core.results import Truncation
 from dxn.data.dataset import Opened
+from dxn.data.formats import SPLITS
 from dxn.data.reading import Issue
 from dxn.data.rows import TARGET, Rows, Source
 from dxn.data.splits.duplicates import divided, input_codes, row_codes
-from dxn.data.splits.split import SPLITS
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.cells.cell_values import has_no_value

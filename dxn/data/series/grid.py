@@ -14,11 +14,11 @@ from torch import Tensor
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.choose import Readers
+from dxn.data.formats import ARRAYS, SPLITS, require_path
 from dxn.data.rows import TARGET, VALUES, InputSpec, Origins, Rows, Source
 from dxn.data.series.timeline import MAX_WINDOWS, split_bounds
 from dxn.data.series.windows import Windows, running_scales
-from dxn.data.sources.detect import ARRAYS, require_path
-from dxn.data.splits.split import SPLITS, UNDIVIDED, check_fractions
+from dxn.data.splits.split import UNDIVIDED, check_fractions
 from dxn.tasks.forecast.futures import Future
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.reader import read_npy

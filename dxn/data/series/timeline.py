@@ -11,12 +11,13 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.choose import Columns, Readers, name_inputs, to_rows
 from dxn.data.columns.infer import infer_columns
+from dxn.data.formats import SPLITS
 from dxn.data.rows import VALUES, Source
 from dxn.data.series.clock import Clock, find_clock, looks_like_times, parse_times
 from dxn.data.series.season import find_season
 from dxn.data.series.steps import OneHot, Series, column_format, group_rows
 from dxn.data.series.windows import Windows
-from dxn.data.splits.split import SPLITS, UNDIVIDED, check_fractions
+from dxn.data.splits.split import UNDIVIDED, check_fractions
 from dxn.data.tables.read import Table, as_list, concatenate, read_table
 from dxn.tokenize.cells.numbers import read_numbers
 

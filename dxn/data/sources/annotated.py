@@ -12,9 +12,9 @@ import numpy as np
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.untrusted import load_json, shortened
+from dxn.data.cell_paths import confined
 from dxn.data.columns.infer import Readers
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
-from dxn.data.sources.confine import confined
 from dxn.data.sources.detect import (
     MASK_FOLDERS,
     PICTURE_FOLDERS,

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import mkdtemp
 
 from dxn.core.errors import UserError
-from dxn.data.sources.detect import require_path
+from dxn.data.formats import require_path
 from dxn.data.tables.files import CHUNK, check_expansion
 
 # The exceptions that tarfile, zipfile and their decompressors raise for a damaged file.

@@ -7,30 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from dxn.core.errors import UserError, similar
+from dxn.core.errors import UserError
+from dxn.data.formats import (
+    ARCHIVES,
+    ARRAYS,
+    JSON,
+    SPLIT_NAMES,
+    TABLES,
+    TEXT,
+    require_path,
+    table_format,
+)
 
-# Formats of tables. A text format can also be compressed, as in reviews.csv.gz.
-CONLL = (".conll", ".iob", ".bio")
-TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json", *CONLL)
-TABLES = (*TEXT_TABLES, ".xlsx", ".parquet")
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
-SHARD = ".tar"  # rows whose files have the same name, if the rows are predicted (WebDataset)
-TEXT = ".txt"
-ARRAYS = (".npy", ".npz")  # files of frames of cells
-METADATA = "metadata.csv"  # usual name of a table of the files of a folder
-SPLITS: tuple[str, ...] = ("train", "validation", "test")
-# Common names of splits in file names, folder names and columns, and dxn's name for each.
-SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
-}
-JSON = ".json"
 YOLO = "labels"  # folder with a text file per picture
 # What files of annotations contain.
 COCO = (b'"images"', b'"categories"', b'"file_name"')
@@ -46,7 +34,6 @@ MASK_WORDS = "masks?|labels?|labelids|labeltrainids|gtfine|seg|segmentation|gt|l
 PICTURE_WORDS = "image|img|picture|leftimg8bit"
 MAX_ANNOTATIONS = 2**31  # bytes
 AnnotationFormat = Literal["COCO", "Pascal VOC", "YOLO", "masks"]
-CONFINE = "data.confine"  # option that refuses paths out of the folder of the data
 
 
 def infer_source(path: str | Path | Sequence[str]) -> str:
@@ -75,38 +62,6 @@ def infer_source(path: str | Path | Sequence[str]) -> str:
         f"{first}: unknown format; use a table ({', '.join(TABLES)}), a text file ({TEXT}), frames "
         f"of cells ({', '.join(ARRAYS)}), or a folder or archive ({', '.join(ARCHIVES)}) with one "
         "folder per class"
-    )
-
-
-def table_format(path: str | Path) -> str | None:
-    """Return the format of a table by its name, such as ".csv" for reviews.csv.gz.
-
-    None means that the path does not have the name of a table.
-    """
-    name = Path(path).name.lower()
-    stem = name.removesuffix(".gz")
-    formats = TABLES if stem == name else TEXT_TABLES
-    return next((suffix for suffix in formats if stem.endswith(suffix)), None)
-
-
-def require_path(path: Path, key: str = "") -> None:
-    """Check that a file or folder exists.
-
-    Args:
-        path: The file or folder.
-        key: Option that contains the path, for the error message.
-
-    Raises:
-        UserError: If it does not exist. The message suggests a similar name in the same folder.
-    """
-    if path.exists():
-        return
-    prefix = f"{key}: " if key else ""
-    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    match = similar(path.name, names)
-    hint = f"; did you mean {path.parent / match}?" if match else ""
-    raise UserError(
-        f"{prefix}file or folder not found: {path} (current directory: {Path.cwd()}){hint}"
     )
 
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dxn.core.errors import UserError
+from dxn.data.cell_paths import confined
 from dxn.data.columns.infer import Readers
 from dxn.data.files import OutsidePath
+from dxn.data.formats import ARCHIVES, METADATA, SPLIT_NAMES, SPLITS
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.data.sources.archive import extracted
-from dxn.data.sources.confine import confined
-from dxn.data.sources.detect import ARCHIVES, METADATA, is_metadata
-from dxn.data.splits.split import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
+from dxn.data.sources.detect import is_metadata
+from dxn.data.splits.split import UNDIVIDED, complete_splits
 from dxn.tokenize.base import Reader
 from dxn.tokenize.column_profile import profile_of
 from dxn.tokenize.recognize import modality_of

@@ -15,32 +15,23 @@ from annotated_types import Ge
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
+from dxn.data.formats import SPLIT_NAMES
 from dxn.data.rows import OnBad, Origins, Source
 from dxn.data.sources.shards import (
-    MAX_REASON,
+    FORMATS,
     Sample,
     Shards,
     StreamedSplit,
     are_training_rows,
-    check_archive,
     is_file,
-    path_of,
+    load_data_set,
+    shard_format,
     to_columns,
 )
 from dxn.data.sources.table import from_tables
-from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED, usual_split_column
-from dxn.data.tables.read import Table, as_list, concatenate
+from dxn.data.splits.split import UNDIVIDED, usual_split_column
+from dxn.data.tables.read import Table, as_list
 
-# Formats of shards whose paths or URLs the user names, by the end of their names.
-FORMATS = {
-    ".tar": "webdataset",
-    ".tar.gz": "webdataset",
-    ".tgz": "webdataset",
-    ".parquet": "parquet",
-}
-# What `datasets` says about a first tar file without rows, from which it knows the columns.
-NO_ROWS = "Must pass at least one table"
-URL = "__url__"  # column with the path of the tar file, which the origins of the rows have
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # such as {000..099}
 
 
@@ -110,7 +101,7 @@ def hub(
             "rows of a group than the sample; set data.validation and data.test instead"
         )
     data_files = _data_files(name, {"validation": validation, "test": test})
-    builder, splits = _load(name, config, revision, data_files, streaming=streaming)
+    builder, splits = load_data_set(name, config, revision, data_files, streaming=streaming)
     known = {split: SPLIT_NAMES[split.lower()] for split in splits if split.lower() in SPLIT_NAMES}
     if "train" not in known.values():
         raise UserError(
@@ -161,20 +152,6 @@ def hub(
     return replace(source, notes=notes, stream=stream)
 
 
-def read_shard(path: Path) -> Table:
-    """Read all rows of a tar file. The files of a row have the same name, as in WebDataset.
-
-    Raises:
-        UserError: If it is damaged, or has no rows.
-    """
-    name = str(path)
-    check_archive(name)  # before `datasets` reads its first rows
-    _, splits = _load(name, None, None, {"train": [name]}, streaming=True, key="")
-    table = concatenate(list(Shards(splits["train"], [name]).pieces(0)))
-    columns = {name: column for name, column in table.columns.items() if name != URL}
-    return Table(columns, table.origins)
-
-
 def _stream_of(
     source: Source, shards: Shards, sample: Sample, shuffle_buffer: int, split_column: str | None
 ) -> StreamedSplit:
@@ -209,7 +186,7 @@ def _data_files(name: str, others: Mapping[str, str | None]) -> dict[str, list[s
         others: Files of the other splits.
     """
     chosen = {split: files for split, files in others.items() if files is not None}
-    kind = _format(name)
+    kind = shard_format(name)
     if kind is None:
         if not name or Path(name).is_file():
             raise UserError(
@@ -224,7 +201,7 @@ def _data_files(name: str, others: Mapping[str, str | None]) -> dict[str, list[s
         return None
     named: dict[str, list[str]] = {}
     for split, files in {"name": name, **chosen}.items():
-        if _format(files) != kind:
+        if shard_format(files) != kind:
             raise UserError(
                 f"data.{split}: must have the same format as data.name, got {files} and {name}"
             )
@@ -238,14 +215,6 @@ def _data_files(name: str, others: Mapping[str, str | None]) -> dict[str, list[s
     return named
 
 
-def _format(name: str) -> str | None:
-    """Return the format of files, by the end of their names; None: it is no name of files."""
-    path = path_of(name).lower()
-    kinds = (kind for end, kind in FORMATS.items() if path.endswith(end))
-    # Some programs write a Parquet file as a folder.
-    return None if Path(name).is_dir() else next(kinds, None)
-
-
 def _in_range(name: str) -> Iterator[str]:
     """Yield the names that a name with ranges such as {000..099} stands for."""
     match = RANGE.search(name)
@@ -257,44 +226,6 @@ def _in_range(name: str) -> Iterator[str]:
         raise UserError(f"data.name: a range must begin with its lower end, got {name}")
     for number in range(int(first), int(last) + 1):
         yield from _in_range(f"{name[: match.start()]}{number:0{len(first)}}{name[match.end() :]}")
-
-
-def _load(
-    name: str,
-    config: str | None,
-    revision: str | None,
-    data_files: Mapping[str, Sequence[str]] | None,
-    *,
-    streaming: bool,
-    key: str = "data.name: ",
-) -> tuple[Any, dict[str, Any]]:
-    """Return the builder of `datasets`, and a `Dataset` or an `IterableDataset` for each split."""
-    # Importing the library takes seconds, and only this data source needs it.
-    import datasets
-    from datasets.exceptions import DatasetGenerationError, DatasetsError
-
-    path = _format(name) or name
-    try:
-        builder: Any = None
-        if streaming:
-            builder = datasets.load_dataset_builder(
-                path, config, revision=revision, data_files=data_files
-            )
-            splits: Any = builder.as_streaming_dataset()
-        else:
-            splits = datasets.load_dataset(path, config, revision=revision, data_files=data_files)
-    # The library and the formats that it reads have errors of many classes.
-    except Exception as error:
-        # The message of a DatasetGenerationError has no details; those are in its cause.
-        is_wrapper = isinstance(error, DatasetGenerationError) and error.__cause__ is not None
-        cause = error.__cause__ if is_wrapper else error
-        reason = " ".join(str(cause).split())
-        if NO_ROWS in reason:
-            reason = "its first file has no rows; remove this file"
-        elif not isinstance(cause, ValueError | OSError | DatasetsError):
-            reason = f"{type(cause).__name__}: {reason}"
-        raise UserError(f"{key}{name} cannot be loaded ({reason[:MAX_REASON]})") from error
-    return builder, {str(split): splits[split] for split in splits}
 
 
 def to_table(rows: Any, origin: Path) -> Table:

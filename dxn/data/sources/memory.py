@@ -12,9 +12,10 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.core.files import replace_folder
+from dxn.data.formats import SPLIT_NAMES
 from dxn.data.rows import Origins, as_column, blank_to_none
 from dxn.data.sources.hub import to_table
-from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
+from dxn.data.splits.split import UNDIVIDED
 from dxn.data.tables.read import Table
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
 from dxn.core.errors import UserError
-from dxn.data.sources.detect import MASK_FOLDERS, PICTURE_FOLDERS, SPLIT_NAMES
+from dxn.data.formats import SPLIT_NAMES
+from dxn.data.sources.detect import MASK_FOLDERS, PICTURE_FOLDERS
 from dxn.data.splits.split import UNDIVIDED
 from dxn.tokenize.media import SUFFIXES
 

@@ -15,8 +15,8 @@ import numpy as np
 from dxn.core.display import count, track
 from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
+from dxn.data.formats import SPLIT_NAMES
 from dxn.data.rows import Column, Origins, Rows, as_column, blank_to_none
-from dxn.data.sources.detect import SPLIT_NAMES
 from dxn.data.tables.read import Table, concatenate
 
 if TYPE_CHECKING:
@@ -28,6 +28,16 @@ SHARD_ROWS = 2**31
 # Rows that `datasets` returns together. Those of large photos take 12 MB, and up to ten shards are
 # read at the same time.
 PIECE = 32
+# Formats of shards whose paths or URLs the user names, by the end of their names.
+FORMATS = {
+    ".tar": "webdataset",
+    ".tar.gz": "webdataset",
+    ".tgz": "webdataset",
+    ".parquet": "parquet",
+}
+# What `datasets` says about a first tar file without rows, from which it knows the columns.
+NO_ROWS = "Must pass at least one table"
+URL = "__url__"  # column with the path of the tar file, which the origins of the rows have
 BLOCK = tarfile.BLOCKSIZE  # bytes
 GZIP = b"\x1f\x8b"  # start of a compressed file
 ADVICE = "replace the file, or remove it from the data set"
@@ -351,3 +361,63 @@ def _damage(file: Any) -> str | None:
     if file.read(len(GZIP)) == GZIP:
         return "is compressed, and its name must end in .tar.gz"
     return "is cut off" if place + BLOCK > size else f"is damaged at byte {place:,}"
+
+
+def read_shard(path: Path) -> Table:
+    """Read all rows of a tar file. The files of a row have the same name, as in WebDataset.
+
+    Raises:
+        UserError: If it is damaged, or has no rows.
+    """
+    name = str(path)
+    check_archive(name)  # before `datasets` reads its first rows
+    _, splits = load_data_set(name, None, None, {"train": [name]}, streaming=True, key="")
+    table = concatenate(list(Shards(splits["train"], [name]).pieces(0)))
+    columns = {name: column for name, column in table.columns.items() if name != URL}
+    return Table(columns, table.origins)
+
+
+def shard_format(name: str) -> str | None:
+    """Return the format of files, by the end of their names; None: it is no name of files."""
+    path = path_of(name).lower()
+    kinds = (kind for end, kind in FORMATS.items() if path.endswith(end))
+    # Some programs write a Parquet file as a folder.
+    return None if Path(name).is_dir() else next(kinds, None)
+
+
+def load_data_set(
+    name: str,
+    config: str | None,
+    revision: str | None,
+    data_files: Mapping[str, Sequence[str]] | None,
+    *,
+    streaming: bool,
+    key: str = "data.name: ",
+) -> tuple[Any, dict[str, Any]]:
+    """Return the builder of `datasets`, and a `Dataset` or an `IterableDataset` for each split."""
+    # Importing the library takes seconds, and only this data source needs it.
+    import datasets
+    from datasets.exceptions import DatasetGenerationError, DatasetsError
+
+    path = shard_format(name) or name
+    try:
+        builder: Any = None
+        if streaming:
+            builder = datasets.load_dataset_builder(
+                path, config, revision=revision, data_files=data_files
+            )
+            splits: Any = builder.as_streaming_dataset()
+        else:
+            splits = datasets.load_dataset(path, config, revision=revision, data_files=data_files)
+    # The library and the formats that it reads have errors of many classes.
+    except Exception as error:
+        # The message of a DatasetGenerationError has no details; those are in its cause.
+        is_wrapper = isinstance(error, DatasetGenerationError) and error.__cause__ is not None
+        cause = error.__cause__ if is_wrapper else error
+        reason = " ".join(str(cause).split())
+        if NO_ROWS in reason:
+            reason = "its first file has no rows; remove this file"
+        elif not isinstance(cause, ValueError | OSError | DatasetsError):
+            reason = f"{type(cause).__name__}: {reason}"
+        raise UserError(f"{key}{name} cannot be loaded ({reason[:MAX_REASON]})") from error
+    return builder, {str(split): splits[split] for split in splits}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -23,13 +22,14 @@ from dxn.data.columns.choose import (
 from dxn.data.columns.infer import Readers
 from dxn.data.columns.mapping import map_columns
 from dxn.data.columns.object_rows import OBJECTS, find_object_rows
+from dxn.data.columns.sentences import SENTENCE, find_sentences
 from dxn.data.columns.useless import names_new_groups
+from dxn.data.formats import CONFINE, SHARD, SPLIT_NAMES, SPLITS, TABLES, table_format
 from dxn.data.rows import AUTO, InputSpec, OnBad, Rows, Source
 from dxn.data.series.long import Long, WideColumns
-from dxn.data.sources.detect import CONFINE, TABLES, table_format, tables_in, tables_of_splits
+from dxn.data.sources.detect import tables_in, tables_of_splits
+from dxn.data.sources.shards import read_shard
 from dxn.data.splits.split import (
-    SPLIT_NAMES,
-    SPLITS,
     UNDIVIDED,
     complete_splits,
     divide_table,
@@ -43,8 +43,6 @@ from dxn.data.tables.squad import are_parts, with_positions
 if TYPE_CHECKING:
     from dxn.data.series.layouts import Layout
 
-# Name of a column that identifies the sentence of a row, if each row is a word.
-SENTENCE = re.compile(r"sent(ence)?[ _]?(id|idx|index|no|nr|num|number|#)?", re.IGNORECASE)
 JOINED = " + "  # separator of the column names in `Source.target`
 
 
@@ -133,7 +131,7 @@ def table(
     )
     tables: dict[str, Table] = {}
     for name, files in paths.items():
-        parts = [read_table(file, sep=sep, encoding=encoding, sheet=sheet) for file in files]
+        parts = [_read(file, sep=sep, encoding=encoding, sheet=sheet) for file in files]
         tables[name] = concatenate(parts)
     layout = None
     if wide is not None or long.id is not None:
@@ -225,8 +223,6 @@ def from_tables(
         if layout is not None:
             target = OBJECTS
     if layout is None and (sentence is not None or any(map(SENTENCE.fullmatch, whole.columns))):
-        from dxn.data.columns.sentences import find_sentences
-
         layout = find_sentences(whole, sentence, inputs=inputs, targets=targets)
     elif layout is not None and sentence is not None:
         raise UserError(
@@ -344,7 +340,7 @@ def rows_of_table(
     else:
         paths = paths_by_split(path, {}, "input", confine=outside)
         files = chain.from_iterable(paths.values())
-        tables = [read_table(f, sep=sep, encoding=encoding, sheet=sheet, prefix="") for f in files]
+        tables = [_read(f, sep=sep, encoding=encoding, sheet=sheet, prefix="") for f in files]
         whole = concatenate(tables)
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
@@ -372,6 +368,13 @@ def rows_of_table(
         if surplus:
             notes.append(f"not used: {', '.join(surplus)} (not columns of the training)")
     return replace(rows, ids=ids)
+
+
+def _read(path: Path, **options: Any) -> Table:
+    """Read a table, see `read_table`, or the rows of a tar file."""
+    if path.name.lower().endswith(SHARD):
+        return read_shard(path)
+    return read_table(path, **options)
 
 
 def _beside_chats(
@@ -453,8 +456,8 @@ def paths_by_split(
         by_split = _tables_by_split(paths[0], key)
     if confine is None:
         return by_split
+    from dxn.data.cell_paths import confined
     from dxn.data.files import OutsidePath
-    from dxn.data.sources.confine import confined
 
     for file in chain.from_iterable(by_split.values()):
         found = confined(file, paths[0], confine)

@@ -7,11 +7,12 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from dxn.core.errors import UserError
+from dxn.data.cell_paths import confined
 from dxn.data.columns.infer import Readers
 from dxn.data.files import OutsidePath
+from dxn.data.formats import SPLITS
 from dxn.data.rows import InputSpec, Rows, Source
-from dxn.data.sources.confine import confined
-from dxn.data.splits.split import SPLITS, check_fractions
+from dxn.data.splits.split import check_fractions
 from dxn.data.tables.files import read_text
 
 

@@ -13,8 +13,8 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.data.files import survey
+from dxn.data.formats import SPLIT_NAMES, SPLITS
 from dxn.data.rows import FIT_ROWS, TARGET, Rows
-from dxn.data.sources.detect import SPLIT_NAMES, SPLITS
 from dxn.data.splits.duplicates import groups_of
 from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, are_joined, are_label_lists

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from dxn.core.errors import UserError
-from dxn.data.sources.detect import require_path
+from dxn.data.formats import require_path
 
 # Tables of gene expressions have up to 60,000 columns.
 MAX_COLUMNS = 100_000

@@ -1,4 +1,4 @@
-"""Read tables from files: CSV, TSV, JSON, JSONL, Excel, Parquet, CoNLL and tar."""
+"""Read tables from files: CSV, TSV, JSON, JSONL, Excel, Parquet and CoNLL."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dxn.core.errors import UserError
+from dxn.data.formats import CONLL, TABLES, require_path, table_format
 from dxn.data.rows import Column, Origins, as_column, blank_to_none, join_columns
-from dxn.data.sources.detect import CONLL, SHARD, TABLES, require_path, table_format
 from dxn.data.tables.binary import read_excel, read_parquet
 from dxn.data.tables.conll import read_conll
 from dxn.data.tables.csv import read_csv
@@ -171,10 +171,6 @@ def read_table(
         UserError: If the file cannot be read; the message names the file and the row.
     """
     require_path(path)
-    if path.name.lower().endswith(SHARD):
-        from dxn.data.sources.hub import read_shard  # importing `datasets` takes seconds
-
-        return read_shard(path)
     notes: list[str] = []
     form = table_format(path)
     if form is None or path.is_dir():

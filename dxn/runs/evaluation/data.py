@@ -14,10 +14,11 @@ from dxn.config.values import problem
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened
+from dxn.data.formats import SPLITS
 from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, OnBad, Rows, Source
 from dxn.data.sources.table import JOINED
-from dxn.data.splits.split import SPLITS, UNDIVIDED
+from dxn.data.splits.split import UNDIVIDED
 from dxn.data.tables.read import as_list
 from dxn.runs.plan import open_source
 from dxn.runs.predictor.inputs import print_columns

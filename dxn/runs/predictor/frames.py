@@ -11,8 +11,8 @@ import torch
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
+from dxn.data.formats import ARRAYS
 from dxn.data.series.grid import read_grid
-from dxn.data.sources.detect import ARRAYS
 from dxn.tasks.forecast.task import FutureValues
 
 if TYPE_CHECKING:

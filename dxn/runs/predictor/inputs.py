@@ -258,7 +258,7 @@ class ModelInputs:
         Raises:
             UserError: If no input reads them, or several inputs read the same kind of files.
         """
-        from dxn.data.sources.confine import confined
+        from dxn.data.cell_paths import confined
         from dxn.runs.predictor.option import inputs_beside
         from dxn.tokenize.column_profile import profile_of
         from dxn.tokenize.recognize import by_modality, modality_of

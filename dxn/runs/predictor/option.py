@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.data.sources.detect import SHARD, table_format, tables_in
+from dxn.data.formats import SHARD, table_format
+from dxn.data.sources.detect import tables_in
 from dxn.data.tables.files import read_text
 from dxn.tokenize.base import Reader
 
@@ -41,8 +42,8 @@ def tables_of(path: str, *, confine: bool = False) -> list[str]:
     if _is_folder(path):
         tables = list(map(str, tables_in(Path(path)) or sorted(Path(path).glob(f"*{SHARD}"))))
         if confine:
+            from dxn.data.cell_paths import confined
             from dxn.data.files import OutsidePath
-            from dxn.data.sources.confine import confined
 
             for table in tables:
                 found = confined(table, Path(path), "confine")
