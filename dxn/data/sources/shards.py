@@ -162,7 +162,7 @@ class Shards:
         """Return the origins of rows with these numbers, int64."""
         shard_of, index = np.divmod(row_numbers, SHARD_ROWS)
         shards, file_of = np.unique(shard_of, return_inverse=True)
-        files = [Path(self.names[shard]) for shard in shards.tolist()]
+        files = [Path(self.names[int(shard)]) for shard in shards]
         return Origins(files, index + 1, file_of)
 
 
