@@ -20,7 +20,7 @@ from dxn.tokenize.cells.category import CategoryTokenizer
 from dxn.tokenize.cells.date import DateTokenizer
 from dxn.tokenize.cells.dates import SECONDS_PER_DAY, Moment
 from dxn.tokenize.cells.number import NumberTokenizer
-from dxn.tokenize.codes import CodeTokenizer
+from dxn.tokenize.code_adapters import CodeTokenizer
 from dxn.tokenize.image.tokenizer import ImageTokenizer
 from dxn.tokenize.series.tokenizer import SeriesTokenizer
 from dxn.tokenize.text.tokenizer import TextTokenizer

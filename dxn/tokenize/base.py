@@ -29,8 +29,8 @@ from dxn.core.tokens import Tokens
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Vocabulary
 
-    from dxn.tokenize.contents import PatchContents
     from dxn.tokenize.masking import Masking
+    from dxn.tokenize.patch_contents import PatchContents
     from dxn.tokenize.text.chat import ChatTemplate
 
 # Import paths instead of classes: a command imports only the adapters that it uses.

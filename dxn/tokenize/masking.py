@@ -1,4 +1,4 @@
-"""Masking of tokens and of cells for masked pretraining. `patch_masking.py` masks patches.
+"""Masking of tokens, cells and patches for masked pretraining.
 
 `adapter.masking()` creates a masking after `fit`. A masking is applied to one sample at a time in a
 data worker. Its result depends only on the sample and the random generator, not on the batch.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dxn.core.randomness import torch_generator
 from dxn.tokenize.base import MASKED, Sample
-from dxn.tokenize.contents import PatchContents
+from dxn.tokenize.patch_contents import PatchContents
 from dxn.tokenize.patches import PatchGrid
 
 # Default number of consecutive patches of a series or sound that are hidden together.

@@ -34,7 +34,7 @@ from dxn.tokenize import (
     SpectrogramOptions,
     VideoAdapter,
 )
-from dxn.tokenize.codes import AudioCodes, ImageCodes, SeriesCodes, VideoCodes
+from dxn.tokenize.code_adapters import AudioCodes, ImageCodes, SeriesCodes, VideoCodes
 from dxn.viz.drawers import Shown, get_drawer
 from dxn.viz.sample import coords_of, shown_inputs
 

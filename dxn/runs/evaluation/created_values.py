@@ -28,7 +28,7 @@ from dxn.runs.predictor.table import identify
 from dxn.tasks.codec.stored import StoredCodec
 from dxn.tasks.metric import defined
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.codes import CodeAdapter
+from dxn.tokenize.code_adapters import CodeAdapter
 
 CREATED, RESTORED, TRUE = "created", "restored", "true"  # rows of the table of metrics
 FILES = "created"  # folder of the created files

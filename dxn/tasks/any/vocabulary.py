@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dxn.models.decoding.rules import Rules
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.codes import CodeAdapter
+from dxn.tokenize.code_adapters import CodeAdapter
 
 UNWRITTEN = -1  # stands for an id that is not written yet
 

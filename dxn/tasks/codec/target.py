@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.tasks.target import Target
-from dxn.tokenize.contents import PatchContents
+from dxn.tokenize.patch_contents import PatchContents
 
 MAX_SHOWN = 3  # sizes in an error message
 

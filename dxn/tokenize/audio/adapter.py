@@ -25,9 +25,9 @@ from dxn.tokenize.audio.tokenizer import (
 )
 from dxn.tokenize.audio.waveform_stem import WaveformStem
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
-from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.moments import Moments
+from dxn.tokenize.patch_contents import PatchContents
 from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, PosEmbedKind
 

@@ -24,12 +24,12 @@ from dxn.tokenize.audio.sound_track import (
     sound_track_rate,
 )
 from dxn.tokenize.base import BadMedia, Reader
-from dxn.tokenize.container import check_rate, check_seconds, check_values
 from dxn.tokenize.media import (
     bytes_or_path,
     head,
     is_container,
 )
+from dxn.tokenize.media_container import check_rate, check_seconds, check_values
 
 # libsndfile reads a truncated file without an error, but its log contains the expected length.
 SHORTENED = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be \d+\)")

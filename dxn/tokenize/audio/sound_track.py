@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dxn.tokenize.container import (
+from dxn.tokenize.media import BadMedia
+from dxn.tokenize.media_container import (
     KINDS,
     check_complete,
     check_rate,
@@ -17,9 +18,8 @@ from dxn.tokenize.container import (
     open_container,
     streams_of,
 )
-from dxn.tokenize.media import BadMedia
 
-if TYPE_CHECKING:  # see dxn.tokenize.container
+if TYPE_CHECKING:  # see dxn.tokenize.media_container
     from av.audio.stream import AudioStream
     from av.container import InputContainer
 

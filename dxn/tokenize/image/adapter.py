@@ -14,7 +14,6 @@ from dxn.core.dropout import Dropout, Keys, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
-from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.image.augment import ImageAugment
 from dxn.tokenize.image.normalization import (
     ImageNormalization,
@@ -28,6 +27,7 @@ from dxn.tokenize.image.normalization import (
 from dxn.tokenize.image.reader import ImageReader
 from dxn.tokenize.image.tokenizer import ImageTokenizer, ResizeOptions
 from dxn.tokenize.masking import PatchMasking, check_ratio
+from dxn.tokenize.patch_contents import PatchContents
 from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes, patch_mask
 from dxn.tokenize.positions import PosEmbed2d, PosEmbedKind
 from dxn.tokenize.text.options import EmbeddingNormOptions

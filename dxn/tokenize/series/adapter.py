@@ -17,12 +17,12 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, TIME_MAP, Adapter, raws_of
-from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.moments import Moments
+from dxn.tokenize.patch_contents import PatchContents
 from dxn.tokenize.patches import ConvStem, PatchGrid, ResidualStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
-from dxn.tokenize.series.cells import CellPatches, divided
+from dxn.tokenize.series.cell_patches import CellPatches, divided
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.series.tokenizer import (
     USUAL_FRAMES,

@@ -16,7 +16,6 @@ from dxn.core.dropout import Dropout, Rate
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import FULL, MASKED, NUM_REAL, Adapter, raws_of
-from dxn.tokenize.contents import PatchContents
 from dxn.tokenize.image.normalization import (
     ImageNormalization,
     fold_statistics,
@@ -28,6 +27,7 @@ from dxn.tokenize.image.normalization import (
 )
 from dxn.tokenize.image.tokenizer import ResizeOptions
 from dxn.tokenize.masking import PatchMasking, check_ratio
+from dxn.tokenize.patch_contents import PatchContents
 from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes, patch_mask
 from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, PosEmbedKind
 from dxn.tokenize.video.reader import VideoReader, VideoSampling

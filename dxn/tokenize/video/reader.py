@@ -18,15 +18,6 @@ from torch import Tensor
 from dxn.core.files import atomic_file
 from dxn.core.schema import options
 from dxn.tokenize.base import BadMedia, Reader
-from dxn.tokenize.container import (
-    KINDS,
-    check_complete,
-    check_seconds,
-    header_seconds,
-    open_container,
-    padded,
-    streams_of,
-)
 from dxn.tokenize.image.reader import (
     ImageReader,
     Interpolation,
@@ -35,6 +26,15 @@ from dxn.tokenize.image.reader import (
     read_image,
     resize,
     target_size,
+)
+from dxn.tokenize.media_container import (
+    KINDS,
+    check_complete,
+    check_seconds,
+    header_seconds,
+    open_container,
+    padded,
+    streams_of,
 )
 
 SamplingMode = Literal["uniform", "first", "random"]
@@ -61,7 +61,7 @@ class VideoSampling:
     max_frames: Annotated[int, Ge(1)] = 4000
 
 
-if TYPE_CHECKING:  # see dxn.tokenize.container
+if TYPE_CHECKING:  # see dxn.tokenize.media_container
     from av import VideoFrame
     from av.container import InputContainer
     from av.video.stream import VideoStream
