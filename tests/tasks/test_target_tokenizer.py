@@ -52,8 +52,8 @@ def test_decoding_reverses_encoding(kind):
         assert ids.dtype == torch.long and ids[0] == BEGIN and ids[-1] == END
         assert not {BEGIN, END} & set(ids[1:-1].tolist())
         assert int(ids.max()) < target.text_tokenizer.size
-        assert target.text_tokenizer.decode(ids.tolist()) == text
-        assert target.text_tokenizer.decode(ids[1:-1].tolist()) == text
+        assert target.decode(ids.tolist()) == text
+        assert target.decode(ids[1:-1].tolist()) == text
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_each_kind_of_tokenizer_cuts_as_its_name_says(kind, pieces):
 def test_decoding_reverses_byte_level_encoding_of_any_text(text):
     target = over_bytes()
     normal = target.text_tokenizer.normalize(text)
-    found = target.text_tokenizer.decode(target.encode(text).tolist())
+    found = target.decode(target.encode(text).tolist())
     for special in SPECIALS:  # the name of a special token in raw text becomes that token
         normal = normal.replace(special, "")
     assert found == normal.strip()
@@ -113,7 +113,7 @@ def test_a_text_that_is_cut_has_no_end_token():
 
 def test_an_empty_text_is_a_begin_and_an_end_token():
     assert fitted().encode("").tolist() == [BEGIN, END]
-    assert fitted().text_tokenizer.decode([BEGIN, END]) == ""
+    assert fitted().decode([BEGIN, END]) == ""
 
 
 def test_decoding_leaves_out_special_tokens():
@@ -122,13 +122,13 @@ def test_decoding_leaves_out_special_tokens():
         target.text_tokenizer.vocabulary.token_to_id(token)
         for token in ("[PAD]", "ein", "[BOS]", "[UNK]", "Ball", "[MASK]")
     ]
-    assert target.text_tokenizer.decode(ids) == "ein Ball"
+    assert target.decode(ids) == "ein Ball"
 
 
 def test_lowercase_applies_to_encoding_and_normalize():
     target = fitted("word", lowercase=True)
     assert (
-        target.text_tokenizer.decode(target.encode("DREI Hunde").tolist())
+        target.decode(target.encode("DREI Hunde").tolist())
         == "drei hunde"
         == target.text_tokenizer.normalize("DREI Hunde")
     )
@@ -163,7 +163,7 @@ def test_a_tokenizer_from_a_file_uses_its_own_begin_and_end_tokens(tmp_path, spe
         target.text_tokenizer.vocabulary.token_to_id(token) for token in (begin, "rot", "blau", end)
     ]
     assert target.encode("rot blau").tolist() == expected and None not in expected
-    assert target.text_tokenizer.decode(expected) == "rot blau"
+    assert target.decode(expected) == "rot blau"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_split_tokens_spell_the_same_text(kind):
     assert splitting.encode(text).tolist() == plain.encode(text, random.Random(1)).tolist() == whole
     drawn = [splitting.encode(text, random.Random(seed)).tolist() for seed in range(11)]
     assert drawn == [splitting.encode(text, random.Random(seed)).tolist() for seed in range(11)]
-    assert {splitting.text_tokenizer.decode(ids) for ids in drawn} == {text}
+    assert {splitting.decode(ids) for ids in drawn} == {text}
     assert all(ids[0] == BEGIN and ids[-1] == END for ids in drawn)
     assert (len({len(ids) for ids in drawn} - {len(whole)}) > 0) == (kind != "character")
 

@@ -153,12 +153,11 @@ def answer_of(predictor: Predictor, encoded: Tokens) -> Written:
         weights = weights[:, :, len(first) - 1 :]
     except ValueError as error:
         raise UserError(f"attention: {error}") from error
-    texts = tokenizer.text_tokenizer
-    words = texts.pieces([*hypothesis.ids, tokenizer.end_ids[0]])
+    words = tokenizer.text_tokenizer.pieces([*hypothesis.ids, tokenizer.end_ids[0]])
     # A text that fills all positions was cut off before EOS was generated.
     if len(hypothesis.ids) == head.decoder.max_len - len(first):
         words, weights = words[:-1], weights[:, :, :-1]
-    return Written(texts.decode(hypothesis.ids), words, weights)
+    return Written(tokenizer.decode(hypothesis.ids), words, weights)
 
 
 def _backbone_of(model: MultimodalModel, names: Sequence[str]) -> Any:

@@ -170,6 +170,10 @@ class TargetTokenizer:
         # The begin token is never predicted, so it does not count towards max_len.
         return torch.tensor(ids[: self.max_len + 1], dtype=torch.long)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        return self.text_tokenizer.decode(ids)
+
     def save(self, folder: Path) -> None:
         """Save the vocabulary to target_tokenizer.json in folder."""
         self.text_tokenizer.vocabulary.save(str(folder / TARGET_TOKENIZER))

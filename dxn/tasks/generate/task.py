@@ -251,7 +251,7 @@ class Generate(Task[Texts]):
         """Return the text of each sample, by beam search or, for a draft, by greedy decoding."""
         # Beam search is about `beams` times as slow as greedy decoding.
         hypotheses = self.search(head, output.memory, beams=1 if draft else self.beams)
-        return [self.tokenizer.text_tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
+        return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
 
     def recipe(self, head: nn.Module) -> dict[str, Any]:
         """Return the tokenizer of the texts, and the ids of their first and last tokens."""
@@ -316,7 +316,7 @@ class Generate(Task[Texts]):
         memory = Memory.from_tokens(tokens)
         options = {"max_new": max_new, "sampler": sampler, "on_tokens": on_tokens}
         hypotheses = self.search(head, memory, **options)
-        return [self.tokenizer.text_tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
+        return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
 
     def save(self, folder: Path) -> None:
         """Write labels.json and target_tokenizer.json."""
