@@ -20,6 +20,7 @@ from dxn.commands.options import (
     Weights,
 )
 from dxn.config.command import Command
+from dxn.config.settings import plain
 from dxn.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class FromRun(Command):
         """Return a hash of the model, the options and the input, for a file of its answers."""
         from dxn.runs.predictor.resumable import identity_of
 
-        options = {name: v for name, v in self.settings.plain().items() if name != "output"}
+        options = {n: v for n, v in plain(self.settings.values).items() if n != "output"}
         weights = options.get("weights", {}).get("source")
         return identity_of({"command": self.verb(), **options}, self.run, weights, opened)
 
@@ -180,7 +181,7 @@ class ManyRows(FromRun, TableInput):
         from dxn.runs.engine.cluster import answer_rows
         from dxn.runs.predictor.resumable import identity_of_model
 
-        values = self.settings.plain()
+        values = plain(self.settings.values)
         command = {n: v for n, v in values.items() if n not in FREE}
         # After a change of the model, its answers need another folder.
         command["model"] = identity_of_model(self.run, values.get("weights", {}).get("source"))

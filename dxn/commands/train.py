@@ -17,8 +17,7 @@ from dxn.commands.options import (
     find_weights,
 )
 from dxn.config.command import OUTPUT_FOLDER, Group, PathOption
-from dxn.config.environment import interpolations, require_no_interpolations, resolve
-from dxn.config.settings import UNUSED_IN_RUN, Settings, dump_yaml
+from dxn.config.settings import Settings, dump_yaml
 from dxn.config.values import assign
 from dxn.core.printable import printable
 from dxn.runs.folder import AUTO, interrupted_run
@@ -172,7 +171,7 @@ class Show(Train):
 
     def execute(self) -> int:
         """Print the values of all options."""
-        print(printable(dump_yaml(self.settings.plain())), end="")
+        print(printable(dump_yaml(self.settings.values)), end="")
         return 0
 
 
@@ -201,21 +200,16 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
             f"{override.input_line}: the parts of a saved run cannot be changed; change values, "
             "such as trainer.epochs=30, or train a new run"
         )
-    hidden = interpolations(values) if request.values else {}
     for override, value in valid_overrides(Train, values, request):
         key = override.key_or_group
         if key in FIXED_IN_RUN:
             request.problems.append(f"{key}: cannot be changed in a saved run; train a new run")
-        # An option of this command may read the environment, unlike one of the folder.
-        resolved, texts = resolve({"value": value})
+        if "${" in str(value):
+            request.problems.append(f"{key}: cannot be {value} in a saved run; write the value")
         for changed in (key, *DERIVED.get(key, ())):
-            path = tuple(changed.split("."))
-            if text := texts.get(("value",), hidden.get(path)):
-                hidden[path] = text
-            assign(values, changed, expand_home(resolved["value"]))
+            assign(values, changed, expand_home(value))
     # Unknown keys first: with them, the types below could not be checked.
     request.stop_on_problems()
-    require_no_interpolations({k: v for k, v in values.items() if k not in UNUSED_IN_RUN})
     with_defaults(Train, values, request)  # finds wrong types
     request.stop_on_problems()
     return replace(
@@ -225,5 +219,4 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
         chosen=frozenset(o.key_or_group for o in request.values),
         trust=request.trust,
         folder_trust=request.trust,
-        hidden=hidden,
     )

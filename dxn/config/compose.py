@@ -18,17 +18,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dxn.config.command import Command
-from dxn.config.environment import MAY_READ, Texts, resolve
 from dxn.config.groups import CONF, groups, keys_of_experiments, no_such_option, node_of, options
 from dxn.config.instantiate import SPECIAL, complete, merge_options, signature_of
 from dxn.config.settings import Settings
 from dxn.config.signatures import NO_DEFAULT, Parameter, Signature
-from dxn.config.values import assign, lookup, problem, suggestion, value_type
+from dxn.config.values import assign, leaves, lookup, problem, suggestion, value_type
 from dxn.config.words import Request, parse
-from dxn.core.errors import UserError
 from dxn.core.printable import quoted
 
 HOME = "~/"
+ENVIRONMENT = "oc.env:"  # as in ${oc.env:NAME}
+STORAGE = "storage"  # the URL of a database, which can contain a password, and is not saved
 MAX_OPTIONS = 3  # files that a message suggests
 # An option that is the opposite of another one: ${dxn.not:${oc.select:head.parallel,false}}.
 OmegaConf.register_new_resolver("dxn.not", operator.not_, replace=True)
@@ -58,7 +58,7 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
         is_merged = isinstance(value, Mapping) and isinstance(old, Mapping)
         assign(values, key, merge_options(old, value) if is_merged else value)
     composed = with_defaults(command, values, request)
-    values, hidden = _resolved(composed, command, request)
+    values = _resolved(composed, command, request)
     if values != composed:
         with_defaults(command, values, request)  # checks the types of the resolved values
     request.stop_on_problems()
@@ -73,7 +73,6 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
         frozenset(chosen),
         trust=request.trust_all,
         folder_trust=request.trust,
-        hidden=hidden,
     )
 
 
@@ -280,39 +279,30 @@ def _checked_groups(request: Request, command: type[Command]) -> list[str]:
     return lines
 
 
-def _resolved(
-    values: dict[str, Any], command: type[Command], request: Request
-) -> tuple[dict[str, Any], Texts]:
-    """Resolve interpolations, and set texts that are not parsed.
-
-    Returns:
-        The values, and the interpolations of those from the environment, by path.
-    """
+def _resolved(values: dict[str, Any], command: type[Command], request: Request) -> dict[str, Any]:
+    """Resolve interpolations, and set texts that are not parsed."""
     # Such a key has a value, so it must not count as missing (???).
     for key in request.literal:
         assign(values, key, None)
     parameters = command.options().parameters
     missing = [n for n, p in parameters.items() if p.required and n not in values]
+    text = str(values)
+    if ENVIRONMENT in text:
+        _stop_on_environment(values, request)
     try:
         # The search for missing values resolves all interpolations, so it is skipped if possible.
-        if "???" in str(values):
+        if "???" in text:
             missing += sorted(OmegaConf.missing_keys(OmegaConf.create(values)))
         if missing:
             _stop(request, "\n".join(f"{key}: needs a value, {key}=..." for key in missing))
-        text = str(values)
         resolved: Any = dict(values)
-        hidden: Texts = {}
-        if MAY_READ.search(text):
-            resolved, hidden = resolve(values)
-        elif "${" in text:
+        if "${" in text:
             resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
     except OmegaConfBaseException as error:
         # OmegaConf puts the key in the lines after the message.
         message, _, details = str(error).partition("\n")
         key = re.search(r"full_key: (\S+)", details)
         _stop(request, f"{key[1]}: {message}" if key else message)
-    except UserError as error:
-        _stop(request, *([] if str(error) in request.problems else [str(error)]))
     if HOME in str(resolved):
         resolved = expand_home(resolved)
     # After resolving, so that ${...} in a text is not an interpolation.
@@ -320,7 +310,21 @@ def _resolved(
         # A text can also start with "~/".
         path = expand_home(text)
         assign(resolved, key, path if path != text and _exists(path) else text)
-    return resolved, hidden
+    return resolved
+
+
+def _stop_on_environment(values: Mapping[str, Any], request: Request) -> None:
+    """Stop if options that are saved contain the text of an environment variable."""
+    texts = {key: str(lookup(values, key)[1]) for key in leaves(values)}
+    if wrong := [key for key, text in texts.items() if ENVIRONMENT in text and key != STORAGE]:
+        _stop(
+            request,
+            *(
+                f"{key}: cannot be {texts[key]}, because options are saved and shown, and a "
+                "variable can be a secret; write the value itself"
+                for key in wrong
+            ),
+        )
 
 
 def _exists(path: str) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from dxn.config.environment import Texts
 from dxn.config.instantiate import check_targets
 from dxn.core.errors import UserError
 from dxn.core.files import CONFIG, write_text
@@ -33,8 +32,6 @@ class Settings:
             packages that the command names, because the folder may come from an untrusted source.
         notes: Lines to print, such as the run that `resume=latest` means.
         metrics: Metrics of a Python program by name, which cannot be saved.
-        hidden: Interpolations of the values that come from the environment, which are saved and
-            shown instead of the values, by path.
     """
 
     values: dict[str, Any]
@@ -44,27 +41,16 @@ class Settings:
     folder_trust: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     metrics: Mapping[str, Callable[..., float]] = field(default_factory=dict)
-    hidden: Texts = field(default_factory=dict)
 
     @property
     def is_resumed(self) -> bool:
         """Whether the settings are those of a run that continues."""
         return bool(self.values["resume"]["run"])
 
-    def plain(self) -> dict[str, Any]:
-        """Return the values as they are saved, without those of the environment."""
-        values = plain(self.values)
-        for path, text in self.hidden.items():
-            node = values
-            for name in path[:-1]:
-                node = node[name]
-            node[path[-1]] = text
-        return values
-
     def save(self, folder: Path) -> None:
         """Write .hydra/config.yaml (the values) and .hydra/overrides.yaml in a run folder."""
         directory = folder / FOLDER
-        write_text(directory / CONFIG, dump_yaml(self.plain()))
+        write_text(directory / CONFIG, dump_yaml(self.values))
         write_text(directory / "overrides.yaml", dump_yaml(list(self.overrides)))
 
     @classmethod

@@ -1,14 +1,13 @@
 """Text that comes from data or an untrusted folder, made safe for a terminal or another program.
 
 A class name or a cell can contain escape codes, which would control the terminal, and formulas,
-which a spreadsheet would execute. A value from an environment variable can be a secret.
+which a spreadsheet would execute.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 # Control characters except for newline and tab; the marks that reverse the direction of writing,
@@ -21,38 +20,11 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 FORMULA = re.compile(r"\s*[=+\-@\uff0b\uff0d\uff1d\uff20]|[\t\r]")
 # A signed number contains no reference and no function, so it is left as it is.
 NUMBER = re.compile(r"[-+]?(?:inf|nan|[\d.,\s%]*(?:[eE][-+]?\d+)?)")
-# A shorter value is an ordinary word or option value, such as cuda, test or bf16. It would also be
-# replaced in names of classes and metrics. Passwords and tokens are longer.
-MIN_SECRET = 8
-MIN_SECRET_NUMBER = 10  # such as 0.000125, which is a part of many metrics
-
-# Values that must not be shown, and what is shown instead.
-_secrets: dict[str, str] = {}
-
-
-def hide(value: str, shown: str) -> None:
-    """Never show a value again, unless it is shorter than a secret.
-
-    Args:
-        value: The secret.
-        shown: Text that is shown in its place, such as ${oc.env:TOKEN}.
-    """
-    is_number = NUMBER.fullmatch(value) is not None
-    if len(value) >= (MIN_SECRET_NUMBER if is_number else MIN_SECRET):
-        _secrets[value] = shown
-
-
-def without_secrets(text: str) -> str:
-    """Return a text in which hidden values are replaced, see `hide`."""
-    # The longest first: a secret can be a part of another one.
-    for value in sorted(_secrets, key=len, reverse=True):
-        text = text.replace(value, _secrets[value])
-    return text
 
 
 def printable(text: str) -> str:
     r"""Return a text for a terminal or a log, with control characters as escapes such as \x1b."""
-    return UNSAFE.sub(_escape, without_secrets(text))
+    return UNSAFE.sub(_escape, text)
 
 
 def csv_cell(text: str) -> str:
@@ -72,26 +44,13 @@ def json_text(content: Any, *, indent: int | None = None) -> str:
         content: The data. Values that JSON does not have, such as dates, become texts.
         indent: Number of spaces per level. Default: everything in one line.
     """
-    # Not in the JSON itself: a secret can occur in a number, and a quotation mark is an escape.
-    shown = _hidden(content) if _secrets else content
-    text = json.dumps(shown, indent=indent, ensure_ascii=False, default=str)
+    text = json.dumps(content, indent=indent, ensure_ascii=False, default=str)
     return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def valid_text(text: str) -> str:
     """Return a text without lone surrogates, which UTF-8 and tokenizers do not allow."""
     return SURROGATE.sub("\ufffd", text)
-
-
-def _hidden(value: Any) -> Any:
-    """Return plain data without hidden values in its texts."""
-    if isinstance(value, Mapping):
-        # The names, such as test/accuracy, do not come from the environment. A short value, such
-        # as "test", could be a part of one.
-        return {name: _hidden(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hidden(item) for item in value]
-    return without_secrets(value) if isinstance(value, str) else value
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -13,7 +13,6 @@ from dxn.config.settings import dump_yaml
 from dxn.core.display import significant
 from dxn.core.errors import UserError
 from dxn.core.files import CARD, LABELS
-from dxn.core.printable import without_secrets
 from dxn.core.results import ALL, read_results
 from dxn.core.untrusted import load_json, read_text
 
@@ -58,9 +57,7 @@ def hub_card(
     if license is not None:
         body = body.replace("- license: not set", f"- license: {license}")
     use = _use(repo, body)
-    return without_secrets(
-        f"---\n{text}---\n\n{USE.sub('', body).rstrip()}\n\n{LIMITATIONS}\n{use}"
-    )
+    return f"---\n{text}---\n\n{USE.sub('', body).rstrip()}\n\n{LIMITATIONS}\n{use}"
 
 
 def _without_home(text: str) -> str:

@@ -19,7 +19,7 @@ from pydantic import Field, PositiveInt
 
 from dxn.config.instantiate import build, completed, resolve, signature_of
 from dxn.config.model_plan import Input, ModelPlan
-from dxn.config.settings import Settings
+from dxn.config.settings import Settings, plain
 from dxn.config.values import lookup
 from dxn.core.errors import UserError
 from dxn.core.files import CHECKPOINTS, SUMS, check_sums, replace_folder, write_sums
@@ -492,6 +492,5 @@ def read_plan(folder: Path) -> Plan:
 
 def plan_text(plan: Plan, settings: Settings) -> str:
     """Return the content of plan.json."""
-    # Values of the environment can be secrets. The configuration is that of .hydra/config.yaml.
-    content = {**plan.model_dump(), "config": settings.plain()}
+    content = {**plan.model_dump(), "config": plain(settings.values)}
     return json.dumps(content, indent=1, ensure_ascii=False)

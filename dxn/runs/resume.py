@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dxn.config.environment import fill
 from dxn.config.settings import FOLDER as CONFIG_FOLDER
-from dxn.config.settings import Settings, merge_overrides
+from dxn.config.settings import Settings, merge_overrides, plain
 from dxn.config.values import is_below, leaves, lookup
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
@@ -60,16 +59,15 @@ def newest_unfinished(settings: Settings) -> Settings:
 
 
 def continued(folder: Path, settings: Settings) -> Settings:
-    """Return the settings that continue a run, whose command and environment are the same.
+    """Return the settings that continue a run, whose command is the same.
 
     Args:
         folder: The run folder.
         settings: The settings of the command.
     """
     saved = Settings.load(folder, settings.trust)
-    values, hidden = fill(saved.values, settings.values)
-    values |= {"resume": {"run": str(folder), "force": False}, "run": str(folder)}
-    return replace(saved, values=values, hidden=hidden)
+    resumed = {"resume": {"run": str(folder), "force": False}, "run": str(folder)}
+    return replace(saved, values=saved.values | resumed)
 
 
 def folder_before_restart(values: Mapping[str, Any]) -> Path | None:
@@ -135,7 +133,7 @@ def check_config(old: Plan, settings: Settings, num_processes: int) -> int:
         UserError: If an option changed, and resume.force is not set.
     """
     # Written and read in the same way as the old ones, so that equal values are equal.
-    new = settings.plain()
+    new = plain(settings.values)
     keys = dict.fromkeys([*leaves(old.config), *leaves(new)])
     changed = [
         f"{key} was {lookup(old.config, key)[1]!r} and is now {lookup(new, key)[1]!r}"

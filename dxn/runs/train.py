@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from dxn.config.instantiate import build
-from dxn.config.settings import Settings
+from dxn.config.settings import Settings, plain
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import MODEL, PRETRAINING, refuse_links_out
 from dxn.core.processes import from_all, from_first, launch, processes
@@ -122,7 +122,7 @@ def train_one(
                 folder=run.folder,
                 keep=lambda figures: save_best(run, run.folder, run.model, task, figures),
                 batch_size=run.plan.batch_size,
-                options=run.settings.plain(),
+                options=plain(run.settings.values),
             )
             state = fit.run(
                 resume=is_resumed,

@@ -187,13 +187,15 @@ def open_study(
         )
     except Exception as error:
         # Of SQLAlchemy, of the driver of the database, or of the import of a missing driver.
-        shown = str(error).partition("\n")[0]
-        raise UserError(f"storage: {url} cannot be opened ({shown}); check the URL") from error
+        # The URL, which can contain a password, is not shown.
+        shown = str(error).partition("\n")[0].replace(url, "the URL")
+        raise UserError(f"storage: cannot be opened ({shown}); check the URL") from error
     words = sorted(option.word for option in space)
     saved = study.user_attrs.get(SPACE, words)
     if saved != words:
+        place = "storage" if values["storage"] else folder
         raise UserError(
-            f"name: the study {study.study_name!r} in {values['storage'] or folder} searches "
+            f"name: the study {study.study_name!r} in {place} searches "
             f"{' '.join(saved)}, got {' '.join(words)}; choose another "
             f"{'name' if values['storage'] else 'folder with run'}="
         )

@@ -249,23 +249,6 @@ def test_after_an_export(capsys):
     subprocess.run([sys.executable, *words], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("folder", ["my secret folder", "short"])
-def test_after_a_training_on_data_that_the_environment_names(folder, capsys, monkeypatch):
-    Path(folder).mkdir()
-    write_texts(Path(folder) / "texts.csv")
-    monkeypatch.setenv("DXN_TEST_FOLDER", folder)
-    monkeypatch.setattr("dxn.core.printable._secrets", {})
-    data = ["data=table", "data.path=${oc.env:DXN_TEST_FOLDER}/texts.csv", "data.target=label"]
-    verbs = follow(capsys, "train", *data, *QUICK, "run=run")
-    # The folder is not saved, and a secret is not printed.
-    assert verbs == (["attend"] if "secret" in folder else ["attend", "predict"])
-    with interrupt(monkeypatch, step=1):
-        assert main(["train", *data, *QUICK, "run=other"]) == 130
-    line = capsys.readouterr().err.splitlines()[-1].partition("continue with: ")[2]
-    assert folder not in line
-    printed(capsys, *shlex.split(line)[1:])
-
-
 def test_names_of_compared_runs_may_have_spaces_quotes_and_brackets(capsys):
     table = write_texts("texts.csv")
     printed(capsys, "train", table, "target=label", *QUICK, "run=first")

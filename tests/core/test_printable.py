@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dxn import cli
-from dxn.core import printable
 from dxn.core.display import print_line, records_table
 from dxn.core.printable import UNSAFE, csv_cell, json_text, valid_text
 from dxn.data import Issue
@@ -18,11 +17,6 @@ from dxn.data.rows import Source
 from dxn.runs.predictor.output import write_records
 
 HOSTILE = "=cmd|'/C calc'!A0\x1b]0;title\x07\udcff\u202e"
-
-
-@pytest.fixture
-def secrets(monkeypatch):
-    monkeypatch.setattr(printable, "_secrets", {})
 
 
 @pytest.mark.parametrize(
@@ -97,33 +91,3 @@ def test_no_line_on_the_screen_contains_an_escape_code(capsys):
     assert "\\x1b]0;title" in out
     assert "\\x1b]0;title" in error
     assert UNSAFE.search(out + error) is None
-
-
-def test_a_hidden_value_is_replaced_everywhere(secrets, capsys, tmp_path):
-    printable.hide("geheim-1", "${oc.env:ONE}")
-    printable.hide("geheim-1-2", "${oc.env:TWO}")
-    printable.hide("ab", "${oc.env:SHORT}")  # would also be found by chance
-    print_line("about geheim-1-2 and geheim-1")
-    assert capsys.readouterr().out == "about ${oc.env:TWO} and ${oc.env:ONE}\n"
-    for suffix in (".csv", ".jsonl", ".parquet"):
-        write_records(tmp_path / f"out{suffix}", [{"a": "x/geheim-1/y"}])
-        assert b"geheim" not in (tmp_path / f"out{suffix}").read_bytes()
-
-
-@pytest.mark.parametrize("word", ["cuda", "test", "bf16", "float32"])
-def test_ordinary_words_are_no_secrets(secrets, word):
-    printable.hide(word, "${oc.env:DEVICE}")
-    assert printable.without_secrets(f"{word} {word}/accuracy") == f"{word} {word}/accuracy"
-
-
-def test_figures_and_the_syntax_of_json_are_left_as_they_are(secrets, capsys, tmp_path):
-    printable.hide("0.25", "${oc.env:RATE}")
-    printable.hide("0.123456789", "${oc.env:NUMBER}")
-    printable.hide('quo"ted\\', "${oc.env:QUOTED}")
-    print_line("loss 0.2500")
-    assert capsys.readouterr().out == "loss 0.2500\n"
-    path = tmp_path / "metrics.json"
-    content = {"test/loss": 0.12345678912, "command": ['a=quo"ted\\']}
-    path.write_text(json_text(content))
-    content = json.loads(path.read_text())
-    assert content == {"test/loss": 0.12345678912, "command": ["a=${oc.env:QUOTED}"]}

@@ -207,7 +207,7 @@ def test_a_space_in_yaml_has_dotted_or_nested_keys(tmp_path):
         (["lr=1..2:log", "sampler=grid"], "lr: no such key; did you mean optimizer.lr?"),
         (["space=no.yaml"], "space: file not found: no.yaml"),
         (["optimizer.lr=0.1,-1"], "optimizer: lr must be at least 0, got -1"),
-        (["seed=1,2", "storage=foo://x"], "storage: foo://x cannot be opened (Can't load plugin"),
+        (["seed=1,2", "storage=foo://x"], "storage: cannot be opened (Can't load plugin"),
         (["seed=1,2", "data.fractions=[0.8,0,0.2]"], "tune: the data has no validation split"),
     ],
 )

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dxn.config.environment import require_no_interpolations
 from dxn.config.instantiate import signature_of
 from dxn.config.settings import FOLDER as CONFIG_FOLDER
 from dxn.config.settings import Settings
@@ -208,9 +207,6 @@ def data_of_run(
     if not (folder / CONFIG_FOLDER).is_dir() and (folder.parent / CONFIG_FOLDER).is_dir():
         folder = folder.parent
     saved = Settings.load(folder, trust).values["data"]
-    require_no_interpolations(
-        {"data": saved}, "set data=... and its options, such as data.path=..."
-    )
     # Options that were inferred in the training, such as the season, must not be inferred again.
     node = _with_layout(saved, predictor, trust)
     print_paths(node)

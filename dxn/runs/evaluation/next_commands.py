@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dxn.config.environment import dotted
 from dxn.config.instantiate import nodes_in
-from dxn.config.settings import UNUSED_IN_RUN, Settings
+from dxn.config.settings import Settings
 from dxn.core.printable import quoted
 from dxn.data.dataset import Opened
 from dxn.runs.evaluation.data import default_split
@@ -37,13 +36,7 @@ TABLE_OPTIONS = {
 
 def resume(folder: Path, settings: Settings) -> str:
     """Return the command that continues a run."""
-    # Values of the environment are not saved. Those of the name and the folder are not needed.
-    words = [
-        f"{dotted(path)}={text}"
-        for path, text in settings.hidden.items()
-        if path[0] not in UNUSED_IN_RUN
-    ]
-    return shlex.join(["dxn", "train", f"resume={folder}", *code_options(settings), *words])
+    return shlex.join(["dxn", "train", f"resume={folder}", *code_options(settings)])
 
 
 def report_again(folder: Path, settings: Settings) -> str:
@@ -98,9 +91,7 @@ def next_commands(run: Training) -> list[list[str]]:
             sample = []
         if sample and not obstacle_of(run.model, names):
             commands.append(["attend", *model, *sample])
-        # A command that needs no new data. A path of the environment is not saved.
-        if not any(path[0] == "data" for path in run.settings.hidden):
-            commands.append(["evaluate", *model])
+        commands.append(["evaluate", *model])  # which needs no new data
     verb, output = ("predict", "answers.csv") if run.task.has_answers else ("embed", "vectors.npy")
     if rows:
         commands.append([verb, *model, *rows, f"output={output}"])

@@ -184,7 +184,7 @@ def _info(
         folder=folder,
         title=str(values.get("name") or results.target or name_of(folder.absolute())),
         command=shlex.join(["dxn", "train", *overrides]),
-        config=dump_yaml(settings.plain()),
+        config=dump_yaml(settings.values),
         about=about,
         results=results,
         log=read_log_of(folder),

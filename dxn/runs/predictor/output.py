@@ -16,7 +16,7 @@ from torch import Tensor
 from dxn.core.display import count, number
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
-from dxn.core.printable import csv_cell, json_text, valid_text, without_secrets
+from dxn.core.printable import csv_cell, json_text, valid_text
 
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 VECTOR_SUFFIXES = (".npy", ".csv", ".parquet")
@@ -158,7 +158,7 @@ def _is_plain(item: Any, separator: str) -> bool:
 def _array(values: Sequence[Any]) -> pyarrow.Array:
     """Return a column of a Parquet file."""
     try:
-        return pyarrow.array([_parquet_text(v) if isinstance(v, str) else v for v in values])
+        return pyarrow.array([valid_text(v) if isinstance(v, str) else v for v in values])
     except (pyarrow.ArrowException, UnicodeEncodeError, OverflowError):
         # A column of a JSON lines file can mix types, such as numbers and texts.
         return texts_of(values)
@@ -167,7 +167,3 @@ def _array(values: Sequence[Any]) -> pyarrow.Array:
 def texts_of(values: Sequence[Any]) -> pyarrow.Array:
     """Return a column whose values have different types as texts."""
     return pyarrow.array([None if value is None else format_cell(value) for value in values])
-
-
-def _parquet_text(text: str) -> str:
-    return valid_text(without_secrets(text))

@@ -13,7 +13,6 @@ import torch
 
 import dxn
 from dxn.core.display import number
-from dxn.core.printable import without_secrets
 from dxn.core.results import ALL, Results
 from dxn.tasks import Task
 
@@ -75,7 +74,7 @@ class Card:
             "```",
             "",
         ]
-        return without_secrets("\n".join(lines))
+        return "\n".join(lines)
 
     def command(self) -> str:
         """Return the command line of the training."""
