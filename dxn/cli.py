@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     configure()
     try:
-        return _run(arguments)
+        return _run(arguments, is_typed=argv is None)
     except UserError as error:
         # For developers: DXN_DEBUG=1 shows where the error was raised.
         if os.environ.get("DXN_DEBUG"):
@@ -94,7 +94,13 @@ def _failed(message: str, code: int) -> int:
     return code
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], *, is_typed: bool) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Words of the command line.
+        is_typed: Whether a user has typed them. A program may put its own options after others.
+    """
     for argument in arguments:
         try:
             argument.encode()
@@ -133,6 +139,8 @@ def _run(arguments: list[str]) -> int:
             f"{flags[0]}: no such flag; options are written key=value, dxn {verb} --help lists them"
         )
     cls = command(verb)
+    if is_typed:
+        importlib.import_module("dxn.config.command").refuse_repeated(rest)
     if verb == "show":  # the files that it names need not exist
         return cls.compose(rest).execute()
     check_address_space(HEAVY)

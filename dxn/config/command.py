@@ -30,6 +30,7 @@ AS_TYPED = "as typed"
 # Short forms of the options that are typed most.
 SHORT = {"target": "data.target", "weights": "weights.source", "resume": "resume.run"}
 DEVICE_KEYS = ("device", "trainer.device")
+FILES = ("data.name", "data.path", "data.validation", "data.test")  # options that name files
 MAX_SHOWN = 100  # characters of a path in a message
 
 
@@ -171,6 +172,36 @@ class Command:
                     groups[name] = mark
                     del by_key[name]
         return Options(parameters, groups, by_key)
+
+
+def refuse_repeated(words: Sequence[str]) -> None:
+    """Check that no option occurs twice: only the last of its values would have an effect.
+
+    Args:
+        words: Words of a command line after the command.
+
+    Raises:
+        UserError: If one does.
+    """
+    by_key: dict[str, str] = {}
+    for word in words:
+        name, equals, _ = word.lstrip("+").partition("=")
+        key = SHORT.get(name, name)
+        if not equals or is_path(word) or key == "conf_dir":  # there can be several folders
+            continue
+        if key in by_key:
+            raise UserError(repeated(key, by_key[key], word))
+        by_key[key] = word
+
+
+def repeated(key: str, word: str, other: str) -> str:
+    """Return the sentence about an option that occurs twice on a command line."""
+    # A shell replaces train-{000..099}.tar outside of quotes by a word for each of the numbers.
+    hint = f"put a range such as {{000..099}} in quotes: '{key}=...'"
+    return (
+        f"{key}: must be one value, got {word} and {other}; "
+        f"{hint if key in FILES else 'leave one of them out'}"
+    )
 
 
 C = TypeVar("C", bound=Command)

@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from dxn.config.command import AS_TYPED, SHORT, Command, is_path
+from dxn.config.command import AS_TYPED, FILES, SHORT, Command, is_path, repeated
 from dxn.config.groups import (
     CONF,
     add_folders,
@@ -22,8 +22,6 @@ from dxn.config.groups import (
 from dxn.config.signatures import marks_of
 from dxn.core.errors import UserError
 from dxn.core.printable import quoted
-
-FILES = ("data.name", "data.path", "data.validation", "data.test")  # options that name files
 
 
 @dataclass
@@ -162,14 +160,10 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
             f"{paths[1]}: dxn {verb} takes one path, got {len(paths)}; put a pattern in quotes, "
             "such as 'photos/*.jpg', or pass their folder"
         )
-    # A shell replaces train-{000..099}.tar outside of quotes by a word for each of the numbers.
     for word, other in pairwise(words):
         name = word.partition("=")[0]
         if name in FILES and other.partition("=")[0] == name and word != other:
-            raise UserError(
-                f"{name}: must be one value, got {word} and {other}; put a range such as "
-                f"{{000..099}} in quotes: '{name}=...'"
-            )
+            raise UserError(repeated(name, word, other))
     lines = [f"{key}={path}" for path in paths]
     if len(paths) > 1:
         # In quotes, because commas and brackets have a meaning in a list.

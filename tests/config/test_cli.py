@@ -382,3 +382,34 @@ print(sorted(set(sys.modules) & {{*{heavy}, "dxn.training.loop"}}))
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["baseline=always", "dim=8", "baseline=none"],
+            "dxn: baseline: must be one value, got baseline=always and baseline=none; leave one of "
+            "them out",
+        ),
+        (
+            ["target=a", "data.target=b"],
+            "dxn: data.target: must be one value, got target=a and data.target=b; leave one of "
+            "them out",
+        ),
+        (
+            ["data.path=0.tar", "data.path=1.tar"],
+            "dxn: data.path: must be one value, got data.path=0.tar and data.path=1.tar; put a "
+            "range such as {000..099} in quotes: 'data.path=...'",
+        ),
+    ],
+)
+def test_an_option_that_is_typed_twice_is_refused(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["dxn", "train", *words])
+    assert main() == 2
+    assert capsys.readouterr().err.splitlines() == [message]
+
+
+def test_a_program_may_put_its_own_options_after_others(capsys):
+    assert main(["show", "dim=8", "dim=16", "backbone.num_heads=2"]) == 0
+    assert "dim: 16" in capsys.readouterr().out
