@@ -140,7 +140,7 @@ def _run(arguments: list[str], *, is_typed: bool) -> int:
         )
     cls = command(verb)
     if is_typed:
-        importlib.import_module("dxn.config.command").refuse_repeated(rest)
+        importlib.import_module("dxn.config.words").refuse_repeated(rest)
     if verb == "show":  # the files that it names need not exist
         return cls.compose(rest).execute()
     check_address_space(HEAVY)

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 
 from dxn.commands.model import FromWeights
 from dxn.commands.options import Count, Input
-from dxn.config.command import AS_TYPED, OUTPUT_FOLDER
+from dxn.config.command import OUTPUT_FOLDER
+from dxn.config.words import AS_TYPED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ from annotated_types import Ge, Gt, Le
 
 from dxn.commands.model import Compute, FromWeights, TableInput
 from dxn.commands.options import Count, Input, Seed
-from dxn.config.command import AS_TYPED, OUTPUT_FILE
+from dxn.config.command import OUTPUT_FILE
+from dxn.config.words import AS_TYPED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
 
-from dxn.config.command import AS_TYPED, Command, Group, PathOption
+from dxn.config.command import Command, Group, PathOption
 from dxn.config.groups import options
 from dxn.config.settings import Settings
+from dxn.config.words import AS_TYPED
 from dxn.core.errors import UserError, similar
 from dxn.data.formats import ARRAYS, require_path, table_format
 from dxn.data.sources.detect import infer_source

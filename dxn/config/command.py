@@ -25,12 +25,7 @@ from dxn.core.errors import UserError
 if TYPE_CHECKING:
     from dxn.config.words import Request
 
-# Marks an option whose text is taken as it was typed: numbers, brackets and ${...} in it are text.
-AS_TYPED = "as typed"
-# Short forms of the options that are typed most.
-SHORT = {"target": "data.target", "weights": "weights.source", "resume": "resume.run"}
 DEVICE_KEYS = ("device", "trainer.device")
-FILES = ("data.name", "data.path", "data.validation", "data.test")  # options that name files
 MAX_SHOWN = 100  # characters of a path in a message
 
 
@@ -174,36 +169,6 @@ class Command:
         return Options(parameters, groups, by_key)
 
 
-def refuse_repeated(words: Sequence[str]) -> None:
-    """Check that no option occurs twice: only the last of its values would have an effect.
-
-    Args:
-        words: Words of a command line after the command.
-
-    Raises:
-        UserError: If one does.
-    """
-    by_key: dict[str, str] = {}
-    for word in words:
-        name, equals, _ = word.lstrip("+").partition("=")
-        key = SHORT.get(name, name)
-        if not equals or is_path(word) or key == "conf_dir":  # there can be several folders
-            continue
-        if key in by_key:
-            raise UserError(repeated(key, by_key[key], word))
-        by_key[key] = word
-
-
-def repeated(key: str, word: str, other: str) -> str:
-    """Return the sentence about an option that occurs twice on a command line."""
-    # A shell replaces train-{000..099}.tar outside of quotes by a word for each of the numbers.
-    hint = f"put a range such as {{000..099}} in quotes: '{key}=...'"
-    return (
-        f"{key}: must be one value, got {word} and {other}; "
-        f"{hint if key in FILES else 'leave one of them out'}"
-    )
-
-
 C = TypeVar("C", bound=Command)
 
 
@@ -286,13 +251,6 @@ def check_output(
 
 OUTPUT_FILE = PathOption(check_output)
 OUTPUT_FOLDER = PathOption(functools.partial(check_output, is_folder=True))
-
-
-def is_path(word: str) -> bool:
-    """Whether a word of the command line is a path: it is neither an option nor a flag."""
-    # ~KEY deletes a key in Hydra's grammar, and is refused with a message of its own.
-    is_deletion = word.startswith("~") and not word.startswith("~/")
-    return "=" not in word and not word.startswith("-") and not is_deletion
 
 
 def _check_device(key: str, device: str) -> None:

@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -17,7 +17,6 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dxn.config.command import Command
 from dxn.config.groups import CONF, groups, keys_of_experiments, no_such_option, node_of, options
 from dxn.config.instantiate import SPECIAL, complete, merge_options, signature_of
 from dxn.config.settings import Settings
@@ -25,6 +24,9 @@ from dxn.config.signatures import NO_DEFAULT, Parameter, Signature
 from dxn.config.values import assign, leaves, lookup, problem, suggestion, value_type
 from dxn.config.words import Request, parse
 from dxn.core.printable import quoted
+
+if TYPE_CHECKING:
+    from dxn.config.command import Command
 
 HOME = "~/"
 ENVIRONMENT = "oc.env:"  # as in ${oc.env:NAME}

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dxn.config.instantiate import CONF
+from dxn.config.signatures import CONF
 from dxn.config.values import leaves
 from dxn.core.errors import UserError, similar
 

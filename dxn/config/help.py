@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dxn.config.command import SHORT, Command, is_path
+from dxn.config.command import Command
 from dxn.config.groups import (
     CONF,
     add_folders,
@@ -27,6 +27,7 @@ from dxn.config.groups import (
 from dxn.config.instantiate import completed, signature_of
 from dxn.config.signatures import signature_from
 from dxn.config.values import describe, suggestion
+from dxn.config.words import SHORT, is_path
 from dxn.core.errors import UserError
 
 NULL = "null"

@@ -10,18 +10,22 @@ names.
 from __future__ import annotations
 
 import copy
-import functools
 import importlib
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dxn.config import signatures
-from dxn.config.signatures import NO_DEFAULT, Parameter, Signature, signature_from
+from dxn.config.signatures import (
+    NO_DEFAULT,
+    Parameter,
+    Signature,
+    functions_of_dxn,
+    signature_from,
+)
 from dxn.config.values import problem, suggestion
 from dxn.core.errors import UserError
 
@@ -37,7 +41,6 @@ MODEL_PACKAGES = ("dxn.tokenize", "dxn.models", "dxn.tasks")
 PACKAGES = (*MODEL_PACKAGES, "dxn.data", "dxn.training", "dxn.datasets")
 # The signatures of its groups of options, such as weights, can be read, but nothing can be built.
 COMMANDS = "dxn.commands"
-CONF = Path(__file__).parents[1] / "conf"
 # The underscore is excluded at the start of each name, so that a target cannot reach __init__,
 # __class__ or __builtins__.
 DOTTED_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+")
@@ -316,17 +319,6 @@ def _refusal(target: Any, key: str, trust: Sequence[str], packages: Sequence[str
     if target.rpartition(".")[2][0].islower() and target not in functions_of_dxn():
         return f"{key}: dxn has no part {target}"
     return None
-
-
-# Cached, because it reads all YAML files and is needed for every function.
-@functools.cache
-def functions_of_dxn() -> frozenset[str]:
-    """Return the dotted names of the parts in dxn's own YAML files."""
-    pattern = re.compile(r"_target_: (dxn\.\S+)")
-    names: set[str] = set()
-    for path in CONF.rglob("*.yaml"):
-        names.update(pattern.findall(path.read_text(encoding="utf-8")))
-    return frozenset(names)
 
 
 def nodes_in(values: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -31,7 +31,8 @@ from dxn.core.files import write_text
 from dxn.core.lazy import imported
 
 ROOT = Path(__file__).parents[1]
-PATH = ROOT / "conf" / "signatures.json"
+CONF = ROOT / "conf"
+PATH = CONF / "signatures.json"
 # Packages whose code determines a signature. It is slower to find out which files of them do.
 SOURCES = ("core", "config", "tokenize", "models", "tasks", "data", "datasets", "training")
 # The default of a parameter that has none, or whose default YAML cannot represent.
@@ -248,10 +249,19 @@ TYPES = {
 
 def update() -> None:
     """Write the file with the parts that dxn's own YAML files name, unless it is current."""
-    from dxn.config.instantiate import functions_of_dxn, resolve
-
     if not read().is_current:
-        write({name: resolve(name, key=name) for name in functions_of_dxn()})
+        write({name: imported(name) for name in functions_of_dxn()})
+
+
+# Cached, because it reads all YAML files and is needed for every function.
+@functools.cache
+def functions_of_dxn() -> frozenset[str]:
+    """Return the dotted names of the parts in dxn's own YAML files."""
+    pattern = re.compile(r"_target_: (dxn\.\S+)")
+    names: set[str] = set()
+    for path in CONF.rglob("*.yaml"):
+        names.update(pattern.findall(path.read_text(encoding="utf-8")))
+    return frozenset(names)
 
 
 def write(targets: Mapping[str, Callable[..., Any]]) -> None:

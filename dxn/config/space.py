@@ -9,11 +9,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from dxn.config.command import SHORT, Command
+from dxn.config.command import Command
 from dxn.config.compose import type_of
 from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup, problem
-from dxn.config.words import alternatives
+from dxn.config.words import SHORT, alternatives
 from dxn.core.errors import UserError
 from dxn.core.untrusted import load_yaml
 

@@ -6,12 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-
-from dxn.config.command import AS_TYPED, FILES, SHORT, Command, is_path, repeated
 from dxn.config.groups import (
     CONF,
     add_folders,
@@ -22,6 +18,17 @@ from dxn.config.groups import (
 from dxn.config.signatures import marks_of
 from dxn.core.errors import UserError
 from dxn.core.printable import quoted
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+    from dxn.config.command import Command
+
+# Marks an option whose text is taken as it was typed: numbers, brackets and ${...} in it are text.
+AS_TYPED = "as typed"
+# Short forms of the options that are typed most.
+SHORT = {"target": "data.target", "weights": "weights.source", "resume": "resume.run"}
+FILES = ("data.name", "data.path", "data.validation", "data.test")  # options that name files
 
 
 @dataclass
@@ -101,6 +108,43 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
             request.trust = (*request.trust, *(str(name) for name in trusted if name))
     request.trust_all = (*request.trust, *request.installed)
     return request
+
+
+def is_path(word: str) -> bool:
+    """Whether a word of the command line is a path: it is neither an option nor a flag."""
+    # ~KEY deletes a key in Hydra's grammar, and is refused with a message of its own.
+    is_deletion = word.startswith("~") and not word.startswith("~/")
+    return "=" not in word and not word.startswith("-") and not is_deletion
+
+
+def refuse_repeated(words: Sequence[str]) -> None:
+    """Check that no option occurs twice: only the last of its values would have an effect.
+
+    Args:
+        words: Words of a command line after the command.
+
+    Raises:
+        UserError: If one does.
+    """
+    by_key: dict[str, str] = {}
+    for word in words:
+        name, equals, _ = word.lstrip("+").partition("=")
+        key = SHORT.get(name, name)
+        if not equals or is_path(word) or key == "conf_dir":  # there can be several folders
+            continue
+        if key in by_key:
+            raise UserError(repeated(key, by_key[key], word))
+        by_key[key] = word
+
+
+def repeated(key: str, word: str, other: str) -> str:
+    """Return the sentence about an option that occurs twice on a command line."""
+    # A shell replaces train-{000..099}.tar outside of quotes by a word for each of the numbers.
+    hint = f"put a range such as {{000..099}} in quotes: '{key}=...'"
+    return (
+        f"{key}: must be one value, got {word} and {other}; "
+        f"{hint if key in FILES else 'leave one of them out'}"
+    )
 
 
 def alternatives(word: str) -> list[str]:
@@ -192,6 +236,10 @@ def _parse(lines: Sequence[str], problems: list[str], *, sweep: bool = False) ->
     A value that is not valid in Hydra's grammar is taken as text, and so is a list of values
     outside of a sweep: paths and sentences contain commas, brackets and quotes.
     """
+    # It takes a tenth of a second, and the help pages do not need it.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     parsed = []
     for line in lines:
         key, _, value = line.partition("=")
