@@ -42,7 +42,7 @@ FILE = "training.safetensors"
 FROZEN = "frozen.safetensors"
 PREFIX = "step-"
 DAMAGED = "damaged-"
-KEPT = 2
+NUM_CHECKPOINTS = 2
 
 
 def unchanged(tensor: Tensor, like: Tensor | None = None) -> Tensor:
@@ -85,17 +85,17 @@ def save(
     tensors: dict[str, Tensor] = {}
     frozen: dict[str, Tensor] = {}
 
-    def take(name: str, tensor: Tensor, kept: dict[str, Tensor] = tensors) -> Tensor:
+    def take(name: str, tensor: Tensor, group: dict[str, Tensor] = tensors) -> Tensor:
         result = whole(tensor)
         if main:
             # All whole tensors together may not fit into the device.
-            kept[name] = result if result is tensor else result.cpu()
+            group[name] = result if result is tensor else result.cpu()
         return result
 
     fixed = _frozen_names(model)
     for name, tensor in model.state_dict().items():
-        kept = frozen if name in fixed else tensors
-        check_before_saving({name: take(f"model/{name}", tensor, kept)})
+        group = frozen if name in fixed else tensors
+        check_before_saving({name: take(f"model/{name}", tensor, group)})
     for name, tensor in ({} if average is None else average.tensors).items():
         check_before_saving({name: take(f"ema/{name}", tensor)})
     # The state dict of an optimizer numbers the parameters in the order of its groups. safetensors
@@ -113,13 +113,13 @@ def save(
     before = next(iter(all_checkpoints(folder)), target)
     with replace_folder(target) as new:
         write_tensors(new / FILE, tensors, {"state": json.dumps(state.model_dump())})
-        known = _known_sum(before, frozen.keys())
-        if known:
+        digests = _digest_of_frozen(before, frozen.keys())
+        if digests:
             link(before / FROZEN, new / FROZEN)
         elif frozen:
             write_tensors(new / FROZEN, frozen)
-        write_sums(new, known)
-    for path in all_checkpoints(folder)[KEPT:]:
+        write_sums(new, digests)
+    for path in all_checkpoints(folder)[NUM_CHECKPOINTS:]:
         shutil.rmtree(path)
 
 
@@ -127,7 +127,7 @@ def _frozen_names(model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
-def _known_sum(folder: Path, names: Collection[str]) -> dict[str, str]:
+def _digest_of_frozen(folder: Path, names: Collection[str]) -> dict[str, str]:
     """Return the digest of the frozen weights of a checkpoint by the name of their file.
 
     Empty if these are not all of them, or the file cannot be read.
@@ -181,8 +181,8 @@ def load(
     if state.parts > state.batch_size:
         raise UserError(f"{file}: parts: must be at most batch_size, got {state.parts}")
     weights = _without_prefix("model", tensors)
-    own = model.state_dict()
-    check_weights(weights, own, file)
+    expected = model.state_dict()
+    check_weights(weights, expected, file)
     averaged = _without_prefix("ema", tensors)
     if average is not None and averaged:
         check_weights(averaged, average.tensors, file)
@@ -193,7 +193,7 @@ def load(
     log = _without_prefix("log", tensors)
     check_log(log, file)
     factors = _scaler_state(_without_prefix("scaler", tensors), scaler, file)
-    model.load_state_dict({name: divided(t, own[name]) for name, t in weights.items()})
+    model.load_state_dict({name: divided(t, expected[name]) for name, t in weights.items()})
     # A run may turn averaging on or off when it resumes.
     if average is not None and averaged:
         for name, tensor in average.tensors.items():
@@ -201,7 +201,7 @@ def load(
     elif average is not None:
         average.restart()
     # The groups keep the options of the resumed run, such as a new weight decay.
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = [p for param_group in optimizer.param_groups for p in param_group["params"]]
     for i, values in entries.items():
         entries[i] = {name: divided(t, parameters[i]) for name, t in values.items()}
     optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
@@ -366,12 +366,12 @@ def _kinds_of_state(
             torch.zeros(p.shape[:1] + (1,) * (p.ndim - 1), dtype=p.dtype, device=p.device)
             for p in group["params"]
         ]
-        for each in parameters:
-            each.grad = torch.zeros_like(each)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
         trial.param_groups.append({**group, "params": parameters})
         tiny += parameters
     trial.step()
-    states = [trial.state[each] for each in tiny]
+    states = [trial.state[parameter] for parameter in tiny]
     return [
         {name: (torch.as_tensor(v).dtype, not torch.as_tensor(v).ndim) for name, v in state.items()}
         for state in states
@@ -402,18 +402,20 @@ def _scaler_state(
     return {name: tensor.item() for name, tensor in tensors.items()}
 
 
-def _check_generators(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
+def _check_generators(
+    tensors: Mapping[str, Tensor], current: Mapping[str, Tensor], path: Path
+) -> None:
     """Check the states of the random generators.
 
     Args:
         tensors: The saved states by device, (P, bytes) each.
-        own: The states of this process, (bytes,) each.
+        current: The states of this process, (bytes,) each.
         path: File of the tensors, for messages.
 
     Raises:
         UserError: If one is missing or has another size.
     """
-    for name, state in own.items():
+    for name, state in current.items():
         saved = tensors.get(name)
         # A training can move from a CPU to a GPU, whose generator then starts with its seed.
         if saved is None and name != "cpu":

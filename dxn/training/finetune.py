@@ -23,7 +23,7 @@ MAX_LISTED = 6  # linear layers that an error message lists, so that it fits on 
 # The name of a target, and its pattern: the linear layers of all blocks, also those of a decoder.
 ALL_LINEAR = "all-linear"
 BLOCKS = "*.blocks.*"
-PARTS = ("adapters", "fusion", "backbone", "head")  # of a model
+MODEL_PARTS = ("adapters", "fusion", "backbone", "head")  # of a model
 # With the scale alpha / sqrt(rank), alpha does not depend on the rank. It is that of rank 8 with
 # the other scale.
 STABILIZED_ALPHA = 16.0
@@ -190,7 +190,7 @@ def matches(name: str, pattern: str) -> bool:
         name: Complete name of a weight or a layer.
         pattern: See `lora_targets` of `Finetune`.
     """
-    if pattern.partition(".")[0] in PARTS:
+    if pattern.partition(".")[0] in MODEL_PARTS:
         return fnmatchcase(name, pattern)
     # A name starts after a dot, so that proj does not match out_proj.
     return fnmatchcase(f".{name}", f"*.{pattern.lstrip('.')}")

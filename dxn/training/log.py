@@ -99,12 +99,12 @@ class Log:
             return
         # Comparing the step is not enough: if a run stops between the line of an epoch and its
         # checkpoint, the last checkpoint has the same step, and the epoch is validated again.
-        kept = [
+        lines = [
             json.dumps(row)
             for row in read_log(self.path)
             if row["step"] <= state.step and row["epoch"] <= state.epoch
         ]
-        write_text(self.path, "".join(f"{line}\n" for line in kept))
+        write_text(self.path, "".join(f"{line}\n" for line in lines))
 
     def step(self, loss: Tensor, size: int, batches: int, lr: float, state: State) -> None:
         """Record an optimizer step. After every `log_every` steps, write a row.
@@ -166,12 +166,12 @@ class Log:
         """
         loss = _mean(self.losses, self.sizes)
         row: dict[str, Any] = {"step": state.step, "epoch": state.epoch, "train/epoch_loss": loss}
-        known = defined(metrics)
-        self._write({**row, **{f"validation/{name}": value for name, value in known.items()}})
+        figures = defined(metrics)
+        self._write({**row, **{f"validation/{name}": value for name, value in figures.items()}})
         now = time.perf_counter()
         if last or self.epochs <= MAX_LINES or now - self.printed >= MIN_SECONDS:
-            names = [name for name in known if shown is None or name in shown]
-            values = "  ".join(f"{name} {number(known[name])}" for name in names)
+            names = [name for name in figures if shown is None or name in shown]
+            values = "  ".join(f"{name} {number(figures[name])}" for name in names)
             validation = f"  validation {values}" if metrics else ""
             best = " *" if metrics and state.best_epoch == state.epoch else ""
             left = "" if last else f"  {self._left(state)} left"

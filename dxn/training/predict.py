@@ -283,29 +283,29 @@ def _divided(
     The results are sent to the first process in rounds, so that its memory does not grow with the
     samples.
     """
-    index, count = processes()
-    own = copy.copy(samples)
-    batch = np.arange(len(samples)) // batch_size
-    own.rows = samples.rows[(batch % count == index) & (batch >= start)]
-    results = run_batches(run, own, batch_size, device=device)
-    early: list[Any] = []  # the first result of the next round
+    rank, num_processes = processes()
+    share = copy.copy(samples)
+    batches = np.arange(len(samples)) // batch_size
+    share.rows = samples.rows[(batches % num_processes == rank) & (batches >= start)]
+    results = run_batches(run, share, batch_size, device=device)
+    waiting: list[Any] = []  # the first result of the next round
 
-    def take() -> list[Any]:
-        taken: list[Any] = []
-        for result in chain(early, results):
+    def results_of_round() -> list[Any]:
+        of_round: list[Any] = []
+        for result in chain(waiting, results):
             # The rows of samples without augmentation increase.
-            if result[0][0] > last:
-                early[:] = [result]
-                return taken
-            taken.append(result)
-        early.clear()
-        return taken
+            if result[0][0] > last_row:
+                waiting[:] = [result]
+                return of_round
+            of_round.append(result)
+        waiting.clear()
+        return of_round
 
-    size = ROUND * count * batch_size
+    size = ROUND * num_processes * batch_size
     for end in range(start * batch_size + size, len(samples) + size, size):
-        last = samples.rows[min(end, len(samples)) - 1]
-        parts = from_all(take)
-        yield from sorted(chain.from_iterable(parts), key=lambda result: result[0][0])
+        last_row = samples.rows[min(end, len(samples)) - 1]
+        of_processes = from_all(results_of_round)
+        yield from sorted(chain.from_iterable(of_processes), key=lambda result: result[0][0])
 
 
 def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:

@@ -153,20 +153,20 @@ def fit(
     folder.mkdir(parents=True, exist_ok=True)
     train = make_samples(count, task, seed=seed, augment=True, input_dropout=input_dropout)
     train.num_workers = num_workers
-    run = Fit(
-        trainer,
-        model,
-        task,
-        optimizer=optimizer(lr=lr)(model),
-        schedule=cosine(),
-        train=train,
-        validation=make_samples(17, task, seed=seed + 1) if validation else None,
-        folder=folder,
-        keep=saved,
-    )
     # The clock is read once per step and checkpoint.
     minutes = itertools.count()
     with mock.patch("dxn.training.loop.monotonic", lambda: 60 * next(minutes)):
+        run = Fit(
+            trainer,
+            model,
+            task,
+            optimizer=optimizer(lr=lr)(model),
+            schedule=cosine(),
+            train=train,
+            validation=make_samples(17, task, seed=seed + 1) if validation else None,
+            folder=folder,
+            keep=saved,
+        )
         return model, run.run(resume=resume), saved
 
 
