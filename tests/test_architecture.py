@@ -122,7 +122,7 @@ NOT_IMPORTED = {
     ),
     "dxn.runs.saved.loading": (
         "dxn.runs.evaluation dxn.runs.train dxn.runs.prepare dxn.runs.weights dxn.presets "
-        "dxn.report dxn.stacking dxn.viz dxn.weights dxn.training.trainer "
+        "dxn.report dxn.stacking dxn.viz dxn.weights dxn.training.loop "
         "dxn.data.sources.table dxn.runs.predictor.captured"
     ),
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 START = """
 import os, runpy, signal, sys
-import dxn.training.trainer
+import dxn.training.loop
 
 count, *words = sys.argv[1:]
 ranks = set()

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from dxn.training import predict, trainer
+from dxn.training import loop, predict
 
 
 class Stream:
@@ -30,6 +30,6 @@ def copy_ahead(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(log))
     monkeypatch.setattr(predict, "to_device", lambda batch, device: dict(batch))
-    for module in (predict, trainer):
+    for module in (predict, loop):
         monkeypatch.setattr(module, "on_device", lambda batches, device: on_device(batches))
     return log

@@ -48,7 +48,7 @@ from dxn.tokenize import (
     TokenizerOptions,
     VideoAdapter,
 )
-from dxn.training import trainer
+from dxn.training import loop
 from dxn.training.predict import to_device
 
 D = 16
@@ -185,7 +185,7 @@ def _losses(model, batches, call):
         model.zero_grad()
         with keyed(torch.tensor(batch["#index"]), step):
             args = model.task, model, batch, None, torch.device("cpu"), "float32"
-            loss = call(trainer._loss, *args).total
+            loss = call(loop._loss, *args).total
             loss.backward()
         yield loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
 
