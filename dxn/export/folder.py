@@ -98,8 +98,8 @@ def describe(
         "task": predictor.task.name,
         "target": predictor.target,
         "inputs": {
-            name: {"modality": predictor.tokenizers[name].modality, **each}
-            for name, each in recipes.items()
+            name: {"modality": predictor.tokenizers[name].modality, **recipe}
+            for name, recipe in recipes.items()
         },
         "outputs": predictor.task.recipe(predictor.model.head),
         "parts": [
@@ -201,5 +201,5 @@ def _other_files(folder: Path) -> list[str]:
     is_export = (folder / ABOUT).is_file() and sums.is_file()
     lines = sums.read_text(encoding="utf-8", errors="replace").splitlines() if is_export else []
     # Python writes __pycache__ when the example runs.
-    own = {line.partition("  ")[2] for line in lines} | ({SUMS, CACHE} if is_export else set())
-    return sorted(path.name for path in folder.iterdir() if path.name not in own)
+    exported = {line.partition("  ")[2] for line in lines} | ({SUMS, CACHE} if is_export else set())
+    return sorted(path.name for path in folder.iterdir() if path.name not in exported)

@@ -81,13 +81,13 @@ def split_folds(y: np.ndarray) -> np.ndarray:
 
 def _fit_tfidf(block: Tensor, size: int, num_outputs: int) -> TfIdf:
     """Choose the features of a block, and compute their inverse document frequencies."""
-    found: list[tuple[Tensor, Tensor]] = []
+    documents: list[tuple[Tensor, Tensor]] = []  # codes, and the number of rows with each
     for rows, codes in _parts(block, size):
         # Each feature counts once per row. One number per pair is much faster to sort than pairs.
         distinct = (codes * size + rows).unique() // size
-        found.append(distinct.unique_consecutive(return_counts=True))
-    codes, index = torch.cat([codes for codes, _ in found]).unique(return_inverse=True)
-    counts = torch.zeros_like(codes).index_add_(0, index, torch.cat([n for _, n in found]))
+        documents.append(distinct.unique_consecutive(return_counts=True))
+    codes, index = torch.cat([codes for codes, _ in documents]).unique(return_inverse=True)
+    counts = torch.zeros_like(codes).index_add_(0, index, torch.cat([n for _, n in documents]))
     if size >= MIN_ROWS:
         codes, counts = codes[counts > 1], counts[counts > 1]
     if len(codes) > MAX_FEATURES:

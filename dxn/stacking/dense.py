@@ -191,8 +191,8 @@ def _features(module: DenseScores, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     if not len(module.landmarks):
         return features, np.eye(features.shape[1])
     values, vectors = np.linalg.eigh(module.features(module.landmarks).double().numpy())
-    kept = values > MIN_EIGENVALUE * values.max()
-    basis = vectors[:, kept] / np.sqrt(values[kept])
+    is_large = values > MIN_EIGENVALUE * values.max()
+    basis = vectors[:, is_large] / np.sqrt(values[is_large])
     return features @ basis, basis
 
 

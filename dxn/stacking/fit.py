@@ -197,6 +197,6 @@ def _table_columns(baseline: FeatureBaseline, features: Mapping[str, Features]) 
 
 def _about(features: Mapping[str, Features], parts: Sequence[Part]) -> str:
     """Return the name of the baseline, such as "TF-IDF + linear SVM"."""
-    used = [each for each in features.values() if each.counted or each.dense.shape[1]]
-    names = [*(each.about for each in used), *(part.name for part in parts)]
+    read = [summary for summary in features.values() if summary.counted or summary.dense.shape[1]]
+    names = [*(summary.about for summary in read), *(part.name for part in parts)]
     return " + ".join(dict.fromkeys(names))

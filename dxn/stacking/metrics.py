@@ -56,7 +56,7 @@ def metrics_of_parts(
     rows = [row for index, _ in batches for row in index]
     results: dict[str, dict[str, float]] = {}
     for i, name in enumerate((TRANSFORMER, BASELINE)):
-        predicted = [each for _, parts in batches for each in parts[i][0]]
+        predicted = [answer for _, parts in batches for answer in parts[i][0]]
         weight = sum(parts[i][2] for _, parts in batches)
         loss = sum(parts[i][1] for _, parts in batches) / weight if weight else math.nan
         results[name] = score(Predictions(rows, predicted, loss), samples, task)
@@ -102,11 +102,12 @@ def warn_about(
     if TRANSFORMER not in results:
         return []
     metric = task.metric.monitored
-    own, other = (results[name].get(metric, math.nan) for name in (TRANSFORMER, BASELINE))
+    transformer = results[TRANSFORMER].get(metric, math.nan)
+    baseline = results[BASELINE].get(metric, math.nan)
     # Equal metrics, such as two perfect ones, need no advice.
-    if not task.metric.is_better(other, own):
+    if not task.metric.is_better(baseline, transformer):
         return []
-    pair = f"{metric} {number(other)} and {number(own)}"
+    pair = f"{metric} {number(baseline)} and {number(transformer)}"
     line = f"warning: the baseline is better than the transformer ({pair})"
     if state.best_epoch <= EARLY * state.epoch:
         return [
@@ -120,11 +121,11 @@ def warn_about(
 
 def outputs_of_parts(network: Network, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the outputs (B, ...) of the model and of the baseline; members are combined."""
-    own = [as_float(model(batch)) for model in network.models]
+    outputs = [as_float(model(batch)) for model in network.models]
     # A member whose baseline does not lower the loss is saved without it.
     stacks = [stack for stack in stacks_of(network) if stack.baseline is not None]
-    other = [stack.baseline_output(batch) for stack in stacks]
-    if len(own) == 1:
-        return own[0], other[0]
+    baseline_outputs = [stack.baseline_output(batch) for stack in stacks]
+    if len(outputs) == 1:
+        return outputs[0], baseline_outputs[0]
     assert task.space is not None
-    return task.space.mean(own), task.space.mean(other)
+    return task.space.mean(outputs), task.space.mean(baseline_outputs)

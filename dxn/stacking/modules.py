@@ -50,11 +50,11 @@ class TfIdf(nn.Module):
             size: Number of samples.
         """
         rows, codes = counted.cpu().numpy()
-        known = self.codes.cpu().numpy()
-        columns = np.minimum(known.searchsorted(codes), len(known) - 1)
-        cells = (rows * len(known) + columns)[known[columns] == codes]
+        vocabulary = self.codes.cpu().numpy()
+        columns = np.minimum(vocabulary.searchsorted(codes), len(vocabulary) - 1)
+        cells = (rows * len(vocabulary) + columns)[vocabulary[columns] == codes]
         cells, counts = np.unique(cells, return_counts=True)
-        rows, columns = np.divmod(cells, len(known))
+        rows, columns = np.divmod(cells, len(vocabulary))
         idf = self.idf.cpu().numpy()[columns]
         values = (1 + np.log(counts.astype(np.float32))) * idf
         squares = np.bincount(rows, values * values, size)
@@ -66,7 +66,7 @@ class TfIdf(nn.Module):
         # The entries are sorted by row, as embedding_bag needs it.
         offsets = rows.searchsorted(np.arange(size))
         columns, values, offsets = (
-            torch.from_numpy(each).to(self.weight.device) for each in (columns, values, offsets)
+            torch.from_numpy(array).to(self.weight.device) for array in (columns, values, offsets)
         )
         return F.embedding_bag(columns, self.weight, offsets, mode="sum", per_sample_weights=values)
 

@@ -266,7 +266,7 @@ def _read(
 
 
 def _products(x: Tensor, y: Tensor, known: Tensor) -> Products:
-    x, y = (each.flatten(0, 1).double() for each in (x, y))
+    x, y = x.flatten(0, 1).double(), y.flatten(0, 1).double()
     is_known = known.flatten(0, 1).any(1)
     weight = FAR / y.abs().amax(1).clamp(min=FAR) * is_known
     x, y = x * weight[:, None], y * weight[:, None]
@@ -275,10 +275,10 @@ def _products(x: Tensor, y: Tensor, known: Tensor) -> Products:
 
 def _sum(products: Sequence[Products]) -> Products:
     return Products(
-        torch.stack([each.xx for each in products]).sum(0),
-        torch.stack([each.xy for each in products]).sum(0),
-        torch.stack([each.yy for each in products]).sum(0),
-        sum(each.weight for each in products),
+        torch.stack([part.xx for part in products]).sum(0),
+        torch.stack([part.xy for part in products]).sum(0),
+        torch.stack([part.yy for part in products]).sum(0),
+        sum(part.weight for part in products),
     )
 
 
@@ -302,7 +302,7 @@ def _candidates(products: Products, simple: Sequence[Tensor]) -> list[list[Tenso
     for prior in simple:
         rest = vectors.T @ (products.xy - products.xx @ prior)
         scaled = [rest / (values + unit * penalty)[:, None] for penalty in PENALTIES]
-        result.append([prior + vectors @ each for each in scaled])
+        result.append([prior + vectors @ solution for solution in scaled])
     return result
 
 

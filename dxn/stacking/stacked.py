@@ -107,10 +107,13 @@ class Stacked(Network):
 
         Empty if the baseline does not take part.
         """
-        own, other = self.mix.tolist()
-        if self.baseline is None or not other:
+        model_factor, baseline_factor = self.mix.tolist()
+        if self.baseline is None or not baseline_factor:
             return ""
-        return f"{own:.2f} x transformer + {other:.2f} x baseline ({self.baseline.about})"
+        return (
+            f"{model_factor:.2f} x transformer + {baseline_factor:.2f} x baseline "
+            f"({self.baseline.about})"
+        )
 
 
 def stacks_of(network: Network) -> list[Stacked]:
@@ -226,10 +229,14 @@ def load_stacks(folder: Path, models: Sequence[MultimodalModel]) -> list[Network
             networks.append(model)
             continue
         prefix = f"{number}."
-        own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        own_tensors = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
         baseline = None
         if entry.baseline is not None:
-            baseline = _read_baseline(entry.baseline, own, model, folder)
+            baseline = _read_baseline(entry.baseline, own_tensors, model, folder)
         networks.append(Stacked(model, baseline, (entry.mix[0], entry.mix[1])))
     return networks
 

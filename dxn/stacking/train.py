@@ -77,17 +77,17 @@ def train_stack(
             "mix it with the baseline"
         )
         return stack
-    own, other = _mix(stack, task, validation, batch_size=batch_size)
-    stack.mix.copy_(torch.tensor([own, other]))
-    if other:
+    factors = _mix(stack, task, validation, batch_size=batch_size)
+    stack.mix.copy_(torch.tensor(factors))
+    if factors[1]:
         say(
             f"note: the mixture answers: {stack.formula()}; its factors have the lowest validation "
             "loss"
         )
     else:
         say(
-            f"note: the transformer answers, scaled by {own:.2f}; the baseline does not lower the "
-            "validation loss"
+            f"note: the transformer answers, scaled by {factors[0]:.2f}; the baseline does not "
+            "lower the validation loss"
         )
     return stack
 
@@ -103,7 +103,7 @@ def _learn_scores(
     """Train a baseline on features of the inputs; None if the task or the inputs have none."""
     _limit_counted(model, train, batch_size=batch_size, say=say)
     rows, features = collect(model, train, batch_size=batch_size)
-    if not any(each.counted or each.dense.shape[1] for each in features.values()):
+    if not any(summary.counted or summary.dense.shape[1] for summary in features.values()):
         return None
     values = [(train.opened.targets or ())[row] for row in rows]
     learned = score_targets(task, values)
@@ -142,7 +142,7 @@ def _limit_counted(
     few = copy.copy(samples)
     few.keep(MAX_PROBED)
     _, features = collect(model, few, batch_size=batch_size)
-    counted = [block for each in features.values() for block in each.counted]
+    counted = [block for summary in features.values() for block in summary.counted]
     per_sample = sum(block.shape[1] for block in counted) / len(few)
     count = max(int(MAX_COUNTED / max(per_sample, 1)), MIN_ROWS)
     if count < len(samples):
@@ -193,10 +193,10 @@ def collect(
     parts: dict[str, list[tuple[int, Features]]] = {}
     with torch.inference_mode():
         for index, features in run_batches(run, samples, batch_size, device=device):
-            for name, each in features.items():
-                parts.setdefault(name, []).append((len(rows), each))
+            for name, summary in features.items():
+                parts.setdefault(name, []).append((len(rows), summary))
             rows += index
-            width = sum(each[0][1].dense.shape[1] for each in parts.values())
+            width = sum(batches[0][1].dense.shape[1] for batches in parts.values())
             if width * len(samples) > MAX_NUMBERS:
                 return [], {}
     # In the order of the model, although the first batch can lack an input.

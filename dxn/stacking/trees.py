@@ -159,10 +159,10 @@ def _module(models: list[Weighted], columns: np.ndarray, num_outputs: int) -> Tr
     nodes = np.concatenate([nodes for nodes, _ in trees])
     module = Trees(len(trees), len(nodes), num_outputs)
     is_leaf = nodes["is_leaf"].astype(bool)
-    own = np.arange(len(nodes))
+    itself = np.arange(len(nodes))
     start = np.repeat(starts[:-1], np.diff(starts))
     for name in ("left", "right"):
-        child = np.where(is_leaf, own, nodes[name].astype(np.int64) + start)
+        child = np.where(is_leaf, itself, nodes[name].astype(np.int64) + start)
         module.get_buffer(name).copy_(torch.from_numpy(child))
     module.roots.copy_(torch.from_numpy(starts[:-1]))
     module.feature.copy_(torch.from_numpy(np.where(is_leaf, 0, columns[nodes["feature_idx"]])))

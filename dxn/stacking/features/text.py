@@ -48,7 +48,8 @@ def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
     # first one can be the end of the text before.
     is_space = kinds & IS_SPACE != 0
     is_last = np.append(~(is_space[:-1] & is_space[1:]), True)
-    chars, rows, kinds, is_space = (each[is_last] for each in (chars, rows, kinds, is_space))
+    chars, rows = chars[is_last], rows[is_last]
+    kinds, is_space = kinds[is_last], is_space[is_last]
     chars = np.where(is_space, SPACE, chars)
     # Sums over prefixes, from which the hashes of all parts of the sequence follow. The terms are
     # below 2**31, so the sum of 2**32 of them fits into int64.
@@ -91,9 +92,10 @@ def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
         gram_codes.append(codes[is_gram])
     grams = np.stack([np.concatenate(gram_rows), np.concatenate(gram_codes)])
     device = batch["ids"].device
-    counted = [torch.from_numpy(each) for each in (np.stack([word_rows, word_codes]), grams)]
+    blocks = [np.stack([word_rows, word_codes]), grams]
+    counted = [torch.from_numpy(block).to(device) for block in blocks]
     empty = torch.zeros(len(texts), 0, device=device)
-    return Features("TF-IDF", empty, tuple(each.to(device) for each in counted))
+    return Features("TF-IDF", empty, tuple(counted))
 
 
 def _kinds(chars: np.ndarray) -> np.ndarray:
