@@ -209,7 +209,7 @@ class StreamOrder(BatchOrder):
         self.count, self.end, self.is_over = self.skip, None, False
 
     def position(self, batch: int) -> dict[str, Tensor]:
-        positions = (batch and self._done.get(batch)) or [""] * self.num_readers
+        positions = self._done[batch] if batch else [""] * self.num_readers
         texts = [text.encode().ljust(POSITION_BYTES) for text in positions]
         assert {len(text) for text in texts} == {POSITION_BYTES}
         return {

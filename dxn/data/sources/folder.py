@@ -92,7 +92,7 @@ def folder(
         labels = [label for _, label in members_of]
         cells: dict[str, list[str | None]] = {TARGET: labels}
         for modality in names:
-            cells[modality] = [_cell(member, files[modality]) for member, _ in members_of]
+            cells[modality] = [_cell(member, modality, files[modality]) for member, _ in members_of]
         rows[name] = Rows(cells, [member.name for member, _ in members_of])
     splits = complete_splits(rows, fractions, seed=seed, notes=notes, files=names)
     return Source(
@@ -164,9 +164,10 @@ def _only(modalities: Sequence[str], root: Path) -> str:
     return next(iter(counts))
 
 
-def _cell(member: Member, reader: Reader) -> str | None:
+def _cell(member: Member, modality: str, reader: Reader) -> str | None:
     """Return the path of a file; None if a reader cannot read this kind of file."""
-    return member.path if reader.score([member.parts[-1]]) else None
+    profile = profile_of([member.parts[-1]])
+    return None if modality_of(profile, {modality: reader}) is None else member.path
 
 
 def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Member, str | None]]]:
