@@ -87,7 +87,7 @@ def messages(call, *arguments, **named):
             "geglu, geglu_tanh, got 'glu'; did you mean",
         ),
         (
-            ["data.fractions=2"],
+            ["data=table", "data.path=x.csv", "data.fractions=2"],
             "data.fractions: must be a list",
         ),
         (["adapters.text.norm=true"], "adapters.text.norm: must be EmbeddingNormOptions or null"),
