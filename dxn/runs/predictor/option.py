@@ -141,13 +141,16 @@ def inputs_beside(
         readers: Reader of each input, by input name.
         columns: Column of the training table that each input was read from, by input name.
     """
-    present = [value for value in values if value is not None]
+    from dxn.tokenize.column_profile import profile_of
+    from dxn.tokenize.recognize import modality_of
+
+    profile = profile_of(values)
     others = [
         other
         for other, reader in readers.items()
         if other != name
         and columns.get(other, other) == columns.get(name, name)
-        and reader.score(present)
+        and modality_of(profile, {reader.modality: reader}) is not None
     ]
     return [name, *others]
 
