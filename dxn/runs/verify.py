@@ -126,8 +126,10 @@ def _load_checkpoints(folder: Path, result: Verified) -> None:
         return validated(State, content, file)
 
     paths = checkpoint.all_checkpoints(folder)
-    if not paths:
+    if not paths and (folder.parent / MODEL).exists():  # each epoch ends with a checkpoint
         result.problems.append(f"{folder}: no checkpoint, so this run cannot be resumed")
+    elif not paths:
+        result.notes.append(f"{folder}: no checkpoint yet, no epoch has finished")
     states = [result.attempt(lambda: load(path)) for path in paths]  # noqa: B023
     steps = [f"step {state.step:,}" for state in states if state is not None]
     if steps:

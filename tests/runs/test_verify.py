@@ -55,7 +55,7 @@ def test_what_is_not_there_yet_is_no_problem(tmp_path, monkeypatch, capsys):
         main(["train", *TINY_DIGITS, "adapters=[text]", f"run={tmp_path / 'run'}"])
     (tmp_path / "run" / "checkpoints" / ".unfinished-0123abcd-step-000000003").mkdir()
     notes = [line for line in verified(capsys, tmp_path / "run") if line.startswith("note: ")]
-    assert len(notes) == 4
+    assert len(notes) == 5
     assert "no epoch has finished" in notes[0]
     assert ".unfinished-0123abcd-step-000000003" in notes[-1]
 

@@ -14,6 +14,7 @@ from helpers.training import fit, make_model, make_task
 from safetensors.torch import load_file
 from torch import nn
 
+from dxn.core.errors import UserError
 from dxn.training.checkpoint import FILE, all_checkpoints
 from dxn.training.finetune import Finetune
 from dxn.training.optim import adamw, muon
@@ -123,7 +124,7 @@ def test_another_number_of_processes_continues_a_sharded_training(trained, name,
 
 
 def test_a_single_process_cannot_be_sharded(tmp_path):
-    with pytest.raises(ValueError, match="shard needs several processes; start them with torchrun"):
+    with pytest.raises(UserError, match=r"trainer\.shard: needs several processes"):
         train(tmp_path, "plain", batch_size=12, shard=True)
 
 
