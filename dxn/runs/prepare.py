@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -297,7 +297,15 @@ def prepare(
         print_line(f"note: {note}")
     release_memory()  # a table needs more memory while it is read
     splits = open_splits(source, tokenizers, task, loader=parts["loader"])
-    _fit(plan, splits["train"], adapters, task, is_fitted=fitted is not None)
+    fit = partial(_fit, plan, splits["train"], adapters, task, is_fitted=fitted is not None)
+    if fitted is not None:
+        fit()
+    else:
+        # Two trainings of a tokenizer can give two tokenizers.
+        files = from_first(fit)
+        if rank:
+            use_files(files, adapters, task, config["seed"])
+            task.target.bind(by_input)
     if pretraining is not None:
         pretraining.target.bind(by_input)
     prints = fingerprint(splits)
@@ -395,8 +403,8 @@ def _use_metrics(task: Task, trainer: Trainer, settings: Settings) -> None:
 
 def _fit(
     plan: Plan, train: Opened, adapters: Mapping[str, Adapter], task: Task, *, is_fitted: bool
-) -> None:
-    """Fit the adapters and the task on the training split, in the first process.
+) -> dict[str, bytes]:
+    """Fit the adapters and the task on the training split.
 
     Args:
         plan: The plan.
@@ -404,28 +412,17 @@ def _fit(
         adapters: The adapters by their key in the model.
         task: The task.
         is_fitted: Whether vocabularies and labels have been read from another run.
+
+    Returns:
+        What they have learned, as files for the other processes. Empty: there are none.
     """
-    seed = plan.config["seed"]
-    rank, num_processes = processes()
-    by_input = {name: adapters[key] for name, key in plan.model.keys.items()}
-
-    def fit() -> dict[str, bytes]:
-        texts = task.target.texts(train.targets or ())
-        fit_adapters(adapters, plan.inputs, train, texts, seed=seed)
-        task.target.bind(by_input)
-        if is_fitted:
-            return {}
-        task.target.fit(train.targets or ())
-        return fitted_files(adapters, task) if num_processes > 1 else {}
-
+    texts = task.target.texts(train.targets or ())
+    fit_adapters(adapters, plan.inputs, train, texts, seed=plan.config["seed"])
+    task.target.bind({name: adapters[key] for name, key in plan.model.keys.items()})
     if is_fitted:
-        fit()
-        return
-    # Two trainings of a tokenizer can give two tokenizers.
-    files = from_first(fit)
-    if rank:
-        use_files(files, adapters, task, seed)
-        task.target.bind(by_input)
+        return {}
+    task.target.fit(train.targets or ())
+    return fitted_files(adapters, task) if processes()[1] > 1 else {}
 
 
 def _check_same(prints: Mapping[str, Any]) -> None:
