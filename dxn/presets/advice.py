@@ -42,6 +42,7 @@ class Facts:
             fractions if both are at most 1. None: the targets are no objects.
         is_forecast: Whether the target continues a series.
         is_codec: Whether the input itself is restored.
+        minutes: Time limit of the training.
         epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
             into the time limit of the training, from the measured speed of the backbone.
     """
@@ -53,4 +54,5 @@ class Facts:
     object_size: Sequence[float] | None = None
     is_forecast: bool = False
     is_codec: bool = False
+    minutes: float = 5.0
     epochs_within_limit: Callable[[float], float] = lambda tokens: math.inf

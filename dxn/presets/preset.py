@@ -9,7 +9,7 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -60,6 +60,31 @@ WAITING = {
     "input_dropout": "loader.input_dropout",
 }
 SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
+# What trainings of a kind have in common. `_training_advice` adds what depends on their rows.
+FORECAST = {
+    "trainer.ema_decay": 0.99,
+    "backbone.depth": 2,
+    "backbone.dropout": 0.3,
+    "backbone.norm.final_norm": False,  # the level of a patch, which a norm removes, matters
+    "head.dropout": 0.4,
+}
+CODEC = {"trainer.ema_decay": 0.99, "backbone.dropout": 0.0, MUON[0]: MUON[1]}
+TABLE = {"backbone.depth": 2, "trainer.ema_decay": 0.99, "trainer.max_minutes": MINUTES}
+SMALL_TABLE_OPTIONS = {
+    "backbone.depth": 1,
+    "backbone.dropout": 0.2,
+    "batch_size": 32,
+    "trainer.epochs": 40,
+    "trainer.patience": 0,
+    "trainer.precision": "float32",
+}
+JOINT = {
+    "trainer.ema_decay": 0.998,
+    "backbone.dropout": 0.0,
+    "head.dropout": 0.0,
+    "backbone.block.mlp": "swiglu",
+    MUON[0]: MUON[1],
+}
 # By modality: weights, and the number of training rows from which training from scratch can be as
 # good. A few thousand photos are far too few to learn what edges and objects look like.
 RECOMMENDED = {"image": ("google/vit-base-patch16-224", 5000)}
@@ -77,7 +102,8 @@ def choose_options(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration with the options of the preset, and lines to print.
 
-    Nothing is changed with preset=plain, with pretraining, and for a task that has no preset.
+    Nothing is changed with preset=plain, with pretraining, and for a task that has no preset. The
+    lines also recommend public weights, if they usually help.
 
     Args:
         config: The configuration of a training that starts from random weights.
@@ -90,11 +116,21 @@ def choose_options(
         trust: Top-level packages besides dxn whose code the configuration may use.
     """
     values = copy.deepcopy(dict(config))
+    modalities = {readers[key].modality for key in nodes.values()}
+    lines: list[str] = []
+    # For several modalities there is no single checkpoint, and for tasks without targets, weights
+    # were not compared.
+    if task.is_supervised and len(modalities) == 1:
+        (modality,) = modalities
+        weights, enough = RECOMMENDED.get(modality, ("", 0))
+        if source.num_training_rows < enough:
+            sentence = f"few {modality}s: public weights usually help, but need a GPU"
+            lines.append(f"note: {sentence}: weights={weights}")
     is_codec = task.answer_kind is AnswerKind.CODES
     has_preset = is_codec or (task.space is not None and task.space.kind is not None)
     is_used = config["preset"] == AUTO and not config.get("pretrain") and has_preset
     if not is_used or not source.splits.get("train"):
-        return values, []
+        return values, lines
     used: list[Advice] = []
     for advice in _all_advice(config, chosen, task, source, nodes, readers, device, trust):
         exists, old = lookup(values, advice.key)
@@ -107,7 +143,7 @@ def choose_options(
     # Interpolations have been resolved already.
     if not is_chosen("trainer.batch_size", chosen):
         values["trainer"]["batch_size"] = values["batch_size"]
-    return values, _lines(used)
+    return values, [*_lines(used), *lines]
 
 
 def is_chosen(key: str, chosen: frozenset[str]) -> bool:
@@ -116,23 +152,6 @@ def is_chosen(key: str, chosen: frozenset[str]) -> bool:
     # adapters=[text] chooses which adapters there are, and not their options.
     above = {".".join(parts[:i]) for i in range(1, len(parts) + 1)} - {"adapters"}
     return any(name in above or name.startswith(f"{key}.") for name in chosen)
-
-
-def recommended_weights(modalities: Collection[str], rows: int) -> str | None:
-    """Return a sentence that recommends public weights, or None.
-
-    Args:
-        modalities: Modality of each input of the model.
-        rows: Number of training rows.
-    """
-    # For several modalities there is no single checkpoint.
-    if len(set(modalities)) != 1:
-        return None
-    modality = next(iter(modalities))
-    source, enough = RECOMMENDED.get(modality, ("", 0))
-    if rows >= enough:
-        return None
-    return f"few {modality}s: public weights usually help, but need a GPU: weights={source}"
 
 
 def _all_advice(
@@ -159,25 +178,30 @@ def _all_advice(
         object_size = task.object_size(sample.cells.get(TARGET, ()))
         if object_size is None:  # events, for which there are no rules
             return
+    rows = source.num_training_rows
+    is_codec = task.answer_kind is AnswerKind.CODES
+    has_many_values = object_size is not None or is_codec
+    many = rows >= MANY or num_files > 1 or has_many_values
+    minutes = MANY_MINUTES if many else MINUTES
+    limit = config["trainer"].get("max_minutes")
+    limit = limit if is_chosen("trainer.max_minutes", chosen) else minutes
+
+    def epochs_within_limit(tokens: float) -> float:
+        if limit is None:
+            return math.inf
+        seconds = seconds_per_token(config, device, trust) * tokens * rows
+        return 60 * limit / (OVERHEAD * seconds)
+
     facts = Facts(
-        source.num_training_rows,
+        rows,
         len(nodes),
         num_files,
         object_size=object_size,
         is_forecast=is_forecast,
-        is_codec=task.answer_kind is AnswerKind.CODES,
+        is_codec=is_codec,
+        minutes=minutes,
+        epochs_within_limit=epochs_within_limit,
     )
-    minutes = _minutes(facts)
-    if is_chosen("trainer.max_minutes", chosen):
-        minutes = config["trainer"].get("max_minutes")
-
-    def epochs_within_limit(tokens: float) -> float:
-        if minutes is None:
-            return math.inf
-        seconds = seconds_per_token(config, device, trust) * tokens * source.num_training_rows
-        return 60 * minutes / (OVERHEAD * seconds)
-
-    facts = replace(facts, epochs_within_limit=epochs_within_limit)
     yield from _training_advice(facts, chosen, is_validated=bool(source.splits.get("validation")))
     for key in dict.fromkeys(nodes.values()):
         names = [name for name in nodes if nodes[name] == key and name in train.cells]
@@ -195,33 +219,43 @@ def _training_advice(
     """Yield the options that depend on the number of rows and inputs only."""
     rows = facts.rows
     about = f"{rows:,} training rows"
+    views, fewest = VIEWS, MIN_EPOCHS
+    batch_size = 32 if rows < FEW else 128 if rows >= MANY else 64
+    minutes: float | None = facts.minutes
+    is_joint = False
     if facts.is_forecast:
-        yield from _forecast_advice(facts, about)
-        return
-    if facts.is_codec:
-        yield from _schedule(rows, VIEWS, about, batch_size=CODEC_BATCH)
-        yield Advice("trainer.max_minutes", _minutes(facts), about)
-        yield Advice("trainer.ema_decay", 0.99, about)
-        yield Advice("backbone.dropout", 0.0, about)
-        yield Advice(*MUON, about)
-        return
-    if facts.object_size is not None:
+        views, fewest, batch_size, options = WINDOW_VIEWS, MIN_WINDOW_EPOCHS, 64, FORECAST
+    elif facts.is_codec:
+        batch_size, options = CODEC_BATCH, CODEC
+    elif facts.object_size is not None:
         # A picture has several objects, so that fewer pictures make a batch.
-        yield from _schedule(rows, VIEWS, about, batch_size=8 if rows < FEW else None)
-        yield Advice("trainer.max_minutes", _minutes(facts), about)
-        yield Advice("trainer.ema_decay", 0.99, about)
+        batch_size, options = 8 if rows < FEW else batch_size, {"trainer.ema_decay": 0.99}
+    elif not facts.num_files:
+        about = f"{about} of {facts.num_inputs} columns"
+        options = TABLE
+        if rows <= SMALL_TABLE:
+            minutes, options = None, SMALL_TABLE_OPTIONS
+            if facts.num_inputs > 1:
+                # Hidden cells, so that no single column is memorized.
+                options = {**options, "loader.input_dropout": INPUT_DROPOUT}
+    elif facts.num_files == 1:
+        dropout = 0.0 if rows >= MANY else 0.2
+        options = {"trainer.ema_decay": 0.99, "backbone.dropout": dropout}
+    else:
+        is_joint, views, minutes, options = True, JOINT_VIEWS, None, {}
+    schedule = {
+        "trainer.epochs": min(max(math.ceil(views / rows), fewest), MAX_EPOCHS),
+        "trainer.patience": PATIENCE,
+        "batch_size": batch_size,
+    }
+    if minutes is not None:
+        schedule["trainer.max_minutes"] = minutes
+    for key, value in {**schedule, **options}.items():
+        yield Advice(key, value, about)
+    if not is_joint:
         return
-    if not facts.num_files:
-        yield from _table_advice(facts, about)
-        return
-    is_alone = facts.num_files == 1
-    inputs = about if is_alone else f"{facts.num_files} inputs"
-    yield from _schedule(rows, VIEWS if is_alone else JOINT_VIEWS, about)
-    yield Advice("trainer.max_minutes", _minutes(facts), inputs)
-    if is_alone:
-        yield Advice("trainer.ema_decay", 0.99, about)
-        yield Advice("backbone.dropout", 0.0 if rows >= MANY else 0.2, about)
-        return
+    inputs = f"{facts.num_files} inputs"
+    yield Advice("trainer.max_minutes", facts.minutes, inputs)
     # A model memorizes few rows before the validation loss shows it, so with few rows only patience
     # waits. It would end the training of a model that is at chance for many epochs. A model of many
     # rows that is still at chance must combine its inputs, and needs all of them as they are. One
@@ -237,17 +271,8 @@ def _training_advice(
         yield Advice("trainer.mixup", 1.0, about if rows < FEW else inputs)
     if rows >= SOME:
         yield Advice("batch_size", 128, inputs)
-    yield Advice("trainer.ema_decay", 0.998, inputs)
-    yield Advice("backbone.dropout", 0.0, inputs)
-    yield Advice("head.dropout", 0.0, inputs)
-    yield Advice("backbone.block.mlp", "swiglu", inputs)
-    yield Advice(*MUON, inputs)
-
-
-def _minutes(facts: Facts) -> float:
-    has_many_values = facts.object_size is not None or facts.is_codec
-    many = facts.rows >= MANY or facts.num_files > 1 or has_many_values
-    return MANY_MINUTES if many else MINUTES
+    for key, value in JOINT.items():
+        yield Advice(key, value, inputs)
 
 
 def seconds_per_token(
@@ -270,50 +295,6 @@ def seconds_per_token(
             times.append(time.perf_counter() - start)
     # The first step takes longer.
     return statistics.median(times[1:]) / (size * length)
-
-
-def _forecast_advice(facts: Facts, about: str) -> Iterator[Advice]:
-    """Yield the options for windows of series, which overlap, so that few epochs suffice."""
-    epochs = min(max(math.ceil(WINDOW_VIEWS / facts.rows), MIN_WINDOW_EPOCHS), MAX_EPOCHS)
-    yield Advice("trainer.epochs", epochs, about)
-    yield Advice("trainer.patience", PATIENCE, about)
-    yield Advice("batch_size", 64, about)
-    yield Advice("trainer.max_minutes", _minutes(facts), about)
-    yield Advice("trainer.ema_decay", 0.99, about)
-    yield Advice("backbone.depth", 2, about)
-    yield Advice("backbone.dropout", 0.3, about)
-    # The level of a patch, which a norm removes, matters.
-    yield Advice("backbone.norm.final_norm", False, about)
-    yield Advice("head.dropout", 0.4, about)
-
-
-def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:
-    """Yield the options for a table without texts and files."""
-    about = f"{about} of {facts.num_inputs} columns"
-    if facts.rows > SMALL_TABLE:
-        yield Advice("backbone.depth", 2, about)
-        yield Advice("trainer.ema_decay", 0.99, about)
-        yield from _schedule(facts.rows, VIEWS, about)
-        yield Advice("trainer.max_minutes", MINUTES, about)
-        return
-    yield Advice("backbone.depth", 1, about)
-    yield Advice("backbone.dropout", 0.2, about)
-    yield Advice("batch_size", 32, about)
-    yield Advice("trainer.epochs", 40, about)
-    yield Advice("trainer.patience", 0, about)
-    yield Advice("trainer.precision", "float32", about)
-    if facts.num_inputs > 1:
-        # Hidden cells, so that no single column is memorized.
-        yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
-
-
-def _schedule(rows: int, views: int, about: str, batch_size: int | None = None) -> Iterator[Advice]:
-    """Yield the number of epochs in which a training sees this many samples, and what follows."""
-    epochs = min(max(math.ceil(views / rows), MIN_EPOCHS), MAX_EPOCHS)
-    yield Advice("trainer.epochs", epochs, about)
-    yield Advice("trainer.patience", PATIENCE, about)
-    usual = 32 if rows < FEW else 128 if rows >= MANY else 64
-    yield Advice("batch_size", batch_size or usual, about)
 
 
 def _lines(used: Sequence[Advice]) -> list[str]:

@@ -34,7 +34,7 @@ from dxn.data.loader import InputDropout, LoaderOptions
 from dxn.data.rows import Source
 from dxn.data.token_windows import make_samples
 from dxn.models.model import MultimodalModel, count_parameters
-from dxn.presets.preset import choose_options, recommended_weights
+from dxn.presets.preset import choose_options
 from dxn.runs.build import build_adapters, build_model
 from dxn.runs.data import (
     count_classes,
@@ -242,10 +242,6 @@ def prepare(
                 config, settings.chosen, task, source, in_use, readers, device, trust
             )
         )
-        if task.is_supervised:  # for other tasks, weights were not compared
-            modalities = [spec.modality for spec in inputs.values()]
-            advice = recommended_weights(modalities, source.num_training_rows)
-            lines += [f"note: {advice}"] if advice else []
     # Again, because the targets can choose the task, and the preset other options.
     check_combinations(config, task, trust, ensemble=members)
     minutes = config["trainer"].get("max_minutes")
