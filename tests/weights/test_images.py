@@ -107,6 +107,14 @@ def save_clip(folder, processor):
         processor.save_pretrained(folder)
 
 
+def save_siglip(folder, processor):
+    vision = {**SIZES, "image_size": 40, "patch_size": 8}
+    transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision)).save_pretrained(
+        folder
+    )
+    processor.save_pretrained(folder)
+
+
 def vit_processor(**options):
     usual = {"size": {"height": 24, "width": 24}, "image_mean": MEAN, "image_std": STD}
     return transformers.ViTImageProcessor(**{**usual, **options})
@@ -141,9 +149,16 @@ PROCESSORS = {
     "ViT, bilinear": (save_vit, vit_processor),
     "ViT, bicubic": (save_vit, lambda: vit_processor(resample=3)),
     "ViT, not normalized": (save_vit, lambda: vit_processor(do_normalize=False)),
+    "ViT, not rescaled": (save_vit, lambda: vit_processor(do_rescale=False)),
+    "ViT, from 0 to 2": (save_vit, lambda: vit_processor(rescale_factor=1 / 127.5)),
+    "ViT, neither": (save_vit, lambda: vit_processor(do_rescale=False, do_normalize=False)),
     "DeiT, stretched and cropped": (save_deit, deit_processor),
     "DINOv2": (lambda f, p: save_dinov2(f, p, side=32), bit_processor),
     "DINOv2, bilinear": (save_dinov2, lambda: bit_processor(64, 48, resample=2)),
+    "DINOv2, wider than high": (
+        save_dinov2,
+        lambda: bit_processor(size={"height": 24, "width": 40}, do_center_crop=False),
+    ),
     # 44 / (44 / 85) is a little less than 85.
     "DINOv2, a crop ratio with a rounding error": (save_dinov2, lambda: bit_processor(85, 44)),
     "CLIP": (save_clip, clip_processor),
@@ -201,6 +216,46 @@ def test_gray_palette_and_transparent_images_are_converted_as_by_transformers(na
     save(tmp_path, processor)
     adapter = adapter_of(tmp_path, "image", part="image")
     image = picture(59, 61, mode)
+    assert_same_pixels(adapter, image, processed(processor, image))
+
+
+# How to save each, and its processor.
+USUAL = {
+    "ViT": (save_vit, vit_processor),
+    "DeiT": (save_deit, deit_processor),
+    "DINOv2": (save_dinov2, bit_processor),
+    "CLIP": (save_clip, clip_processor),
+    "SigLIP": (
+        save_siglip,
+        lambda: transformers.SiglipImageProcessor(size={"height": 40, "width": 40}),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["with its class", "without its class"])
+@pytest.mark.parametrize("name", USUAL)
+def test_without_a_filter_the_processors_default_is_used(name, is_named, tmp_path):
+    save, make = USUAL[name]
+    processor = make()
+    save(tmp_path, processor)
+    path = tmp_path / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    removed = ["resample", *([] if is_named else ["image_processor_type"])]
+    path.write_text(json.dumps({k: v for k, v in settings.items() if k not in removed}))
+    adapter = adapter_of(tmp_path, "image", part="image")
+    image = picture(97, 67)
+    assert_same_pixels(adapter, image, processed(processor, image))
+
+
+def test_the_file_names_the_processor(tmp_path):
+    processor = bit_processor()
+    save_vit(tmp_path, processor, side=48)
+    path = tmp_path / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    del settings["resample"], settings["do_center_crop"]
+    path.write_text(json.dumps({**settings, "image_processor_type": "BitImageProcessorFast"}))
+    adapter = adapter_of(tmp_path, "image")
+    image = picture(101, 67)
     assert_same_pixels(adapter, image, processed(processor, image))
 
 
@@ -265,6 +320,24 @@ REFUSED = [
         lambda: bit_processor(40, 48),
         "a crop of 48 pixels from images of 40, padded with black",
     ),
+    (
+        lambda: bit_processor(crop_size={"height": 24, "width": 40}),
+        "images that are cropped, and are not square before or after it",
+    ),
+    (lambda: vit_processor(do_resize=False), r"images that are not resized \(do_resize=false\)"),
+    (
+        lambda: bit_processor(size={"shortest_edge": 24, "longest_edge": 40}),
+        "images that keep their aspect ratio and are not cropped",
+    ),
+    (
+        lambda: bit_processor(size={"max_height": 24, "max_width": 40}),
+        r"size=\{'max_height': 24, 'max_width': 40\} in preprocessor_config.json",
+    ),
+    (lambda: bit_processor(do_pad=True), "do_pad=True in preprocessor_config.json"),
+    (
+        lambda: transformers.ConvNextImageProcessor(),
+        "the image processor 'ConvNextImageProcessor'",
+    ),
 ]
 
 
@@ -272,6 +345,12 @@ REFUSED = [
 def test_a_processor_with_an_unsupported_feature_is_refused(make, message, tmp_path):
     save_dinov2(tmp_path, make())
     with pytest.raises(UserError, match=f"dxn does not support {message}"):
+        read_public(str(tmp_path))
+
+
+def test_images_of_another_aspect_ratio_than_the_positions_are_refused(tmp_path):
+    save_vit(tmp_path, vit_processor(size={"height": 24, "width": 32}))
+    with pytest.raises(UserError, match="images of 24 by 32 pixels for a square grid of patches"):
         read_public(str(tmp_path))
 
 

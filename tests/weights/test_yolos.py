@@ -113,8 +113,13 @@ def test_answers_are_those_of_transformers(peer):
         np.testing.assert_allclose(np.reshape(got, (-1, 4)), expected, atol=0.01)
 
 
-def test_pictures_keep_their_ratio_if_the_processor_keeps_it(tmp_path):
-    save(tmp_path, settings={**SETTINGS, "size": {"shortest_edge": 24, "longest_edge": 40}})
+@pytest.mark.parametrize(
+    "size",
+    [{"size": {"shortest_edge": 24, "longest_edge": 40}}, {"size": 24, "max_size": 40}],
+    ids=["as a mapping", "as numbers"],
+)
+def test_pictures_keep_their_ratio_if_the_processor_keeps_it(size, tmp_path):
+    save(tmp_path, settings={**SETTINGS, **size})
     ours = from_public(str(tmp_path))
     tokenizer = ours.tokenizers["image"]
     raw = tokenizer.reader.read(np.zeros((100, 50, 3), np.uint8))

@@ -15,6 +15,7 @@ from dxn.weights.conversions import (
     stacked,
 )
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+from dxn.weights.image_processor import image_options
 
 BLOCK: LayerNames = {
     "attn_norm": "layer_norm1",
@@ -28,9 +29,6 @@ CLASS_TOKEN = "embeddings.class_embedding"
 PATCHES = "embeddings.patch_embedding"
 POSITIONS = "embeddings.position_embedding.weight"
 WORDS = "embeddings.token_embedding.weight"
-# Mean and standard deviation of each channel in CLIP's preprocessing.
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def matches_image(checkpoint: Checkpoint) -> bool:
@@ -47,14 +45,11 @@ def image_architecture(checkpoint: Checkpoint) -> Architecture:
     p = image_prefix(checkpoint)
     config = hf.tower(checkpoint, "vision")
     kernel = checkpoint.tensors[f"{p}{PATCHES}.weight"]
-    image = hf.image_options(
+    image = image_options(
         checkpoint,
         kernel,
         len(checkpoint.tensors[f"{p}{POSITIONS}"]) - 1,  # the first one belongs to the class token
-        mean=MEAN,
-        std=STD,
-        interpolation="bicubic",
-        crop=True,
+        "CLIP",
     )
     return Architecture(
         dim=len(kernel),

@@ -19,6 +19,7 @@ from dxn.weights.conversions import (
     halves_swapped,
 )
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap
+from dxn.weights.image_processor import IMAGENET, image_options
 
 BLOCK: LayerNames = {
     **hf.VIT_BLOCK,
@@ -41,17 +42,15 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     dim, hidden = checkpoint.tensors[f"{p}encoder.layer.0.mlp.{down}.weight"].shape
     # The first position embedding belongs to the class token. Registers have none. Images have the
     # size of the preprocessor, as in the library: config.json has that of the last training phase.
-    image = hf.image_options(
+    image = image_options(
         checkpoint,
         checkpoint.tensors[f"{p}{hf.VIT_PATCHES}.weight"],
         checkpoint.tensors[f"{p}{hf.VIT_POSITIONS}"].shape[1] - 1,
+        "Bit",
         image_size=config["image_size"],
-        mean=hf.IMAGENET_MEAN,
-        std=hf.IMAGENET_STD,
+        without_file=IMAGENET,
         # transformers uses it only for this model.
         antialias=hf.model_type(checkpoint) == WITH_REGISTERS,
-        interpolation="bicubic",
-        crop=True,
     )
     return Architecture(
         dim=dim,

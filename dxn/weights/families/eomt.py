@@ -18,6 +18,7 @@ from dxn.weights.conversions import (
     patch_positions,
 )
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+from dxn.weights.image_processor import adapter_options, read_image_processor
 
 BLOCK: LayerNames = {
     "attn_norm": "norm1",
@@ -37,7 +38,6 @@ PATCHES = "embeddings.patch_embeddings.projection"
 POSITIONS = "embeddings.position_embeddings.weight"
 CLASSES = "class_predictor"
 PROBABILITIES = "attn_mask_probs"  # of masked attention in each of the last blocks
-SIZE = 640  # of the shorter and of the longer side, the default of transformers
 WHITE = 255  # value of pixels without a class, in new masks
 
 
@@ -77,7 +77,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "queries": queries,
             "upscale": config["num_upscale_blocks"],
             # Pictures that are not padded are divided.
-            "tile": image["image_size"][0] if image["resize"]["mode"] == "cover" else 0,
+            "tile": image["image_size"] if image["resize"]["mode"] == "cover" else 0,
         },
         task="segment",
         # The last class is no segment.
@@ -90,7 +90,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     side = image["patch_size"]
     depth = architecture.backbone["depth"]
     is_gated = architecture.backbone["block"]["mlp"] == "swiglu"
-    grid = [length // side for length in image["image_size"]]
+    grid = [image["image_size"] // side] * 2
     layers = {
         "backbone.norm": "layernorm",
         "head.classes": CLASSES,
@@ -134,33 +134,23 @@ def _image_options(checkpoint: Checkpoint) -> Options:
     Semantic models divide a picture whose shorter side has the size of the model. The others fit a
     picture into this size and pad it.
     """
-    config, settings = checkpoint.settings, checkpoint.preprocessor
-    channels, patch_size = checkpoint.tensors[f"{PATCHES}.weight"].shape[1:3]
-    size = settings.get("size") or {"shortest_edge": SIZE, "longest_edge": SIZE}
-    side = size.get("shortest_edge")
-    is_divided = bool(settings.get("do_split_image"))
-    if side != config["image_size"] or size.get("longest_edge") not in (None, side):
+    kernel = checkpoint.tensors[f"{PATCHES}.weight"]
+    processor = read_image_processor(checkpoint, "Eomt", kernel.shape[1], without_file={})
+    size, model_size = processor.size, checkpoint.settings["image_size"]
+    if any(side != model_size for side in size.values()) or "shortest_edge" not in size:
         hf.unsupported(
-            checkpoint,
-            f"pictures of the size {dict(size)} for a model of {config['image_size']} pixels",
+            checkpoint, f"pictures of the size {dict(size)} for a model of {model_size} pixels"
         )
-    number = settings.get("resample", 2)
-    if number not in hf.INTERPOLATIONS:
-        hf.unsupported(checkpoint, f"PIL's resampling filter {number} for resizing images")
-    return {
-        "image_size": [side, side],
-        "patch_size": patch_size,
-        "in_channels": channels,
-        "pos_embed": "learned",
-        "resize": {
+    is_divided = bool(checkpoint.preprocessor.get("do_split_image"))
+    return adapter_options(
+        kernel,
+        image_size=[model_size, model_size],
+        resize={
             "mode": "cover" if is_divided else "pad",
-            "interpolation": hf.INTERPOLATIONS[number],
+            "interpolation": processor.interpolation,
         },
-        "normalize": {
-            "mean": list(settings.get("image_mean", hf.IMAGENET_MEAN))[:channels],
-            "std": list(settings.get("image_std", hf.IMAGENET_STD))[:channels],
-        },
-    }
+        normalize=processor.normalize,
+    )
 
 
 EOMT = Family(

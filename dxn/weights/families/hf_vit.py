@@ -13,6 +13,7 @@ from dxn.weights.conversions import (
     mean_of_classifiers,
 )
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap
+from dxn.weights.image_processor import image_options
 
 # Classifiers of a distilled DeiT: on the class token and on the distillation token.
 CLASSIFIERS = ("cls_classifier", "distillation_classifier")
@@ -23,7 +24,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     kernel = checkpoint.tensors[f"{p}{hf.VIT_PATCHES}.weight"]
     leading = leading_names(checkpoint)
     positions = checkpoint.tensors[f"{p}{hf.VIT_POSITIONS}"].shape[1]
-    image = hf.image_options(checkpoint, kernel, positions - len(leading))
+    processor = "ViT" if hf.model_type(checkpoint) == "vit" else "DeiT"
+    image = image_options(checkpoint, kernel, positions - len(leading), processor)
     has_two_classifiers = f"{CLASSIFIERS[1]}.weight" in checkpoint
     classifier = CLASSIFIERS[0] if has_two_classifiers else "classifier"
     return Architecture(

@@ -14,6 +14,7 @@ from dxn.weights.conversions import blocks, copied, linears, map_pooling
 from dxn.weights.families import clip
 from dxn.weights.families.clip import PATCHES, POSITIONS, WORDS, image_prefix, text_prefix
 from dxn.weights.family import Architecture, Family, TensorMap
+from dxn.weights.image_processor import image_options
 
 TEXT_LEN = 64  # tokens of each text in the training, with padding
 MAP_LAYERS = {
@@ -46,9 +47,7 @@ def image_architecture(checkpoint: Checkpoint) -> Architecture:
     size = {"num_heads": backbone["num_heads"], "eps": config["layer_norm_eps"]}
     return Architecture(
         dim=len(kernel),
-        adapters={
-            "image": hf.image_options(checkpoint, kernel, num_patches, interpolation="bicubic")
-        },
+        adapters={"image": image_options(checkpoint, kernel, num_patches, "Siglip")},
         backbone=backbone,
         fusion={"pool": "map", "map": {**backbone["block"], **size}}
         if has_map

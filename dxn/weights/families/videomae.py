@@ -12,6 +12,7 @@ from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, linears
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap, TensorSource
+from dxn.weights.image_processor import IMAGENET, image_options
 
 PATCHES = "embeddings.patch_embeddings.projection"
 FC_NORM_EPS = 1e-5  # a constant in the library
@@ -37,13 +38,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             f"divide its clips ({num_frames} frames, {sides[0]} pixels)",
         )
     num_patches = (sides[0] // patch_size) ** 2
-    frame = hf.image_options(
-        checkpoint,
-        kernel[:, :, 0],
-        num_patches,
-        mean=hf.IMAGENET_MEAN,
-        std=hf.IMAGENET_STD,
-        crop=True,
+    image = image_options(
+        checkpoint, kernel[:, :, 0], num_patches, "VideoMAE", without_file=IMAGENET
     )
     labels = hf.class_names(checkpoint, "classifier")
     backbone = hf.backbone_options(checkpoint, config)
@@ -56,7 +52,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         dim=dim,
         adapters={
             "video": {
-                **{key: value for key, value in frame.items() if key != "in_channels"},
+                **{key: value for key, value in image.items() if key != "in_channels"},
                 "tubelet_frames": tubelet_frames,
                 "sampling": {"num_frames": num_frames},
                 "pos_embed": "sequence",

@@ -24,6 +24,7 @@ from dxn.weights.conversions import (
     patch_positions,
 )
 from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
+from dxn.weights.image_processor import INTERPOLATIONS, adapter_options
 
 BLOCK: LayerNames = {
     "attn_norm": "norm1",
@@ -88,36 +89,34 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 def image_options(checkpoint: Checkpoint) -> Options:
     settings = settings_of(checkpoint)
-    _, channels, patch_size, width = checkpoint.tensors["patch_embed.proj.weight"].shape
+    kernel = checkpoint.tensors["patch_embed.proj.weight"]
+    _, channels, patch_size, width = kernel.shape
     if patch_size != width:
         raise UserError(
             f"weights: {checkpoint.source}: dxn supports only square patches, got {patch_size} by "
             f"{width} pixels"
         )
-    image_size = [side * patch_size for side in grid_of(checkpoint)]
     interpolation = settings.get("interpolation", "bicubic")
-    if interpolation not in ("bilinear", "bicubic"):
+    if interpolation not in INTERPOLATIONS.values():
         raise UserError(
             f"weights: {checkpoint.source}: dxn supports only the interpolations bilinear and "
             f"bicubic, got {interpolation!r}"
         )
-    return {
-        "patch_size": patch_size,
-        "image_size": image_size[0] if image_size[0] == image_size[1] else image_size,
-        "in_channels": channels,
-        "resize": {
+    return adapter_options(
+        kernel,
+        image_size=[side * patch_size for side in grid_of(checkpoint)],
+        resize={
             "mode": resize_mode(checkpoint),
             # 0.9 is timm's default for a checkpoint without a pretrained_cfg.
             "crop_ratio": float(settings.get("crop_pct", 0.9)),
             "interpolation": interpolation,
             "pos_grid": list(grid_of(checkpoint)),
         },
-        "normalize": {
+        normalize={
             "mean": list(settings.get("mean", HALF))[:channels],
             "std": list(settings.get("std", HALF))[:channels],
         },
-        "pos_embed": "learned",
-    }
+    )
 
 
 def backbone_options(checkpoint: Checkpoint) -> Options:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -13,6 +10,7 @@ from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, linears, patch_matrix
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+from dxn.weights.image_processor import adapter_options, read_image_processor
 
 QUERIES = "embeddings.detection_tokens"
 MIDDLE = "encoder.mid_position_embeddings"
@@ -112,37 +110,30 @@ def _image_options(checkpoint: Checkpoint) -> Options:
     transformers scales the shorter side of a picture to a length, unless the longer side exceeds
     another one. dxn shrinks pictures whose longer side exceeds that one.
     """
-    config, settings = checkpoint.settings, checkpoint.preprocessor
     kernel = checkpoint.tensors[f"{_prefix(checkpoint)}{hf.VIT_PATCHES}.weight"]
     _, channels, patch_size, _ = kernel.shape
-    sides = as_pair(config["image_size"], name="image_size", axes="height, width")
+    image_size = checkpoint.settings["image_size"]
+    sides = as_pair(image_size, name="image_size", axes="height, width")
     grid = [side // patch_size for side in sides]
-    size: Mapping[str, Any] = settings.get("size") or {}
-    image_size = [side * patch_size for side in grid]
+    height, width = (side * patch_size for side in grid)
+    processor = read_image_processor(
+        checkpoint, "Yolos", channels, without_file={"size": {"height": height, "width": width}}
+    )
+    size = processor.size
     keeps_ratio = "longest_edge" in size
-    if keeps_ratio:
-        image_size = [size["longest_edge"]] * 2
-    elif "height" in size:
-        image_size = [size["height"], size["width"]]
-    number = settings.get("resample", 2)
-    if number not in hf.INTERPOLATIONS:
-        hf.unsupported(checkpoint, f"PIL's resampling filter {number} for resizing images")
-    return {
-        "image_size": image_size,
-        "patch_size": patch_size,
-        "in_channels": channels,
-        "pos_embed": "learned",
-        "resize": {
+    if not keeps_ratio and "height" not in size:
+        hf.unsupported(checkpoint, "pictures whose longer side is not limited")
+    return adapter_options(
+        kernel,
+        image_size=[size["longest_edge"]] * 2 if keeps_ratio else [size["height"], size["width"]],
+        resize={
             "mode": "within" if keeps_ratio else "stretch",
-            "interpolation": hf.INTERPOLATIONS[number],
+            "interpolation": processor.interpolation,
             "pos_grid": grid,
             "pos_antialias": False,
         },
-        "normalize": {
-            "mean": list(settings.get("image_mean", hf.IMAGENET_MEAN))[:channels],
-            "std": list(settings.get("image_std", hf.IMAGENET_STD))[:channels],
-        },
-    }
+        normalize=processor.normalize,
+    )
 
 
 YOLOS = Family(
