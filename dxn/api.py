@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dxn.commands.train import Train
+from dxn.commands.train import Train, run_training
 from dxn.config.command import check_paths
 from dxn.config.compose import compose
 from dxn.config.groups import options as options_of
@@ -31,11 +31,11 @@ from dxn.core.runtime import configure
 from dxn.data.formats import SPLIT_NAMES
 from dxn.data.sources.memory import is_in_memory, tables_of, write_tables
 from dxn.data.splits.split import UNDIVIDED
-from dxn.runs.folder import HUB, is_run, refuse_other_run
+from dxn.runs.folder import is_run, refuse_other_run
+from dxn.runs.hub import HUB, download
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.saved import hub, model_folder
+from dxn.runs.saved import model_folder
 from dxn.runs.saved.dtypes import Dtype
-from dxn.runs.train import run_training
 
 # A path, several paths, the name of a data source, a data frame, or a mapping of splits to them.
 Data: TypeAlias = Any
@@ -175,7 +175,7 @@ def load(
     """
     # str, because a Path would turn hf:// into hf:/.
     if isinstance(folder, str) and folder.startswith(HUB):
-        folder = hub.download(folder, "load")
+        folder = download(folder, "load")
     return model_folder.load(folder, device=device, dtype=dtype, trust=trust)
 
 

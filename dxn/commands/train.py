@@ -24,6 +24,7 @@ from dxn.runs.folder import AUTO, interrupted_run
 
 if TYPE_CHECKING:
     from dxn.config.words import Request
+    from dxn.runs.train import Trained
 
 # Keys that contain an interpolation of another key, such as batch_size: ${batch_size}. In a saved
 # run it has already been resolved, so changing the key must change these too.
@@ -152,7 +153,6 @@ class Train(Data):
     def execute(self) -> int:
         """Train, evaluate on the test split, and write the run folder."""
         from dxn.core.display import next_step
-        from dxn.runs.train import run_training
 
         for words in run_training(self.settings).next_commands:
             next_step("dxn", *words)
@@ -173,6 +173,24 @@ class Show(Train):
         """Print the values of all options."""
         print(printable(dump_yaml(self.settings.values)), end="")
         return 0
+
+
+def run_training(settings: Settings) -> Trained:
+    """Train a model, or an ensemble if the option says so."""
+    from dxn.core.files import refuse_links_out
+    from dxn.runs.resume import newest_unfinished
+    from dxn.runs.train import train_one
+
+    if settings.values["resume"]["run"] == AUTO:
+        settings = newest_unfinished(settings)
+    if settings.is_resumed:
+        folder = Path(settings.values["resume"]["run"])
+        refuse_links_out(folder, folder)
+    if settings.values["ensemble"] == 1:
+        return train_one(settings)
+    from dxn.runs.ensemble import train_ensemble
+
+    return train_ensemble(settings)
 
 
 def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str] = ()) -> Settings:

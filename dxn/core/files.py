@@ -38,6 +38,7 @@ SCORES = "scores.json"
 # Files of a model folder. The first one also contains the settings of a run.
 CONFIG = "config.yaml"
 CARD = "README.md"
+WEIGHTS = "model.safetensors"
 LABELS = "labels.json"
 TARGET_TOKENIZER = "target_tokenizer.json"  # of the texts that a model generates
 STACK = "stack.json"  # of a model with a baseline

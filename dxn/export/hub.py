@@ -11,8 +11,8 @@ from dxn.config.model_plan import SUFFIXES, check_files
 from dxn.core.errors import UserError
 from dxn.core.files import CARD, SUMS
 from dxn.export.card import hub_card
-from dxn.runs.saved import model_folder
-from dxn.runs.saved.hub import NAME, REVISION, endpoint, reason_of, status_of
+from dxn.runs.folder import model_folder
+from dxn.runs.hub import NAME, REVISION, endpoint, reason_of, status_of
 
 
 def publish(
@@ -47,7 +47,7 @@ def publish(
         raise UserError(f"repo: must be OWNER/NAME, got {repo}")
     if revision is not None and REVISION.fullmatch(revision) is None:
         raise UserError(f"revision: must be the name of a branch, got {revision}")
-    folder = model_folder.model_folder(run)
+    folder = model_folder(run)
     # A damaged file must not be published.
     check_files(folder)
     card = hub_card(run, folder, repo, license, trust=trust)

@@ -21,6 +21,7 @@ from dxn.data.inspect.quality import (
 from dxn.data.raws import CacheBudget, FileColumn, memory_lines, present_values
 from dxn.data.reading import open_rows
 from dxn.data.rows import FIT_ROWS, Column, spaced
+from dxn.data.tables.read import as_list
 from dxn.runs.build import load_fitted, save_fitted
 from dxn.runs.plan import FOLDER
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from dxn.tasks import Task
     from dxn.tokenize.base import Adapter, Tokenizer
 
+# Options of data sources that name files, or a data set of the hub or its folder.
+DATA_PATHS = ("path", "train", "validation", "test", "name")
 # Truncation is counted in this many rows only, because preparing all rows of a large data set takes
 # as long as an epoch.
 MAX_COUNTED_ROWS = 2000
@@ -267,6 +270,17 @@ def data_name(node: Mapping[str, Any], name: str | None) -> str:
         home = str(Path.home())
         return path.replace(home, "~", 1) if path.startswith(home) else path
     return name or str(node["_target_"]).rpartition(".")[2]
+
+
+def print_paths(node: Mapping[str, Any]) -> None:
+    """Print the data that a run folder from an untrusted source names, before it is read.
+
+    Args:
+        node: The saved data source.
+    """
+    paths = [str(path) for key in DATA_PATHS if node.get(key) for path in as_list(node[key])]
+    if paths:
+        print_line(f"data of the run: {', '.join(paths)}")
 
 
 def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, int]]:

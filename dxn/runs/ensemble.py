@@ -25,6 +25,7 @@ from dxn.core.files import (
     MODEL,
     STACK,
     SUMS,
+    WEIGHTS,
     link,
     new_folder,
     replace_folder,
@@ -59,7 +60,7 @@ from dxn.stacking import stacked as stack_files
 FILE = "ensemble.json"  # what the members that have not started yet need, besides the configuration
 # Files of a model folder that those of an ensemble replace.
 REPLACED = (
-    *(model_folder.WEIGHTS, CONFIG, CARD, SUMS),
+    *(WEIGHTS, CONFIG, CARD, SUMS),
     *(STACK, stack_files.TENSORS),
 )
 MEAN = f"mean of the {MEMBERS}"
@@ -267,14 +268,14 @@ def save_ensemble(folder: Path, members: Sequence[Path]) -> None:
     first, *_ = members
     tensors: dict[str, Tensor] = {}
     for number, path in enumerate(members):
-        for name, tensor in read_tensors(path / model_folder.WEIGHTS).items():
+        for name, tensor in read_tensors(path / WEIGHTS).items():
             tensors[f"{MEMBERS}.{number}.{name}"] = tensor
     nodes = {**load_yaml(first / CONFIG), MEMBERS: len(members)}
     with replace_folder(folder) as new:
         for path in first.iterdir():
             if path.name not in REPLACED and path.is_file():
                 link(path, new / path.name)
-        write_tensors(new / model_folder.WEIGHTS, tensors)
+        write_tensors(new / WEIGHTS, tensors)
         stack_files.join_stacks(new, members)
         (new / CONFIG).write_text(dump_yaml(nodes), encoding="utf-8")
         # `write_card` replaces it when the metrics are known.

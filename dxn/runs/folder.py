@@ -19,11 +19,14 @@ from dxn.core.errors import UserError, similar
 from dxn.core.files import (
     CHECKPOINTS,
     CONFIG,
+    LABELS,
     MODEL,
     PRETRAINING,
+    WEIGHTS,
     lock,
     open_own,
 )
+from dxn.runs.hub import HUB, download
 
 LOCK = ".lock"
 MEMBERS = "members"
@@ -31,7 +34,6 @@ TRIALS = "trials"  # folder of the runs of a search
 BEST_RUN = "best"  # folder of the best of them
 LATEST = "latest"
 AUTO = "auto"  # of `resume`: the newest unfinished run of the same command
-HUB = "hf://"  # start of the name of a model on the hub
 TIME = re.compile(r"\d{4}-\d\d-\d\d_[\d.-]+")  # folder of a run without a name
 RUNS = Path("outputs")  # default of the key `output` of dxn train
 MAX_DEPTH = 3  # a search has the folder of its best run below that of its name
@@ -73,8 +75,6 @@ def trained_run(text: str, key: str = "run") -> tuple[Path, str | None]:
         UserError: If it does not exist, or contains no trained model.
     """
     if text.startswith(HUB):
-        from dxn.runs.saved.hub import download
-
         return download(text), None
     return _find(text, key, has_model)
 
@@ -119,6 +119,22 @@ def is_run(folder: Path) -> bool:
 def has_model(folder: Path) -> bool:
     """Whether a folder is a model folder, or the run folder of a finished training."""
     return any((path / CONFIG).is_file() for path in (folder, folder / MODEL))
+
+
+def model_folder(folder: Path) -> Path:
+    """Return the path of the model folder in a run folder, or the folder itself if it is one.
+
+    Raises:
+        UserError: If a file of the model folder is missing.
+    """
+    if (folder / MODEL / CONFIG).exists():
+        folder = folder / MODEL
+    if not folder.is_dir():
+        raise UserError(f"{folder}: folder not found (current directory: {Path.cwd()})")
+    for name in (WEIGHTS, CONFIG, LABELS):
+        if not (folder / name).exists():
+            raise UserError(f"{folder}: not a run folder or model folder; {name} is missing")
+    return folder
 
 
 def _find(text: str, key: str, is_complete: Callable[[Path], bool]) -> tuple[Path, str | None]:

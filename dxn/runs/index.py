@@ -15,11 +15,12 @@ from torch import Tensor
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
+from dxn.core.files import WEIGHTS
 from dxn.data.dataset import Opened, Samples
+from dxn.runs.folder import model_folder
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify, own_name
-from dxn.runs.saved.model_folder import WEIGHTS, model_folder
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.reader import read_npy
 

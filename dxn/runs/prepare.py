@@ -45,6 +45,7 @@ from dxn.runs.data import (
     fitted_files,
     input_lines,
     open_splits,
+    print_paths,
     read_fitted,
     use_files,
 )
@@ -220,8 +221,6 @@ def prepare(
 
     # 2. The data, which determines the task and the inputs.
     if old is not None:
-        from dxn.runs.evaluation.data import print_paths
-
         print_paths(asked["data"])
     readers = readers_of(asked, trust)
     source = open_source(asked, readers, head, trust)

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from dxn.config.instantiate import build
 from dxn.config.settings import Settings, plain
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import MODEL, PRETRAINING, refuse_links_out
+from dxn.core.files import MODEL, PRETRAINING, WEIGHTS
 from dxn.core.processes import from_all, from_first, launch, processes
 from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import Results
 from dxn.models.model import MultimodalModel
-from dxn.runs.folder import AUTO, has_checkpoint, is_started
+from dxn.runs.folder import has_checkpoint, is_started
 from dxn.runs.prepare import Training, prepare, run_finetune
-from dxn.runs.resume import continued, folder_before_restart, newest_unfinished
+from dxn.runs.resume import continued, folder_before_restart
 from dxn.runs.training_results import best_figures, results_of
 from dxn.tasks import Task
 from dxn.training.loop import Fit
@@ -52,20 +52,6 @@ class Trained:
     folder: Path
     results: Results | None
     next_commands: Sequence[Sequence[str]]
-
-
-def run_training(settings: Settings) -> Trained:
-    """Train a model, or an ensemble if the option says so. See `train_one`."""
-    if settings.values["resume"]["run"] == AUTO:
-        settings = newest_unfinished(settings)
-    if settings.is_resumed:
-        folder = Path(settings.values["resume"]["run"])
-        refuse_links_out(folder, folder)
-    if settings.values["ensemble"] == 1:
-        return train_one(settings)
-    from dxn.runs.ensemble import train_ensemble
-
-    return train_ensemble(settings)
 
 
 def train_one(
@@ -226,7 +212,7 @@ def pretrain(run: Training, task: Task) -> None:
     )
     state = fit.run(resume=run.settings.is_resumed)
     # The weights of the best epoch, which need not be the last one.
-    best = from_first(lambda: load_file(folder / MODEL / "model.safetensors"))
+    best = from_first(lambda: load_file(folder / MODEL / WEIGHTS))
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if name in best and not name.startswith("head."):

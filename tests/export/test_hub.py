@@ -17,7 +17,7 @@ import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.export.card import USE, _without_home
-from dxn.runs.saved.hub import parse
+from dxn.runs.hub import parse
 
 REPO = "ann/fruit"
 # huggingface_hub itself uploads with an argument that its HTTP library deprecates.

@@ -18,7 +18,7 @@ from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, OnBad, Rows, Source
 from dxn.data.sources.table import JOINED
 from dxn.data.splits.split import UNDIVIDED
-from dxn.data.tables.read import as_list
+from dxn.runs.data import print_paths
 from dxn.runs.plan import open_source
 from dxn.runs.predictor.inputs import print_columns
 from dxn.runs.predictor.option import is_table
@@ -26,8 +26,6 @@ from dxn.runs.predictor.predictor import Predictor
 
 # Options that describe the table `input`. A data set has options of its own, such as data.sep.
 INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "sheet", "on_bad", "confine")
-# Options of data sources that name files, or a data set of the hub or its folder.
-PATHS = ("path", "train", "validation", "test", "name")
 
 
 class EvaluationSource(NamedTuple):
@@ -146,17 +144,6 @@ def rows_of_run(
 def default_split(splits: Mapping[str, Sized]) -> str:
     """Return the split that is evaluated by default: the first with rows, the test split first."""
     return next(name for name in (*SPLITS[::-1], UNDIVIDED) if splits.get(name))
-
-
-def print_paths(node: Mapping[str, Any]) -> None:
-    """Print the data that a run folder from an untrusted source names, before it is read.
-
-    Args:
-        node: The saved data source.
-    """
-    paths = [str(path) for key in PATHS if node.get(key) for path in as_list(node[key])]
-    if paths:
-        print_line(f"data of the run: {', '.join(paths)}")
 
 
 def open_table(path: Any, predictor: Predictor, *, on_bad: OnBad, **options: Any) -> EvaluationData:

@@ -30,8 +30,8 @@ from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.data.dataset import Opened, Samples
 from dxn.data.raws import FileColumn
+from dxn.runs.folder import model_folder
 from dxn.runs.predictor.output import Record, arrow_table, encode_rows, rows_text, texts_of
-from dxn.runs.saved.model_folder import model_folder
 
 if TYPE_CHECKING:
     from dxn.runs.predictor.predictor import Predictor

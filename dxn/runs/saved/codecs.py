@@ -7,10 +7,10 @@ from typing import Any
 
 from dxn.config.model_plan import check_files, read_model_plan
 from dxn.core.errors import UserError
-from dxn.core.files import LABELS
+from dxn.core.files import LABELS, WEIGHTS
 from dxn.core.schema import validated
 from dxn.core.untrusted import load_json
-from dxn.runs.saved.model_folder import WEIGHTS, model_folder
+from dxn.runs.folder import model_folder
 from dxn.tasks import Codec
 from dxn.tasks.codec.target import CodecState
 from dxn.tokenize.base import STATE_FILE, read_state

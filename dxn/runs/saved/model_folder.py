@@ -18,10 +18,9 @@ from dxn.core.errors import UserError
 from dxn.core.files import (
     CARD,
     CONFIG,
-    LABELS,
-    MODEL,
     STACK,
     SUMS,
+    WEIGHTS,
     link,
     replace_folder,
     sha256,
@@ -38,6 +37,7 @@ from dxn.core.tensors import (
 )
 from dxn.models.model import MultimodalModel, Network, module_key
 from dxn.runs.build import adapters_of, build_adapters, build_model, load_fitted, save_fitted
+from dxn.runs.folder import model_folder
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.dtypes import Dtype, cast_early, set_dtype
 from dxn.tasks import Task
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dxn.config.model_plan import ModelPlan
     from dxn.weights import PublicModel
 
-WEIGHTS = "model.safetensors"
 MAX_REASON = 300  # characters; load_state_dict lists every tensor that does not match
 
 
@@ -274,22 +273,6 @@ def _build_public(
             f"weights: {public.checkpoint.source}: its config.json does not describe a model "
             f"({type(error).__name__}: {shorten(str(error), MAX_REASON)}); download it again"
         ) from error
-
-
-def model_folder(folder: Path) -> Path:
-    """Return the path of the model folder in a run folder, or the folder itself if it is one.
-
-    Raises:
-        UserError: If a file of the model folder is missing.
-    """
-    if (folder / MODEL / CONFIG).exists():
-        folder = folder / MODEL
-    if not folder.is_dir():
-        raise UserError(f"{folder}: folder not found (current directory: {Path.cwd()})")
-    for name in (WEIGHTS, CONFIG, LABELS):
-        if not (folder / name).exists():
-            raise UserError(f"{folder}: not a run folder or model folder; {name} is missing")
-    return folder
 
 
 def _load_weights(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.core.files import CARD, CONFIG, SUMS
-from dxn.runs.folder import HUB
 
+HUB = "hf://"  # start of the name of a model on the hub
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 REVISION = re.compile(r"[\w][\w./-]*")
 # The files of a model folder. Nothing else is downloaded, such as pickles.
