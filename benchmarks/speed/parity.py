@@ -68,7 +68,7 @@ def build_model(public: PublicModel, plan: ModelPlan | None = None) -> Multimoda
         public: The checkpoint.
         plan: What determines the model. Default: that of the checkpoint, `public.plan()`.
     """
-    plan = public.plan() if plan is None else plan
+    plan = (public.plan() if plan is None else plan).with_defaults()
     adapters = {key: build(node, key=f"adapters.{key}") for key, node in plan.adapters.items()}
     public.prepare(adapters)
     fusion = build(plan.fusion, key="fusion")

@@ -228,7 +228,7 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
             assign(values, changed, expand_home(value))
     # Unknown keys first: with them, the types below could not be checked.
     request.stop_on_problems()
-    with_defaults(Train, values, request)  # finds wrong types
+    values = with_defaults(Train, values, request)
     request.stop_on_problems()
     return replace(
         saved,

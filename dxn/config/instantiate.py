@@ -50,7 +50,8 @@ def build(node: Plain, *, key: str, trust: Sequence[str] = (), **extra: Any) -> 
     """Build the object that a node describes, including all nodes among its arguments.
 
     Args:
-        node: `_target_` and arguments. Arguments may be nodes or lists of nodes. With
+        node: `_target_` and arguments, as `complete` returns them: neither names nor types of the
+            arguments are checked again. Arguments may be nodes or lists of nodes. With
             `_partial_: true`, the result is a `Partial`, which builds the object when it is called.
         key: Dotted key of the node in the configuration, for error messages.
         trust: Top-level packages besides dxn whose code may be used.
@@ -58,42 +59,29 @@ def build(node: Plain, *, key: str, trust: Sequence[str] = (), **extra: Any) -> 
             priority over arguments of the node.
 
     Raises:
-        UserError: If the target is refused, an argument is wrong, or the constructor fails.
+        UserError: If the target is refused, an argument is missing, or the constructor fails.
     """
     # A node without a class is refused, too.
-    return _make(completed({"_target_": None, **node}, trust, key=key), key, trust, extra)
-
-
-def _make(value: Any, key: str, trust: Sequence[str], extra: Plain) -> Any:
-    """Build the nodes of a configuration that has been checked.
-
-    Args:
-        value: A node, or any other value.
-        key: Dotted key of the value.
-        trust: Top-level packages besides dxn whose code may be used.
-        extra: Further arguments, if the value is a node.
-    """
-    if isinstance(value, list | tuple):
-        return [_make(item, f"{key}.{i}", trust, {}) for i, item in enumerate(value)]
-    if not isinstance(value, Mapping):
-        return value
-    if "_target_" not in value:
-        return {name: _make(item, f"{key}.{name}", trust, {}) for name, item in value.items()}
-    signature = signature_of(value["_target_"], key=key, trust=trust)
+    target_name = node.get("_target_")
+    signature = signature_of(target_name, key=key, trust=trust)
     # Not every class of a group needs all extra arguments, such as `inputs` of a fusion.
-    known = {name: each for name, each in extra.items() if signature.parameter(name) is not None}
-    if value.get("_partial_"):
-        return Partial(value, key, tuple(trust), known)
+    takes_any = signature.others is not None
+    names = {*signature.parameters, *signature.from_caller}
+    passed = {name: value for name, value in extra.items() if takes_any or name in names}
+    if node.get("_partial_"):
+        return Partial(node, key, tuple(trust), passed)
     arguments = {
-        name: _make(item, f"{key}.{name}", trust, {})
-        for name, item in value.items()
-        if name not in SPECIAL and name not in known
+        name: _build_nodes_in(value, f"{key}.{name}", trust)
+        if isinstance(value, Mapping | list | tuple)
+        else value
+        for name, value in node.items()
+        if name not in SPECIAL and name not in passed
     }
-    arguments |= known
+    arguments |= passed
     for name, parameter in signature.parameters.items():
         if parameter.required and name not in arguments:
             raise UserError(f"{key}.{name}: needs a value, {key}.{name}=...")
-    target = resolve(value["_target_"], key=key, trust=trust)
+    target = resolve(target_name, key=key, trust=trust)
     try:
         return target(**arguments)
     # CPython raises SystemError if it has no memory for the exception itself.
@@ -110,6 +98,20 @@ def _make(value: Any, key: str, trust: Sequence[str], extra: Plain) -> Any:
         raise UserError(f"{key}: {type(error).__name__}: {error}") from error
 
 
+def _build_nodes_in(value: Plain | Sequence[Any], key: str, trust: Sequence[str]) -> Any:
+    """Return a mapping or list with objects instead of its nodes, or the object of one node."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        return build(value, key=key, trust=trust)
+    is_mapping = isinstance(value, Mapping)
+    built = [
+        (name, _build_nodes_in(item, f"{key}.{name}", trust))
+        if isinstance(item, Mapping | list | tuple)
+        else (name, item)
+        for name, item in (value.items() if is_mapping else enumerate(value))
+    ]
+    return dict(built) if is_mapping else [item for _, item in built]
+
+
 @dataclass(frozen=True)
 class Partial:
     """A callable that builds the object of a node with further arguments of the caller.
@@ -121,18 +123,18 @@ class Partial:
         node: The node, with `_partial_: true`.
         key: Dotted key of the node in the configuration.
         trust: Top-level packages besides dxn whose code may be used.
-        known: The extra arguments that were passed to `build`.
+        passed: The extra arguments that were passed to `build`.
     """
 
     node: Plain
     key: str
     trust: tuple[str, ...] = ()
-    known: Plain = field(default_factory=dict)
+    passed: Plain = field(default_factory=dict)
 
     def __call__(self, **extra: Any) -> Any:
         """Build the object."""
         node = {name: value for name, value in self.node.items() if name != "_partial_"}
-        return _make(node, self.key, self.trust, {**self.known, **extra})
+        return build(node, key=self.key, trust=self.trust, **{**self.passed, **extra})
 
 
 def completed(node: Any, trust: Sequence[str] = (), *, key: str = "") -> Any:
@@ -149,7 +151,7 @@ def completed(node: Any, trust: Sequence[str] = (), *, key: str = "") -> Any:
 
 
 def complete(
-    node: Any,
+    node: Plain | Sequence[Any],
     trust: Sequence[str] = (),
     *,
     problems: list[str],
@@ -164,7 +166,7 @@ def complete(
     Types of values with interpolations are not checked.
 
     Args:
-        node: The configuration, or a part of it.
+        node: The configuration, or a mapping or list in it.
         trust: Top-level packages besides dxn whose code may be used.
         problems: List to which problems are appended: one line per target that is refused, argument
             that a target does not have, and value of a wrong type.
@@ -172,11 +174,13 @@ def complete(
         signature: That of the node. Default: that of its `_target_`, if it has one.
         group: Dotted name of the class that the node must describe. Default: any class.
     """
-    if isinstance(node, list | tuple):
-        pairs = enumerate(node)
-        return [complete(each, trust, problems=problems, key=f"{key}.{i}") for i, each in pairs]
     if not isinstance(node, Mapping):
-        return node
+        return [
+            complete(item, trust, problems=problems, key=f"{key}.{i}")
+            if isinstance(item, Mapping | list | tuple)
+            else item
+            for i, item in enumerate(node)
+        ]
     if signature is None and "_target_" in node:
         try:
             signature = signature_of(node["_target_"], key=key, trust=trust)
@@ -197,8 +201,11 @@ def complete(
             expanded[name] = copy.deepcopy(parameter.default)
     for name, value in node.items():
         path = f"{key}.{name}" if key else str(name)
-        parameter = signature.parameter(name)
+        parameter = signature.parameters.get(name, signature.others)
         if name in SPECIAL:
+            continue
+        if name in signature.from_caller:
+            expanded[name] = value
             continue
         if parameter is None:
             hint = suggestion(str(name), list(signature.parameters))
@@ -214,7 +221,9 @@ def complete(
         elif expected is None and not (isinstance(value, str) and UNRESOLVED.search(value)):
             wrong = problem(value, parameter.type, parameter.default)
             problems += [f"{path}: {wrong}"] if wrong else []
-        expanded[name] = complete(value, trust, problems=problems, key=path, group=expected)
+        if isinstance(value, Mapping | list | tuple):
+            value = complete(value, trust, problems=problems, key=path, group=expected)
+        expanded[name] = value
     return expanded
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dxn.config.instantiate import MODEL_PACKAGES, check_targets
+from dxn.config.instantiate import MODEL_PACKAGES, check_targets, complete
 from dxn.core.errors import UserError
 from dxn.core.files import CARD, CONFIG, SUMS, check_sums
 from dxn.core.schema import Strict, not_valid, validated
@@ -94,6 +94,24 @@ class ModelPlan(Strict):
     def columns(self) -> dict[str, str]:
         """Column of each input, by input name."""
         return {name: each.column for name, each in self.inputs.items()}
+
+    def with_defaults(self, trust: Sequence[str] = (), *, where: str = "") -> ModelPlan:
+        """Return the plan with all options of its nodes, from which `build` makes the parts.
+
+        Args:
+            trust: Top-level packages besides dxn whose code may be used.
+            where: What contains the nodes, such as "config.yaml: ", for messages.
+
+        Raises:
+            UserError: If an option does not exist or its value has a wrong type.
+        """
+        names = ("adapters", "fusion", "backbone", "head")
+        problems: list[str] = []
+        nodes = {name: getattr(self, name) for name in names}
+        nodes = complete(nodes, trust, problems=problems)
+        if problems:
+            raise UserError("\n".join(f"{where}{line}" for line in problems))
+        return self.model_copy(update=nodes)
 
     def content(self) -> dict[str, Any]:
         """Return the content of config.yaml.

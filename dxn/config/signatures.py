@@ -109,11 +109,6 @@ class Signature:
         """Name of the class or function."""
         return self.path.rpartition(".")[2]
 
-    def parameter(self, name: str) -> Parameter | None:
-        """Return the parameter that an argument is for; None if there is no such argument."""
-        # The calling code passes objects, which need no check.
-        return self.parameters.get(name, Parameter() if name in self.from_caller else self.others)
-
 
 def marks_of(annotation: Any) -> list[Any]:
     """Return what Annotated[str, PATH], for example, adds to a type or to its alternatives."""

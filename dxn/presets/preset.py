@@ -138,8 +138,8 @@ def choose_options(
         if exists and old != advice.value and is_free:
             assign(values, advice.key, advice.value)
             used.append(advice)
-    # Another optimizer has other arguments.
-    values = completed(values, trust)
+    if used:  # another optimizer has other arguments
+        values = completed(values, trust)
     # Interpolations have been resolved already.
     if not is_chosen("trainer.batch_size", chosen):
         values["trainer"]["batch_size"] = values["batch_size"]

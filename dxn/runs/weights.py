@@ -140,7 +140,8 @@ def with_weights(settings: Settings, start: InitialWeights) -> Config:
     # All conflicts at once, so that the user can correct the command in one step.
     if merger.faults:
         raise UserError("\n".join(merger.faults))
-    return merger.values
+    # The nodes of a checkpoint contain only the options that differ from the defaults.
+    return completed(merger.values, settings.trust)
 
 
 class _OptionMerger:

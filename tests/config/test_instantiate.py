@@ -88,6 +88,11 @@ def message(call, *arguments, **named):
     return str(error.value)
 
 
+def build_completed(node, *, key, trust=TRUST):
+    """The object of a node that contains only some of its options."""
+    return build(completed(node, trust, key=key), key=key, trust=trust)
+
+
 def test_a_node_becomes_an_object_with_the_nodes_below_it():
     node = {"_target_": "toy_parts.Whole", "parts": [PART, {**PART, "dim": 11}]}
     whole = build(node, key="whole", trust=TRUST)
@@ -116,7 +121,7 @@ def test_a_partial_node_is_built_again_with_each_call():
 
 
 def test_an_option_group_needs_only_what_differs():
-    part = build({**PART, "extra": {"eps": 0.5}}, key="part", trust=TRUST)
+    part = build_completed({**PART, "extra": {"eps": 0.5}}, key="part")
     assert (part.extra.eps, part.extra.kind, part.options.kind) == (0.5, "a", "b")
 
 
@@ -176,7 +181,7 @@ def test_arguments_of_the_caller_are_no_keys(known):
     ],
 )
 def test_a_wrong_argument_is_named_with_its_key(change, expected):
-    assert message(build, {**PART, **change}, key="part", trust=TRUST).startswith(expected)
+    assert message(build_completed, {**PART, **change}, key="part").startswith(expected)
 
 
 def test_a_missing_argument_is_named():

@@ -68,7 +68,7 @@ def adapter_of(folder, modality, *, part=None, **options):
     public = read_public(str(folder), part=part)
     adapters = {
         key: build({**node, **options}, key=f"adapters.{key}")
-        for key, node in public.plan().adapters.items()
+        for key, node in public.plan().with_defaults().adapters.items()
     }
     public.prepare(adapters)
     return adapters[modality]

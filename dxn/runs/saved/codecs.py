@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dxn.config.instantiate import completed
 from dxn.config.model_plan import check_files, read_model_plan
 from dxn.core.errors import UserError
 from dxn.core.files import LABELS, WEIGHTS
@@ -60,7 +61,7 @@ def codec_node(run: str, *, key: str, trust: tuple[str, ...] = ()) -> dict[str, 
         state = read_state(folder, name) if has_state else None
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
-    return {
+    node = {
         "_target_": "dxn.tasks.codec.stored.StoredCodec",
         "input": name,
         "adapter": plan.adapters[name],
@@ -71,3 +72,4 @@ def codec_node(run: str, *, key: str, trust: tuple[str, ...] = ()) -> dict[str, 
         "size": list(size),
         "path": str((folder / WEIGHTS).resolve()),
     }
+    return completed(node, trust, key=key)

@@ -116,6 +116,7 @@ def load(
     check_after_loading(tensors, folder / WEIGHTS)
     cast = partial(cast_early, dtype=dtype, device=device)
     try:
+        plan = plan.with_defaults(trust, where=f"{CONFIG}: ")
         with without_values():
             network, task = _build_any(folder, plan, tensors, trust, cast)
         layout = None
@@ -256,12 +257,13 @@ def _build_public(
 ) -> tuple[MultimodalModel, Task]:
     """Build the model and the task of a public checkpoint."""
     plan = public.plan()
+    plan = plan.model_copy(update={"head": merge_options(plan.head, head)})
     try:
+        plan = plan.with_defaults(trust, where="" if head else "weights: ")
         adapters = build_adapters(plan.adapters, trust, where="weights: ")
         # The tokenizer first: its size is the number of rows of the embedding.
         public.prepare(adapters)
-        node = merge_options(plan.head, head)
-        task = build(node, key="head" if head else "weights: head", trust=trust)
+        task = build(plan.head, key="head" if head else "weights: head", trust=trust)
         if state := public.task_state():
             task.target.load(state)
         task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
