@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dxn.config.groups import CONF, groups, keys_of_experiments, no_such_option, node_of, options
+from dxn.config.groups import CONF, groups, no_such_option, node_of, options
 from dxn.config.instantiate import SPECIAL, complete, merge_options, signature_of
 from dxn.config.settings import Settings
 from dxn.config.signatures import NO_DEFAULT, Parameter, Signature
@@ -65,10 +65,7 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
         with_defaults(command, values, request)  # checks the types of the resolved values
     request.stop_on_problems()
     chosen = {o.key_or_group for o in (*request.groups, *request.values)} | {*request.literal}
-    if "experiment" in chosen:
-        # What an experiment sets counts as chosen by the user.
-        names = [str(o.value()) for o in request.groups if o.key_or_group == "experiment"]
-        chosen |= keys_of_experiments([n for n in names if n != "None"], request.folders)
+    chosen |= request.experiment  # what an experiment sets counts as chosen by the user
     return Settings(
         values,
         tuple(words),

@@ -73,14 +73,16 @@ def node_of(group: str, option: str, folders: Sequence[Path] = (CONF,)) -> dict[
     return content
 
 
-def keys_of_experiments(names: Sequence[str], folders: Sequence[Path]) -> set[str]:
-    """Return the keys and groups that experiments set, including the experiments they extend."""
-    remaining = list(names)
+def keys_of_experiment(name: str, folders: Sequence[Path]) -> set[str]:
+    """Return the keys and groups that an experiment sets, including the experiments it extends.
+
+    None if there is no such experiment.
+    """
+    remaining = [name] if name in options("experiment", folders) else []
     keys: set[str] = set()
     while remaining:
         # An experiment can extend another one by NAME or by /experiment/NAME.
-        name = remaining.pop().rpartition("/")[2]
-        path = next(p for f in folders if (p := f / "experiment" / f"{name}.yaml").exists())
+        path = file_of("experiment", remaining.pop().rpartition("/")[2], folders)
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         for entry in values.pop("defaults", ()):
             if isinstance(entry, Mapping):

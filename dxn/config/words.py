@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ from dxn.config.groups import (
     add_folders,
     folders_of,
     installed_folders,
-    keys_of_experiments,
+    keys_of_experiment,
 )
 from dxn.config.signatures import marks_of
 from dxn.core.errors import UserError
@@ -43,6 +43,7 @@ class Request:
         literal: Texts that are not parsed, by key, such as that of input.image.
         groups: Overrides that choose files.
         values: Overrides that set keys.
+        experiment: Keys and groups that the chosen experiment sets.
         problems: The problems so far, one line each. They are collected, so that the user can
             correct all of them at once.
         trust_all: Packages that the composed configuration may use: trust and installed.
@@ -54,6 +55,7 @@ class Request:
     literal: dict[str, str] = field(default_factory=dict)
     groups: list[Override] = field(default_factory=list)
     values: list[Override] = field(default_factory=list)
+    experiment: set[str] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     trust_all: tuple[str, ...] = ()
 
@@ -93,10 +95,11 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
         request.installed = add_folders(installed, request.problems)
         request.trust = add_folders(folders, request.problems)
     typed = {key.lstrip("+"): value for key, _, value in (line.partition("=") for line in lines)}
+    if "experiment" in typed:
+        request.experiment = keys_of_experiment(typed["experiment"], request.folders)
     inferred = command.infer(typed) if infers else {}
-    if inferred.keys() - typed and "experiment" in typed:
-        inferred = {k: v for k, v in inferred.items() if k not in _experiment(typed, request)}
-    lines = [*(f"{k}={v}" for k, v in inferred.items() if k not in typed), *lines]
+    chosen = {*typed, *request.experiment}
+    lines = [*(f"{k}={v}" for k, v in inferred.items() if k not in chosen), *lines]
     for override in _parse(lines, request.problems):
         # A mapping, such as backbone={dropout: 0.1}, sets values of the part instead.
         key, value = override.key_or_group, override.value()
@@ -220,14 +223,6 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
             is_short = short in SHORT and equals and value
             lines.append(f"{SHORT[short]}={value}" if is_short else word)
     return lines
-
-
-def _experiment(typed: Mapping[str, str], request: Request) -> set[str]:
-    """Return the keys and groups that the chosen experiment sets."""
-    name = typed["experiment"]
-    paths = [folder / "experiment" / f"{name}.yaml" for folder in request.folders]
-    exists = any(path.is_file() for path in paths)
-    return keys_of_experiments([name], request.folders) if exists else set()
 
 
 def _parse(lines: Sequence[str], problems: list[str], *, sweep: bool = False) -> list[Override]:
