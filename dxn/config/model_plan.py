@@ -1,6 +1,7 @@
-"""What determines a model, as plain data: config.yaml of a model folder.
+"""The configurations that a run saves: that of its model (`ModelPlan`), and its own (`RunConfig`).
 
-A training makes it from its settings and its data. `dxn.load` reads it, and checks the folder.
+A training makes the plan of the model from its settings and its data. `dxn.load` reads it, and
+checks the model folder.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from dxn.config.instantiate import MODEL_PACKAGES, check_targets, complete
 from dxn.core.errors import UserError
@@ -226,3 +227,59 @@ def check_files(folder: Path) -> None:
             f"{folder / SUMS}: {problem}; copy the whole folder again, or run "
             f"`sha256sum *.* > {SUMS}` in this folder if you trust its files"
         )
+
+
+# A run folder
+
+
+class Part(Strict):
+    """A part of a training: the class, and its arguments, which its signature checks."""
+
+    model_config = ConfigDict(extra="allow")
+
+    target: str = Field(alias="_target_", max_length=300)
+
+
+class Resume(Strict):
+    """The keys of a resume."""
+
+    run: str | None
+    force: bool
+
+
+class Pretrain(Strict):
+    """The keys of pretraining."""
+
+    epochs: int
+    lr: float
+    warmup: float
+    task: Part
+
+
+class RunConfig(Strict):
+    """The keys that a resumed training reads. The types of numbers are checked when it resumes."""
+
+    baseline: Any
+    ensemble: Any
+    dim: Any
+    seed: Any
+    batch_size: Any
+    name: Any
+    output: Any
+    run: Any
+    share_adapters: Any
+    share_backbone: Any
+    resume: Resume
+    weights: dict[str, Any]
+    trust: list[str]
+    adapters: dict[str, Part]
+    fusion: Part
+    head: Part
+    backbone: Part
+    optimizer: Part
+    scheduler: Part
+    trainer: Part
+    loader: Part
+    finetune: Part
+    data: Part
+    pretrain: Pretrain | None = None

@@ -69,7 +69,7 @@ class Settings:
             raise UserError(f"{folder}: not a run folder, it has no {FOLDER}/{CONFIG}")
         values = load_yaml(path)
         # Imported here, because pydantic takes time to import, and most commands do not need it.
-        from dxn.config.run_config import RunConfig
+        from dxn.config.model_plan import RunConfig
         from dxn.core.schema import validated
 
         validated(RunConfig, values, path)

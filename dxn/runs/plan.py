@@ -484,7 +484,7 @@ def read_plan(folder: Path) -> Plan:
         raise UserError(f"{start / SUMS}: must list {PLAN}; copy the whole folder again")
     plan = validated(Plan, load_json(start / PLAN, allow_nan=True), start / PLAN)
     # Imported here, because only a run that continues needs the check.
-    from dxn.config.run_config import RunConfig
+    from dxn.config.model_plan import RunConfig
 
     validated(RunConfig, plan.config, start / PLAN)
     return plan
