@@ -52,7 +52,7 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     import warnings
 
-    from dxn.core.lazy import imported
+    from dxn.core.parts import imported
 
     if name not in _MODULES:
         raise AttributeError(f"module 'dxn' has no attribute {name!r}")

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from dxn.config.model_plan import Input, ModelPlan
-from dxn.core.arguments import node_of
 from dxn.core.errors import UserError
+from dxn.core.parts import node_of_part
 from dxn.data.dataset import Samples
 from dxn.data.rows import TARGET, Rows
 from dxn.models import model as models
@@ -134,11 +134,11 @@ class Model(models.MultimodalModel):
                 for name, key in self.inputs.items()
             },
             target=TARGET if self.task.is_supervised else None,
-            adapters={key: node_of(self.adapter(key), f"inputs.{key}") for key in keys},
-            fusion=node_of(self.fusion, "fusion"),
+            adapters={key: node_of_part(self.adapter(key), f"inputs.{key}") for key in keys},
+            fusion=node_of_part(self.fusion, "fusion"),
             share_backbone=not isinstance(self.backbone, SeparateBackbones),
-            backbone=node_of(_first(self.backbone), "backbone"),
-            head=node_of(self.task, "head"),
+            backbone=node_of_part(_first(self.backbone), "backbone"),
+            head=node_of_part(self.task, "head"),
         )
         results = task_results(self.task, "test", {}, parameters=models.count_parameters(self))
         card = Card(title or folder.name, plan, self.task).markdown(results)

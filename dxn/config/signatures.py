@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, Union
 import annotated_types
 
 from dxn.core.files import write_text
-from dxn.core.lazy import imported
+from dxn.core.parts import class_path, imported
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -223,11 +223,6 @@ def plain_default(default: Any) -> Any:
         return {name: plain_default(value) for name, value in default.items()}
     is_scalar = default is None or isinstance(default, bool | int | float | str)
     return default if is_scalar else NO_DEFAULT
-
-
-def class_path(cls: Callable[..., Any]) -> str:
-    """Return the dotted name of a class or function, for `_target_`."""
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 # The file

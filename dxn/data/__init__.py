@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from dxn.core.lazy import lazy_names
+from dxn.core.parts import lazy_names
 
 # The module that defines each name. Modules are imported on first use: most of them import torch,
 # which takes seconds, and `dxn.data.sources.detect` is needed before that. No module of this folder

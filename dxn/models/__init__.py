@@ -6,7 +6,7 @@ as arguments.
 
 from typing import TYPE_CHECKING, Any
 
-from dxn.core.lazy import lazy_names
+from dxn.core.parts import lazy_names
 
 # The module that defines each name. They are imported on first use: a classifier needs no decoder.
 _MODULES = {

@@ -13,8 +13,8 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dxn.core.arguments import Recorded
 from dxn.core.dropout import Keys, Rate
+from dxn.core.parts import Recorded
 from dxn.core.tokens import Tokens, can_read, is_full, matmul_dtype
 from dxn.models.attention import Attention, Group, head_sizes
 from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, PositionOptions, make_norm

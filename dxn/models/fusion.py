@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from dxn.core.arguments import Recorded
+from dxn.core.parts import Recorded
 from dxn.core.tokens import Tokens, join
 from dxn.models.pooling import MapOptions, Pool, Pooling
 

@@ -11,8 +11,8 @@ from annotated_types import Ge
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from dxn.core.arguments import Recorded
 from dxn.core.dropout import selected
+from dxn.core.parts import Recorded
 from dxn.core.tokens import Tokens, join
 from dxn.models.fusion import Encoder, InputEmbedding
 from dxn.models.pooling import CLASS, MapOptions, Pool, Pooling, masked_mean

@@ -10,8 +10,8 @@ from einops import repeat
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from dxn.core.arguments import Recorded
 from dxn.core.dropout import Dropout, Keys, Rate
+from dxn.core.parts import Recorded
 from dxn.core.tokens import Tokens, is_full
 from dxn.models.positions import token_index
 

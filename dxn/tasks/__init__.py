@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dxn.core.lazy import lazy_names
+from dxn.core.parts import lazy_names
 from dxn.tasks.heads import HeadOptions, LinearHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names

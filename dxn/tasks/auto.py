@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from dxn.core.errors import UserError
-from dxn.core.lazy import imported
+from dxn.core.parts import imported
 from dxn.core.randomness import Probability
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.infer import infer

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
-from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
 from dxn.core.files import LABELS
+from dxn.core.parts import Recorded
 from dxn.core.schema import CheckedMembers, Strict, validated
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json

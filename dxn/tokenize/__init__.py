@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from dxn.core.lazy import lazy_names
+from dxn.core.parts import lazy_names
 
 # The module that defines each name. They are imported on first use: a command needs only the
 # modalities of its data.

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
+from dxn.core.parts import Recorded
 from dxn.core.schema import CheckedMembers
 from dxn.core.tokens import Tokens
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dxn.core.lazy import imported
+from dxn.core.parts import imported
 from dxn.tokenize.base import READERS, Reader
 from dxn.tokenize.cells.cell_values import MAX_CHARS
 from dxn.tokenize.column_profile import ColumnProfile

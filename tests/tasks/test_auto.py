@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from dxn.core.errors import UserError
-from dxn.core.lazy import imported
+from dxn.core.parts import imported
 from dxn.tasks import TASKS, Auto, Classify, Generate, Multilabel, Regress, Tag
 from dxn.tasks.infer import infer
 from dxn.tokenize.column_profile import profile_of

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dxn.core.errors import UserError
-from dxn.core.lazy import imported
+from dxn.core.parts import imported
 from dxn.report.examples import row_scores
 from dxn.tasks import (
     TASKS,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dxn.core.arguments import Recorded, arguments_of
 from dxn.core.errors import UserError
+from dxn.core.parts import Recorded, arguments_of
 from dxn.core.tensors import TensorFiles, set_tensor, write_tensors
 from dxn.models.model import MultimodalModel
 from dxn.tasks.codec.quantize import FiniteScalars

@@ -1,15 +1,48 @@
-"""The arguments of a part, from which an equal part can be built."""
+"""Dotted names of parts: imports on first use, and nodes from which an equal part is built."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from dxn.core.errors import UserError
+
+
+def imported(path: str) -> Any:
+    """Import the object that a dotted name such as "dxn.tasks.embed.Embed" names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: Name of the package.
+        modules: Module of the package that defines each name, such as "text.adapter".
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+
+    def names() -> list[str]:
+        return sorted([*vars(importlib.import_module(package)), *modules])
+
+    return get, names
+
+
+def class_path(cls: Callable[..., Any]) -> str:
+    """Return the dotted name of a class or function, for `_target_`."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 class Recorded:
@@ -22,7 +55,7 @@ class Recorded:
         return part
 
 
-def node_of(part: Any, key: str) -> dict[str, Any]:
+def node_of_part(part: Any, key: str) -> dict[str, Any]:
     """Return the configuration node from which an equal part can be built.
 
     Args:
@@ -34,13 +67,13 @@ def node_of(part: Any, key: str) -> dict[str, Any]:
         UserError: If an argument is neither plain data nor a part.
     """
     if isinstance(part, functools.partial):
-        node = {"_target_": _name(part.func), "_partial_": True}
+        node = {"_target_": class_path(part.func), "_partial_": True}
         arguments = _named(part.func, part.args, part.keywords)
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-        node = {"_target_": _name(type(part))}
+        node = {"_target_": class_path(type(part))}
         arguments = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.init}
     elif isinstance(part, Recorded):
-        node = {"_target_": _name(type(part))}
+        node = {"_target_": class_path(type(part))}
         arguments = arguments_of(part)
     else:
         raise UserError(
@@ -64,7 +97,7 @@ def _plain(value: Any, key: str) -> Any:
         return {str(name): _plain(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{key}.{i}") for i, item in enumerate(value)]
-    return node_of(value, key)
+    return node_of_part(value, key)
 
 
 def _named(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +108,3 @@ def _named(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> d
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             named |= named.pop(name, {})
     return named
-
-
-def _name(target: Any) -> str:
-    return f"{target.__module__}.{target.__qualname__}"
