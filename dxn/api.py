@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dxn.commands.options import check_paths
 from dxn.commands.train import Train, run_training
-from dxn.config.command import check_paths
 from dxn.config.compose import compose
 from dxn.config.groups import options as options_of
 from dxn.core.display import notebook_html, now, number, print_line

@@ -145,7 +145,7 @@ def _run(arguments: list[str], *, is_typed: bool) -> int:
         return cls.compose(rest).execute()
     check_address_space(HEAVY)
     # Imported here, because Hydra takes a tenth of a second: --help must be fast.
-    check_paths = importlib.import_module("dxn.config.command").check_paths
+    check_paths = importlib.import_module("dxn.commands.options").check_paths
     prepared = check_paths(cls.compose(rest))
     for note in prepared.settings.notes:
         print(printable(note))

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from dxn.commands.model import FromWeights
-from dxn.commands.options import Count, Input
-from dxn.config.command import OUTPUT_FOLDER
+from dxn.commands.options import OUTPUT_FOLDER, Count, Input
 from dxn.config.words import AS_TYPED
 
 

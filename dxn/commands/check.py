@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from dxn.commands.options import OUTPUT_FILE
 from dxn.commands.train import Train
-from dxn.config.command import OUTPUT_FILE
 
 if TYPE_CHECKING:
     from dxn.config.settings import Settings

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from dxn.commands.model import Compute, FromWeights, ManyRows
-from dxn.commands.options import Input
-from dxn.config.command import OUTPUT_FILE
+from dxn.commands.options import OUTPUT_FILE, Input
 from dxn.core.errors import UserError
 
 

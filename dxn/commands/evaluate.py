@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 
 from dxn.commands.model import Compute, FromWeights, Labels, TableInput
-from dxn.commands.options import Data, InputTable, Run, Seed
-from dxn.config.command import OUTPUT_FOLDER
+from dxn.commands.options import OUTPUT_FOLDER, Data, InputTable, Run, Seed
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, PREDICTIONS, TOKENS
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from dxn.commands.model import FromRun, Labels
-from dxn.commands.options import NO_WEIGHTS, Weights
-from dxn.config.command import OUTPUT_FOLDER
+from dxn.commands.options import NO_WEIGHTS, OUTPUT_FOLDER, Weights
 from dxn.core.errors import UserError
 from dxn.runs.folder import is_run
 

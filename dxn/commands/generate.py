@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Gt, Le
 
 from dxn.commands.model import Compute, FromWeights, TableInput
-from dxn.commands.options import Count, Input, Seed
-from dxn.config.command import OUTPUT_FILE
+from dxn.commands.options import OUTPUT_FILE, Count, Input, Seed
 from dxn.config.words import AS_TYPED
 
 

@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from dxn.commands.model import Compute, FromRun, FromWeights, TableInput
-from dxn.commands.options import Count, Data, DtypeName, Input, InputTable, Seed, Weights
-from dxn.config.command import OUTPUT_FILE, OUTPUT_FOLDER
+from dxn.commands.options import (
+    OUTPUT_FILE,
+    OUTPUT_FOLDER,
+    Count,
+    Data,
+    DtypeName,
+    Input,
+    InputTable,
+    Seed,
+    Weights,
+)
 from dxn.core.errors import UserError
 
 MAX_PRINTED = 20  # rows; a file has all of them

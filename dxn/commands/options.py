@@ -1,18 +1,24 @@
-"""Groups of options that several commands have, and their paths."""
+"""Options that several commands have, and the checks of their paths and devices."""
 
 from __future__ import annotations
 
+import copy
+import functools
+import importlib
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Interval
 
 from dxn.config.command import Command, Group, PathOption
 from dxn.config.groups import options
 from dxn.config.settings import Settings
+from dxn.config.signatures import marks_of
+from dxn.config.values import assign, lookup
 from dxn.config.words import AS_TYPED
 from dxn.core.errors import UserError, similar
 from dxn.data.formats import ARRAYS, require_path, table_format
@@ -27,7 +33,99 @@ PATTERN = re.compile(r"[*?\[]|://")  # a pattern of paths or an address, instead
 DATA_PATHS = ("path", "train", "validation", "test")
 SOURCE_KEYS = ("data.path", "data.train")
 FIRST_OF_LIST = re.compile(r'\[\s*(?:"([^"]*)"|([^,\]]+))')  # in a list of tables, it decides
+DEVICE_KEYS = ("device", "trainer.device")
+MAX_SHOWN = 100  # characters of a path in a message
 MAX_SEED = 2**63 - 1  # of torch.manual_seed
+
+C = TypeVar("C", bound=Command)
+
+
+def check_paths(command: C) -> C:
+    """Check the paths and the device of a command, and find the run folders that it names.
+
+    Raises:
+        UserError: One line per problem.
+    """
+    settings = command.settings
+    values = copy.deepcopy(settings.values)
+    problems: list[str] = []
+    notes = list(settings.notes)
+    declared = command.options()
+    for key, parameter in {**declared.parameters, **declared.by_key}.items():
+        value = lookup(values, key)[1]
+        for mark in marks_of(parameter.type):
+            if isinstance(mark, PathOption) and value is not None:
+                try:
+                    value, note = mark.check(key, value, settings)
+                    assign(values, key, value)
+                    notes += [note] if note else []
+                except UserError as error:
+                    problems += str(error).splitlines()
+    if problems:
+        raise UserError("\n".join(problems))
+    for key in DEVICE_KEYS:
+        device = lookup(values, key)[1]
+        if device in ("cuda", "mps"):
+            _check_device(key, device)
+    return command.of(replace(settings, values=values, notes=tuple(notes)))
+
+
+def _check_device(key: str, device: str) -> None:
+    # Only a computer with this device can run the command, and then torch is needed anyway.
+    torch = importlib.import_module("torch")
+    backend = torch.cuda if device == "cuda" else torch.backends.mps
+    if not backend.is_available():
+        raise UserError(
+            f"{key}: {device} is not available: torch finds no such device or no driver for it; "
+            f"use {key}=cpu or {key}=auto"
+        )
+
+
+def check_output(
+    key: str, value: Any, settings: Settings, *, is_folder: bool = False
+) -> tuple[Any, str | None]:
+    """Check a path to write, judged by the nearest folder that exists, see `PathOption`.
+
+    Args:
+        key: The option.
+        value: The path.
+        settings: The values of all options.
+        is_folder: Whether a folder is written, and not a file.
+
+    Raises:
+        UserError: If it cannot be written, or is also the input.
+    """
+    path, source = Path(value), settings.values.get("input")
+    try:
+        if isinstance(source, str) and path.is_file() and path.resolve() == Path(source).resolve():
+            wrong = f"{path} is also the input and would be overwritten; choose another file"
+            raise UserError(f"{key}: {wrong}")
+        # Ray writes a folder, and continues in one that exists.
+        is_folder = is_folder or settings.values.get("engine") == "ray"
+        if path.is_dir() and not is_folder:
+            raise UserError(f"{key}: {path} is a folder that exists; choose another name")
+        parents = [path, *path.absolute().parents] if is_folder else path.absolute().parents
+        parent = next(folder for folder in parents if folder.exists())
+        if not parent.is_dir():
+            raise UserError(
+                f"{key}: {parent} is a file, so {path} cannot be written; choose another path"
+            )
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # too long, or with a zero byte
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise UserError(
+            f"{key}: {value[:MAX_SHOWN]} cannot be written ({reason}); choose another path"
+        ) from error
+    # Trying is the only way to know: permissions do not tell about a read-only disk, and root has
+    # all of them. A temporary file without a name leaves nothing behind.
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            return value, None
+    except OSError as error:
+        raise UserError(
+            f"{key}: {parent} cannot be written to ({error.strerror}); choose another path"
+        ) from error
 
 
 def find_runs(key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
@@ -101,6 +199,8 @@ Runs = Annotated[Sequence[str] | str, PathOption(find_runs)]
 Input = Annotated[str | Mapping[str, str], AS_TYPED, PathOption(check_input)]
 InputTable = Annotated[str | None, AS_TYPED, PathOption(check_input)]
 WeightsSource = Annotated[str | None, PathOption(find_weights)]
+OUTPUT_FILE = PathOption(check_output)
+OUTPUT_FOLDER = PathOption(functools.partial(check_output, is_folder=True))
 DATA_FILES = PathOption(check_data)
 Seed = Annotated[int, Interval(ge=-MAX_SEED, le=MAX_SEED)]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]

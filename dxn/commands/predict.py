@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from dxn.commands.model import Compute, FromWeights, Labels, ManyRows
-from dxn.commands.options import Input
-from dxn.config.command import OUTPUT_FILE
+from dxn.commands.options import OUTPUT_FILE, Input
 from dxn.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from dxn.commands.model import ManyRows
-from dxn.commands.options import Adapters, Count, Input, Seed
-from dxn.config.command import OUTPUT_FILE
+from dxn.commands.options import OUTPUT_FILE, Adapters, Count, Input, Seed
 from dxn.core.errors import UserError
 
 

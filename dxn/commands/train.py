@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from dxn.commands.options import (
     DATA_FILES,
+    OUTPUT_FOLDER,
     Adapters,
     Count,
     Data,
@@ -16,7 +17,7 @@ from dxn.commands.options import (
     Weights,
     find_weights,
 )
-from dxn.config.command import OUTPUT_FOLDER, Group, PathOption
+from dxn.config.command import Group, PathOption
 from dxn.config.settings import Settings, dump_yaml
 from dxn.config.values import assign
 from dxn.core.printable import printable

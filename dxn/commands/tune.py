@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Gt
 
-from dxn.commands.options import Count
+from dxn.commands.options import Count, check_paths
 from dxn.commands.train import Train
-from dxn.config.command import Options, check_paths
+from dxn.config.command import Options
 from dxn.config.settings import Settings
 from dxn.core.errors import UserError
 

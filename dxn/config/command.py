@@ -6,27 +6,18 @@ the dataclass: the names, types and defaults of its fields, and the section Args
 
 from __future__ import annotations
 
-import copy
 import functools
-import importlib
 import inspect
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dxn.config.instantiate import signature_of
 from dxn.config.settings import Settings
 from dxn.config.signatures import Parameter, marks_of, signature_from
-from dxn.config.values import assign, lookup
-from dxn.core.errors import UserError
 
 if TYPE_CHECKING:
     from dxn.config.words import Request
-
-DEVICE_KEYS = ("device", "trainer.device")
-MAX_SHOWN = 100  # characters of a path in a message
 
 
 @dataclass(frozen=True)
@@ -167,98 +158,3 @@ class Command:
                     groups[name] = mark
                     del by_key[name]
         return Options(parameters, groups, by_key)
-
-
-C = TypeVar("C", bound=Command)
-
-
-def check_paths(command: C) -> C:
-    """Check the paths and the device of a command, and find the run folders that it names.
-
-    Raises:
-        UserError: One line per problem.
-    """
-    settings = command.settings
-    values = copy.deepcopy(settings.values)
-    problems: list[str] = []
-    notes = list(settings.notes)
-    options = command.options()
-    for key, parameter in {**options.parameters, **options.by_key}.items():
-        value = lookup(values, key)[1]
-        for mark in marks_of(parameter.type):
-            if isinstance(mark, PathOption) and value is not None:
-                try:
-                    value, note = mark.check(key, value, settings)
-                    assign(values, key, value)
-                    notes += [note] if note else []
-                except UserError as error:
-                    problems += str(error).splitlines()
-    if problems:
-        raise UserError("\n".join(problems))
-    for key in DEVICE_KEYS:
-        device = lookup(values, key)[1]
-        if device in ("cuda", "mps"):
-            _check_device(key, device)
-    return command.of(replace(settings, values=values, notes=tuple(notes)))
-
-
-def check_output(
-    key: str, value: Any, settings: Settings, *, is_folder: bool = False
-) -> tuple[Any, str | None]:
-    """Check a path to write, judged by the nearest folder that exists, see `PathOption`.
-
-    Args:
-        key: The option.
-        value: The path.
-        settings: The values of all options.
-        is_folder: Whether a folder is written, and not a file.
-
-    Raises:
-        UserError: If it cannot be written, or is also the input.
-    """
-    path, source = Path(value), settings.values.get("input")
-    try:
-        if isinstance(source, str) and path.is_file() and path.resolve() == Path(source).resolve():
-            wrong = f"{path} is also the input and would be overwritten; choose another file"
-            raise UserError(f"{key}: {wrong}")
-        # Ray writes a folder, and continues in one that exists.
-        is_folder = is_folder or settings.values.get("engine") == "ray"
-        if path.is_dir() and not is_folder:
-            raise UserError(f"{key}: {path} is a folder that exists; choose another name")
-        parents = [path, *path.absolute().parents] if is_folder else path.absolute().parents
-        parent = next(folder for folder in parents if folder.exists())
-        if not parent.is_dir():
-            raise UserError(
-                f"{key}: {parent} is a file, so {path} cannot be written; choose another path"
-            )
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:  # too long, or with a zero byte
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise UserError(
-            f"{key}: {value[:MAX_SHOWN]} cannot be written ({reason}); choose another path"
-        ) from error
-    # Trying is the only way to know: permissions do not tell about a read-only disk, and root has
-    # all of them. A temporary file without a name leaves nothing behind.
-    try:
-        with tempfile.TemporaryFile(dir=parent):
-            return value, None
-    except OSError as error:
-        raise UserError(
-            f"{key}: {parent} cannot be written to ({error.strerror}); choose another path"
-        ) from error
-
-
-OUTPUT_FILE = PathOption(check_output)
-OUTPUT_FOLDER = PathOption(functools.partial(check_output, is_folder=True))
-
-
-def _check_device(key: str, device: str) -> None:
-    # Only a computer with this device can run the command, and then torch is needed anyway.
-    torch = importlib.import_module("torch")
-    backend = torch.cuda if device == "cuda" else torch.backends.mps
-    if not backend.is_available():
-        raise UserError(
-            f"{key}: {device} is not available: torch finds no such device or no driver for it; "
-            f"use {key}=cpu or {key}=auto"
-        )

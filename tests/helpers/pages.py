@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dxn.commands import all_commands
-from dxn.config.command import Command, check_paths
+from dxn.commands.options import check_paths
+from dxn.config.command import Command
 from dxn.config.help import topic_page
 from dxn.config.settings import Settings
 from dxn.runs.folder import has_model

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from dxn.commands.options import check_paths
 from dxn.commands.train import Train
-from dxn.config.command import check_paths
 from dxn.core.errors import UserError
 from dxn.runs.folder import trained_run, weights_of_run
 

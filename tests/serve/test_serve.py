@@ -22,8 +22,8 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
+from dxn.commands.options import check_paths
 from dxn.commands.serve import Serve
-from dxn.config.command import check_paths
 from dxn.core.errors import UserError
 from dxn.data.cell_paths import confined
 from dxn.serve import server
