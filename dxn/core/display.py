@@ -37,6 +37,7 @@ LAST_INTERVAL = 60.0
 EDGE = 0.0005  # smallest share that is written as a percentage with one decimal
 SMALLEST, LARGEST = 1e-4, 1e15  # numbers that are written without an exponent
 FLOAT32_DECIMALS = 6  # further ones of numbers near 1 are rounding errors
+RANK = "RANK"  # the variable with the number of a process that torchrun starts
 WIDE = 1000  # characters; more than any table needs
 
 _is_silent: ContextVar[bool] = ContextVar("silent", default=False)
@@ -53,15 +54,16 @@ def _console(*, stderr: bool = False) -> Console:
 
 
 def print_line(line: str, *, stderr: bool = False) -> None:
-    """Print a line verbatim, except for control characters and secrets.
+    """Print a line verbatim, except for control characters.
 
     Args:
         line: The line.
         stderr: Whether to print it to stderr, because stdout may be a generated text.
     """
     if prints():
-        # With markup, rich would remove brackets, such as those of a list of columns.
-        _console(stderr=stderr).print(printable(line), markup=False)
+        # Not with rich, which would replace :smile: and tabs. Flushed, so that the lines of stdout
+        # and stderr keep their order in a log file.
+        print(printable(line), file=sys.stderr if stderr else sys.stdout, flush=True)
 
 
 def print_rule(title: str = "") -> None:
@@ -76,7 +78,7 @@ def print_rule(title: str = "") -> None:
 def next_step(*words: str) -> None:
     """Print a command that the user may want to run next. It must run as it is printed."""
     line = shlex.join(words)
-    # A line without its secrets or control characters would be another command.
+    # A line without its control characters would be another command.
     if printable(line) == line:
         print_line(f"next: {line}")
 
@@ -183,6 +185,7 @@ class Display:
             console=_console(stderr=self.stderr),
             transient=True,
             disable=not self.has_bar,
+            redirect_stdout=not self.stderr,  # results on stdout are never written to stderr
         )
         bar.add_task("", total=None, status="")
         return bar
@@ -275,12 +278,12 @@ def _notebook() -> Any:
 
 def is_main_process() -> bool:
     """Whether this process is the first one of those that torchrun starts."""
-    return os.environ.get("RANK", "0") == "0"
+    return os.environ.get(RANK, "0") == "0"
 
 
 def prints() -> bool:
-    """Whether this process and this thread print."""
-    return is_main_process() and not _is_silent.get()
+    """Whether this process and this thread print: the first process, outside of `silence`."""
+    return os.environ.get(RANK, "0") == "0" and not _is_silent.get()
 
 
 @contextmanager

@@ -91,3 +91,8 @@ def test_no_line_on_the_screen_contains_an_escape_code(capsys):
     assert "\\x1b]0;title" in out
     assert "\\x1b]0;title" in error
     assert UNSAFE.search(out + error) is None
+
+
+def test_a_line_is_printed_verbatim_except_for_control_characters(capsys):
+    print_line("[red]:smile:\t" + "wide " * 30 + "\x1b[31m")
+    assert capsys.readouterr().out == "[red]:smile:\t" + "wide " * 30 + "\\x1b[31m\n"
