@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.data.loader import BAD, TIMEOUT, BatchOrder, InputDropout, Loader
-from dxn.data.raws import FileColumn, digest_of, lengths_of
-from dxn.data.rows import TARGET
+from dxn.data.raws import RawFiles, digest_of, lengths_of
+from dxn.data.rows import TARGET, Column
 from dxn.tokenize.base import BadMedia, Tokenizer
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class Opened:
     """One split, with its files read and its targets parsed.
 
     Args:
-        raws: Raw values by input name, one per row. None where a row does not have the input. A
-            value that is not in memory is read when it is used.
+        raws: Raw values by input name, one per row, which become columns. None where a row does not
+            have the input. A value that is not in memory is read when it is used.
         targets: Parsed targets, one per row. None if there are no targets.
         origin: Origin of each row, such as "train.csv row 17".
         present: Whether each row has the input, bool, by input name. Default: found in `raws`.
@@ -51,7 +51,7 @@ class Opened:
             None: its index.
     """
 
-    raws: Mapping[str, Sequence[Any]]
+    raws: Mapping[str, Column]
     targets: Sequence[Any] | None
     origin: Sequence[str]
     present: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -66,9 +66,12 @@ class Opened:
     row_ids: np.ndarray | None = None
 
     def __post_init__(self):
-        if self.present.keys() != self.raws.keys():
-            present = {n: np.array([v is not None for v in raws]) for n, raws in self.raws.items()}
-            object.__setattr__(self, "present", present)  # the dataclass is frozen
+        # The dataclass is frozen.
+        raws = {name: Column.of(column) for name, column in self.raws.items()}
+        object.__setattr__(self, "raws", raws)
+        if self.present.keys() != raws.keys():
+            present = {n: np.array([v is not None for v in column]) for n, column in raws.items()}
+            object.__setattr__(self, "present", present)
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -148,8 +151,11 @@ class Samples(Dataset):
     @property
     def reads_files(self) -> bool:
         """Whether samples read files, because not all raw values are in memory."""
-        columns = [self.opened.raws[name] for name in self.inputs]
-        return any(isinstance(column, FileColumn) and not column.is_complete for column in columns)
+        for name in self.inputs:
+            files, file_of = self.opened.raws[name].values, self.opened.raws[name].rows
+            if isinstance(files, RawFiles) and not files.are_in_memory(file_of):
+                return True
+        return False
 
     def loader(
         self,
@@ -283,10 +289,11 @@ class Samples(Dataset):
         """Return why files of samples, which were not decoded before, are bad, by origin."""
         reasons: dict[str, str] = {}
         for column in (self.opened.raws[name] for name in self.inputs):
-            if isinstance(column, FileColumn) and column.bad:
+            files, file_of = column.values, column.rows
+            if isinstance(files, RawFiles) and files.bad and file_of is not None:
                 for i in indices:
                     row = int(self.rows[i]) % len(self.opened)
-                    reason = column.problem(row)
+                    reason = files.bad.get(int(file_of[row]))
                     if reason is not None:
                         reasons[self.opened.origin[row]] = reason
         return reasons

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +30,6 @@ MAX_AHEAD = 16
 MANY_FILES = 100
 # Less than this needs no line in the description of a run.
 MIN_PRINTED_GB = 0.5
-Result = TypeVar("Result")
 
 
 class CacheBudget:
@@ -60,112 +59,159 @@ class CacheBudget:
                 self.num_bytes -= len(file)
 
 
-class FileColumn(Sequence[Any]):
-    """The raw values of an input that reads files, one per row. None where a row has none.
+# Version of a file, and number of tokens and digest of its value.
+VALUE_FACTS = np.dtype([("size", "i8"), ("time", "i8"), ("num_tokens", "f8"), ("digest", "V16")])
+
+
+class RawFiles(Sequence[Any]):
+    """The raw values of the distinct files of an input. None where a file has none.
 
     Values are in memory as long as they fit into the budget. The others are read again when they
-    are used. Rows that share a file share its value.
+    are used.
 
     Args:
         name: Name of the input, for error messages.
         tokenizer: Tokenizer that reads the values.
-        cells: What the values are read from.
-        file_of: Number of the file of each row. -1: the row has no value.
-        values: Raw value of each file. None: it is not in memory.
-        facts: For each file, its size and time of modification, and the number of tokens and the
-            digest of its value, see `VALUE_FACTS`. If all files were decoded, the last two are only
-            known of values that are not in memory; of others, the number of tokens is NaN.
+        sources: Paths or contents of the files, see `dxn.data.files.with_files`.
         on_bad: What to do with a file that was not decoded, and turns out to be bad: "error", or
             any other value to treat it as missing.
 
     Attributes:
-        bad: Why such files are bad, by number.
+        values: Raw value of each file. None: it is not in memory.
+        facts: For each file, its size and time of modification, and the number of tokens and the
+            digest of its value, see `VALUE_FACTS`. If all files were decoded, the last two are only
+            known of values that are not in memory; of others, the number of tokens is NaN.
+        is_missing: Whether a file has no value, bool: there is no cell, the file is bad, or it is a
+            video without a sound track.
+        errors: Why files were bad when they were read first, by number.
+        bad: Why files that were not decoded at first turned out to be bad, by number.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tokenizer: Tokenizer,
-        cells: Column,
-        file_of: np.ndarray,
-        values: Sequence[Any],
-        facts: np.ndarray,
-        on_bad: OnBad = "error",
-    ):
+    def __init__(self, name: str, tokenizer: Tokenizer, sources: Column, on_bad: OnBad = "error"):
+        assert sources.files is not None
         self.name = name
         self.tokenizer = tokenizer
-        self.cells = cells
-        self.file_of = file_of
-        self.values = values
-        self.facts = facts
+        self.sources = sources
         self.on_bad: OnBad = on_bad
+        self.values: list[Any] = [None] * len(sources)
+        self.facts = np.zeros(len(sources), VALUE_FACTS)
+        for fact in ("size", "time"):
+            self.facts[fact] = sources.files.facts[fact][sources.rows]
+        self.facts["num_tokens"] = np.nan
+        self.is_missing = self.facts["size"] == MISSING
+        self.errors: dict[int, str] = {}
         self.bad: dict[int, str] = {}
 
     def __len__(self) -> int:
-        return len(self.file_of)
+        return len(self.values)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> FileColumn: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
-        file = self.file_of[index]
-        if file < 0 or self.values[file] is not None:
-            return None if file < 0 else self.values[file]
-        source = self.cells[index]
+    def __getitem__(self, file: Any) -> Any:  # only single files are read, no slices
+        if self.is_missing[file] or self.values[file] is not None:
+            return self.values[file]
+        source = self.sources[file]
         path = source if isinstance(source, str | Path) else "a file"
-        version = (self.facts["size"][file], self.facts["time"][file])
-        if _version(source) != version:
+        if _version(source) != (self.facts["size"][file], self.facts["time"][file]):
             raise UserError(
                 f"{self.name}: {path} was changed or deleted after it had been checked; run the "
                 "command again"
             )
         try:
-            return _read(self.tokenizer, source)
+            return self.read(source)
         except BadMedia as error:
             if self.on_bad != "error":
-                self.bad[int(file)] = f"{self.name}: {path} {error}"
+                self.bad[file] = f"{self.name}: {path} {error}"
                 return None
             raise UserError(
                 f"{self.name}: {path} {error}; correct the data, or set on_bad to skip or missing "
                 "(dxn check lists all bad rows)"
             ) from error
 
-    def fact(self, row: int) -> Any:
-        """Return the `VALUE_FACTS` of the file of a row; None if they are not known."""
-        file = self.file_of[row]
-        fact = self.facts[file]
-        return None if file < 0 or np.isnan(fact["num_tokens"]) else fact
+    def are_in_memory(self, files: np.ndarray | None) -> bool:
+        """Return whether the values of these files, int64, or of all of them are in memory."""
+        is_read_again = ~self.is_missing & [value is None for value in self.values]
+        return not is_read_again[slice(None) if files is None else files].any()
 
-    def problem(self, row: int) -> str | None:
-        """Return why the file of a row turned out to be bad when it was used, see `bad`."""
-        return self.bad.get(int(self.file_of[row]))
+    def read(self, source: Any) -> Any:
+        """Return the value of a file. Raise BadMedia if it is bad, or outside the data folder."""
+        if isinstance(source, OutsidePath):
+            raise BadMedia(source.reason)
+        return self.tokenizer.reader.read(source)
 
-    def take(self, rows: np.ndarray) -> FileColumn:
-        """Return the column of these rows, int64, without reading any of them."""
-        cells, file_of = self.cells.take(rows), self.file_of[rows]
-        column = FileColumn(
-            self.name,
-            self.tokenizer,
-            cells,
-            file_of,
-            self.values,
-            self.facts,
-            self.on_bad,
-        )
-        column.bad = self.bad
-        return column
+    def decode(self, budget: CacheBudget, *, only_headers: bool) -> None:
+        """Read each file once, as long as it fits into the budget, or only its header."""
+        # Bytes and arrays are in memory, so they are decoded.
+        has_header = (self.facts["size"] >= 0) & only_headers
+        is_full = budget.num_bytes <= 0  # whether a value did not fit into the memory
+        not_decoded: list[int] = []
+        files = np.flatnonzero(~self.is_missing).tolist()
+        # Executor.map would start all of them, and keep the results of those that are ready.
+        started: deque[tuple[int, Future[Any]]] = deque()
+        with ThreadPoolExecutor(READER_THREADS) as pool:
+            for file in track(files, len(files), "reading files"):
+                if is_full and has_header[file]:
+                    not_decoded.append(file)
+                    continue
+                started.append((file, pool.submit(self.read, self.sources[file])))
+                # Results are handled one by one, so that values that do not fit are freed
+                # immediately.
+                if len(started) == MAX_AHEAD:
+                    is_full |= not self._add(*started.popleft(), budget, has_header)
+            while started:
+                self._add(*started.popleft(), budget, has_header)
+        self._read_headers(np.array(not_decoded, np.int64))
+        self._add_digests(np.flatnonzero(has_header & ~self.is_missing))
+        if len(files) >= MANY_FILES:
+            release_memory()
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all values are in memory."""
-        return all(self.values[file] is not None for file in np.unique(self.file_of) if file >= 0)
+    def _add(
+        self, file: int, result: Future[Any], budget: CacheBudget, has_header: np.ndarray
+    ) -> bool:
+        """Add the value of a file; return False if it does not fit into the budget."""
+        error = result.exception()
+        if isinstance(error, BadMedia):
+            self.errors[file] = str(error)
+        value = None if isinstance(error, BadMedia) else result.result()
+        if value is None:
+            self.is_missing[file] = True
+            return True
+        fits = budget.take(size_of(value))
+        if fits:
+            self.values[file] = value
+        if has_header[file] or not fits:
+            self.facts["num_tokens"][file] = self.tokenizer.length(value)
+        if not has_header[file] and not fits:
+            self.facts["digest"][file] = digest(value)
+        return fits
 
+    def _read_headers(self, files: np.ndarray) -> None:
+        survey, numbers = self.sources.files, self.sources.rows
+        assert survey is not None and numbers is not None
 
-# Version of a file, and number of tokens and digest of its value.
-VALUE_FACTS = np.dtype([("size", "i8"), ("time", "i8"), ("num_tokens", "f8"), ("digest", "V16")])
+        def read_part(part: slice) -> tuple[np.ndarray, dict[int, str], np.ndarray]:
+            """Return the lengths of files, NaN without one, the errors, and the digests."""
+            lengths = np.full(part.stop - part.start, np.nan)
+            errors: dict[int, str] = {}
+            for i, file in enumerate(files[part].tolist()):
+                try:
+                    length = self.tokenizer.header(self.sources[file])
+                    lengths[i] = np.nan if length is None else length
+                except BadMedia as error:
+                    errors[file] = str(error)
+            return lengths, errors, survey.digests(numbers[files[part]])
+
+        for part, result in in_parts(read_part, len(files), "reading headers"):
+            lengths, errors, digests = result
+            self.facts["num_tokens"][files[part]] = lengths
+            self.errors |= errors
+            survey.facts["digest"][numbers[files[part]]] = digests
+        self.is_missing[files] = np.isnan(self.facts["num_tokens"][files])
+
+    def _add_digests(self, files: np.ndarray) -> None:
+        """Add the digests of the ends of files, whether or not their values stay in memory."""
+        survey, numbers = self.sources.files, self.sources.rows
+        assert survey is not None and numbers is not None
+        survey.read_digests(numbers[files])
+        self.facts["digest"][files] = survey.facts["digest"][numbers[files]].view("V16")[:, 0]
 
 
 def read_column(
@@ -176,7 +222,7 @@ def read_column(
     *,
     only_headers: bool = False,
     on_bad: OnBad = "error",
-) -> tuple[Column | FileColumn, np.ndarray, dict[int, str]]:
+) -> tuple[Column, np.ndarray, dict[int, str]]:
     """Read one input of all rows.
 
     Args:
@@ -193,7 +239,23 @@ def read_column(
         because that takes less time than preparing them.
     """
     if tokenizer.reader.files:
-        return _read_files(name, cells, tokenizer, budget, only_headers, on_bad)
+        cells = with_files(cells)
+        assert cells.rows is not None
+        # The files of these rows. Other splits have other files of the same column.
+        numbers, file_of = np.unique(cells.rows, return_inverse=True)
+        sources = Column(cells.values, numbers, files=cells.files)
+        # Bytes in cells cannot be read again, so they are not dropped, but they count.
+        if not sources.has_only_texts:
+            contents = [source for source in sources if isinstance(source, bytes)]
+            if sources.is_arrow:  # these bytes are copies of the cells
+                budget.num_bytes -= sum(map(len, contents))
+            else:
+                budget.take_anyway(contents)
+        files = RawFiles(name, tokenizer, sources, on_bad)
+        files.decode(budget, only_headers=only_headers)
+        bad = np.flatnonzero(np.isin(file_of, list(files.errors))).tolist() if files.errors else []
+        reasons = {row: files.errors[int(file_of[row])] for row in bad}
+        return Column(files, file_of), ~files.is_missing[file_of], reasons
     read = tokenizer.reader.read
     reasons: dict[int, str] = {}
     present = np.zeros(len(cells), bool)
@@ -207,112 +269,7 @@ def read_column(
     return Column(cells, decode=read), present, reasons
 
 
-def _read_files(
-    name: str,
-    cells: Column,
-    tokenizer: Tokenizer,
-    budget: CacheBudget,
-    only_headers: bool,
-    on_bad: OnBad,
-) -> tuple[FileColumn, np.ndarray, dict[int, str]]:
-    """Read each file of an input once, see `read_column`."""
-    column = with_files(cells)
-    assert column.files is not None and column.rows is not None
-    survey = column.files
-    # The files of these rows. Other splits have other files of the same column.
-    numbers, file_of = np.unique(column.rows, return_inverse=True)
-    sources = Column(column.values, numbers)
-    # Bytes in cells cannot be read again, so they are not dropped, but they count.
-    if not sources.has_only_texts:
-        contents = [source for source in sources if isinstance(source, bytes)]
-        if sources.is_arrow:  # these bytes are copies of the cells
-            budget.num_bytes -= sum(map(len, contents))
-        else:
-            budget.take_anyway(contents)
-
-    facts = np.zeros(len(sources), VALUE_FACTS)
-    facts["size"] = survey.facts["size"][numbers]
-    facts["time"] = survey.facts["time"][numbers]
-    facts["num_tokens"] = np.nan
-    values: list[Any] = [None] * len(sources)
-    errors: dict[int, str] = {}
-    is_empty = facts["size"] == MISSING  # or because it is a video without a sound track
-    # Bytes and arrays are in memory, so they are decoded.
-    has_header = (facts["size"] >= 0) & only_headers
-    is_decoded = np.zeros(len(sources), bool)
-    is_full = budget.num_bytes <= 0  # whether a value did not fit into the memory
-
-    def chosen() -> Iterator[int]:
-        """Yield the files that are decoded."""
-        for file in np.flatnonzero(~is_empty).tolist():
-            if not (is_full and has_header[file]):
-                is_decoded[file] = True
-                yield file
-
-    def read(file: int) -> tuple[int, Any]:
-        try:
-            return file, _read(tokenizer, sources[file])
-        except BadMedia as error:
-            # Return an error as a value: each row that shares this source gets an issue. A new one,
-            # because the traceback of the old one keeps the decoded part of the file in memory.
-            return file, BadMedia(str(error))
-
-    # Results are handled one by one, so that values that do not fit are freed immediately.
-    results = _read_ahead(read, chosen(), len(sources))
-    for file, raw in track(results, len(sources), "reading files"):
-        is_empty[file] = raw is None or isinstance(raw, BadMedia)
-        if isinstance(raw, BadMedia):
-            errors[file] = str(raw)
-        if is_empty[file]:
-            continue
-        is_kept = budget.take(size_of(raw))
-        values[file] = raw if is_kept else None
-        is_full |= not is_kept
-        if has_header[file] or not is_kept:
-            facts["num_tokens"][file] = tokenizer.length(raw)
-        if not has_header[file] and not is_kept:
-            facts["digest"][file] = digest(raw)
-
-    rest = np.flatnonzero(has_header & ~is_decoded)
-
-    def headers(part: slice) -> tuple[np.ndarray, dict[int, str], np.ndarray]:
-        """Return the lengths of files, NaN without one, the errors, and the digests."""
-        lengths = np.full(part.stop - part.start, np.nan)
-        found: dict[int, str] = {}
-        for i, (file, source) in enumerate(zip(rest[part], sources.take(rest[part]), strict=True)):
-            try:
-                length = tokenizer.header(source)
-                lengths[i] = np.nan if length is None else length
-            except BadMedia as error:
-                found[int(file)] = str(error)
-        return lengths, found, survey.digests(numbers[rest[part]])
-
-    for part, (lengths, found, digests) in in_parts(headers, len(rest), "reading headers"):
-        facts["num_tokens"][rest[part]] = lengths
-        errors |= found
-        survey.facts["digest"][numbers[rest[part]]] = digests
-    is_empty[rest] = np.isnan(facts["num_tokens"][rest])
-    # The same digest whether or not the value stays in memory.
-    good = np.flatnonzero(has_header & ~is_empty)
-    survey.read_digests(numbers[good])
-    facts["digest"][good] = survey.facts["digest"][numbers[good]].view("V16")[:, 0]
-    if len(sources) >= MANY_FILES:
-        release_memory()
-    bad = np.flatnonzero(np.isin(file_of, list(errors))).tolist() if errors else []
-    reasons = {row: errors[int(file_of[row])] for row in bad}
-    file_of[is_empty[file_of]] = -1
-    opened = FileColumn(name, tokenizer, column, file_of, values, facts, on_bad)
-    return opened, file_of >= 0, reasons
-
-
-def _read(tokenizer: Tokenizer, source: Any) -> Any:
-    """Read a file. Raise BadMedia if it is bad, or outside the data folder."""
-    if isinstance(source, OutsidePath):
-        raise BadMedia(source.reason)
-    return tokenizer.reader.read(source)
-
-
-def present_values(columns: Sequence[tuple[Sequence[Any], np.ndarray]]) -> Sequence[Any]:
+def present_values(columns: Sequence[tuple[Column, np.ndarray]]) -> Column:
     """Return the raw values of several inputs, without those that are missing.
 
     A file that is not in memory is read when an item is used.
@@ -320,32 +277,35 @@ def present_values(columns: Sequence[tuple[Sequence[Any], np.ndarray]]) -> Seque
     Args:
         columns: The raw values of each input, and whether each row has one.
     """
-    column, present = columns[0]
-    if len(columns) == 1 and isinstance(column, Column | FileColumn):
+    if len(columns) == 1:
+        ((column, present),) = columns
         return column.take(np.flatnonzero(present))
     rows = [np.flatnonzero(present) for _, present in columns]
-    column_of = np.repeat(np.arange(len(columns)), [len(each) for each in rows])
+    column_of = np.repeat(np.arange(len(columns)), [len(numbers) for numbers in rows])
     row_of = np.concatenate(rows)
     return Column(
         range(len(row_of)), decode=lambda i: columns[int(column_of[i])][0][int(row_of[i])]
     )
 
 
-def lengths_of(column: Sequence[Any], rows: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+def lengths_of(column: Column, rows: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     """Return the approximate numbers of tokens of rows, without reading their files again."""
-    if not isinstance(column, FileColumn):
-        known = column if isinstance(column, Column) else Column(column)
-        return tokenizer.lengths(known.take(rows))
-    lengths = column.facts["num_tokens"][column.file_of[rows]]
+    column = column.take(rows)
+    if not isinstance(column.values, RawFiles):
+        return tokenizer.lengths(column)
+    lengths = column.values.facts["num_tokens"][column.rows]
     for i in np.flatnonzero(np.isnan(lengths)).tolist():
-        lengths[i] = tokenizer.length(column[int(rows[i])])
+        lengths[i] = tokenizer.length(column[i])
     return lengths
 
 
-def digest_of(column: Sequence[Any], row: int) -> bytes:
+def digest_of(column: Column, row: int) -> bytes:
     """Return a hash of the raw value of a row, without reading its file again."""
-    fact = column.fact(row) if isinstance(column, FileColumn) else None
-    return digest(column[row]) if fact is None else fact["digest"].tobytes()
+    if isinstance(column.values, RawFiles) and column.rows is not None:
+        facts = column.values.facts[column.rows[row]]
+        if not np.isnan(facts["num_tokens"]):
+            return facts["digest"].tobytes()
+    return digest(column[row])
 
 
 def size_of(value: Any) -> int:
@@ -370,29 +330,30 @@ def _version(source: Any) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def memory_lines(columns: Sequence[Mapping[str, Sequence[Any]]]) -> list[str]:
+def memory_lines(columns: Sequence[Mapping[str, Column]]) -> list[str]:
     """Describe the memory of inputs that need much, or whose files are read again.
 
     Args:
         columns: Raw values of each split by input name, see `Opened.raws`.
     """
-    by_input: dict[str, list[FileColumn]] = {}
+    by_input: dict[str, list[tuple[RawFiles, np.ndarray]]] = {}
     for split in columns:
         for name, column in split.items():
-            if isinstance(column, FileColumn):
-                by_input.setdefault(name, []).append(column)
+            files, file_of = column.values, column.rows
+            if isinstance(files, RawFiles) and file_of is not None:
+                numbers = np.unique(file_of)
+                present = numbers[~files.is_missing[numbers]]
+                by_input.setdefault(name, []).append((files, present))
     lines: list[str] = []
     for name, parts in by_input.items():
         num_bytes = num_files = num_loaded = 0
-        for part in parts:
-            files, rows = np.unique(part.file_of, return_index=True)
-            rows = rows[files >= 0]
-            in_memory = [part.values[file] for file in files[files >= 0].tolist()]
-            num_files += len(rows)
+        for files, numbers in parts:
+            in_memory = [files.values[file] for file in numbers.tolist()]
+            num_files += len(numbers)
             num_loaded += sum(value is not None for value in in_memory)
             num_bytes += sum(size_of(value) for value in in_memory if value is not None)
-            if not part.cells.has_only_texts:
-                contents = part.cells.take(rows)
+            if not files.sources.has_only_texts:
+                contents = files.sources.take(numbers)
                 num_bytes += sum(len(cell) for cell in contents if isinstance(cell, bytes))
         line = f"{name}: {_size(num_bytes)} in memory"
         if num_loaded < num_files:
@@ -408,23 +369,3 @@ def memory_lines(columns: Sequence[Mapping[str, Sequence[Any]]]) -> list[str]:
 def _size(num_bytes: float) -> str:
     # Less than 50 MB would round to 0.0 GB.
     return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB / 10 else f"{num_bytes / 1e6:.0f} MB"
-
-
-def _read_ahead(
-    read: Callable[[int], Result], files: Iterable[int], count: int
-) -> Iterator[Result]:
-    """Yield `read` of each of up to `count` files, which a few threads compute in advance.
-
-    Executor.map would start all of them, and keep the results of those that are ready.
-    """
-    if count == 1:
-        yield from map(read, files)
-        return
-    with ThreadPoolExecutor(READER_THREADS) as pool:
-        started: deque[Future[Result]] = deque()
-        for file in files:
-            started.append(pool.submit(read, file))
-            if len(started) == MAX_AHEAD:
-                yield started.popleft().result()
-        while started:
-            yield started.popleft().result()

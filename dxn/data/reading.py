@@ -10,7 +10,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, printable
-from dxn.data.raws import CacheBudget, FileColumn, read_column
+from dxn.data.raws import CacheBudget, read_column
 from dxn.data.rows import TARGET, Column, OnBad, Rows, as_column
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
@@ -143,14 +143,13 @@ def survey_rows(
     if need_target is None:
         need_target = task is not None and task.is_supervised
     budget = budget or CacheBudget()
-    raws: dict[str, Column | FileColumn] = {}
+    raws: dict[str, Column] = {}
     present: dict[str, np.ndarray] = {}
     bad: list[Issue] = []
     for name, tokenizer in tokenizers.items():
         # New data for prediction may lack some inputs of the model.
         if name in rows.cells:
             cells = rows.cells[name]
-            cells = cells if isinstance(cells, Column) else Column(cells)
             raws[name], present[name], reasons = read_column(
                 name, cells, tokenizer, budget, only_headers=only_headers, on_bad=on_bad
             )

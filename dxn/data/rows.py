@@ -6,7 +6,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -80,8 +80,8 @@ class Column(Sequence[Any]):
                 values = values[part]
             elif self.is_arrow:
                 values = values.take(self.rows[part])
-            else:
-                values = [values[row] for row in self.rows[part].tolist()]
+            else:  # one after another, because they can be files
+                values = (self.values[row] for row in self.rows[part].tolist())
             values = values.to_pylist() if self.is_arrow else values
             if self.decode is None:
                 yield from values
@@ -99,9 +99,16 @@ class Column(Sequence[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process gets its rows only: `values` can have many more.
         values = self.array()
-        if values is None:
-            values = self.values if self.rows is None else [self.values[row] for row in self.rows]
+        if values is None and isinstance(self.values, list) and self.rows is not None:
+            values = [self.values[row] for row in self.rows]
+        if values is None:  # they can be files, which are not read for this
+            return Column, (self.values, self.rows, self.decode)
         return Column, (values, None, self.decode)
+
+    @classmethod
+    def of(cls, cells: Sequence[Any]) -> Column:
+        """Return cells as a column. A list stays one, see also `as_column`."""
+        return cells if isinstance(cells, Column) else cls(cells)
 
     @property
     def has_only_texts(self) -> bool:
@@ -244,9 +251,9 @@ class Origins(Sequence[str]):
         return Origins(self.files, self.lines[rows], self.file_of[rows])
 
 
-@dataclass(frozen=True)
+@dataclass(init=False)
 class Rows:
-    """One split of a data set, before files are read.
+    """One split of a data set, before files are read. Sequences become columns.
 
     Args:
         cells: Values by input name (or "target"), one per row; None where a value is missing. The
@@ -260,10 +267,22 @@ class Rows:
             together. None: there are no groups.
     """
 
-    cells: Mapping[str, Sequence[Any]]
-    origin: Sequence[str]
-    ids: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    groups: Sequence[Any] | None = None
+    cells: Mapping[str, Column]
+    origin: Column | Origins
+    ids: Mapping[str, Column]
+    groups: Column | None
+
+    def __init__(
+        self,
+        cells: Mapping[str, Sequence[Any]],
+        origin: Sequence[str],
+        ids: Mapping[str, Sequence[Any]] | None = None,
+        groups: Sequence[Any] | None = None,
+    ):
+        self.cells = {name: Column.of(column) for name, column in cells.items()}
+        self.origin = origin if isinstance(origin, Origins) else Column.of(origin)
+        self.ids = {name: Column.of(column) for name, column in (ids or {}).items()}
+        self.groups = None if groups is None else Column.of(groups)
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -272,23 +291,16 @@ class Rows:
         """Return the rows at these indices, in this order, without copying any cell."""
         rows = np.asarray(indices, np.int64)
         return Rows(
-            cells={name: _taken(column, rows) for name, column in self.cells.items()},
-            origin=_taken(self.origin, rows),
-            ids={name: _taken(column, rows) for name, column in self.ids.items()},
-            groups=None if self.groups is None else _taken(self.groups, rows),
+            cells={name: column.take(rows) for name, column in self.cells.items()},
+            origin=self.origin.take(rows),
+            ids={name: column.take(rows) for name, column in self.ids.items()},
+            groups=None if self.groups is None else self.groups.take(rows),
         )
 
 
 def spaced(count: int) -> np.ndarray:
     """Return the numbers of all rows, int64, or of FIT_ROWS of them that are evenly spaced."""
     return np.array(spaced_rows(count, FIT_ROWS), np.int64)
-
-
-def _taken(column: Sequence[Any], rows: np.ndarray) -> Any:
-    """Return a column of these rows."""
-    # Of generated data, the columns can be lists.
-    column = column if isinstance(column, Column | Origins) else Column(column)
-    return column.take(rows)
 
 
 @dataclass(frozen=True)
@@ -358,8 +370,7 @@ class Source:
         """Return the cells of an input (or "target") in `sample`, None where it is missing."""
         values: list[Any] = []
         for rows in self.sample:
-            missing: Sequence[Any] = [None] * len(rows)
-            values += rows.cells.get(name, missing)
+            values += rows.cells.get(name, [None] * len(rows))
         return values
 
     def targets(self) -> tuple[list[Any], list[Any] | None, list[str]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
-from dxn.data.rows import TARGET, Column
+from dxn.data.rows import TARGET
 from dxn.data.token_ids import TokenIds, token_ids
 from dxn.tasks.language import Window
 from dxn.tasks.task import Task
@@ -56,9 +56,8 @@ class TokenWindows(Samples):
         # Samples.__init__ sets self.rows to the rows that have a text. At the end of this method it
         # becomes the list of windows, which __len__ and __getitem__ use.
         self.texts = self.rows
-        raws = opened.raws[self.name]
-        column = raws if isinstance(raws, Column) else Column(raws)
-        self.tokens: TokenIds = token_ids(column.take(self.texts), tokenizer)
+        texts = opened.raws[self.name].take(self.texts)
+        self.tokens: TokenIds = token_ids(texts, tokenizer)
         if len(self.ids) < 2:
             raise UserError(
                 f"{opened.origin[0]}: language modelling needs at least 2 tokens per split, got "

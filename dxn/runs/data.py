@@ -18,9 +18,9 @@ from dxn.data.inspect.quality import (
     check_learnable,
     count_truncated,
 )
-from dxn.data.raws import CacheBudget, FileColumn, memory_lines, present_values
+from dxn.data.raws import CacheBudget, memory_lines, present_values
 from dxn.data.reading import open_rows
-from dxn.data.rows import FIT_ROWS, Column, spaced
+from dxn.data.rows import FIT_ROWS, spaced
 from dxn.data.tables.read import as_list
 from dxn.runs.build import load_fitted, save_fitted
 from dxn.runs.plan import FOLDER
@@ -128,10 +128,7 @@ def fit_adapters(
     raws_of, present = train.raws, train.present
     if len(train) > FIT_ROWS:
         rows = spaced(len(train))
-        raws_of = {}
-        for name, raws in train.raws.items():
-            column = raws if isinstance(raws, Column | FileColumn) else Column(raws)
-            raws_of[name] = column.take(rows)
+        raws_of = {name: column.take(rows) for name, column in train.raws.items()}
         present = {name: mask[rows] for name, mask in present.items()}
         texts = list(evenly_spaced(texts, FIT_ROWS))
         print_line(f"adapters: fitted on {FIT_ROWS:,} of {count(len(train), 'row')}")

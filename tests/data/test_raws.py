@@ -13,13 +13,13 @@ from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
+from dxn.data.files import with_files
 from dxn.data.inspect.check import check
 from dxn.data.inspect.fingerprint import fingerprint
 from dxn.data.loader import BatchOrder, Loader, LoaderOptions, default_workers
 from dxn.data.raws import (
-    VALUE_FACTS,
     CacheBudget,
-    FileColumn,
+    RawFiles,
     digest_of,
     lengths_of,
     memory_lines,
@@ -104,9 +104,9 @@ def opened_with(folder, pictures, names="0123456", **columns):
 
 def stored(column):
     """Which values are in memory: # in memory, . on disk, - missing."""
-    files = [None if file < 0 else column.values[file] for file in column.file_of]
-    kinds = zip(column.file_of, files, strict=True)
-    return "".join("-" if file < 0 else "." if value is None else "#" for file, value in kinds)
+    files = column.values
+    pairs = [(files.is_missing[file], files.values[file]) for file in column.rows]
+    return "".join("-" if missing else "." if value is None else "#" for missing, value in pairs)
 
 
 # What is kept
@@ -423,9 +423,10 @@ def column_of(count, num_bytes, *, unloaded=0, source_bytes=0):
     values = [torch.zeros(1).expand(num_bytes // 4) for _ in range(count)]
     values += [None] * unloaded
     cells = [bytes(source_bytes) if i == 0 else f"{i}.png" for i in range(len(values))]
-    file_of = np.array([*range(len(values)), -1])
-    facts = np.zeros(len(values), VALUE_FACTS)
-    return FileColumn("image", images(), Column([*cells, None]), file_of, values, facts)
+    sources = with_files(Column([*cells, None]))
+    files = RawFiles("image", images(), sources)
+    files.values = [*values, None]
+    return Column(files, sources.rows)
 
 
 @pytest.mark.parametrize(
@@ -449,7 +450,9 @@ def column_of(count, num_bytes, *, unloaded=0, source_bytes=0):
     ],
 )
 def test_much_memory_and_repeated_reading_are_printed(columns, expected):
-    assert memory_lines([{"image": column, "text": ["a"]} for column in columns]) == expected
+    assert (
+        memory_lines([{"image": column, "text": Column(["a"])} for column in columns]) == expected
+    )
 
 
 def test_the_size_of_a_value_is_that_of_its_content():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from dxn.core.display import count
 from dxn.data.dataset import Opened
 from dxn.data.files import digest
-from dxn.data.raws import FileColumn, digest_of
-from dxn.data.rows import TARGET
+from dxn.data.raws import RawFiles, digest_of
+from dxn.data.rows import TARGET, Column
 
 ORDER = "order"  # the digest of the rows, and below the one that does not depend on their order
 SET = "set"
@@ -34,7 +34,7 @@ def fingerprint(splits: Mapping[str, Opened]) -> dict[str, Fingerprint]:
             columns[name] = _cells(raws, opened.present[name])
         if opened.targets is not None:
             present = np.array([target is not None for target in opened.targets], bool)
-            columns[TARGET] = _cells(opened.targets, present)
+            columns[TARGET] = _cells(Column.of(opened.targets), present)
         # One digest per row, of all its cells. The widths tell apart rows whose joined cells are
         # equal.
         widths = repr([cells.shape[1] for cells in columns.values()]).encode()
@@ -75,17 +75,17 @@ def _difference(old: Fingerprint, new: Fingerprint) -> str:
     return f"other values of {', '.join(changed)}" if changed else "other columns"
 
 
-def _cells(column: Sequence[Any], present: np.ndarray) -> npt.NDArray[np.uint8]:
+def _cells(column: Column, present: np.ndarray) -> npt.NDArray[np.uint8]:
     """Return the content of a column as bytes, (rows, bytes per cell).
 
     Plain numbers are their own content. Hashing each of them would take seconds for a large table.
     """
     content = np.zeros(len(column), f"V{NUM_BYTES}")
-    if isinstance(column, FileColumn):
-        facts = column.facts[column.file_of]
-        is_known = present & ~np.isnan(facts["num_tokens"])
-        content[is_known] = facts["digest"][is_known]
-        for i in np.flatnonzero(present & ~is_known).tolist():
+    if isinstance(column.values, RawFiles):
+        facts = column.values.facts[column.rows]
+        has_digest = present & ~np.isnan(facts["num_tokens"])
+        content[has_digest] = facts["digest"][has_digest]
+        for i in np.flatnonzero(present & ~has_digest).tolist():
             content[i] = digest_of(column, i)
     elif present.any() and all(cell is None or type(cell) is float for cell in column):
         # A missing number becomes NaN, and the last byte tells it apart from a NaN in the data.

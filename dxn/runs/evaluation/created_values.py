@@ -79,7 +79,7 @@ def evaluate_created(
         )
     rows = predictor.model_inputs.of_source(data.source, data.split)
     given = _given(predictor, rows, create, only)
-    cells = {name: rows.cells[name] for name in (create, *given)}
+    cells: dict[str, Sequence[Any]] = {name: rows.cells[name] for name in (create, *given)}
     if judge is not None:
         cells[TARGET] = judge.truths(rows, data, predictor)
     rows = _complete(replace(rows, cells=cells), create, given)

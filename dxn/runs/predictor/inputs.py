@@ -12,7 +12,7 @@ import numpy as np
 from dxn.core.display import count, list_names, print_line
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples, printable
-from dxn.data.rows import TARGET
+from dxn.data.rows import TARGET, Column
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia, Reader, Tokenizer
 from dxn.tokenize.cells.cell_values import is_null
@@ -349,14 +349,14 @@ class ModelInputs:
 
         Then `survey` finds out why.
         """
-        raws: dict[str, list[Any]] = {}
+        raws: dict[str, Column] = {}
         for name, (cell,) in cells.items():
             reader = self.tokenizers[name].reader
             try:
                 raw = None if cell is None else reader.read(cell)
             except BadMedia:
                 return None
-            raws[name] = [self.task.target.words_of(raw) if reader.words else raw]
+            raws[name] = Column([self.task.target.words_of(raw) if reader.words else raw])
         if all(raw is None for (raw,) in raws.values()):
             return None
         shown = {name: [printable(cell)] for name, (cell,) in cells.items()}

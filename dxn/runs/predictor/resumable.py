@@ -29,7 +29,7 @@ from dxn.core.processes import from_first
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.data.dataset import Opened, Samples
-from dxn.data.raws import FileColumn
+from dxn.data.raws import RawFiles
 from dxn.runs.folder import model_folder
 from dxn.runs.predictor.output import Record, arrow_table, encode_rows, rows_text, texts_of
 
@@ -298,8 +298,8 @@ def identity_of(
         for cell in column:
             content.update(repr(cell).encode())
     for raws in opened.raws.values():
-        if isinstance(raws, FileColumn):  # sizes, times and digests of the files
-            content.update(raws.facts.tobytes())
+        if isinstance(raws.values, RawFiles):  # sizes, times and digests of the files
+            content.update(raws.values.facts.tobytes())
     return content.hexdigest()
 
 
