@@ -206,15 +206,12 @@ def join_stacks(new: Path, members: Sequence[Path]) -> None:
 
 
 def load_stacks(folder: Path, models: Sequence[MultimodalModel]) -> list[Network]:
-    """Return the models of a model folder, those that are stacked as `Stacked`.
+    """Return the models of a model folder with a baseline, those that are stacked as `Stacked`.
 
     Raises:
         UserError: If the files do not fit the models.
     """
     path = folder / STACK
-    if not path.exists():
-        return list(models)
-
     entries = validated(Content, load_json(path), path).members
     if len(entries) != len(models):
         raise UserError(

@@ -13,7 +13,7 @@ from torch import nn
 from dxn.core.errors import UserError
 from dxn.core.runtime import choose_bf16
 from dxn.data.dataset import Samples
-from dxn.models.model import MultimodalModel
+from dxn.models.model import MultimodalModel, Network
 from dxn.runs.predictor.predictor import Predictor
 from dxn.training.predict import score
 
@@ -24,55 +24,19 @@ MIN_WEIGHTS = 5_000_000
 MAX_COMPARED = 1000  # rows whose metrics are also computed in float32
 
 
-def cast_early(model: MultimodalModel, dtype: Dtype, device: str) -> None:
-    """Convert a model whose weights are not loaded yet, so that they are loaded in their dtype.
+def dtype_of_weights(model: MultimodalModel, dtype: Dtype, device: str) -> torch.dtype | None:
+    """Return the dtype in which the weights of a model are loaded. None: it is used as it is.
 
     Args:
-        model: Model in float32.
-        dtype: See `set_dtype`, which must be called when the weights are loaded.
-        device: Device to which the model will be moved.
-    """
-    chosen = _choose(model, dtype, torch.device(device))
-    if chosen is not None:
-        from dxn.models.inference import cast
-
-        cast(model, chosen)
-
-
-def set_dtype(model: MultimodalModel, dtype: Dtype) -> str:
-    """Convert a model in place, which is then only used.
-
-    Args:
-        model: Model in float32 or after `cast_early`, on its device.
+        model: The model, whose weights need not be loaded yet.
         dtype: Data type of the weights. auto: bf16 if the model is large and the device has
             instructions for it, otherwise float32. int8: int8 in the linear layers of the
             backbones, and auto for all other weights.
-
-    Returns:
-        The data type that is used: float32, bf16 or int8.
+        device: Device that the model will be moved to.
 
     Raises:
-        UserError: If `dtype` is unknown, or int8 is not possible for the model or its device.
+        UserError: If `dtype` is unknown.
     """
-    device = next(model.parameters()).device
-    chosen = _choose(model, dtype, device)
-    if chosen is None:
-        return "float32"
-    from dxn.models.inference import Int8Linear, convert  # a small model is used as it is
-
-    convert(model, chosen, int8=dtype == "int8")
-    if dtype != "int8":
-        return "bf16" if chosen == torch.bfloat16 else "float32"
-    if not any(isinstance(module, Int8Linear) for module in model.modules()):
-        raise UserError(
-            f"dtype: int8 needs a transformer with linear layers of at least 128 columns on a CPU "
-            f"or an NVIDIA GPU, got device={device.type}; use dtype=auto"
-        )
-    return "int8"
-
-
-def _choose(model: MultimodalModel, dtype: Dtype, device: torch.device) -> torch.dtype | None:
-    """Return the dtype of the weights that are not int8. None: the model is used as it is."""
     if dtype not in get_args(Dtype):
         raise UserError(f"dtype: must be one of {', '.join(get_args(Dtype))}, got {dtype}")
     layers = {module for module in model.modules() if isinstance(module, nn.Linear)}
@@ -81,6 +45,37 @@ def _choose(model: MultimodalModel, dtype: Dtype, device: torch.device) -> torch
         return None
     is_bf16 = dtype == "bf16" or (dtype != "float32" and _prefers_bf16(model, device))
     return torch.bfloat16 if is_bf16 else torch.float32
+
+
+def set_dtype(network: Network, dtype: Dtype, weights_dtype: torch.dtype | None) -> str:
+    """Convert the models of a network in place, which are then only used.
+
+    Args:
+        network: The network with its weights, on its device.
+        dtype: The option, see `dtype_of_weights`.
+        weights_dtype: What `dtype_of_weights` returned for the option.
+
+    Returns:
+        The data type that is used: float32, bf16 or int8.
+
+    Raises:
+        UserError: If int8 is not possible for the model or its device.
+    """
+    if weights_dtype is None:
+        return "float32"
+    from dxn.models.inference import Int8Linear, convert  # a small model is used as it is
+
+    for model in network.models:
+        convert(model, weights_dtype, int8=dtype == "int8")
+    if dtype != "int8":
+        return "bf16" if weights_dtype == torch.bfloat16 else "float32"
+    if not any(isinstance(module, Int8Linear) for module in network.modules()):
+        device = next(network.parameters()).device
+        raise UserError(
+            f"dtype: int8 needs a transformer with linear layers of at least 128 columns on a CPU "
+            f"or an NVIDIA GPU, got device={device.type}; use dtype=auto"
+        )
+    return "int8"
 
 
 def difference(
@@ -104,9 +99,9 @@ def difference(
     compared = copy.copy(samples)
     compared.keep(MAX_COMPARED)
     figures: list[Mapping[str, float]] = []
-    for each in (predictor, reference):
-        predictions = each.run(compared, batch_size=batch_size)
-        figures.append(score(predictions, compared, each.task))
+    for compared_model in (predictor, reference):
+        predictions = compared_model.run(compared, batch_size=batch_size)
+        figures.append(score(predictions, compared, compared_model.task))
     changes = [
         f"{name} {value - figures[1][name]:+.4f}"
         for name, value in figures[0].items()
@@ -116,10 +111,10 @@ def difference(
     return f"{predictor.dtype} minus float32, {rows}: {', '.join(changes) or 'no metrics'}"
 
 
-def _prefers_bf16(model: MultimodalModel, device: torch.device) -> bool:
+def _prefers_bf16(model: MultimodalModel, device: str) -> bool:
     from dxn.models.inference import foreign_parts
 
     # The code of somebody else may create tensors in float32, which bf16 layers reject.
     if foreign_parts(model):
         return False
-    return choose_bf16(device)[0]
+    return choose_bf16(torch.device(device))[0]

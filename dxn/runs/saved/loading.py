@@ -13,6 +13,7 @@ from dxn.core.errors import UserError
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.dtypes import Dtype
+from dxn.runs.saved.public import from_public
 
 if TYPE_CHECKING:
     from dxn.commands.options import Weights
@@ -63,7 +64,7 @@ def load_predictor(
     else:
         assert weights is not None and source is not None
         load = partial(
-            model_folder.from_public,
+            from_public,
             source,
             revision=weights.revision,
             strict=weights.strict,

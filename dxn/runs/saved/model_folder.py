@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from dxn.config.instantiate import build, merge_options
+from dxn.config.instantiate import build
 from dxn.config.settings import dump_yaml
 from dxn.core.errors import UserError
 from dxn.core.files import (
@@ -39,12 +38,11 @@ from dxn.models.model import MultimodalModel, Network, module_key
 from dxn.runs.build import adapters_of, build_adapters, build_model, load_fitted, save_fitted
 from dxn.runs.folder import model_folder
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.saved.dtypes import Dtype, cast_early, set_dtype
+from dxn.runs.saved.dtypes import Dtype, dtype_of_weights, set_dtype
 from dxn.tasks import Task
 
 if TYPE_CHECKING:
     from dxn.config.model_plan import ModelPlan
-    from dxn.weights import PublicModel
 
 MAX_REASON = 300  # characters; load_state_dict lists every tensor that does not match
 
@@ -98,7 +96,7 @@ def load(
     Args:
         folder: MultimodalModel folder or run folder.
         device: Device that the model is moved to, such as "cuda".
-        dtype: Data type of the weights, see `dxn.runs.saved.dtypes.set_dtype`.
+        dtype: Data type of the weights, see `dxn.runs.saved.dtypes.dtype_of_weights`.
         trust: Top-level packages besides dxn whose code config.yaml may use.
 
     Raises:
@@ -114,11 +112,10 @@ def load(
     plan = read_model_plan(folder, trust=trust)
     tensors = TensorFiles([folder / WEIGHTS])
     check_after_loading(tensors, folder / WEIGHTS)
-    cast = partial(cast_early, dtype=dtype, device=device)
     try:
         plan = plan.with_defaults(trust, where=f"{CONFIG}: ")
         with without_values():
-            network, task = _build_any(folder, plan, tensors, trust, cast)
+            network, task, used = _build_network(folder, plan, tensors, trust, dtype, device)
         layout = None
         if plan.layout is not None:
             from dxn.data.series.layouts import layout_of
@@ -141,41 +138,50 @@ def load(
             f"{shorten(str(error), MAX_REASON)}); copy the whole folder again"
         ) from error
     network = network.to(device).eval()
-    used = [set_dtype(model, dtype) for model in network.models]
     predictor = Predictor(
-        network, task, columns=plan.columns, target=plan.target, layout=layout, dtype=used[0]
+        network,
+        task,
+        columns=plan.columns,
+        target=plan.target,
+        layout=layout,
+        dtype=set_dtype(network, dtype, used),
     )
     return predictor.captured()
 
 
-def _build_any(
+def _build_network(
     folder: Path,
     plan: ModelPlan,
     tensors: Mapping[str, Tensor],
     trust: Sequence[str],
-    cast: Callable[[MultimodalModel], None],
-) -> tuple[Network, Task]:
-    """Build the model or the ensemble of a model folder, and its task."""
-    count = plan.members
+    dtype: Dtype,
+    device: str,
+) -> tuple[Network, Task, torch.dtype | None]:
+    """Build the model or the ensemble of a model folder, and load its weights.
+
+    Returns:
+        The network, its task, and the dtype of its weights, see `dtype_of_weights`.
+    """
     parts = [tensors]
-    if count:
+    if plan.members:
         from dxn.models.ensemble import split_tensors
 
-        parts = split_tensors(tensors, count)
-    built = [_build(folder, plan, part, trust, cast) for part in parts]
-    networks: list[Network] = [model for model, _ in built]
-    task = built[0][1]
+        parts = split_tensors(tensors, plan.members)
+    built = [_build(folder, plan, part, trust, dtype, device) for part in parts]
+    models = [model for model, _, _ in built]
+    _, task, weights_dtype = built[0]
+    networks: Sequence[Network] = models
     if (folder / STACK).exists():
         from dxn.stacking.stacked import load_stacks
 
-        networks = load_stacks(folder, [model for model, _ in built])
-    if not count:
-        return networks[0], task
+        networks = load_stacks(folder, models)
+    if not plan.members:
+        return networks[0], task, weights_dtype
     if task.space is None:
         raise UserError(f"{folder / CONFIG}: {task.name} models cannot be combined")
     from dxn.models.ensemble import Ensemble
 
-    return Ensemble(networks, task.space.mean), task
+    return Ensemble(networks, task.space.mean), task, weights_dtype
 
 
 def _build(
@@ -183,12 +189,10 @@ def _build(
     plan: ModelPlan,
     tensors: Mapping[str, Tensor],
     trust: Sequence[str],
-    cast: Callable[[MultimodalModel], None],
-) -> tuple[MultimodalModel, Task]:
-    """Build the model and the task of a model folder, and load their weights and states.
-
-    `cast` converts the model to the dtype in which its weights are loaded.
-    """
+    dtype: Dtype,
+    device: str,
+) -> tuple[MultimodalModel, Task, torch.dtype | None]:
+    """Build one model of a model folder, and load its weights and states."""
     adapters = build_adapters(plan.adapters, trust, where=f"{CONFIG}: ")
     task = build(plan.head, key=f"{CONFIG}: head", trust=trust)
     load_fitted(folder, adapters, task)
@@ -196,85 +200,19 @@ def _build(
     # weights are loaded before the model exists.
     for key, adapter in adapters.items():
         prefix = f"adapters.{module_key(key)}."
-        own = {
+        adapter_tensors = {
             name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)
         }
-        _load_weights(adapter, own, folder)
+        _load_weights(adapter, adapter_tensors, folder)
     task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
     model = build_model(plan, task, adapters, trust=trust)
-    cast(model)
+    weights_dtype = dtype_of_weights(model, dtype, device)
+    if weights_dtype is not None:
+        from dxn.models.inference import cast
+
+        cast(model, weights_dtype)  # first, so that the weights are loaded in their dtype
     _load_weights(model, tensors, folder)
-    return model, task
-
-
-def from_public(
-    source: str,
-    *,
-    revision: str | None = None,
-    part: str | None = None,
-    strict: bool = True,
-    device: str = "cpu",
-    dtype: Dtype = "auto",
-    trust: Sequence[str] = (),
-    head: Mapping[str, Any] | None = None,
-) -> Predictor:
-    """Load a public checkpoint, such as ViT, BERT or AST, with the interface of a trained model.
-
-    It can predict if the checkpoint contains a classifier.
-
-    Args:
-        source: Path of a file or folder, or OWNER/NAME on the Hugging Face hub.
-        revision: Branch, tag or commit on the hub.
-        part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
-        strict: Whether missing and unexpected tensors are an error.
-        device: Device to run on, such as "cuda".
-        dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
-            large and the device has instructions for bf16.
-        trust: Top-level packages besides dxn whose code the family of the checkpoint may use.
-        head: Options of the head in place of those of the checkpoint, such as {"language": "de"}.
-
-    Raises:
-        UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
-    """
-    from dxn.weights import read_public
-
-    public = read_public(source, revision=revision, part=part, trust=tuple(trust))
-    # Without values, so that only the weights of the checkpoint are in memory, in their dtype.
-    with without_values():
-        model, task = _build_public(public, trust, head or {})
-    cast_early(model, dtype, device)
-    public.fill(model, strict=strict)
-    if any(parameter.is_meta for parameter in model.parameters()):
-        # The checkpoint lacks some of the large ones, such as with strict=false.
-        model, task = _build_public(public, trust, head or {})
-        public.fill(model, strict=strict)
-    model = model.to(device).eval()
-    return Predictor(model, task, dtype=set_dtype(model, dtype)).captured()
-
-
-def _build_public(
-    public: PublicModel, trust: Sequence[str], head: Mapping[str, Any]
-) -> tuple[MultimodalModel, Task]:
-    """Build the model and the task of a public checkpoint."""
-    plan = public.plan()
-    plan = plan.model_copy(update={"head": merge_options(plan.head, head)})
-    try:
-        plan = plan.with_defaults(trust, where="" if head else "weights: ")
-        adapters = build_adapters(plan.adapters, trust, where="weights: ")
-        # The tokenizer first: its size is the number of rows of the embedding.
-        public.prepare(adapters)
-        task = build(plan.head, key="head" if head else "weights: head", trust=trust)
-        if state := public.task_state():
-            task.target.load(state)
-        task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
-        return build_model(plan, task, adapters, trust=trust), task
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        raise UserError(
-            f"weights: {public.checkpoint.source}: its config.json does not describe a model "
-            f"({type(error).__name__}: {shorten(str(error), MAX_REASON)}); download it again"
-        ) from error
+    return model, task, weights_dtype
 
 
 def _load_weights(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
