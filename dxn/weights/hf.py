@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -257,7 +257,20 @@ def class_names(checkpoint: Checkpoint, classifier: str) -> list[str] | None:
     """
     count = checkpoint.num_rows(f"{classifier}.weight")
     names = checkpoint.config.get("id2label") or {}
-    return [str(names.get(str(i), f"LABEL_{i}")) for i in range(count)] or None
+    return distinct_names(str(names.get(str(i), f"LABEL_{i}")) for i in range(count)) or None
+
+
+def distinct_names(names: Iterable[str]) -> list[str]:
+    """Return the names of classes. One that occurs before gets the number of its class.
+
+    ImageNet, for example, has two classes "crane", and COCO several classes "N/A".
+    """
+    result: dict[str, None] = {}
+    for i, name in enumerate(names):
+        while name in result:
+            name = f"{name} {i}"
+        result[name] = None
+    return list(result)
 
 
 def classifier(

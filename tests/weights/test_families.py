@@ -1,5 +1,6 @@
 """Resizing of tensors, what families refuse, and what cannot be read off any tensor."""
 
+import numpy as np
 import pytest
 import torch
 from helpers.checkpoints import SIZES, assert_refused, model_of, save_peer
@@ -7,7 +8,8 @@ from helpers.peers import CASES, cases, parity
 from safetensors.torch import save_file
 
 from dxn.core.errors import UserError
-from dxn.weights import Checkpoint, read_public, resize_tensor
+from dxn.runs.saved.model_folder import from_public
+from dxn.weights import Checkpoint, hf, read_public, resize_tensor
 from dxn.weights.families.vit import VIT
 
 timm = cases.timm
@@ -140,6 +142,31 @@ def test_an_unknown_filter_for_resizing_images_is_refused(name, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text('{"resample": 1}')
     message = f"{tmp_path}: {NO} PIL's resampling filter 1 for resizing images"
     assert_refused(tmp_path, message, part=CASES[name].part)
+
+
+REPEATED = {
+    "ViT (transformers)": {"id2label": dict(enumerate(["crane", "dog", "crane"]))},
+    "ViT (timm)": {"pretrained_cfg": {"label_names": ["crane", "dog", "crane"]}},
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_repeated_class_name_gets_the_number_of_its_class(name, tmp_path):
+    save_peer(name, tmp_path, **REPEATED[name])
+    answer = from_public(str(tmp_path)).predict({"image": np.zeros((24, 24, 3), np.uint8)})
+    assert list(answer["probabilities"])[:3] == ["crane", "dog", "crane 2"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["a", "b", "a", "a"], ["a", "b", "a 2", "a 3"]),
+        (["a 2", "a", "a"], ["a 2", "a", "a 2 2"]),
+    ],
+)
+def test_names_of_classes_are_distinct(names, expected):
+    assert hf.distinct_names(names) == expected
 
 
 def test_an_unknown_interpolation_of_timm_is_refused(tmp_path):

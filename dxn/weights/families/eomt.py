@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -52,7 +50,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     down = "down_proj" if is_gated else "fc2"
     dim, hidden = checkpoint.tensors[f"layers.0.mlp.{down}.weight"].shape
     registers, queries = (checkpoint.tensors[name].shape[-2] for name in TOKENS[1:])
-    labels = hf.class_names(checkpoint, CLASSES)
+    labels = (hf.class_names(checkpoint, CLASSES) or [])[:-1]  # the last class is no segment
     image = _image_options(checkpoint)
     return Architecture(
         dim=dim,
@@ -80,8 +78,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "tile": image["image_size"] if image["resize"]["mode"] == "cover" else 0,
         },
         task="segment",
-        # The last class is no segment.
-        state=_state((labels or [])[:-1]),
+        state={"labels": labels, "values": list(range(len(labels))), "ignored": WHITE},
     )
 
 
@@ -120,12 +117,6 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
 def _joined(first: Tensor, registers: Tensor, queries: Tensor) -> Tensor:
     """Return the class token, the registers and the queries (K, D)."""
     return torch.cat([first[0], registers[0], queries])
-
-
-def _state(labels: Sequence[str]) -> Options:
-    """Return the classes, in a list without repeated names."""
-    names = [f"{name} {i}" if name in labels[:i] else name for i, name in enumerate(labels)]
-    return {"labels": names, "values": list(range(len(names))), "ignored": WHITE}
 
 
 def _image_options(checkpoint: Checkpoint) -> Options:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
+from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     LayerNames,
@@ -83,7 +84,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         backbone=backbone_options(checkpoint),
         fusion=fusion_options(checkpoint),
         head={"norm": True, "norm_eps": NORM_EPS} if "fc_norm.weight" in checkpoint else {},
-        labels=list(names) if classes else None,
+        labels=hf.distinct_names(map(str, names)) if classes else None,
     )
 
 

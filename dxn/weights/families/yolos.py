@@ -29,6 +29,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     if f"{BOXES}.0.weight" not in checkpoint:
         hf.unsupported(checkpoint, "a YOLOS without its detection head")
     count = checkpoint.tensors[f"{_prefix(checkpoint)}{QUERIES}"].shape[1]
+    # The last class is "no object".
+    labels = hf.class_names(checkpoint, f"{CLASSES}.{NUM_LAYERS - 1}") or []
     return Architecture(
         dim=len(checkpoint.tensors[f"{_prefix(checkpoint)}{hf.VIT_PATCHES}.weight"]),
         adapters={"image": _image_options(checkpoint)},
@@ -37,7 +39,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         head={"queries": count, "max_objects": count, "threshold": THRESHOLD},
         task="detect",
         # The usual size has no effect on queries.
-        state={"labels": _labels(checkpoint), "usual_size": [1.0, 1.0]},
+        state={"labels": labels[:-1], "usual_size": [1.0, 1.0]},
     )
 
 
@@ -93,15 +95,6 @@ def _rows_swapped(name: str) -> TensorSource:
         return t[[1, 0, 3, 2]]
 
     return TensorSource((name,), swap, lambda t: (swap(t),), moves=True)
-
-
-def _labels(checkpoint: Checkpoint) -> list[str]:
-    """Return the names of the classes without "no object", which is the last one.
-
-    COCO has several classes without a name, "N/A". All but the first one get their number.
-    """
-    names = (hf.class_names(checkpoint, f"{CLASSES}.{NUM_LAYERS - 1}") or [])[:-1]
-    return [f"{name} {i}" if name in names[:i] else name for i, name in enumerate(names)]
 
 
 def _image_options(checkpoint: Checkpoint) -> Options:
