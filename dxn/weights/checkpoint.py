@@ -233,6 +233,18 @@ class Checkpoint:
         values["eos_token_id"] = ends if isinstance(ends, list) else [] if ends is None else [ends]
         return validated(GenerationConfig, values, f"weights: {path}")
 
+    def prefix(self, tensor: str, *modules: str) -> str:
+        """Return the prefix of the tensors of the bare model, such as "bert.".
+
+        It is "" if the checkpoint has only the bare model, without a head.
+
+        Args:
+            tensor: Name of any tensor of the bare model.
+            modules: Names that the bare model can have in a model with a head.
+        """
+        prefixes = (f"{module}." for module in modules)
+        return next((prefix for prefix in prefixes if f"{prefix}{tensor}" in self), "")
+
     def num_layers(self, pattern: str) -> int:
         """Return the number of layers: the distinct indices at {i} in names that match `pattern`.
 

@@ -47,6 +47,8 @@ BART_CROSS: LayerNames = {
     "cross.memory": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
     "cross.proj": "encoder_attn.out_proj",
 }
+# A tensor of the bare model, and its names as a part of a model with a head.
+VIT_BASE = ("embeddings.cls_token", "vit", "deit", "dinov2", "dinov2_with_registers")
 VIT_PATCHES = "embeddings.patch_embeddings.projection"
 VIT_POSITIONS = "embeddings.position_embeddings"
 VIT_BIASES = ("query.bias", "key.bias", "value.bias")  # missing if qkv_bias is False
@@ -84,17 +86,6 @@ def is_type(*names: str) -> Callable[[Checkpoint], bool]:
 def tower(checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
     """Return the settings of one tower, "text" or "vision", which is alone or in a group."""
     return checkpoint.settings.get(f"{name}_config") or checkpoint.settings
-
-
-def prefix(checkpoint: Checkpoint, module: str, tensor: str) -> str:
-    """Return "module." if the checkpoint contains the bare model as a submodule, else "".
-
-    Args:
-        checkpoint: The checkpoint.
-        module: Name of the bare model in a model with a head.
-        tensor: Name of any tensor of the bare model.
-    """
-    return f"{module}." if f"{module}.{tensor}" in checkpoint else ""
 
 
 def activation(checkpoint: Checkpoint, config: Mapping[str, Any], key: str = "hidden_act") -> str:
@@ -298,11 +289,6 @@ def classifier(
     return Classifier(config, tensors, prefix)
 
 
-def vit_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the bare model, such as "vit.", or "" if there is no head."""
-    return prefix(checkpoint, model_type(checkpoint), "embeddings.cls_token")
-
-
 def vit_tensors(checkpoint: Checkpoint, image: Options, leading: Sequence[str]) -> TensorMap:
     """Return the tensors of a ViT outside of its blocks.
 
@@ -311,7 +297,7 @@ def vit_tensors(checkpoint: Checkpoint, image: Options, leading: Sequence[str]) 
         image: Options of the adapter.
         leading: Names of the leading tokens.
     """
-    p = vit_prefix(checkpoint)
+    p = checkpoint.prefix(*VIT_BASE)
     positions = f"{p}{VIT_POSITIONS}"
     num_patches = math.prod(image["resize"]["pos_grid"])
     return {

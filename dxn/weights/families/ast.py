@@ -20,6 +20,8 @@ from dxn.weights.family import (
     TensorSource,
 )
 
+# A tensor of the bare model, and its name as a part of a model with a head.
+BASE = ("embeddings.cls_token", "audio_spectrogram_transformer")
 # Mean and standard deviation of the log-mel spectrograms of AudioSet.
 MEAN = -4.2677393
 STD = 4.5689974
@@ -73,7 +75,7 @@ def audio_options(checkpoint: Checkpoint) -> Options:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = base_prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     patch_size = checkpoint.settings["patch_size"]
     bands, steps = grid_of(checkpoint)
     positions = f"{p}embeddings.position_embeddings"
@@ -124,7 +126,7 @@ def to_checkpoint(
     dxn stores the sum of a leading token and its position embedding. The sum becomes the token, and
     the position embedding becomes zero.
     """
-    p = base_prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     tokens = state["fusion.pool.tokens"]
     patches = rearrange(state["adapters.audio.pos_embed.weight"], "t f d -> (f t) d")
     positions = torch.cat([torch.zeros_like(tokens), patches])
@@ -142,11 +144,6 @@ def grid_of(checkpoint: Checkpoint) -> tuple[int, int]:
     bands = (config["num_mel_bins"] - patch_size) // config["frequency_stride"] + 1
     steps = (config["max_length"] - patch_size) // config["time_stride"] + 1
     return bands, steps
-
-
-def base_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the bare model, or "" if there is no head."""
-    return hf.prefix(checkpoint, "audio_spectrogram_transformer", "embeddings.cls_token")
 
 
 AST = Family(

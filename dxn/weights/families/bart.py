@@ -24,6 +24,8 @@ NORMS = {
     "marian": (False, "post"),
     "m2m_100": (False, "pre"),
 }
+# A tensor of the bare model, and its name as a part of a model with a head.
+BASE = ("encoder.layers.0.fc1.weight", "model")
 UNUSED_POSITIONS = 2  # leading rows of learned positions, which the library never reads
 TARGET_PIECES = "target.spm"  # those of the translations, in a folder without tokenizer.json
 BIAS = "final_logits_bias"
@@ -68,7 +70,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = _prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     result = {
         "adapters.text.embedding.weight": copied(_embedding(checkpoint, "encoder")),
         f"{DECODER}.embedding.weight": copied(_embedding(checkpoint, "decoder")),
@@ -135,12 +137,8 @@ def _vocabulary(checkpoint: Checkpoint) -> Options:
     return {}
 
 
-def _prefix(checkpoint: Checkpoint) -> str:
-    return hf.prefix(checkpoint, "model", "encoder.layers.0.fc1.weight")
-
-
 def _embedding(checkpoint: Checkpoint, stack: str) -> str:
-    p = _prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     return hf.first_of(checkpoint, f"{p}shared.weight", f"{p}{stack}.embed_tokens.weight")
 
 

@@ -24,6 +24,8 @@ from dxn.weights.family import (
     TensorSource,
 )
 
+# A tensor of the bare model, and its names as a part of a model with a head.
+BASE = ("embeddings.word_embeddings.weight", "bert", "roberta", "distilbert")
 BLOCK: LayerNames = {
     "attn.qkv": tuple(f"attention.self.{name}" for name in ("query", "key", "value")),
     "attn.proj": "attention.output.dense",
@@ -57,7 +59,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     kind = config.get("position_embedding_type", "absolute")
     if kind != "absolute":
         hf.unsupported(checkpoint, f"position embeddings of the type {kind!r}")
-    p = base_prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     rows = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
     max_len = rows - first_position(checkpoint)
     backbone = hf.backbone_options(checkpoint, config)
@@ -78,7 +80,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = base_prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     first = first_position(checkpoint)
     dense, output = head_layers(checkpoint)
     segments = f"{p}embeddings.token_type_embeddings.weight"
@@ -123,7 +125,7 @@ def to_checkpoint(
 
     Rows that the dxn model does not have keep the values of the checkpoint.
     """
-    p = f"{base_prefix(checkpoint)}embeddings."
+    p = f"{checkpoint.prefix(*BASE)}embeddings."
     first = first_position(checkpoint)
     segments = checkpoint.tensors[f"{p}token_type_embeddings.weight"]
     # The trained position embeddings include the embedding of the first segment, which therefore
@@ -154,7 +156,7 @@ def is_roberta(checkpoint: Checkpoint) -> bool:
 
 def head_layers(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return the names of the dense layer with tanh on the first token, and of the output layer."""
-    pooler = f"{base_prefix(checkpoint)}pooler.dense"
+    pooler = f"{checkpoint.prefix(*BASE)}pooler.dense"
     if not is_roberta(checkpoint):
         return pooler, "classifier"
     # A RoBERTa with a classifier does not use the pooler.
@@ -166,13 +168,6 @@ def first_position(checkpoint: Checkpoint) -> int:
     """Return the row of the position embeddings that belongs to the first token of a text."""
     # In RoBERTa, the rows up to pad_token_id are reserved for padding.
     return int(checkpoint.settings["pad_token_id"]) + 1 if is_roberta(checkpoint) else 0
-
-
-def base_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the bare model, such as "bert.", or "" if there is no head."""
-    # XLM-R has the prefix of RoBERTa.
-    name = hf.model_type(checkpoint).removeprefix("xlm-")
-    return hf.prefix(checkpoint, name, "embeddings.word_embeddings.weight")
 
 
 BERT = Family(
@@ -194,7 +189,7 @@ ROBERTA = replace(
 
 def distilbert_architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
-    p = base_prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     max_len = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
     labels = hf.class_names(checkpoint, "classifier")
     return Architecture(
@@ -217,7 +212,7 @@ def distilbert_architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def distilbert_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = base_prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     return {
         "adapters.text.embedding.weight": copied(f"{p}embeddings.word_embeddings.weight"),
         "adapters.text.pos_embed.weight": copied(f"{p}embeddings.position_embeddings.weight"),

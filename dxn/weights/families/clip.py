@@ -29,20 +29,23 @@ CLASS_TOKEN = "embeddings.class_embedding"
 PATCHES = "embeddings.patch_embedding"
 POSITIONS = "embeddings.position_embedding.weight"
 WORDS = "embeddings.token_embedding.weight"
+# A tensor of each tower of CLIP or SigLIP, and the name of the tower if it is not alone.
+IMAGE_BASE = (f"{PATCHES}.weight", "vision_model")
+TEXT_BASE = (WORDS, "text_model")
 
 
 def matches_image(checkpoint: Checkpoint) -> bool:
     is_clip = hf.model_type(checkpoint).startswith("clip")
-    return is_clip and f"{image_prefix(checkpoint)}{CLASS_TOKEN}" in checkpoint
+    return is_clip and f"{checkpoint.prefix(*IMAGE_BASE)}{CLASS_TOKEN}" in checkpoint
 
 
 def matches_text(checkpoint: Checkpoint) -> bool:
     is_clip = hf.model_type(checkpoint).startswith("clip")
-    return is_clip and f"{text_prefix(checkpoint)}{WORDS}" in checkpoint
+    return is_clip and f"{checkpoint.prefix(*TEXT_BASE)}{WORDS}" in checkpoint
 
 
 def image_architecture(checkpoint: Checkpoint) -> Architecture:
-    p = image_prefix(checkpoint)
+    p = checkpoint.prefix(*IMAGE_BASE)
     config = hf.tower(checkpoint, "vision")
     kernel = checkpoint.tensors[f"{p}{PATCHES}.weight"]
     image = image_options(
@@ -61,7 +64,7 @@ def image_architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = image_prefix(checkpoint)
+    p = checkpoint.prefix(*IMAGE_BASE)
     positions = f"{p}{POSITIONS}"
     image = architecture.adapters["image"]
     # The name is misspelled in the library.
@@ -90,7 +93,7 @@ def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tens
 
 def text_architecture(checkpoint: Checkpoint) -> Architecture:
     config = hf.tower(checkpoint, "text")
-    positions = checkpoint.tensors[f"{text_prefix(checkpoint)}{POSITIONS}"]
+    positions = checkpoint.tensors[f"{checkpoint.prefix(*TEXT_BASE)}{POSITIONS}"]
     return Architecture(
         dim=config["hidden_size"],
         adapters={
@@ -108,7 +111,7 @@ def text_architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def text_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = text_prefix(checkpoint)
+    p = checkpoint.prefix(*TEXT_BASE)
     return {
         "adapters.text.embedding.weight": copied(f"{p}{WORDS}"),
         "adapters.text.pos_embed.weight": copied(f"{p}{POSITIONS}"),
@@ -117,16 +120,6 @@ def text_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tenso
         "head.pre.dense.weight": stacked("text_projection.weight"),
         "head.pre.dense.bias": stacked("text_projection.bias"),
     }
-
-
-def image_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the image tower of CLIP or SigLIP, or "" if it is alone."""
-    return hf.prefix(checkpoint, "vision_model", f"{PATCHES}.weight")
-
-
-def text_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the text tower of CLIP or SigLIP, or "" if it is alone."""
-    return hf.prefix(checkpoint, "text_model", WORDS)
 
 
 def projection_options(checkpoint: Checkpoint, name: str) -> Options:

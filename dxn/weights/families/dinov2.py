@@ -33,7 +33,7 @@ WITH_REGISTERS = "dinov2_with_registers"  # model_type
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
-    p = hf.vit_prefix(checkpoint)
+    p = checkpoint.prefix(*hf.VIT_BASE)
     labels = hf.class_names(checkpoint, "classifier")
     registers = checkpoint.tensors.get(f"{p}embeddings.register_tokens")
     # The library rounds the hidden width of a gated MLP, so read it from the weight.
@@ -75,7 +75,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = hf.vit_prefix(checkpoint)
+    p = checkpoint.prefix(*hf.VIT_BASE)
     image = architecture.adapters["image"]
     depth = architecture.backbone["depth"]
     registers = f"{p}embeddings.register_tokens"
@@ -108,7 +108,7 @@ def to_checkpoint(
     state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
 ) -> dict[str, Tensor]:
     """Return the leading tokens and the position embeddings."""
-    p = f"{hf.vit_prefix(checkpoint)}embeddings."
+    p = f"{checkpoint.prefix(*hf.VIT_BASE)}embeddings."
     tokens = state["fusion.pool.tokens"]
     # Registers have no position embeddings.
     positions = hf.vit_positions(state, 1)

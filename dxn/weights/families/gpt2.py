@@ -7,6 +7,8 @@ from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, linears, transposed
 from dxn.weights.family import Architecture, Family, TensorMap
 
+# A tensor of the bare model, and its name as a part of a model with a head.
+BASE = ("wte.weight", "transformer")
 NORMS = {"attn_norm": "ln_1", "mlp_norm": "ln_2"}
 LINEARS = {
     "attn.qkv": "attn.c_attn",
@@ -25,15 +27,16 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         hf.unsupported(checkpoint, "attention scores that are not scaled")
     labels = hf.class_names(checkpoint, "score")
     # The bare model is a language model too, because its embedding is the output layer.
-    words = f"{base_prefix(checkpoint)}wte.weight"
-    is_tied = config["tie_word_embeddings"] and hf.is_tied(checkpoint, words, "lm_head.weight")
-    if labels is None and not is_tied and "lm_head.weight" not in checkpoint:
-        raise KeyError("lm_head.weight")
+    p = checkpoint.prefix(*BASE)
+    words, output = f"{p}wte.weight", "lm_head.weight"
+    is_tied = config["tie_word_embeddings"] and hf.is_tied(checkpoint, words, output)
+    if labels is None and not is_tied and output not in checkpoint:
+        raise KeyError(output)
     return Architecture(
         dim=dim,
         adapters={
             "text": {
-                "max_len": len(checkpoint.tensors[f"{base_prefix(checkpoint)}wpe.weight"]),
+                "max_len": len(checkpoint.tensors[f"{p}wpe.weight"]),
                 "pos_embed": "learned",
             }
         },
@@ -55,7 +58,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = base_prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     depth = architecture.backbone["depth"]
     result = {
         "adapters.text.embedding.weight": copied(f"{p}wte.weight"),
@@ -71,11 +74,6 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
             result[f"backbone.blocks.{i}.{name}.weight"] = transposed(f"{source}.weight")
             result[f"backbone.blocks.{i}.{name}.bias"] = copied(f"{source}.bias")
     return result
-
-
-def base_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the bare model: "transformer.", or "" if there is no head."""
-    return hf.prefix(checkpoint, "transformer", "wte.weight")
 
 
 GPT2 = Family(

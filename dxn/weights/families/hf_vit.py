@@ -20,7 +20,7 @@ CLASSIFIERS = ("cls_classifier", "distillation_classifier")
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    p = hf.vit_prefix(checkpoint)
+    p = checkpoint.prefix(*hf.VIT_BASE)
     kernel = checkpoint.tensors[f"{p}{hf.VIT_PATCHES}.weight"]
     leading = leading_names(checkpoint)
     positions = checkpoint.tensors[f"{p}{hf.VIT_POSITIONS}"].shape[1]
@@ -45,7 +45,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     image = architecture.adapters["image"]
     depth = architecture.backbone["depth"]
-    layers = hf.vit_prefix(checkpoint) + "encoder.layer.{i}"
+    layers = checkpoint.prefix(*hf.VIT_BASE) + "encoder.layer.{i}"
     result = {
         **hf.vit_tensors(checkpoint, image, leading_names(checkpoint)),
         **blocks(hf.VIT_BLOCK, prefix=layers, depth=depth),
@@ -71,7 +71,7 @@ def to_checkpoint(
     """Return the leading tokens and the position embeddings."""
     tokens = state["fusion.pool.tokens"]
     positions = hf.vit_positions(state, len(tokens))
-    result = {f"{hf.vit_prefix(checkpoint)}embeddings.position_embeddings": positions}
+    result = {f"{checkpoint.prefix(*hf.VIT_BASE)}embeddings.position_embeddings": positions}
     for i, name in enumerate(leading_names(checkpoint)):
         result[name] = tokens[None, i : i + 1]
     return result
@@ -79,7 +79,7 @@ def to_checkpoint(
 
 def leading_names(checkpoint: Checkpoint) -> list[str]:
     """Return the tensor names of the leading tokens, in the order of the tokens."""
-    p = hf.vit_prefix(checkpoint)
+    p = checkpoint.prefix(*hf.VIT_BASE)
     names = [f"{p}embeddings.cls_token", f"{p}embeddings.distillation_token"]
     return [names[0], *(name for name in names[1:] if name in checkpoint)]
 

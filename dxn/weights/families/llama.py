@@ -27,6 +27,8 @@ NORMS_OUT: LayerNames = {
     "mlp_out": "post_feedforward_layernorm",
 }
 WORDS = "embed_tokens.weight"
+# A tensor of the bare model, and its name as a part of a model with a head.
+BASE = (WORDS, "model")
 OUTPUT = "lm_head.weight"
 ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 MODELS = (
@@ -60,8 +62,9 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     is_tied = config["tie_word_embeddings"]
     if labels is None and not is_tied and OUTPUT not in checkpoint:
         raise KeyError(OUTPUT)
+    words = f"{checkpoint.prefix(*BASE)}{WORDS}"
     output = {
-        "tie_embeddings": is_tied and hf.is_tied(checkpoint, prefix(checkpoint) + WORDS, OUTPUT),
+        "tie_embeddings": is_tied and hf.is_tied(checkpoint, words, OUTPUT),
         "softcap": config.get("final_logit_softcapping"),
     }
     width = config.get("query_pre_attn_scalar") or config["head_dim"]
@@ -157,13 +160,8 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     return [FULL] * first + [SLIDING] * (depth - first)
 
 
-def prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the bare model: "model.", or "" if there is no head."""
-    return hf.prefix(checkpoint, "model", WORDS)
-
-
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     options = architecture.backbone
     block = options["block"]
     has_norms_out = options["norm"]["place"] != "pre"

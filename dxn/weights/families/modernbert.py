@@ -83,7 +83,7 @@ def position_options(checkpoint: Checkpoint) -> Options:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = hf.prefix(checkpoint, "model", "embeddings.tok_embeddings.weight")
+    p = checkpoint.prefix("embeddings.tok_embeddings.weight", "model")
     depth = architecture.backbone["depth"]
     result = {
         "adapters.text.embedding.weight": copied(f"{p}embeddings.tok_embeddings.weight"),

@@ -12,7 +12,7 @@ from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint, read_json
 from dxn.weights.conversions import blocks, copied, linears, map_pooling
 from dxn.weights.families import clip
-from dxn.weights.families.clip import PATCHES, POSITIONS, WORDS, image_prefix, text_prefix
+from dxn.weights.families.clip import IMAGE_BASE, PATCHES, POSITIONS, TEXT_BASE, WORDS
 from dxn.weights.family import Architecture, Family, TensorMap
 from dxn.weights.image_processor import image_options
 
@@ -26,15 +26,17 @@ MAP_LAYERS = {
 
 
 def matches_image(checkpoint: Checkpoint) -> bool:
-    return is_siglip(checkpoint) and f"{image_prefix(checkpoint)}{PATCHES}.weight" in checkpoint
+    return (
+        is_siglip(checkpoint) and f"{checkpoint.prefix(*IMAGE_BASE)}{PATCHES}.weight" in checkpoint
+    )
 
 
 def matches_text(checkpoint: Checkpoint) -> bool:
-    return is_siglip(checkpoint) and f"{text_prefix(checkpoint)}{WORDS}" in checkpoint
+    return is_siglip(checkpoint) and f"{checkpoint.prefix(*TEXT_BASE)}{WORDS}" in checkpoint
 
 
 def image_architecture(checkpoint: Checkpoint) -> Architecture:
-    p = image_prefix(checkpoint)
+    p = checkpoint.prefix(*IMAGE_BASE)
     config = hf.tower(checkpoint, "vision")
     kernel = checkpoint.tensors[f"{p}{PATCHES}.weight"]
     if kernel.ndim != 4:
@@ -57,7 +59,7 @@ def image_architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = image_prefix(checkpoint)
+    p = checkpoint.prefix(*IMAGE_BASE)
     backbone = architecture.backbone
     image = architecture.adapters["image"]
     return {
@@ -75,7 +77,7 @@ def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tens
 
 
 def text_architecture(checkpoint: Checkpoint) -> Architecture:
-    p = text_prefix(checkpoint)
+    p = checkpoint.prefix(*TEXT_BASE)
     config = hf.tower(checkpoint, "text")
     max_len = min(len(checkpoint.tensors[f"{p}{POSITIONS}"]), TEXT_LEN)
     return Architecture(
@@ -100,7 +102,7 @@ def text_architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def text_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = text_prefix(checkpoint)
+    p = checkpoint.prefix(*TEXT_BASE)
     return {
         "adapters.text.embedding.weight": copied(f"{p}{WORDS}"),
         "adapters.text.pos_embed.weight": copied(f"{p}{POSITIONS}"),

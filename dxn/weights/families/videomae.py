@@ -15,13 +15,15 @@ from dxn.weights.family import Architecture, Classifier, Family, TensorMap, Tens
 from dxn.weights.image_processor import IMAGENET, image_options
 
 PATCHES = "embeddings.patch_embeddings.projection"
+# A tensor of the encoder, and its name as a part of a model with a head.
+BASE = (f"{PATCHES}.weight", "videomae")
 FC_NORM_EPS = 1e-5  # a constant in the library
 ATTENTION = "encoder.layer.{i}.attention.attention."
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
-    p = prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     kernel = checkpoint.tensors[f"{p}{PATCHES}.weight"]
     dim, channels, tubelet_frames, patch_size, width = kernel.shape
     size: Any = config["image_size"]
@@ -66,7 +68,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = prefix(checkpoint)
+    p = checkpoint.prefix(*BASE)
     depth = architecture.backbone["depth"]
     channels, frames, height, width = checkpoint.tensors[f"{p}{PATCHES}.weight"].shape[1:]
     shape = {"c": channels, "f": frames, "p": height, "q": width}
@@ -105,11 +107,6 @@ def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
     if checkpoint.settings["use_mean_pooling"]:
         layers["head.pre.norm"] = "fc_norm"
     return hf.classifier("VideoMAEForVideoClassification", labels, layers, prefix="videomae.")
-
-
-def prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the encoder, or "" if there is no head."""
-    return hf.prefix(checkpoint, "videomae", f"{PATCHES}.weight")
 
 
 VIDEOMAE = Family(

@@ -77,7 +77,7 @@ def audio_options(checkpoint: Checkpoint, config: Options, *, post_norm: bool) -
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = hf.prefix(checkpoint, hf.model_type(checkpoint), "feature_projection.projection.weight")
+    p = checkpoint.prefix("feature_projection.projection.weight", hf.model_type(checkpoint))
     stem = "adapters.audio.stem"
     layers: LayerNames = {
         f"{stem}.proj_norm": f"{p}feature_projection.layer_norm",

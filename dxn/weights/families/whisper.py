@@ -12,6 +12,8 @@ from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, linears
 from dxn.weights.family import Architecture, Family, Options, TensorMap
 
+# A tensor of the bare model, and its name as a part of a model with a head.
+BASE = ("encoder.conv1.weight", "model")
 DECODER = "head.decoder"
 TOKENIZER = "tokenizer.json"
 LANGUAGE, TASK, NO_TIMES = "<|{language}|>", "<|{task}|>", "<|notimestamps|>"  # before a text
@@ -31,7 +33,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     folder = checkpoint.folder
     if not writes(checkpoint) or folder is None or not (folder / TOKENIZER).exists():
         return encoder
-    max_len = len(checkpoint.tensors[f"{prefix(checkpoint, 'decoder')}embed_positions.weight"])
+    max_len = len(checkpoint.tensors[f"{checkpoint.prefix(*BASE)}decoder.embed_positions.weight"])
     return replace(
         encoder,
         head={
@@ -75,7 +77,7 @@ def text_options(checkpoint: Checkpoint, max_len: int) -> Options:
 def audio_options(checkpoint: Checkpoint) -> Options:
     settings = checkpoint.preprocessor
     # Whisper pads or truncates every clip to 30 seconds, which are this number of tokens.
-    max_len = len(checkpoint.tensors[f"{prefix(checkpoint, 'encoder')}embed_positions.weight"])
+    max_len = len(checkpoint.tensors[f"{checkpoint.prefix(*BASE)}encoder.embed_positions.weight"])
     return {
         "tokens": "frames",
         "sample_rate": settings.get("sampling_rate", 16000),
@@ -98,7 +100,7 @@ def audio_options(checkpoint: Checkpoint) -> Options:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = prefix(checkpoint, "encoder")
+    p = f"{checkpoint.prefix(*BASE)}encoder."
     result = {
         "adapters.audio.pos_embed.weight": copied(f"{p}embed_positions.weight"),
         **blocks(hf.BART_BLOCK, prefix=p + "layers.{i}", depth=architecture.backbone["depth"]),
@@ -112,7 +114,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     }
     if not architecture.decoder:
         return result
-    p = prefix(checkpoint, "decoder")
+    p = f"{checkpoint.prefix(*BASE)}decoder."
     depth = architecture.decoder["backbone"]["depth"]
     return {
         **result,
@@ -128,14 +130,9 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     }
 
 
-def prefix(checkpoint: Checkpoint, stack: str) -> str:
-    """Return the prefix of the tensors of a stack, which depends on the class of the model."""
-    return f"{hf.prefix(checkpoint, 'model', 'encoder.conv1.weight')}{stack}."
-
-
 def writes(checkpoint: Checkpoint) -> bool:
     """Whether there is a decoder."""
-    return f"{prefix(checkpoint, 'decoder')}embed_tokens.weight" in checkpoint
+    return f"{checkpoint.prefix(*BASE)}decoder.embed_tokens.weight" in checkpoint
 
 
 WHISPER = Family(

@@ -24,16 +24,18 @@ def matches(checkpoint: Checkpoint) -> bool:
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
-    if f"{_prefix(checkpoint)}{MIDDLE}" in checkpoint:
+    p = checkpoint.prefix(*hf.VIT_BASE)
+    if f"{p}{MIDDLE}" in checkpoint:
         hf.unsupported(checkpoint, "position embeddings in every block; use hustvl/yolos-tiny")
     if f"{BOXES}.0.weight" not in checkpoint:
         hf.unsupported(checkpoint, "a YOLOS without its detection head")
-    count = checkpoint.tensors[f"{_prefix(checkpoint)}{QUERIES}"].shape[1]
+    count = checkpoint.tensors[f"{p}{QUERIES}"].shape[1]
+    kernel = checkpoint.tensors[f"{p}{hf.VIT_PATCHES}.weight"]
     # The last class is "no object".
     labels = hf.class_names(checkpoint, f"{CLASSES}.{NUM_LAYERS - 1}") or []
     return Architecture(
-        dim=len(checkpoint.tensors[f"{_prefix(checkpoint)}{hf.VIT_PATCHES}.weight"]),
-        adapters={"image": _image_options(checkpoint)},
+        dim=len(kernel),
+        adapters={"image": _image_options(checkpoint, kernel)},
         backbone=hf.backbone_options(checkpoint, checkpoint.settings),
         fusion={"pool": "cls", "registers": count},
         head={"queries": count, "max_objects": count, "threshold": THRESHOLD},
@@ -44,7 +46,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = _prefix(checkpoint)
+    p = checkpoint.prefix(*hf.VIT_BASE)
     image = architecture.adapters["image"]
     height, width = image["resize"]["pos_grid"]
     positions, side = f"{p}{hf.VIT_POSITIONS}", image["patch_size"]
@@ -84,10 +86,6 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     }
 
 
-def _prefix(checkpoint: Checkpoint) -> str:
-    return hf.prefix(checkpoint, "vit", "embeddings.cls_token")
-
-
 def _rows_swapped(name: str) -> TensorSource:
     """Exchange the rows of the horizontal and the vertical axis: dxn has the vertical one first."""
 
@@ -97,13 +95,12 @@ def _rows_swapped(name: str) -> TensorSource:
     return TensorSource((name,), swap, lambda t: (swap(t),), moves=True)
 
 
-def _image_options(checkpoint: Checkpoint) -> Options:
+def _image_options(checkpoint: Checkpoint, kernel: Tensor) -> Options:
     """Return the options of the image adapter.
 
     transformers scales the shorter side of a picture to a length, unless the longer side exceeds
     another one. dxn shrinks pictures whose longer side exceeds that one.
     """
-    kernel = checkpoint.tensors[f"{_prefix(checkpoint)}{hf.VIT_PATCHES}.weight"]
     _, channels, patch_size, _ = kernel.shape
     image_size = checkpoint.settings["image_size"]
     sides = as_pair(image_size, name="image_size", axes="height, width")
