@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from dxn.core.errors import UserError
@@ -17,7 +17,7 @@ from dxn.core.files import CONFIG, MODEL
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import TensorFiles
 from dxn.core.untrusted import load_json, shortened
-from dxn.weights.defaults import with_defaults
+from dxn.weights.defaults import check_settings, with_defaults
 
 # Names of weight files in a folder, in the order of preference. Safetensors files come first,
 # because a .bin file is a pickle.
@@ -34,103 +34,6 @@ HUB_PATTERNS = ("*.json", "*.txt", "*.spm", "chat_template.jinja", "*.safetensor
 PROCESSORS = ("image_processor", "video_processor", "feature_extractor")
 MAX_SHARDS = 10_000
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
-
-Width = Annotated[int, Field(ge=1, le=1_000_000)]
-Depth = Annotated[int, Field(ge=1, le=1_000)]
-# Positions, rows of a vocabulary, pixels or frames.
-Size = Annotated[int, Field(ge=1, le=100_000_000)]
-Sizes = Size | Annotated[list[Size], Field(max_length=3)]
-# Of each convolution of a stem.
-Widths = Annotated[list[Width], Field(min_length=1, max_length=100)]
-Positive = Annotated[float, Field(gt=0)]
-
-
-class PublicConfig(Strict):
-    """The settings in config.json that dxn uses, under the names of all families.
-
-    Each family requires some of them. Other keys of the file are ignored.
-    """
-
-    # Infinity occurs in settings that dxn does not use.
-    model_config = ConfigDict(extra="allow", allow_inf_nan=True)
-
-    model_type: str | None = None
-    architecture: str | None = None
-    id2label: dict[str, Any] | None = None
-    # Widths and depths, whose products are sizes of tensors.
-    hidden_size: Width | None = None
-    dim: Width | None = None
-    n_embd: Width | None = None
-    d_model: Width | None = None
-    intermediate_size: Width | None = None
-    hidden_dim: Width | None = None
-    n_inner: Width | None = None
-    encoder_ffn_dim: Width | None = None
-    decoder_ffn_dim: Width | None = None
-    d_kv: Width | None = None
-    d_ff: Width | None = None
-    num_attention_heads: Width | None = None
-    n_heads: Width | None = None
-    n_head: Width | None = None
-    encoder_attention_heads: Width | None = None
-    num_key_value_heads: Width | None = None
-    head_dim: Width | None = None
-    decoder_attention_heads: Width | None = None
-    num_heads: Width | None = None
-    num_hidden_layers: Depth | None = None
-    n_layers: Depth | None = None
-    n_layer: Depth | None = None
-    encoder_layers: Depth | None = None
-    decoder_layers: Depth | None = None
-    num_layers: Depth | None = None
-    num_decoder_layers: Depth | None = None
-    vocab_size: Size | None = None
-    max_position_embeddings: Size | None = None
-    max_length: Size | None = None
-    n_positions: Size | None = None
-    relative_attention_num_buckets: Size | None = None
-    relative_attention_max_distance: Size | None = None
-    num_mel_bins: Width | None = None
-    num_channels: Width | None = None
-    conv_dim: Widths | None = None
-    conv_kernel: Widths | None = None
-    conv_stride: Widths | None = None
-    num_conv_pos_embeddings: Width | None = None
-    num_conv_pos_embedding_groups: Width | None = None
-    image_size: Sizes | None = None
-    patch_size: Sizes | None = None
-    frequency_stride: Width | None = None
-    time_stride: Width | None = None
-    num_frames: Size | None = None
-    local_attention: Size | None = None
-    global_attn_every_n_layers: Size | None = None
-    pad_token_id: Annotated[int, Field(ge=-1, le=100_000_000)] | None = None
-    sliding_window: Size | None = None
-    sliding_window_pattern: Size | None = None
-    max_window_layers: Annotated[int, Field(ge=0)] | None = None
-    rms_norm_eps: Positive | None = None
-    layer_norm_eps: Positive | None = None
-    layer_norm_epsilon: Positive | None = None
-    norm_eps: Positive | None = None
-    layerscale_value: float | None = None
-    global_rope_theta: Positive | None = None
-    local_rope_theta: Positive | None = None
-    rope_theta: Positive | None = None
-    rope_local_base_freq: Positive | None = None
-    query_pre_attn_scalar: Positive | None = None
-    attn_logit_softcapping: Positive | None = None
-    final_logit_softcapping: Positive | None = None
-    no_rope_layers: list[int] | None = None
-    no_rope_layer_interval: Size | None = None
-    layer_types: Annotated[list[str], Field(max_length=1_000)] | None = None
-    rope_parameters: dict[str, Any] | None = None
-    rope_scaling: dict[str, Any] | None = None
-    pretrained_cfg: dict[str, Any] | None = None
-    model_args: dict[str, Any] | None = None
-    # A model with two towers has one group of settings per tower.
-    text_config: PublicConfig | None = None
-    vision_config: PublicConfig | None = None
-
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=100_000_000)]], Field(max_length=10_000)]
 Id = Annotated[int, Field(ge=-1, le=100_000_000)]  # some files have -1 for none
@@ -336,7 +239,7 @@ def read_checkpoint(
     folder = path if path.is_dir() else path.parent
     config = read_json(folder / "config.json")
     # Before the weights are read, because this is fast.
-    validated(PublicConfig, config, f"weights: {folder / 'config.json'}")
+    check_settings(config, f"weights: {folder / 'config.json'}")
     return Checkpoint(
         source=source,
         tensors=TensorFiles(_weight_files(path)),

@@ -1,12 +1,17 @@
-"""Default values of the settings in config.json, by type of the model in transformers.
+"""The settings in config.json that dxn uses: their default values and their types.
 
-A file can leave out settings that have these values. The tables contain the settings that dxn uses.
+A file can leave out settings that have the default values, which depend on the type of the model in
+transformers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, create_model
+
+from dxn.core.schema import validated
 
 Settings = Mapping[str, Any]
 
@@ -75,7 +80,7 @@ GEMMA2: Settings = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "intermediate_size": 9216,
-    "query_pre_attn_scalar": 256,
+    "query_pre_attn_scalar": 256.0,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
     "sliding_window": 4096,
@@ -260,6 +265,88 @@ DEFAULTS: dict[str, Settings] = {
     "videomae": {**SIZES, "image_size": 224, "num_frames": 16, "use_mean_pooling": True},
 }
 
+TOWERS = ("text", "vision")  # of which each has a group of settings, such as text_config
+
+# The types of settings limit sizes, so that a damaged file does not ask for all the memory.
+Depth = Annotated[int, Field(ge=1, le=1_000)]
+Width = Annotated[int, Field(ge=1, le=1_000_000)]
+# Positions, rows of a vocabulary, pixels or frames.
+Length = Annotated[int, Field(ge=1, le=100_000_000)]
+Lengths = Length | Annotated[list[Length], Field(max_length=3)]
+Positive = Annotated[float, Field(gt=0)]
+Widths = Annotated[list[Width], Field(min_length=1, max_length=100)]
+DEPTHS = (
+    *("num_hidden_layers", "n_layers", "n_layer", "num_layers", "num_decoder_layers"),
+    *("encoder_layers", "decoder_layers"),
+)
+LENGTHS = (
+    *("vocab_size", "max_position_embeddings", "n_positions", "max_length", "num_frames"),
+    *("relative_attention_num_buckets", "relative_attention_max_distance"),
+    *("local_attention", "global_attn_every_n_layers", "no_rope_layer_interval"),
+    *("sliding_window", "sliding_window_pattern"),
+)
+MAPPINGS = ("id2label", "rope_parameters", "rope_scaling", "pretrained_cfg", "model_args")
+# Types of the settings that have no default value, or another type than `default_type` returns.
+TYPES: dict[str, Any] = {
+    **dict.fromkeys(DEPTHS, Depth),
+    **dict.fromkeys(LENGTHS, Length),
+    **dict.fromkeys(MAPPINGS, dict[str, Any]),
+    **dict.fromkeys(("image_size", "patch_size"), Lengths),
+    **dict.fromkeys(("model_type", "architecture"), str),
+    **dict.fromkeys(("n_inner", "num_channels"), Width),
+    **dict.fromkeys((f"{tower}_config" for tower in TOWERS), dict[str, Any]),
+    "image_token_index": Length,
+    "layerscale_value": float,
+    "layer_types": Annotated[list[str], Field(max_length=1_000)],
+    "max_window_layers": Annotated[int, Field(ge=0)],
+    "no_rope_layers": list[int],
+    "pad_token_id": Annotated[int, Field(ge=-1, le=100_000_000)],  # some files have -1 for none
+}
+
+
+def default_type(key: str, value: Any) -> Any:
+    """Return the type of a setting with a default value; None: its value is not checked.
+
+    `Checkpoint.generation` checks the ids of the other tokens.
+    """
+    if key.endswith(("_token_id", "_tokens")) or not value:
+        return None
+    number = value[0] if isinstance(value, list) else value
+    if type(number) is int and number > 0:
+        return Widths if isinstance(value, list) else Width
+    return Positive if isinstance(value, float) else None
+
+
+def setting_types() -> dict[str, Any]:
+    """Return the type of each setting whose value is checked."""
+    types: dict[str, Any] = {}
+    for settings in DEFAULTS.values():
+        for key, value in settings.items():
+            kind = default_type(key, value)
+            if kind is not None:
+                types[key] = kind
+    return {**types, **TYPES}
+
+
+OPTIONAL: dict[str, Any] = {key: (kind | None, None) for key, kind in setting_types().items()}
+SCHEMA = create_model("PublicConfig", __config__=ConfigDict(strict=True), **OPTIONAL)
+
+
+def check_settings(config: Settings, source: str) -> None:
+    """Check the values in config.json that dxn uses.
+
+    Args:
+        config: The settings.
+        source: The file, for messages.
+
+    Raises:
+        UserError: If a value has the wrong type, or is too large.
+    """
+    validated(SCHEMA, config, source)
+    for tower in TOWERS:
+        if group := config.get(f"{tower}_config"):
+            check_settings(group, f"{source}: {tower}_config")
+
 
 def with_defaults(config: Settings, kind: str | None = None) -> dict[str, Any]:
     """Return the settings of config.json, or of one tower, with the default values.
@@ -270,7 +357,7 @@ def with_defaults(config: Settings, kind: str | None = None) -> dict[str, Any]:
     """
     kind = str(config.get("model_type", "")) if kind is None else kind
     result = {**DEFAULTS.get(kind, {}), **config}
-    for tower in ("text", "vision"):
+    for tower in TOWERS:
         if isinstance(config.get(f"{tower}_config"), Mapping):
             group = config[f"{tower}_config"]
             group_kind = group.get("model_type") or f"{kind}_{tower}_model"

@@ -225,6 +225,28 @@ def test_invalid_json_next_to_the_weights_is_named(name, content, tmp_path):
     assert_refused(tmp_path, f"{tmp_path / name}: {reason}")
 
 
+DAMAGED = [
+    ({"hidden_size": 0}, "not valid: hidden_size must be at least 1, got 0"),
+    ({"n_layer": 10**6}, "not valid: n_layer must be at most 1000, got 1000000"),
+    ({"layer_norm_eps": "1e-5"}, "not valid: layer_norm_eps must be a number, got '1e-5'"),
+    ({"conv_dim": []}, "not valid: conv_dim must have at least 1 items, got []"),
+    ({"id2label": ["a"]}, "not valid: id2label must be a mapping, got ['a']"),
+    ({"text_config": 3}, "not valid: text_config must be a mapping, got 3"),
+    (
+        {"vision_config": {"image_size": -4}},
+        "vision_config: not valid: image_size.constrained-int must be at least 1, got -4",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), DAMAGED, ids=[message for _, message in DAMAGED])
+def test_a_setting_that_cannot_be_right_is_named(config, message, tmp_path):
+    save_file(random_tensors(), tmp_path / "model.safetensors")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert_refused(tmp_path, f"{path}: {message}")
+
+
 def test_a_file_of_no_family_lists_the_families_and_its_own_tensors(tmp_path):
     tensors = {f"layer{i}.weight": torch.zeros(3) for i in range(11)}
     save_file(tensors, tmp_path / "model.safetensors")
