@@ -287,7 +287,7 @@ def _check(predictor: Predictor, public: PublicModel, folder: Path) -> None:
     Raises:
         UserError: If there is such a part, or the folder has files that would be replaced.
     """
-    if public.family.own:
+    if public.family.is_dxn:
         raise UserError(
             f"weights: {public.checkpoint.source}: is a model trained by dxn; set it to the public "
             "checkpoint whose format the files have"

@@ -81,11 +81,11 @@ class InitialWeights:
         for key, adapter in model.get_submodule("adapters").named_children():
             if self._source_of_module(key, adapter.modality) is main:
                 prefixes.append(f"adapters.{key}.")
-        new = self._new_tensors(model) if main.family.own else []
+        new = self._new_tensors(model) if main.family.is_dxn else []
         # The user can choose another fusion than that of the checkpoint. Its parameters would be
         # reported as missing, so only the tensors that both have in common are requested.
         fusion = [n for n in main.tensor_map if n.startswith("fusion.") and n not in new]
-        if main.family.own:
+        if main.family.is_dxn:
             head, head_notices = _own_head(main, model, task)
         else:
             head, head_notices = _public_head(main, task)
@@ -104,7 +104,7 @@ class InitialWeights:
         # is trained even if it was loaded, because the meaning of the targets can have changed.
         head: list[str] = []
         if self.main is not None and (task.writes or task.target.source == "stream"):
-            if self.main.family.own:
+            if self.main.family.is_dxn:
                 head, _ = _own_head(self.main, model, task)
             else:
                 head, _ = _public_head(self.main, task)

@@ -40,7 +40,7 @@ FIXED = (
 )
 # A model trained by dxn also saves how its inputs are tokenized and normalized. The config.json of
 # most public checkpoints does not contain these options, so there the defaults of dxn apply.
-OWN_FIXED = (
+FIXED_BY_DXN_MODEL = (
     *FIXED,
     "vocab_size",
     "tokenizer.kind",
@@ -217,7 +217,7 @@ def _set_adapter_options(
         public = start.source(key, modality)
         if public is None:
             continue
-        fixed = OWN_FIXED if public.family.own else FIXED
+        fixed = FIXED_BY_DXN_MODEL if public.family.is_dxn else FIXED
         node = public.architecture.adapters[public.adapter_key(key, modality) or ""]
         # The options of an adapter with an encoder are those of the adapter that reads the input.
         options = node.get("adapter") or node
@@ -225,7 +225,7 @@ def _set_adapter_options(
             _, value = lookup(options, name)
             is_language_model = public.architecture.writes and not public.architecture.decoder
             if name == "max_len" and is_language_model:
-                value = value if public.family.own else min(value, MAX_WINDOW)
+                value = value if public.family.is_dxn else min(value, MAX_WINDOW)
             merger.set(f"adapters.{key}.{name}", value, fixed=is_below(name, fixed))
         if options is not node:
             inner = {**merger.values["adapters"][key], "dim": options["dim"]}
@@ -237,7 +237,7 @@ def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
     """Set the options of backbone, fusion and head that the main checkpoint determines."""
     parts = main.architecture
     backbone, fusion, head = parts.backbone, parts.fusion, parts.head
-    if main.family.own:
+    if main.family.is_dxn:
         _use_own_classes(merger, main)
         # The other options of a head, such as label_smoothing, belong to the new training.
         head = {name: head[name] for name in PRE_HEAD if name in head}
@@ -261,7 +261,7 @@ def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
             _, value = lookup(options, name)
             # Not every task has a hidden layer in its head.
             if group != "head" or lookup(merger.values, f"head.{name}")[0]:
-                wanted = ("output",) if main.family.own else FIXED_HEAD
+                wanted = ("output",) if main.family.is_dxn else FIXED_HEAD
                 fixed = group == "head" and is_below(name, wanted)
                 merger.set(f"{group}.{name}", value, fixed=fixed)
 

@@ -130,8 +130,8 @@ class Checkpoint:
         text = config.get("text_config") or {}
         values: dict[str, Any] = {}
         for name in GenerationConfig.model_fields:
-            found = (each.get(name) for each in (content, config, text))
-            values[name] = next((value for value in found if value is not None), None)
+            candidates = (settings.get(name) for settings in (content, config, text))
+            values[name] = next((value for value in candidates if value is not None), None)
         ends = values["eos_token_id"]
         values["eos_token_id"] = ends if isinstance(ends, list) else [] if ends is None else [ends]
         return validated(GenerationConfig, values, f"weights: {path}")

@@ -141,7 +141,7 @@ class Family:
         to_checkpoint: Function of (state dict, checkpoint, architecture) that returns the tensors
             of the original format for which the tensor map has no inverse, or another one. Default:
             all tensors have an inverse.
-        own: Whether the model was trained with dxn.
+        is_dxn: Whether the model was trained with dxn.
     """
 
     name: str
@@ -155,4 +155,4 @@ class Family:
     to_checkpoint: (
         Callable[[Mapping[str, Tensor], Checkpoint, Architecture], dict[str, Tensor]] | None
     ) = None
-    own: bool = False
+    is_dxn: bool = False

@@ -186,22 +186,22 @@ def writing_options(checkpoint: Checkpoint, max_len: int) -> Options:
     Raises:
         UserError: If dxn does not support a value.
     """
-    found = checkpoint.generation
-    start = (found.decoder_start_token_id, found.bos_token_id, found.pad_token_id)
+    generation = checkpoint.generation
+    start = (generation.decoder_start_token_id, generation.bos_token_id, generation.pad_token_id)
     begin = [i for i in start if i is not None and i >= 0][:1]
-    if found.forced_bos_token_id is not None:
-        begin.append(found.forced_bos_token_id)
-    if not begin or not found.eos_token_id:
+    if generation.forced_bos_token_id is not None:
+        begin.append(generation.forced_bos_token_id)
+    if not begin or not generation.eos_token_id:
         raise KeyError("decoder_start_token_id" if not begin else "eos_token_id")
-    penalty = 1.0 if found.length_penalty is None else found.length_penalty
+    penalty = 1.0 if generation.length_penalty is None else generation.length_penalty
     if penalty < 0:
         unsupported(checkpoint, f"a negative length_penalty, got {penalty}")
     return {
         "share_tokenizer": True,
         "max_len": max_len,
-        "marks": {"begin": begin, "end": found.eos_token_id},
+        "marks": {"begin": begin, "end": generation.eos_token_id},
         "rules": rules(checkpoint, len(begin)),
-        "beams": found.num_beams or 1,
+        "beams": generation.num_beams or 1,
         "length_penalty": penalty,
     }
 
@@ -214,22 +214,22 @@ def rules(checkpoint: Checkpoint, num_begin: int) -> Options:
         num_begin: Number of tokens before a text. The library counts all in a length, and all but
             the first one in a number of new tokens.
     """
-    found = checkpoint.generation
-    shortest, longest = found.min_length or 0, found.max_length or 0
-    if found.min_new_tokens is not None:
-        shortest = found.min_new_tokens + 1
-    if found.max_new_tokens is not None:
-        longest = found.max_new_tokens + 1
+    generation = checkpoint.generation
+    shortest, longest = generation.min_length or 0, generation.max_length or 0
+    if generation.min_new_tokens is not None:
+        shortest = generation.min_new_tokens + 1
+    if generation.max_new_tokens is not None:
+        longest = generation.max_new_tokens + 1
     # A list of several tokens forbids only their sequence.
-    words = [ids[0] for ids in found.bad_words_ids or [] if len(ids) == 1]
+    words = [ids[0] for ids in generation.bad_words_ids or [] if len(ids) == 1]
     return {
-        "forbidden": sorted({*words, *(found.suppress_tokens or [])}),
-        "forbidden_first": found.begin_suppress_tokens or [],
+        "forbidden": sorted({*words, *(generation.suppress_tokens or [])}),
+        "forbidden_first": generation.begin_suppress_tokens or [],
         "min_new": max(shortest - num_begin, 0),
         "max_new": max(longest - num_begin, 0),
-        "forced_end": found.forced_eos_token_id not in (None, []),
-        "no_repeat_ngram": found.no_repeat_ngram_size or 0,
-        "repetition_penalty": found.repetition_penalty or 1.0,
+        "forced_end": generation.forced_eos_token_id not in (None, []),
+        "no_repeat_ngram": generation.no_repeat_ngram_size or 0,
+        "repetition_penalty": generation.repetition_penalty or 1.0,
         # All tokens after the first one count.
         "length_offset": num_begin - 1,
     }

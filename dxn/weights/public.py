@@ -22,9 +22,9 @@ from dxn.tokenize.positions import PosEmbed2d
 from dxn.tokenize.text.chat import read_template
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
 from dxn.weights.conversions import resize_tensor, with_new_rows
+from dxn.weights.dxn_model import DXN_MODEL, reorder_inputs
 from dxn.weights.families import all_families
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
-from dxn.weights.own import OWN, reorder_inputs
 from dxn.weights.tokenizers import make_lowercase, read_tokenizer
 
 FUSION = "dxn.models.EarlyFusion"
@@ -63,13 +63,13 @@ class FillResult:
     Args:
         missing: Names of the model's tensors that the checkpoint does not have.
         unexpected: Names of the checkpoint's tensors that the family neither uses nor ignores.
-        kept: Names of the head's tensors that are missing or have another shape in the checkpoint.
-            They keep their initial values.
+        unfilled: Names of the head's tensors that are missing or have another shape in the
+            checkpoint. They keep their initial values.
     """
 
     missing: Sequence[str]
     unexpected: Sequence[str]
-    kept: Sequence[str]
+    unfilled: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class PublicModel:
             UserError: If the model was trained with dxn, so that it already has a config.yaml, or
                 if the class of an adapter is unknown.
         """
-        if self.family.own:
+        if self.family.is_dxn:
             raise UserError(
                 f"weights: {self.checkpoint.source}: this model was trained with dxn; load it with "
                 "run=FOLDER instead of weights="
@@ -153,7 +153,7 @@ class PublicModel:
     def task_state(self) -> dict[str, Any]:
         """Return the state of the task in `plan()`, for `Target.load`. {}: it has none."""
         arch = self.architecture
-        if self.family.own and arch.task in WITH_ENDS:
+        if self.family.is_dxn and arch.task in WITH_ENDS:
             assert self.checkpoint.folder is not None
             return {"ends": load_json(self.checkpoint.folder / LABELS).get("ends", [])}
         if arch.task in WITH_ENDS:
@@ -230,7 +230,7 @@ class PublicModel:
                     "weights; add tokenizer.json, vocab.txt, or vocab.json and merges.txt"
                 )
             options = self.architecture.adapters[source].get("tokenizer", {})
-            if options.get("lowercase") and not self.family.own:
+            if options.get("lowercase") and not self.family.is_dxn:
                 make_lowercase(tokenizer)
             adapter.use_vocabulary(tokenizer)
             adapter.tokenizer.reader.template = None if folder is None else read_template(folder)
@@ -261,7 +261,7 @@ class PublicModel:
     def _fill(self, model: MultimodalModel, only: tuple[str, ...], strict: bool) -> FillResult:
         """Copy the weights after `for_inputs`. See `fill`."""
         missing: list[str] = []
-        kept: list[str] = []
+        unfilled: list[str] = []
         for name, target in sorted(model.state_dict().items()):
             source_name = self.source_name(name, model)
             if not name.startswith(only) or not self._is_needed(name, source_name):
@@ -276,16 +276,16 @@ class PublicModel:
                 set_tensor(model, name, tensor)
             elif name.startswith("head."):
                 # Fine-tuning on other classes needs a new head, so this is not an error.
-                kept.append(name)
+                unfilled.append(name)
             elif tensor is None:
                 missing.append(name)
             else:
                 self._refuse_shape(name, source_name or "", tensor, target)
         # If a tensor of the checkpoint is not used, the dxn model may not be equivalent.
-        unexpected = sorted(set(self.checkpoint.tensors) - self._known_names())
+        unexpected = sorted(set(self.checkpoint.tensors) - self._used_names())
         if strict and (missing or unexpected):
             raise UserError(self._mismatch(missing, unexpected))
-        return FillResult(missing, unexpected, kept)
+        return FillResult(missing, unexpected, unfilled)
 
     def _is_needed(self, name: str, source_name: str | None) -> bool:
         """Return whether the model needs a value for this tensor from the checkpoint.
@@ -301,7 +301,7 @@ class PublicModel:
             return True
         if name.startswith("adapters.") and name.endswith((".mean", ".std")):
             return False  # buffers for the normalization of inputs, which are set by options
-        if name.startswith("fusion.") and self.family.own:
+        if name.startswith("fusion.") and self.family.is_dxn:
             return False  # tensors of an input that the saved model does not have
         return not name.startswith("head.") and not name.endswith(UNMAPPED)
 
@@ -319,7 +319,7 @@ class PublicModel:
                 tensor = self._zero_bias(name)
             if tensor is None:
                 return None
-            if not self.family.own and tensor.dtype not in FLOATS:
+            if not self.family.is_dxn and tensor.dtype not in FLOATS:
                 raise UserError(
                     f"weights: {self.checkpoint.source}: {name} has the type "
                     f"{str(tensor.dtype).removeprefix('torch.')}, as in a quantized model; use a "
@@ -345,7 +345,7 @@ class PublicModel:
             return None
         return weight.new_zeros(len(weight))
 
-    def _known_names(self) -> set[str]:
+    def _used_names(self) -> set[str]:
         """Return the names of the checkpoint's tensors that the family uses or ignores."""
         names = {name for source in self.tensor_map.values() for name in source.names}
         for pattern in map(re.compile, self.family.ignored):
@@ -488,8 +488,8 @@ def _damaged(source: str, name: str, error: Exception) -> UserError:
 def _family_of(checkpoint: Checkpoint, part: str | None) -> Family:
     """Return the only family that matches, or the matching family that `part` selects."""
     # A model that was trained with dxn may also contain tensors with the names of a public family.
-    if OWN.matches(checkpoint):
-        return OWN
+    if DXN_MODEL.matches(checkpoint):
+        return DXN_MODEL
     families = all_families()
     matching = [family for family in families if family.matches(checkpoint)]
     if not matching:

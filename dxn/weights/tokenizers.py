@@ -57,8 +57,10 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
 
 def make_lowercase(tokenizer: Tokenizer) -> None:
     """Let a tokenizer convert texts to lower case first."""
-    first, own = normalizers.Lowercase(), tokenizer.normalizer
-    tokenizer.normalizer = first if own is None else normalizers.Sequence([first, own])
+    lowercase, original = normalizers.Lowercase(), tokenizer.normalizer
+    tokenizer.normalizer = (
+        lowercase if original is None else normalizers.Sequence([lowercase, original])
+    )
 
 
 def wordpiece(vocab: Path, *, lowercase: bool, strip_accents: bool | None = None) -> Tokenizer:

@@ -60,7 +60,7 @@ def test_biases_that_a_family_may_lack_are_zero(name, tmp_path):
     result = public.fill(model)
     assert not result.missing
     assert not result.unexpected
-    assert not result.kept
+    assert not result.unfilled
     expected = public.checkpoint.tensors.get("blocks.0.attn.qkv.bias", torch.zeros(36))
     assert torch.equal(bias, expected)
 
@@ -84,7 +84,7 @@ def test_a_head_for_other_classes_keeps_its_initial_values_and_is_named(tmp_path
     model = model_of(public)
     model.head.out = nn.Linear(12, 5)
     initial = model.head.out.weight.clone()
-    assert public.fill(model).kept == ["head.out.bias", "head.out.weight"]
+    assert public.fill(model).unfilled == ["head.out.bias", "head.out.weight"]
     assert torch.equal(model.head.out.weight, initial)
 
 

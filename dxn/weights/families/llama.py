@@ -143,7 +143,7 @@ def rotates(config: Mapping[str, Any]) -> list[bool]:
     """Return whether each block has rotary positions. Blocks repeat the list."""
     every = config.get("no_rope_layer_interval")
     default = [1] if every is None else [1] * (every - 1) + [0]
-    return [bool(each) for each in config.get("no_rope_layers") or default]
+    return [bool(rotates) for rotates in config.get("no_rope_layers") or default]
 
 
 def layer_types(config: Mapping[str, Any]) -> list[str]:

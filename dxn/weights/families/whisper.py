@@ -53,11 +53,11 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
 
 def text_options(checkpoint: Checkpoint, max_len: int) -> Options:
     """Return options of the head: the tokens before a text, and how a text is generated."""
-    found = checkpoint.generation
+    generation = checkpoint.generation
     options = hf.writing_options(checkpoint, max_len)
     start = options["marks"]["begin"][0]
-    is_english = found.lang_to_id is None and checkpoint.settings["vocab_size"] == ENGLISH_ROWS
-    no_times = found.no_timestamps_token_id
+    is_english = generation.lang_to_id is None and checkpoint.settings["vocab_size"] == ENGLISH_ROWS
+    no_times = generation.no_timestamps_token_id
     begin = [
         start,
         *([] if is_english else [LANGUAGE, TASK]),

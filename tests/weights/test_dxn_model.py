@@ -78,7 +78,7 @@ def folder(tmp_path):
 def test_the_run_the_model_folder_and_its_file_are_the_same_model(folder):
     for source in (folder.parent, folder, folder / "model.safetensors"):
         public = read_public(str(source))
-        assert public.family.own
+        assert public.family.is_dxn
         architecture = public.architecture
         assert architecture.dim == DIM
         assert architecture.labels == ["x", "y", "z"]
@@ -99,7 +99,7 @@ def test_all_tensors_are_filled(folder):
     result = public.fill(model)
     assert not result.missing
     assert not result.unexpected
-    assert not result.kept
+    assert not result.unfilled
     expected = load_file(folder / "model.safetensors")
     state = model.state_dict()
     assert state.keys() == expected.keys()
@@ -156,7 +156,7 @@ def test_a_changed_file_is_refused(folder, name):
 
 def test_a_changed_model_card_is_accepted(folder):
     (folder / "README.md").write_text("# Another title\n")
-    assert read_public(str(folder)).family.own
+    assert read_public(str(folder)).family.is_dxn
 
 
 def test_a_missing_file_is_named(folder):

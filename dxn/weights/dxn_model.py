@@ -24,10 +24,10 @@ from dxn.weights.family import Architecture, Family, Options, TensorMap
 INPUT_EMBEDDING = "fusion.input_embedding.weight"
 INPUT_LAYERS = ("fusion.mix.", "backbone.towers.", "head.pre.layers.")
 # Keys of config.yaml whose value is a node, a mapping with the key _target_.
-PARTS = ("fusion", "backbone", "head")
+NODE_KEYS = ("fusion", "backbone", "head")
 
 
-class Labels(Strict):
+class SavedTask(Strict):
     """What labels.json of every task has: the name of the task, and the names of its classes."""
 
     task: str
@@ -41,7 +41,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     # Other programs also write a config.yaml, but not together with a labels.json.
     if (checkpoint.folder / LABELS).exists():
         return True
-    return {"adapters", *PARTS} <= load_yaml(checkpoint.folder / CONFIG).keys()
+    return {"adapters", *NODE_KEYS} <= load_yaml(checkpoint.folder / CONFIG).keys()
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
@@ -65,7 +65,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             f"weights: {folder}: is an ensemble, and a training starts from one model; set weights "
             "to the run folder of one of its members, such as members/0"
         )
-    state = validated(Labels, load_json(labels), labels)
+    state = validated(SavedTask, load_json(labels), labels)
     tokenizer = target_tokenizer(checkpoint)
     backbone = dict(plan.backbone)
     adapters = {key: _without(node, "dim") for key, node in plan.adapters.items()}
@@ -147,4 +147,4 @@ def _without(node: Options, *names: str) -> Options:
     return {key: value for key, value in node.items() if key not in names}
 
 
-OWN = Family("a model trained by dxn", matches, architecture, tensor_map, own=True)
+DXN_MODEL = Family("a model trained by dxn", matches, architecture, tensor_map, is_dxn=True)
