@@ -19,7 +19,7 @@ from dxn.cli import main
 from dxn.runs.saved import model_folder
 from dxn.training.finetune import Finetune, LowRank
 from dxn.weights import read_public
-from dxn.weights.families.clip import MEAN, STD
+from dxn.weights.image_processor import CLIP
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
 
@@ -304,7 +304,7 @@ def test_embeddings_are_what_the_peers_pool(made):
 
 def test_each_tower_of_clip_embeds_its_modality(made, tmp_path, capsys):
     folder, theirs = made
-    mean, std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
+    mean, std = (torch.tensor(v)[:, None, None] for v in CLIP.values())
     seen = ((pixels(folder, 2) * 0.5 + 0.5) - mean) / std
     with torch.inference_mode():
         image = cases._clip_image(theirs["clip"], {"pixels": seen})
