@@ -133,9 +133,9 @@ def find_runs(key: str, value: Any, settings: Settings) -> tuple[Any, str | None
     if isinstance(value, str):
         folder, note = trained_run(value, key)
         return str(folder), note
-    found = [trained_run(text) for text in value]
-    notes = [note for _, note in found if note]
-    return [str(folder) for folder, _ in found], "\n".join(notes) or None
+    runs = [trained_run(text) for text in value]
+    notes = [note for _, note in runs if note]
+    return [str(folder) for folder, _ in runs], "\n".join(notes) or None
 
 
 def find_weights(key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
@@ -148,16 +148,16 @@ def find_weights(key: str, value: Any, settings: Settings) -> tuple[Any, str | N
         return value, None
     key = key.removesuffix(".source")  # as the user types it
     if isinstance(value, Mapping):
-        found = {n: find_weights(f"{key}.{n}", each, settings) for n, each in value.items()}
-        notes = [note for _, note in found.values() if note]
-        return {n: each for n, (each, _) in found.items()}, "\n".join(notes) or None
+        sources = {n: find_weights(f"{key}.{n}", text, settings) for n, text in value.items()}
+        notes = [note for _, note in sources.values() if note]
+        return {n: source for n, (source, _) in sources.items()}, "\n".join(notes) or None
     source, note = weights_of_run(value, key)
     path = Path(source)
     # In outputs/lable, the folder exists, so its subfolder is misspelt.
     is_hub_id = HUB_ID.fullmatch(source) is not None and not path.parent.is_dir()
     if path.exists() or is_hub_id:
         return source, note
-    names = [str(each) for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    names = [str(entry) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     match = similar(source, names)
     advice = f"did you mean {match}?" if match else "a model on the hub is written OWNER/NAME"
     raise UserError(

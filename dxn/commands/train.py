@@ -135,10 +135,10 @@ class Train(Data):
     @classmethod
     def resumed(cls, request: Request, words: Sequence[str]) -> Settings | None:
         """Return the saved configuration of the run that `resume` names."""
-        given = {override.key_or_group: override.value() for override in request.values}
-        run = given.get("resume.run")
+        typed = {override.key_or_group: override.value() for override in request.values}
+        run = typed.get("resume.run")
         if run in (None, AUTO):
-            if given.get("resume.force"):
+            if typed.get("resume.force"):
                 request.problems.append(
                     "resume.force: has an effect only together with resume=RUN, the run to continue"
                 )

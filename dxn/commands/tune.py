@@ -110,8 +110,8 @@ class Tune(Train):
     def options(cls) -> Options:
         """Return the options of a training except for `resume`, which `compose` refuses."""
         options = super().options()
-        keys = {key: each for key, each in options.by_key.items() if key.split(".")[0] != "resume"}
-        return replace(options, by_key=keys)
+        names = [key for key in options.by_key if key.partition(".")[0] != "resume"]
+        return replace(options, by_key={key: options.by_key[key] for key in names})
 
     @classmethod
     def _own(cls) -> set[str]:

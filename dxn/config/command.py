@@ -108,14 +108,14 @@ class Command:
     def of(cls, settings: Settings) -> Self:
         """Return the command with the values of settings."""
         options: dict[str, Any] = {}
-        for each in fields(cls):
-            if each.name in settings.values:
-                value = settings.values[each.name]
-                default = each.default
+        for option in fields(cls):
+            if option.name in settings.values:
+                value = settings.values[option.name]
+                default = option.default
                 # A group of options, such as weights.
                 if is_dataclass(default) and isinstance(value, Mapping):
                     value = type(default)(**value)
-                options[each.name] = value
+                options[option.name] = value
         return cls(settings=settings, **options)
 
     @classmethod
@@ -141,16 +141,16 @@ class Command:
     @functools.cache
     def options(cls) -> Options:
         """Return the options with their types, defaults and meanings."""
-        known = signature_from(cls, ("settings",)).parameters
+        declared = signature_from(cls, ("settings",)).parameters
         # The options of the command itself come first, and those of its base classes last.
-        names = [name for each in cls.__mro__ for name in inspect.get_annotations(each)]
-        parameters = {name: known[name] for name in names if name in known}
+        names = [name for base in cls.__mro__ for name in inspect.get_annotations(base)]
+        parameters = {name: declared[name] for name in names if name in declared}
         groups: dict[str, Group] = {}
         by_key: dict[str, Parameter] = {}
         for name, parameter in parameters.items():
             if parameter.group is not None:
                 below = signature_of(parameter.group, key=name).parameters
-                by_key |= {f"{name}.{key}": each for key, each in below.items()}
+                by_key |= {f"{name}.{key}": option for key, option in below.items()}
                 continue
             by_key[name] = parameter
             for mark in marks_of(parameter.type):

@@ -63,9 +63,9 @@ def complete(line: str, commands: Mapping[str, type[Command]]) -> list[str]:
     key, equals, value = current.partition("=")
     if equals:
         return [f"{key}={text}" for text in _values(command, SHORT.get(key, key), value, folders)]
-    found = _matching(current, [f"{name}=" for name in _keys(command, current, others)])
-    found += _matching(current, ["--help"]) if current.startswith("-") else []
-    return found + (_files(current) if command.path_key is not None else [])
+    candidates = _matching(current, [f"{name}=" for name in _keys(command, current, others)])
+    candidates += _matching(current, ["--help"]) if current.startswith("-") else []
+    return candidates + (_files(current) if command.path_key is not None else [])
 
 
 def _words(line: str) -> list[str]:
@@ -157,7 +157,7 @@ def _files(text: str) -> list[str]:
     where = Path(folder + slash).expanduser()
     try:
         entries = sorted(where.iterdir())
-        found = [
+        paths = [
             f"{folder}{slash}{path.name}{'/' if path.is_dir() else ''}"
             for path in entries
             if path.name.startswith(name) and (name.startswith(".") or path.name[0] != ".")
@@ -165,7 +165,7 @@ def _files(text: str) -> list[str]:
     except OSError:  # no such folder
         return []
     # A line break in a name would make two candidates.
-    return [path for path in found if path.isprintable()][:MAX_FILES]
+    return [path for path in paths if path.isprintable()][:MAX_FILES]
 
 
 def _matching(text: str, names: Sequence[str]) -> list[str]:

@@ -86,7 +86,7 @@ def valid_overrides(
         request: The parsed words.
     """
     parameters = command.options().parameters
-    known = []
+    overrides = []
     for override in request.values:
         key = override.key_or_group
         annotation = type_of(key, values, parameters, request.trust_all)
@@ -99,8 +99,8 @@ def valid_overrides(
             is_scalar = isinstance(value, bool | int | float)
             if is_scalar and problem(value, annotation) and not problem("", annotation):
                 value = str(override.input_line).partition("=")[2]
-            known.append((override, value))
-    return known
+            overrides.append((override, value))
+    return overrides
 
 
 def with_defaults(
@@ -109,8 +109,8 @@ def with_defaults(
     """Return values with all defaults. What is wrong in them is added to the problems."""
     options = command.options()
     problems: list[str] = []
-    own = Signature(f"dxn {command.verb()}", parameters=options.parameters)
-    result = complete(values, request.trust_all, problems=problems, signature=own)
+    of_command = Signature(f"dxn {command.verb()}", parameters=options.parameters)
+    result = complete(values, request.trust_all, problems=problems, signature=of_command)
     for name, parameter in options.parameters.items():
         if name in options.groups and not options.groups[name].is_part:
             del result[name]
@@ -119,7 +119,7 @@ def with_defaults(
             result[name].pop("_target_", None)
     # A wrong `seed` is also a wrong data.seed and trainer.seed, which the user did not type.
     request.problems += [
-        line for line in problems if not any(line.endswith(f".{each}") for each in problems)
+        line for line in problems if not any(line.endswith(f".{shorter}") for shorter in problems)
     ]
     return result
 
@@ -136,16 +136,16 @@ def type_of(
         trust: Top-level packages besides dxn whose code may be used.
     """
     node: Any = values
-    known: Signature | None = Signature("", parameters=parameters)
+    signature: Signature | None = Signature("", parameters=parameters)
     annotation: Any = None
     path = ""
     for name in key.split("."):
         parameter = None
-        if known is not None:
-            parameter = known.parameters.get(name)
-            if parameter is None and known.others is not None:
+        if signature is not None:
+            parameter = signature.parameters.get(name)
+            if parameter is None and signature.others is not None:
                 names = _columns(values, trust)
-                parameter = known.others if names is None or name in names else None
+                parameter = signature.others if names is None or name in names else None
             annotation = None if parameter is None else parameter.type
             if name in SPECIAL and path:
                 annotation = Any
@@ -165,7 +165,7 @@ def type_of(
         path = f"{path}.{name}" if path else name
         target = node.get("_target_") if isinstance(node, Mapping) else None
         target = target or (None if parameter is None else parameter.group)
-        known = None if target is None else signature_of(target, key=path, trust=trust)
+        signature = None if target is None else signature_of(target, key=path, trust=trust)
     return annotation
 
 
@@ -227,17 +227,17 @@ def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
     """
     # The defaults of the command instead of a file of its own. `_self_` comes first: a file of a
     # group can change them, such as the preset.
-    own: dict[str, Any] = {"defaults": ["_self_"]}
+    root: dict[str, Any] = {"defaults": ["_self_"]}
     for name, group in command.options().groups.items():
         names: Any = group.default
         if isinstance(names, tuple):  # also files of the user: a new kind of input
             names = [*names, *(n for n in options(name, request.folders[1:]) if n not in names)]
-        own["defaults"].append({name: names})
+        root["defaults"].append({name: names})
     for key, parameter in command.options().by_key.items():
         if parameter.default is not NO_DEFAULT:
-            assign(own, key, parameter.default)
+            assign(root, key, parameter.default)
     primary = f"dxn_{command.verb()}"
-    ConfigStore.instance().store(name=primary, node=own)
+    ConfigStore.instance().store(name=primary, node=root)
     # Hydra searches the folder of dxn first, so a file of the user cannot replace one of dxn.
     paths = ",".join(quoted(f"file://{folder}") for folder in request.folders[1:])
     search = [f"hydra.searchpath=[{paths}]"] if paths else []
@@ -251,7 +251,7 @@ def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
         _stop(request, " ".join(str(error).split()))
     # Files of generated data also set options of a training, which other commands do not have.
     if "trainer" not in command.options().groups:
-        values = {n: each for n, each in values.items() if n in command.options().parameters}
+        values = {n: value for n, value in values.items() if n in command.options().parameters}
     if isinstance(values.get("adapters"), dict):
         # Files of data and backbone also set options of adapters that are not chosen. These have
         # no class, and are removed.
@@ -335,7 +335,7 @@ def _exists(path: str) -> bool:
 
 def _stop(request: Request, *problems: str) -> NoReturn:
     """Raise UserError with all problems so far, and further ones."""
-    request.problems += [line for each in problems for line in each.splitlines()]
+    request.problems += [line for text in problems for line in text.splitlines()]
     request.stop_on_problems()
     raise AssertionError("there is no problem")
 

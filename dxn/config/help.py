@@ -175,7 +175,7 @@ def overview(commands: Mapping[str, type[Command]]) -> str:
         commands: All commands by name.
     """
     width = max(map(len, commands))
-    lines = [f"  dxn {n:<{width}}  {_summary(each)}" for n, each in commands.items()]
+    lines = [f"  dxn {n:<{width}}  {_summary(command)}" for n, command in commands.items()]
     return "\n".join(
         [
             "dxn converts text, images and audio to D×N token matrices, and trains one transformer "
@@ -282,12 +282,12 @@ def _key_page(
     key: str, commands: Mapping[str, type[Command]], folders: Sequence[Path], trust: Sequence[str]
 ) -> str:
     """Describe a key, or all keys below it, or all keys with this last name."""
-    found = list(_all_rows(commands, folders, trust))
-    matching = [used for used in found if used[0].key == key]
-    matching = matching or [used for used in found if used[0].key.startswith(f"{key}.")]
-    matching = matching or [used for used in found if used[0].key.rpartition(".")[2] == key]
+    described = list(_all_rows(commands, folders, trust))
+    matching = [used for used in described if used[0].key == key]
+    matching = matching or [used for used in described if used[0].key.startswith(f"{key}.")]
+    matching = matching or [used for used in described if used[0].key.rpartition(".")[2] == key]
     if not matching:
-        hint = suggestion(key, list(dict.fromkeys(row.key for row, _ in found)))
+        hint = suggestion(key, list(dict.fromkeys(row.key for row, _ in described)))
         advice = hint or " dxn --help lists the commands, dxn show all keys"
         raise UserError(f"{key}: no such command, group or key;{advice}")
     # A key that has the same meaning in several options is described once.
@@ -333,24 +333,24 @@ def _with_type(row: Row) -> str:
 def _common_rows(command: type[Command]) -> Iterator[tuple[str, list[Row]]]:
     """Yield the sections of the page of `dxn train --help`."""
     used = command.options().groups
-    known = {row.key: row for row in command_rows(command)}
+    by_key = {row.key: row for row in command_rows(command)}
     for group in {key.partition(".")[0] for keys in COMMON.values() for key in keys}:
         if group in used:
             default = used[group].default
             option = USUAL.get(group, default[0] if isinstance(default, tuple) else default)
-            known |= {row.key: row for row in option_rows(group, str(option))}
-            known[group] = _group_row(command, group)
+            by_key |= {row.key: row for row in option_rows(group, str(option))}
+            by_key[group] = _group_row(command, group)
     # A table has one key per modality.
     columns = ", ".join(f"data.{name}" for name in used["adapters"].default or ())
-    known["data.path"] = Row("PATH", "", PATH_MEANING)
-    known["data.target"] = replace(known["data.target"], key="target")
-    known["data.NAME"] = replace(known["data.NAME"], key=columns, default="")
-    known["weights.source"] = replace(known["weights.source"], key="weights")
-    if "resume.run" in known:
-        known["resume.run"] = replace(known["resume.run"], key="resume")
+    by_key["data.path"] = Row("PATH", "", PATH_MEANING)
+    by_key["data.target"] = replace(by_key["data.target"], key="target")
+    by_key["data.NAME"] = replace(by_key["data.NAME"], key=columns, default="")
+    by_key["weights.source"] = replace(by_key["weights.source"], key="weights")
+    if "resume.run" in by_key:
+        by_key["resume.run"] = replace(by_key["resume.run"], key="resume")
     for section, keys in COMMON.items():
         # Only dxn tune searches, and it does not resume a training.
-        if rows := [known[key] for key in keys if key in known]:
+        if rows := [by_key[key] for key in keys if key in by_key]:
             yield section, rows
 
 

@@ -287,7 +287,9 @@ def resolve(
     # The module that defines it, because modules also contain what they import:
     # dxn.models.attention.nn.Linear is a class of torch.
     defined_in = f"{part.__module__}." if inspect.isclass(part) or inspect.isfunction(part) else ""
-    if is_error or not defined_in.startswith(tuple(f"{each}." for each in (*packages, *trust))):
+    if is_error or not defined_in.startswith(
+        tuple(f"{package}." for package in (*packages, *trust))
+    ):
         raise UserError(f"{key}: {module_name} has no part {name}")
     return part
 

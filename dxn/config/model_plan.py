@@ -89,12 +89,12 @@ class ModelPlan(Strict):
     @property
     def keys(self) -> dict[str, str]:
         """Key of the adapter of each input, by input name."""
-        return {name: each.adapter for name, each in self.inputs.items()}
+        return {name: spec.adapter for name, spec in self.inputs.items()}
 
     @property
     def columns(self) -> dict[str, str]:
         """Column of each input, by input name."""
-        return {name: each.column for name, each in self.inputs.items()}
+        return {name: spec.column for name, spec in self.inputs.items()}
 
     def with_defaults(self, trust: Sequence[str] = (), *, where: str = "") -> ModelPlan:
         """Return the plan with all options of its nodes, from which `build` makes the parts.
@@ -163,9 +163,9 @@ def _problems(plan: ModelPlan) -> list[str]:
         problems.append(f"backbone.dim must be a positive integer, got {shortened(dim)}")
     for name, spec in plan.inputs.items():
         if spec.adapter not in plan.adapters:
-            known = ", ".join(list(plan.adapters)[:5])
+            keys = ", ".join(list(plan.adapters)[:5])
             problems.append(
-                f"inputs.{name}.adapter must be one of {known}, got {shortened(spec.adapter)}"
+                f"inputs.{name}.adapter must be one of {keys}, got {shortened(spec.adapter)}"
             )
     nodes = {f"adapters.{key}": node for key, node in plan.adapters.items()}
     nodes |= {"fusion": plan.fusion, "backbone": plan.backbone, "head": plan.head}
@@ -180,8 +180,8 @@ def _wrong(node: Node) -> Iterator[str]:
     for name, value in _leaves(node):
         last = name.rpartition(".")[2]
         # Only a part of a part, such as the decoder of a head, is built later.
-        known = ("_target_",) if name == last else ("_target_", "_partial_")
-        if last.startswith("_") and last not in known:
+        special = ("_target_",) if name == last else ("_target_", "_partial_")
+        if last.startswith("_") and last not in special:
             yield f"{name} is not an option of a model folder"
         if last == FILE_OPTION and value is not None:
             yield f"{name} must be null in a model folder, got {shortened(value)}"

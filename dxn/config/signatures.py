@@ -113,8 +113,8 @@ class Signature:
 def marks_of(annotation: Any) -> list[Any]:
     """Return what Annotated[str, PATH], for example, adds to a type or to its alternatives."""
     members = (annotation, *typing.get_args(annotation))
-    annotated = [each for each in members if typing.get_origin(each) is Annotated]
-    return [mark for each in annotated for mark in each.__metadata__]
+    annotated = [member for member in members if typing.get_origin(member) is Annotated]
+    return [mark for member in annotated for mark in member.__metadata__]
 
 
 # Cached, because evaluating postponed annotations is slow compared with the checks that need them.
@@ -135,15 +135,15 @@ def signature_from(
         from_caller = FROM_CALLER if fields is None else ()
     # The descriptions of the parameters are those of the class that defines them.
     mro = [
-        each
-        for each in (inspect.getmro(target) if inspect.isclass(target) else ())
-        if "__dataclass_fields__" in vars(each) or vars(each).get("__init__") is target.__init__
+        base
+        for base in (inspect.getmro(target) if inspect.isclass(target) else ())
+        if "__dataclass_fields__" in vars(base) or vars(base).get("__init__") is target.__init__
     ]
     meanings: dict[str, str] = {}
     # A dataclass describes only the fields that it adds to those of its base classes.
-    for each in (*reversed(mro), target):
+    for base in (*reversed(mro), target):
         # A name is indented by four spaces, and the lines that continue its description by more.
-        section = (inspect.getdoc(each) or "").partition("Args:\n")[2].partition("\n\n")[0]
+        section = (inspect.getdoc(base) or "").partition("Args:\n")[2].partition("\n\n")[0]
         entries = re.findall(r"^    ([*\w]+): (.+(?:\n     .+)*)$", section, re.MULTILINE)
         meanings |= {name.lstrip("*"): " ".join(text.split()) for name, text in entries}
     try:
@@ -152,7 +152,7 @@ def signature_from(
         annotations = typing.get_type_hints(source, include_extras=True)
     except (NameError, TypeError):
         annotations = {}  # a module can import names for type checkers only
-    factories = {each.name: each.default_factory for each in fields or ()}
+    factories = {option.name: option.default_factory for option in fields or ()}
     parameters: dict[str, Parameter] = {}
     passed = []
     others = None
@@ -181,7 +181,7 @@ def signature_from(
         parameters=parameters,
         from_caller=passed,
         others=others,
-        bases=[class_path(each) for each in mro],
+        bases=[class_path(base) for base in mro],
         # A property, which the class of an instance may have, is not a name.
         modality=modality if isinstance(modality, str) else None,
     )
@@ -267,11 +267,13 @@ def write(targets: Mapping[str, Callable[..., Any]]) -> None:
         if signature.path in signatures:
             continue
         plain = _changed(signature)
-        plain["parameters"] = {n: _changed(each) for n, each in signature.parameters.items()}
+        plain["parameters"] = {
+            n: _changed(parameter) for n, parameter in signature.parameters.items()
+        }
         if signature.others is not None:
             plain["others"] = _changed(signature.others)
         signatures[signature.path] = plain
-        for path in filter(None, (each.group for each in signature.parameters.values())):
+        for path in filter(None, (parameter.group for parameter in signature.parameters.values())):
             remaining.append(signature_from(imported(path)))
     names = {name: class_path(target) for name, target in sorted(targets.items())}
     content = {"sources": _digest(), "names": names, "signatures": dict(sorted(signatures.items()))}
@@ -300,13 +302,15 @@ def read() -> Stored:
         content = json.loads(PATH.read_text(encoding="utf-8"))
         signatures: dict[str, Signature] = {}
         for path, plain in content["signatures"].items():
-            for each in (*plain["parameters"].values(), *filter(None, [plain.get("others")])):
-                text = each.get("type", "typing.Any")
+            for parameter in (*plain["parameters"].values(), *filter(None, [plain.get("others")])):
+                text = parameter.get("type", "typing.Any")
                 if text not in types:
                     # The file belongs to the package, like its modules.
                     types[text] = eval(text, TYPES)
-                each["type"] = types[text]
-            plain["parameters"] = {n: Parameter(**each) for n, each in plain["parameters"].items()}
+                parameter["type"] = types[text]
+            plain["parameters"] = {
+                n: Parameter(**parameter) for n, parameter in plain["parameters"].items()
+            }
             others = Parameter(**plain["others"]) if "others" in plain else None
             signatures[path] = Signature(**{**plain, "others": others})
         signatures |= {name: signatures[path] for name, path in content["names"].items()}
@@ -325,7 +329,7 @@ def _digest() -> str:
 
 def _changed(record: Signature | Parameter) -> dict[str, Any]:
     """Return the values of a record that differ from its defaults, with types as text."""
-    defaults = {each.name: each.default for each in dataclasses.fields(record)}
+    defaults = {option.name: option.default for option in dataclasses.fields(record)}
     changed = {name: value for name, value in vars(record).items() if value != defaults[name]}
     if "type" in changed:
         kind = changed["type"]

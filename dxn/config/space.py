@@ -79,9 +79,12 @@ class Dimension:
 
 def covering(space: Sequence[Dimension]) -> list[list[str]]:
     """Return words for a few trials in which each value of each option occurs once or more."""
-    longest = max(len(each.values) for each in space)
+    longest = max(len(dimension.values) for dimension in space)
     return [
-        [f"{each.key}={each.values[min(i, len(each.values) - 1)]}" for each in space]
+        [
+            f"{dimension.key}={dimension.values[min(i, len(dimension.values) - 1)]}"
+            for dimension in space
+        ]
         for i in range(longest)
     ]
 
@@ -96,14 +99,14 @@ def with_types(
     """
     parameters = command.options().parameters
     typed: list[Dimension] = []
-    for each in space:
-        key = SHORT.get(each.key, each.key)
+    for dimension in space:
+        key = SHORT.get(dimension.key, dimension.key)
         annotation = type_of(key, settings.values, parameters, settings.trust)
-        is_whole = each.is_range and problem(0.5, annotation) is not None
-        typed.append(replace(each, is_whole=is_whole))
+        is_whole = dimension.is_range and problem(0.5, annotation) is not None
+        typed.append(replace(dimension, is_whole=is_whole))
     if settings.values["sampler"] == "grid":
-        for each in typed:
-            each.grid()
+        for dimension in typed:
+            dimension.grid()
     return typed
 
 

@@ -140,16 +140,16 @@ def problem(value: Any, annotation: Any, default: Any = NO_DEFAULT) -> str | Non
         errors = error.errors(include_url=False, include_input=False)
     else:
         return None
-    for each in errors:
+    for details in errors:
         # Only of the value itself, and not of one of its items.
-        if each["type"] in RANGES and not isinstance(value, list | tuple | Mapping):
+        if details["type"] in RANGES and not isinstance(value, list | tuple | Mapping):
             # pydantic returns the limit 1 of a float as 1.0.
-            limits = {n: int(v) if v == int(v) else v for n, v in each.get("ctx", {}).items()}
-            return f"{RANGES[each['type']].format(**limits)}, got {value!r}"
+            limits = {n: int(v) if v == int(v) else v for n, v in details.get("ctx", {}).items()}
+            return f"{RANGES[details['type']].format(**limits)}, got {value!r}"
     if not any(typing.get_origin(member) is Literal for member in members(annotation)):
         hint = '; a number in quotes is a text: ["1"]'
         is_unquoted = isinstance(value, list) and any(
-            isinstance(each, int | float) for each in value
+            isinstance(item, int | float) for item in value
         )
         return f"must be {describe(annotation)}, got {value!r}{hint * is_unquoted}"
     listed = choices(annotation)
@@ -173,7 +173,7 @@ def members(annotation: Any) -> Sequence[Any]:
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in UNIONS:
-        return [part for each in arguments for part in members(each)]
+        return [part for member in arguments for part in members(member)]
     if origin is Annotated and not isinstance(arguments[1], Node):
         return members(arguments[0])
     return [annotation]
@@ -207,19 +207,19 @@ def describe(annotation: Any) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def suggestion(wrong: str, known: Sequence[str]) -> str:
+def suggestion(wrong: str, keys: Sequence[str]) -> str:
     """Return " did you mean KEY?" for the known dotted key most similar to a wrong one, or "".
 
     The leading space lets the result be appended to a sentence whether it is empty or not.
     """
     parent, _, last = wrong.rpartition(".")
     # First a key with the same last name: `lr` means optimizer.lr.
-    same = [key for key in known if key.rpartition(".")[2] == last]
+    same = [key for key in keys if key.rpartition(".")[2] == last]
     # Then a similar name at the same place. The place alone must not count as similarity:
     # trainer.foo has most of its letters in common with trainer.seed.
-    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+    siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == parent}
     # Finally, a similar name anywhere.
-    anywhere = {key.rpartition(".")[2]: key for key in reversed(known)}
+    anywhere = {key.rpartition(".")[2]: key for key in reversed(keys)}
     close = same[:1]
     for names in (siblings, anywhere):
         if not close and (match := similar(last, list(names))):

@@ -75,7 +75,11 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
         infers: Whether files of groups are inferred from other options, see `Command.infer`.
     """
     options = command.options()
-    literal = {name for name, each in options.parameters.items() if AS_TYPED in marks_of(each.type)}
+    literal = {
+        name
+        for name, parameter in options.parameters.items()
+        if AS_TYPED in marks_of(parameter.type)
+    }
     conf_dirs: list[str] = []
     texts: dict[str, str] = {}
     lines: list[str] = []
@@ -195,11 +199,11 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
             'contains spaces in quotes, such as input.text="a fine film"'
         )
     # A word without a suffix is a part of a name, such as "my" of "my table.csv".
-    parts = [p for p in paths if not Path(p).suffix and not Path(p).expanduser().exists()]
-    if len(paths) > 1 and parts:
+    incomplete = [p for p in paths if not Path(p).suffix and not Path(p).expanduser().exists()]
+    if len(paths) > 1 and incomplete:
         raise UserError(
-            f"{parts[0]}: file or folder not found; put names that contain spaces in quotes, such "
-            f"as {' '.join(paths)!r}"
+            f"{incomplete[0]}: file or folder not found; put names that contain spaces in quotes, "
+            f"such as {' '.join(paths)!r}"
         )
     # A data set can consist of several tables, but one option cannot hold several samples.
     if len(paths) > 1 and key == "input":
