@@ -22,7 +22,8 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
 from dxn.tasks import Task
 from dxn.tokenize.base import Adapter
-from dxn.training.predict import task_results, to_device
+from dxn.training.device import to_device
+from dxn.training.score import task_results
 
 
 class Model(models.MultimodalModel):

@@ -25,7 +25,7 @@ from parity import Pair
 
 from dxn.models import MultimodalModel
 from dxn.models.inference import convert
-from dxn.training.predict import to_device
+from dxn.training.device import to_device
 
 # Of the outputs, relative to the largest one. Both sides round differently in every block.
 TOLERANCES = {torch.bfloat16: 0.1, torch.float32: 1e-3}

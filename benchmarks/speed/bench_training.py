@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dxn.models import Backbone, EarlyFusion, MultimodalModel
 from dxn.tasks.heads import LinearHead, PreHead
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
-from dxn.training.predict import to_device
+from dxn.training.device import to_device
 
 # Forward and backward pass: the gradients of inputs and of weights cost as much as the output each.
 PASSES = 3

@@ -25,7 +25,7 @@ from dxn.export.examples import Example, make_examples
 from dxn.export.folder import ABOUT, write_export
 from dxn.export.formats import SUFFIXES, load
 from dxn.runs.saved import model_folder
-from dxn.training.predict import to_device
+from dxn.training.device import to_device
 
 Call = Callable[[], object]
 

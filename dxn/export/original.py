@@ -26,7 +26,7 @@ from dxn.stacking.stacked import stacks_of
 from dxn.tasks import Classify, Ctc
 from dxn.tasks.generate.head import GenerateHead
 from dxn.tasks.language import Language, LanguageHead
-from dxn.training.predict import to_device
+from dxn.training.device import to_device
 from dxn.weights import Architecture, Checkpoint, Classifier, PublicModel
 from dxn.weights.conversions import VOCABULARIES
 

@@ -16,7 +16,8 @@ from dxn.serve.engine import Job
 from dxn.serve.prepare import Prepared, value_data
 from dxn.serve.refusal import Refusal
 from dxn.serve.schema import GENERATED
-from dxn.training.predict import check_finite, to_device
+from dxn.training.device import to_device
+from dxn.training.predict import check_finite
 from dxn.viz.page import shares_data
 from dxn.viz.sample import SampleView
 

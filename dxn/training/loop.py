@@ -34,6 +34,7 @@ from dxn.tasks import LossSum
 from dxn.tasks.task import Task
 from dxn.training import checkpoint
 from dxn.training.average import Average
+from dxn.training.device import autocast, on_device
 from dxn.training.log import Log
 from dxn.training.parallel import (
     Replicated,
@@ -43,7 +44,8 @@ from dxn.training.parallel import (
     is_any,
     stop_signals,
 )
-from dxn.training.predict import autocast, name_rows, on_device, predict, score
+from dxn.training.predict import name_rows, predict
+from dxn.training.score import score
 from dxn.training.state import State
 from dxn.training.trainer import Trainer, Waiting
 

@@ -27,8 +27,8 @@ from dxn.models.fusion import EarlyFusion
 from dxn.models.model import MultimodalModel, as_float
 from dxn.tasks.task import Task
 from dxn.training.average import Average, weights_and_buffers
+from dxn.training.device import to_device
 from dxn.training.muon import Muon
-from dxn.training.predict import to_device
 
 UsedPrecision = Literal["float32", "tf32", "bf16", "fp16"]
 Precision = Literal["auto"] | UsedPrecision

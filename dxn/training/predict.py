@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from dxn.core.display import Display, print_line
 from dxn.core.errors import UserError
@@ -22,11 +19,10 @@ from dxn.core.processes import from_all, processes
 from dxn.core.runtime import free_memory, is_out_of_memory, release_memory
 from dxn.data.dataset import Samples
 from dxn.models.model import Network, as_float
-from dxn.tasks.metric import defined
 from dxn.tasks.task import Task
+from dxn.training.device import autocast, on_device, to_device
 
 if TYPE_CHECKING:
-    from dxn.core.results import Figures, Results
     from dxn.data.loader import BatchOrder
 
 Result = TypeVar("Result")
@@ -68,12 +64,6 @@ def predict(model: Network, task: Task, samples: Samples, **options: Any) -> Pre
         total += part[2][0]
         weight += part[2][1]
     return Predictions(rows, predicted, total / weight if weight else math.nan)
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Return the context of matrix products with a precision: float32, tf32, bf16 or fp16."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 @torch.inference_mode()
@@ -396,94 +386,3 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     elif is_dataclass(output):
         for entry in fields(output):
             yield from _tensors(getattr(output, entry.name))
-
-
-def score(
-    predictions: Predictions, samples: Samples, task: Task, *, calibrate: bool = False
-) -> dict[str, float]:
-    """Return the loss and the metrics of the task for these predictions.
-
-    Args:
-        predictions: Predictions of rows of the samples.
-        samples: The samples.
-        task: The task.
-        calibrate: Whether the task chooses what answers need, see `Task.calibrate`.
-    """
-    # A task such as masked prediction derives its targets from the inputs.
-    targets = samples.opened.targets if task.is_supervised else None
-    truths = [] if targets is None else [targets[row] for row in predictions.rows]
-    if calibrate:
-        task.calibrate(predictions.predicted, truths)
-    return task.score(predictions.predicted, truths, predictions.loss)
-
-
-def task_results(task: Task, split: str, figures: Figures, **others: Any) -> Results:
-    """Return the results of a model.
-
-    Args:
-        task: Its task.
-        split: Name of the evaluated split.
-        figures: Metrics by row of the table.
-        **others: Further fields of `Results`.
-    """
-    from dxn.core.results import Results, flat  # a prediction has none
-
-    return Results(
-        split=split,
-        task=task.name,
-        monitored=task.metric.monitored,
-        higher_is_better=task.metric.higher_is_better,
-        metrics=flat(split, {row: defined(values) for row, values in figures.items()}),
-        shown=task.metric.shown(dict.fromkeys(chain.from_iterable(figures.values()))),
-        **others,
-    )
-
-
-def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Move every tensor of a batch to `device`, including those in nested dicts and lists."""
-    if device.type == "cpu":
-        return batch  # the loader creates its tensors on the CPU
-    return {name: _moved(value, device) for name, value in batch.items()}
-
-
-def on_device(batches: Iterable[dict[str, Any]], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Move batches to a device, in order.
-
-    An NVIDIA GPU copies the next batch while it computes the current one. So this takes one batch
-    more than it has yielded, before it yields.
-    """
-    if device.type != "cuda":
-        for batch in batches:
-            yield to_device(batch, device)
-        return
-    copies = torch.cuda.Stream(device)
-    # Not in local variables, which would keep the memory of a batch after it is used.
-    waiting: deque[tuple[dict[str, Any], Any]] = deque()
-    for batch in batches:
-        with torch.cuda.stream(copies):
-            waiting.append((to_device(batch, device), copies.record_event()))
-        if len(waiting) > 1:
-            yield _received(*waiting.popleft(), device)
-    while waiting:
-        yield _received(*waiting.popleft(), device)
-
-
-def _received(batch: dict[str, Any], copied: Any, device: torch.device) -> dict[str, Any]:
-    """Return a batch for use in the current stream, after the event of its copy."""
-    stream = torch.cuda.current_stream(device)
-    stream.wait_event(copied)
-    for tensor in tree_leaves(batch):
-        if isinstance(tensor, Tensor) and tensor.is_cuda:
-            tensor.record_stream(stream)  # its memory is not reused before the stream is done
-    return batch
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        # non_blocking: the CPU continues while the GPU copies.
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {name: _moved(item, device) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_moved(item, device) for item in value]
-    return value

@@ -49,7 +49,7 @@ from dxn.tokenize import (
     VideoAdapter,
 )
 from dxn.training import loop
-from dxn.training.predict import to_device
+from dxn.training.device import to_device
 
 D = 16
 DEVICE = torch.device("meta")

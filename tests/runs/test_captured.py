@@ -23,7 +23,7 @@ from dxn.runs.predictor import captured
 from dxn.runs.predictor.captured import REPEATS, Captured, Graph, captured_size
 from dxn.tasks import Classify, Contrastive, Generate, Multilabel, Regress, Tag
 from dxn.tokenize import EmbeddingOptions
-from dxn.training.predict import to_device
+from dxn.training.device import to_device
 
 TARGETS = [1.0, 2.0, 3.0, 4.0]
 # So often the same batch is computed before a graph is trusted.

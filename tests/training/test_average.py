@@ -12,8 +12,10 @@ from helpers.training import fit, make_model, make_samples, make_task
 from dxn.core.tensors import write_tensors
 from dxn.training import checkpoint as checkpoints
 from dxn.training.average import Average
+from dxn.training.device import to_device
 from dxn.training.optim import adamw
-from dxn.training.predict import Predictions, predict, score, to_device
+from dxn.training.predict import Predictions, predict
+from dxn.training.score import score
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,8 @@ from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.tasks import Task
 from dxn.tokenize.base import Tokenizer
-from dxn.training.predict import Predictions, embed, predict, to_device
+from dxn.training.device import to_device
+from dxn.training.predict import Predictions, embed, predict
 
 if TYPE_CHECKING:
     from pandas import DataFrame

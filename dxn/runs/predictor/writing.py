@@ -36,7 +36,7 @@ from dxn.tokenize.text.chat import (
 )
 from dxn.tokenize.text.tokenizer import special_ends
 from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
-from dxn.training.predict import to_device
+from dxn.training.device import to_device
 
 MAX_SEED = 2**63 - 1  # of torch.manual_seed
 MAX_SCALE = 1e6  # of logits: those that are not finite have no most probable token
