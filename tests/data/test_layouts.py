@@ -8,9 +8,9 @@ import pytest
 from dxn.core.errors import UserError
 from dxn.data import rows_of_table, table
 from dxn.data.rows import Origins
-from dxn.data.series.layouts import Long, Wide, chosen_layout, layout_of, rearrange
+from dxn.data.series.layouts import Long, Wide, chosen_layout, layout_of
 from dxn.data.tables.read import Table
-from dxn.tokenize import SeriesAdapter
+from dxn.tokenize import SeriesAdapter, TextAdapter
 
 NAN = float("nan")
 
@@ -158,11 +158,15 @@ def test_a_target_with_several_values_per_series_is_an_error():
         Long("id", "time", "x").apply(long, required=["label"])
 
 
-def test_splits_keep_the_columns_that_all_of_them_have():
-    first = table_of(id=["a", "a"], x=[1, 2], kind=["p", "p"], label=["u", "u"])
-    second = table_of(id=["b", "b"], x=[3, 4], kind=["p", "q"], label=["v", "v"])
-    made = rearrange({"train": first, "test": second}, Long("id", None, "x"), required=["label"])
-    assert [list(part.columns) for part in made.values()] == [["id", "label", "values"]] * 2
+def test_splits_keep_the_columns_that_all_of_them_have(tmp_path):
+    tables = {"train": ["a,1,p,u", "a,2,p,u"], "test": ["b,3,p,v", "b,4,q,v"]}
+    paths = {name: str(tmp_path / f"{name}.csv") for name in tables}
+    for name, lines in tables.items():
+        Path(paths[name]).write_text("\n".join(["id,x,kind,label", *lines]), encoding="utf-8")
+    readers = {"series": SeriesAdapter(8).tokenizer.reader, "text": TextAdapter(8).tokenizer.reader}
+    source = table(**paths, readers=readers, target="label", long=Long("id", None, "x"))
+    assert source.splits.keys() == {"train", "test"}
+    assert [spec.column for spec in source.inputs.values()] == ["values"]
 
 
 # Nodes and options

@@ -11,8 +11,8 @@ stranger's model folder. A new kind of layout needs a subclass of `Layout` and a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from dxn.core.errors import UserError
@@ -22,7 +22,7 @@ from dxn.data.columns.sentences import Sentences
 from dxn.data.series.long import Long, WideColumns
 from dxn.data.series.wide import Wide
 from dxn.data.series.windows import Windows
-from dxn.data.tables.read import Layout, Table
+from dxn.data.tables.read import Layout
 
 LAYOUTS: dict[str, type[Layout]] = {
     "wide": Wide,
@@ -50,29 +50,6 @@ def chosen_layout(wide: WideColumns | None, long: Long) -> Layout | None:
         raise UserError(f"data.wide: {error}") from error
 
 
-def rearrange(
-    tables: Mapping[str, Table],
-    layout: Layout,
-    *,
-    required: Collection[str] = (),
-    notes: list[str] | None = None,
-) -> dict[str, Table]:
-    """Apply a layout to the table of each split, see `Layout.apply`.
-
-    Columns that have several values per series in one split are left out of all splits.
-    """
-    result: dict[str, Table] = {}
-    for name, table in tables.items():
-        # The notes of the first table are enough: the tables have the same columns.
-        result[name] = layout.apply(table, required=required, notes=notes)
-        notes = None
-    common = set.intersection(*(set(table.columns) for table in result.values()))
-    for name, table in result.items():
-        kept = {column: v for column, v in table.columns.items() if column in common}
-        result[name] = replace(table, columns=kept)
-    return result
-
-
 def layout_of(node: Any) -> Layout:
     """Create the layout of a node, see `Layout.node`.
 
@@ -85,7 +62,7 @@ def layout_of(node: Any) -> Layout:
     if kind not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {kind!r}")
     layout: Any = LAYOUTS[kind]
-    names = [each.name for each in fields(layout)]
+    names = [field.name for field in fields(layout)]
     try:
         if names == ["columns"]:
             return layout(value)

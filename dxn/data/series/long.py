@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.tables.read import Layout, Table, as_list
-from dxn.tokenize.series.values import number_of
+from dxn.tokenize.series.values import from_list, number_of
 
 # Columns of the time steps of one series per row: those of each channel, or of the only channel.
 WideColumns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
@@ -74,9 +74,7 @@ class Long(Layout):
 
         Other columns are kept if they have one value per id, such as a label.
         """
-        # Every table has these options, but few are series.
-        from dxn.data.series.clock import parse_times
-        from dxn.data.series.layout_columns import check_unused, series_cell
+        from dxn.data.series.clock import parse_times  # few tables are series
 
         assert self.id is not None
         names = [str(name) for name in as_list(self.values)]
@@ -201,3 +199,37 @@ def _bin_index(time: float, start: float, step: float) -> int:
     # Seconds since year 1 with a fraction are rounded by far more than small numbers.
     rounding = max(ROUNDING, 2 * math.ulp(time) / step)
     return math.floor((time - start) / step + rounding)
+
+
+def check_unused(columns: Collection[str], name: str, table: Table) -> None:
+    """Check that a layout can add a column.
+
+    Raises:
+        UserError: If the table has another column of this name.
+    """
+    if name in columns:
+        raise UserError(
+            f"{table.name}: has a column {name!r}, which is the name of the series that are made "
+            "of the other columns; rename the column"
+        )
+
+
+def series_cell(steps: Sequence[Any]) -> np.ndarray | list | None:
+    """Return the cell of a series.
+
+    Args:
+        steps: Cells of the T time steps, or lists of the cells of C channels; None where a value is
+            missing.
+
+    Returns:
+        An array (T,) or (T, C), float64, with NaN for missing values. None if all of them are
+        missing. A list if a cell is not a number, so that it is reported as a bad cell of this row.
+    """
+    cells = chain.from_iterable(s if isinstance(s, list | tuple) else [s] for s in steps)
+    has_texts = any(isinstance(cell, str) for cell in cells)
+    try:
+        # NumPy would read the text "1_000" as a number.
+        values = from_list(list(steps)) if has_texts else np.array(steps, dtype=np.float64)
+    except (TypeError, ValueError):
+        return list(steps)
+    return None if np.isnan(values).all() else values

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import fnmatch
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, similar
 from dxn.data.rows import VALUES, as_column
-from dxn.data.series.layout_columns import check_unused, matching_columns, series_cell
-from dxn.data.series.long import WideColumns
+from dxn.data.series.long import WideColumns, check_unused, series_cell
 from dxn.data.tables.read import Layout, Table, as_list
+
+WILDCARDS = "*?["
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Wide(Layout):
         is_joint = isinstance(self.columns, Mapping)
         groups = self.columns if isinstance(self.columns, Mapping) else {VALUES: self.columns}
         names = {
-            channel: matching_columns(table, columns, f"{key}wide", excluded=required)
+            channel: _matching_columns(table, columns, f"{key}wide", excluded=required)
             for channel, columns in groups.items()
         }
         lengths = {channel: len(columns) for channel, columns in names.items()}
@@ -76,3 +79,46 @@ class Wide(Layout):
             )
         columns[VALUES] = as_column(cells)
         return Table(columns, table.origins, table.notes, table.path)
+
+
+def _matching_columns(
+    table: Table, columns: str | Sequence[str], key: str, *, excluded: Collection[str] = ()
+) -> list[str]:
+    """Return the columns of a table that names and patterns select.
+
+    Columns of a pattern that differ only in numbers are sorted by these numbers, so t_2 comes
+    before t_10. Other columns of a pattern have the order of the table.
+
+    Args:
+        table: The table.
+        columns: A name or a pattern with the wildcards * and ?, or a list of them.
+        key: Option that contains them, for error messages.
+        excluded: Columns that a pattern never selects.
+
+    Raises:
+        UserError: If a name or a pattern matches no column.
+    """
+    selected: dict[str, None] = {}
+    for name in as_list(columns):
+        if name in table.columns or not any(character in name for character in WILDCARDS):
+            table.column(name, key)
+            selected[name] = None
+            continue
+        matches = [c for c in table.columns if fnmatch.fnmatchcase(c, name) and c not in excluded]
+        if not matches:
+            close = similar(name.strip(WILDCARDS), list(table.columns))
+            hint = f"; did you mean {close!r}?" if close else ""
+            raise UserError(
+                f"{key}: no column of {table.name} matches {name!r}; its columns are "
+                f"{', '.join(table.columns)}{hint}"
+            )
+        selected |= dict.fromkeys(_in_order(matches))
+    return list(selected)
+
+
+def _in_order(names: Sequence[str]) -> list[str]:
+    numbers = [tuple(map(int, re.findall(r"\d+", name))) for name in names]
+    texts = {re.sub(r"\d+", "#", name) for name in names}
+    if len(texts) > 1:
+        return list(names)
+    return [name for _, name in sorted(zip(numbers, names, strict=True))]

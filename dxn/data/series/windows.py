@@ -13,7 +13,7 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.clock import Clock
-from dxn.data.series.layout_columns import check_unused
+from dxn.data.series.long import check_unused
 from dxn.data.series.steps import MAX_VALUES, OneHot, Series, group_rows, read_series
 from dxn.data.tables.read import Layout, Table
 from dxn.tokenize.cells.numbers import NumberFormat

@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
+from dxn.data.columns.chats import Chats, find_chats
 from dxn.data.columns.choose import (
     USUAL_TARGETS,
     candidate_targets,
@@ -21,8 +22,8 @@ from dxn.data.columns.choose import (
 )
 from dxn.data.columns.infer import Readers
 from dxn.data.columns.mapping import map_columns
-from dxn.data.columns.object_rows import OBJECTS, find_object_rows
-from dxn.data.columns.sentences import SENTENCE, find_sentences
+from dxn.data.columns.object_rows import OBJECTS, ObjectRows, find_object_rows
+from dxn.data.columns.sentences import find_sentences
 from dxn.data.columns.useless import names_new_groups
 from dxn.data.formats import CONFINE, SHARD, SPLIT_NAMES, SPLITS, TABLES, table_format
 from dxn.data.rows import AUTO, InputSpec, OnBad, Rows, Source
@@ -37,11 +38,8 @@ from dxn.data.splits.split import (
     usual_split_column,
 )
 from dxn.data.splits.unlabeled import add_missing_targets
-from dxn.data.tables.read import Table, as_list, column_name, concatenate, read_table
+from dxn.data.tables.read import Layout, Table, as_list, column_name, concatenate, read_table
 from dxn.data.tables.squad import are_parts, with_positions
-
-if TYPE_CHECKING:
-    from dxn.data.series.layouts import Layout
 
 JOINED = " + "  # separator of the column names in `Source.target`
 
@@ -206,36 +204,30 @@ def from_tables(
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     notes = list(whole.notes)
+    words = next((name for name, reader in readers.items() if reader.words), "")
+    if columns.get(words) and chat == AUTO:
+        chat = None  # the user chose the texts
     inputs = [str(name) for option in columns.values() for name in as_list(option)]
-    if chat is not None and layout is None:
-        from dxn.data.columns.chats import find_chats
-
-        words = next((name for name, reader in readers.items() if reader.words), "")
-        if not (columns.get(words) and chat == AUTO):
-            layout = find_chats(whole, chat)
-        if layout is not None:
-            columns = _beside_chats(layout.column, words, columns, readers)
-    if objects is not None and layout is None:
-        layout = find_object_rows(whole, objects, inputs=inputs, targets=targets)
+    if layout is None and chat is not None:
+        layout = find_chats(whole, chat)
+    if layout is None and objects is not None:
+        rows = find_object_rows(whole, objects, inputs=inputs, targets=targets)
         # A table of objects can also be used otherwise, for example to predict a size.
-        if layout is not None and target is not None and as_list(target) != [layout.label]:
-            layout = None
-        if layout is not None:
-            target = OBJECTS
-    if layout is None and (sentence is not None or any(map(SENTENCE.fullmatch, whole.columns))):
-        layout = find_sentences(whole, sentence, inputs=inputs, targets=targets)
-    elif layout is not None and sentence is not None:
+        layout = rows if target is None or rows is None or targets == [rows.label] else None
+    if layout is not None and sentence is not None:
         raise UserError(
             f"data.sentence: cannot be combined with data.{layout.kind}; remove one of them"
         )
+    layout = layout or find_sentences(whole, sentence, inputs=inputs, targets=targets)
+    if isinstance(layout, Chats):
+        columns = _beside_chats(layout.column, words, columns, readers)
+    if isinstance(layout, ObjectRows):
+        target = OBJECTS
     if layout is not None:
         named = [target, exclude, split, group, list(holdout or ()), *columns.values()]
         required = {str(name) for option in named for name in as_list(option)}
-        from dxn.data.columns.chats import Chats
-        from dxn.data.series.layouts import rearrange
-
         before = whole.columns
-        tables = rearrange(tables, layout, required=required, notes=notes)
+        tables = _rearranged(tables, layout, required, notes)
         whole = concatenate(list(tables.values()))
         if isinstance(layout, Chats):
             files = [name for name in whole.columns if name not in (*before, layout.column)]
@@ -370,6 +362,24 @@ def rows_of_table(
     return replace(rows, ids=ids)
 
 
+def _rearranged(
+    tables: Mapping[str, Table], layout: Layout, required: Collection[str], notes: list[str]
+) -> dict[str, Table]:
+    """Apply a layout to the table of each split, see `Layout.apply`.
+
+    Columns that have several values per series in one split are left out of all splits.
+    """
+    result: dict[str, Table] = {}
+    for name, table in tables.items():
+        # The notes of the first table are enough: the tables have the same columns.
+        result[name] = layout.apply(table, required=required, notes=None if result else notes)
+    common = set.intersection(*(set(table.columns) for table in result.values()))
+    for name, table in result.items():
+        columns = {column: cells for column, cells in table.columns.items() if column in common}
+        result[name] = replace(table, columns=columns)
+    return result
+
+
 def _read(path: Path, **options: Any) -> Table:
     """Read a table, see `read_table`, or the rows of a tar file."""
     if path.name.lower().endswith(SHARD):
@@ -412,11 +422,11 @@ def _with_files(
 
 def _new_groups(table: Table, rows_of: Mapping[str, np.ndarray]) -> list[str]:
     """Return the columns that name groups of rows, of which the test split has only new ones."""
-    found: list[str] = []
+    groups: list[str] = []
     for name, column in table.columns.items():
         if names_new_groups(column.take(rows_of["train"]), column.take(rows_of["test"])):
-            found.append(name)
-    return found
+            groups.append(name)
+    return groups
 
 
 def paths_by_split(
@@ -460,9 +470,9 @@ def paths_by_split(
     from dxn.data.files import OutsidePath
 
     for file in chain.from_iterable(by_split.values()):
-        found = confined(file, paths[0], confine)
-        if isinstance(found, OutsidePath):
-            raise UserError(f"{file}: {found.reason}")
+        path_inside = confined(file, paths[0], confine)
+        if isinstance(path_inside, OutsidePath):
+            raise UserError(f"{file}: {path_inside.reason}")
     return by_split
 
 
