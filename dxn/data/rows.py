@@ -116,8 +116,9 @@ class Column(Sequence[Any]):
         values: Any = self.values
         return self.is_arrow and self.decode is None and str(values.type) == "large_string"
 
-    def take(self, rows: np.ndarray) -> Column:
-        """Return the column of these rows, int64, without copying any cell."""
+    def take(self, indices: Sequence[int] | np.ndarray) -> Column:
+        """Return the column of the rows at these indices, without copying any cell."""
+        rows = np.asarray(indices, np.int64)
         chosen = rows if self.rows is None else self.rows[rows]
         return Column(self.values, chosen, self.decode, self.files)
 
@@ -246,8 +247,9 @@ class Origins(Sequence[str]):
         """Return the file of a row."""
         return self.files[self.file_of[index]]
 
-    def take(self, rows: np.ndarray) -> Origins:
-        """Return the origins of these rows, int64."""
+    def take(self, indices: Sequence[int] | np.ndarray) -> Origins:
+        """Return the origins of the rows at these indices."""
+        rows = np.asarray(indices, np.int64)
         return Origins(self.files, self.lines[rows], self.file_of[rows])
 
 
@@ -296,11 +298,6 @@ class Rows:
             ids={name: column.take(rows) for name, column in self.ids.items()},
             groups=None if self.groups is None else self.groups.take(rows),
         )
-
-
-def spaced(count: int) -> np.ndarray:
-    """Return the numbers of all rows, int64, or of FIT_ROWS of them that are evenly spaced."""
-    return np.array(spaced_rows(count, FIT_ROWS), np.int64)
 
 
 @dataclass(frozen=True)
@@ -357,7 +354,7 @@ class Source:
     @cached_property
     def sample(self) -> list[Rows]:
         """All rows by split, or FIT_ROWS of them that are evenly spaced."""
-        chosen = spaced(sum(map(len, self.splits.values())))
+        chosen = np.array(spaced_rows(sum(map(len, self.splits.values())), FIT_ROWS), np.int64)
         sample: list[Rows] = []
         start = 0
         for rows in self.splits.values():

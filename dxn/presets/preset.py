@@ -18,9 +18,9 @@ import torch
 
 from dxn.config.instantiate import build, completed
 from dxn.config.values import assign, lookup, overriding
-from dxn.core.randomness import evenly_spaced
+from dxn.core.randomness import evenly_spaced, spaced_rows
 from dxn.core.tokens import Span, Tokens
-from dxn.data.rows import FIT_ROWS, TARGET, Source, spaced
+from dxn.data.rows import FIT_ROWS, TARGET, Source
 from dxn.presets.advice import MUON, Advice, Facts
 from dxn.presets.audio import advise_audio
 from dxn.presets.image import advise_images
@@ -172,7 +172,7 @@ def _all_advice(
         if len(train) < MANY_WINDOWS:
             return
     num_files = sum(not readers[key].tabular for key in nodes.values())
-    sample = train.take(spaced(len(train))) if len(train) > FIT_ROWS else train
+    sample = train.take(spaced_rows(len(train), FIT_ROWS)) if len(train) > FIT_ROWS else train
     object_size = None
     if task.answer_kind is AnswerKind.OBJECTS:
         object_size = task.object_size(sample.cells.get(TARGET, ()))

@@ -20,7 +20,7 @@ from dxn.data.inspect.quality import (
 )
 from dxn.data.raws import CacheBudget, memory_lines, present_values
 from dxn.data.reading import open_rows
-from dxn.data.rows import FIT_ROWS, spaced
+from dxn.data.rows import FIT_ROWS
 from dxn.data.tables.read import as_list
 from dxn.runs.build import load_fitted, save_fitted
 from dxn.runs.plan import FOLDER
@@ -127,7 +127,7 @@ def fit_adapters(
     """
     raws_of, present = train.raws, train.present
     if len(train) > FIT_ROWS:
-        rows = spaced(len(train))
+        rows = spaced_rows(len(train), FIT_ROWS)
         raws_of = {name: column.take(rows) for name, column in train.raws.items()}
         present = {name: mask[rows] for name, mask in present.items()}
         texts = list(evenly_spaced(texts, FIT_ROWS))

@@ -11,8 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.core.tokens import RESERVED
@@ -20,6 +18,7 @@ from dxn.data.columns.infer import Readers, infer_columns
 from dxn.data.formats import CONFINE
 from dxn.data.rows import (
     CHUNK_ROWS,
+    FIT_ROWS,
     TARGET,
     VALUES,
     Column,
@@ -27,7 +26,6 @@ from dxn.data.rows import (
     Rows,
     as_column,
     join_columns,
-    spaced,
 )
 from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, kind_of
@@ -229,14 +227,14 @@ def _input_cells(table: Table, column: str, reader: Reader, confine: str | None)
 def _target_cells(table: Table, column: str, confine: str | None) -> Column:
     """Return the cells of a target column, with the folder of the table if they name its files."""
     values = table.columns[column]
-    inspected = np.array(spaced_rows(len(values), MAX_TARGET_FILES), np.int64)
+    inspected = spaced_rows(len(values), MAX_TARGET_FILES)
     texts = values.take(inspected)
     num_present = sum(text is not None for text in texts)
     if 2 * sum(map(is_file_name, texts)) <= num_present:
         return values
     folders = [file.parent for file in table.origins.files]
     places = [folders[i] for i in table.origins.file_of.tolist()]
-    pairs = zip(texts, inspected.tolist(), strict=True)
+    pairs = zip(texts, inspected, strict=True)
     if not any(isinstance(v, str) and (places[i] / v).is_file() for v, i in pairs):
         return values  # such as the names of web sites
     located = [
@@ -266,8 +264,8 @@ def _located(value: str, folder: Path, confine: str | None) -> Any:
 def _check_urls(table: Table, column: str) -> None:
     """Check that most of the files of a column are local. A single URL is a bad cell."""
     values = table.columns[column]
-    rows = spaced(len(values))
-    inspected = zip(rows.tolist(), values.take(rows), strict=True)
+    rows = spaced_rows(len(values), FIT_ROWS)
+    inspected = zip(rows, values.take(rows), strict=True)
     urls = [i for i, value in inspected if isinstance(value, str) and URL.match(value)]
     if len(urls) > len(rows) / 2:
         raise UserError(

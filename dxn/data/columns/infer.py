@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from dxn.core.display import track
+from dxn.core.randomness import spaced_rows
 from dxn.data.columns.useless import determines, why_useless
-from dxn.data.rows import FIT_ROWS, spaced
+from dxn.data.rows import FIT_ROWS
 from dxn.data.tables.read import Table
 from dxn.tasks.infer import are_identifiers, kind_of
 from dxn.tokenize.base import Reader
@@ -38,7 +39,7 @@ def infer_columns(
         notes: Sentences about unused columns are appended to this list.
     """
     if len(table) > FIT_ROWS:
-        table = table.take(spaced(len(table)))
+        table = table.take(spaced_rows(len(table), FIT_ROWS))
     named = {modality: set(names) for modality, names in by_modality.items()}
     unused: dict[str, str] = {}  # reasons by column
     identifiers: dict[str, str] = {}  # modalities by column

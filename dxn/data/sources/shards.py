@@ -139,7 +139,7 @@ class Shards:
                     kept = np.flatnonzero(drawn < limit)
                     table, drawn = table.take(kept), drawn[kept]
             if table is not None:
-                tables.append(table.take(np.array(spaced_rows(len(table), quota), np.int64)))
+                tables.append(table.take(spaced_rows(len(table), quota)))
         if not tables:
             raise UserError(
                 f"{self.names[chosen[0]]}: there are no rows in {count(len(chosen), 'file')} of "
@@ -149,7 +149,7 @@ class Shards:
         if not is_exact:
             total = round(total / len(chosen) * len(self))
         table = concatenate(tables)
-        table = table.take(np.array(spaced_rows(len(table), num_rows), np.int64))
+        table = table.take(spaced_rows(len(table), num_rows))
         return Sample(table, total, is_exact, len(chosen))
 
     def row_numbers(self, origins: Origins) -> np.ndarray:

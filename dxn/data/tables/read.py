@@ -66,8 +66,9 @@ class Table:
         path = self.path or next(iter(self.origins.files), None)
         return "the table" if path is None else path.name
 
-    def take(self, rows: np.ndarray) -> Table:
-        """Return a table of these rows, int64, without copying any cell."""
+    def take(self, indices: Sequence[int] | np.ndarray) -> Table:
+        """Return a table of the rows at these indices, without copying any cell."""
+        rows = np.asarray(indices, np.int64)
         columns = {name: column.take(rows) for name, column in self.columns.items()}
         return Table(columns, self.origins.take(rows), self.notes, self.path)
 
