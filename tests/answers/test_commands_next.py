@@ -90,10 +90,11 @@ def test_after_a_training_on_a_folder_of_pictures(capsys):
     assert len(Path("answers.csv").read_text().splitlines()) == 25
 
 
-def test_after_a_training_on_an_archive_which_other_commands_do_not_read(capsys):
+def test_after_a_training_on_an_archive_of_pictures(capsys):
     options = write_pictures()
     shutil.make_archive("pictures", "zip", "my pictures")
-    assert follow(capsys, "train", "pictures.zip", *options, *QUICK) == ["evaluate"]
+    verbs = follow(capsys, "train", "pictures.zip", *options, *QUICK)
+    assert verbs == ["attend", "evaluate", "predict"]
 
 
 # Options of the table, the text of its rows, and the verbs of the next commands.

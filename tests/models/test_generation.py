@@ -17,9 +17,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dxn.core.tokens import Tokens
-from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder, backbone
-from dxn.models.decoding import cross_attention, generation, language_model
+from dxn.models import (
+    Decoder,
+    KVCache,
+    LanguageModel,
+    Memory,
+    RecurrentDecoder,
+    backbone,
+    cross_attention,
+)
 from dxn.models.decoding import decoder as decoder_module
+from dxn.models.decoding import generation, language_model
 from dxn.models.decoding.generation import Generation, beam_search, capture, generate
 from dxn.models.decoding.guidance import Guided
 from dxn.models.decoding.parallel import NOISE, Filling, num_masked

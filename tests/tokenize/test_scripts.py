@@ -2,9 +2,8 @@
 
 import pytest
 
-from dxn.export.programs import text_codes
 from dxn.tokenize import train_tokenizer
-from dxn.tokenize.text.scripts import RANGES, count_words
+from dxn.tokenize.text.scripts import count_words
 from dxn.tokenize.text.vocabulary import load_tokenizer
 
 
@@ -28,7 +27,3 @@ def test_a_word_of_a_script_without_spaces_is_one_character(raw, words, tmp_path
     assert tokenizer.decode(encoded.ids) == raw.replace("tea", " tea ")
     tokenizer.save(str(tmp_path / "tokenizer.json"))  # an untrusted source could be hostile
     assert load_tokenizer(tmp_path / "tokenizer.json").encode(raw).tokens == words
-
-
-def test_an_exported_model_knows_the_same_scripts():
-    assert text_codes.UNSPACED == RANGES
