@@ -228,9 +228,11 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
         for changed in (key, *DERIVED.get(key, ())):
             assign(values, changed, expand_home(value))
     # Unknown keys first: with them, the types below could not be checked.
-    request.stop_on_problems()
+    if request.problems:
+        raise request.error()
     values = with_defaults(Train, values, request)
-    request.stop_on_problems()
+    if request.problems:
+        raise request.error()
     return replace(
         saved,
         values=values,

@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -63,7 +63,8 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
     values = _resolved(composed, command, request)
     if values != composed:
         with_defaults(command, values, request)  # checks the types of the resolved values
-    request.stop_on_problems()
+    if request.problems:
+        raise request.error()
     chosen = {o.key_or_group for o in (*request.groups, *request.values)} | {*request.literal}
     chosen |= request.experiment  # what an experiment sets counts as chosen by the user
     return Settings(
@@ -248,7 +249,7 @@ def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
         values: Any = OmegaConf.to_container(composed, resolve=False)
     except (HydraException, OmegaConfBaseException) as error:
         # The messages have several lines, but a line of the problems is one problem.
-        _stop(request, " ".join(str(error).split()))
+        raise request.error(" ".join(str(error).split())) from error
     # Files of generated data also set options of a training, which other commands do not have.
     if "trainer" not in command.options().groups:
         values = {n: value for n, value in values.items() if n in command.options().parameters}
@@ -287,13 +288,19 @@ def _resolved(values: dict[str, Any], command: type[Command], request: Request) 
     missing = [n for n, p in parameters.items() if p.required and n not in values]
     text = str(values)
     if ENVIRONMENT in text:
-        _stop_on_environment(values, request)
+        texts = {key: str(lookup(values, key)[1]) for key in leaves(values)}
+        secret = [key for key in texts if ENVIRONMENT in texts[key] and key != STORAGE]
+        sentence = "because options are saved and shown, and a variable can be a secret"
+        if secret:
+            raise request.error(
+                *(f"{k}: cannot be {texts[k]}, {sentence}; write the value itself" for k in secret)
+            )
     try:
         # The search for missing values resolves all interpolations, so it is skipped if possible.
         if "???" in text:
             missing += sorted(OmegaConf.missing_keys(OmegaConf.create(values)))
         if missing:
-            _stop(request, "\n".join(f"{key}: needs a value, {key}=..." for key in missing))
+            raise request.error(*(f"{key}: needs a value, {key}=..." for key in missing))
         resolved: Any = dict(values)
         if "${" in text:
             resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
@@ -301,7 +308,7 @@ def _resolved(values: dict[str, Any], command: type[Command], request: Request) 
         # OmegaConf puts the key in the lines after the message.
         message, _, details = str(error).partition("\n")
         key = re.search(r"full_key: (\S+)", details)
-        _stop(request, f"{key[1]}: {message}" if key else message)
+        raise request.error(f"{key[1]}: {message}" if key else message) from error
     if HOME in str(resolved):
         resolved = expand_home(resolved)
     # After resolving, so that ${...} in a text is not an interpolation.
@@ -312,32 +319,11 @@ def _resolved(values: dict[str, Any], command: type[Command], request: Request) 
     return resolved
 
 
-def _stop_on_environment(values: Mapping[str, Any], request: Request) -> None:
-    """Stop if options that are saved contain the text of an environment variable."""
-    texts = {key: str(lookup(values, key)[1]) for key in leaves(values)}
-    if wrong := [key for key, text in texts.items() if ENVIRONMENT in text and key != STORAGE]:
-        _stop(
-            request,
-            *(
-                f"{key}: cannot be {texts[key]}, because options are saved and shown, and a "
-                "variable can be a secret; write the value itself"
-                for key in wrong
-            ),
-        )
-
-
 def _exists(path: str) -> bool:
     try:
         return Path(path).exists()
     except OSError:  # a text is longer than a path can be
         return False
-
-
-def _stop(request: Request, *problems: str) -> NoReturn:
-    """Raise UserError with all problems so far, and further ones."""
-    request.problems += [line for text in problems for line in text.splitlines()]
-    request.stop_on_problems()
-    raise AssertionError("there is no problem")
 
 
 def _advice(key: str, command: type[Command], values: Mapping[str, Any], request: Request) -> str:

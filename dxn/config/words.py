@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,11 +58,11 @@ class Request:
     problems: list[str] = field(default_factory=list)
     trust_all: tuple[str, ...] = ()
 
-    def stop_on_problems(self) -> None:
-        """Raise UserError with all problems, if there are any."""
+    def error(self, *problems: str) -> UserError:
+        """Return the error with all problems so far, and further ones."""
+        lines = [line for text in (*self.problems, *problems) for line in text.splitlines()]
         # Several steps can find the same problem, so duplicates are removed.
-        if self.problems:
-            raise UserError("\n".join(dict.fromkeys(self.problems)))
+        return UserError("\n".join(dict.fromkeys(lines)))
 
 
 def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) -> Request:
@@ -140,18 +139,13 @@ def refuse_repeated(words: Sequence[str]) -> None:
         if not equals or is_path(word) or key == "conf_dir":  # there can be several folders
             continue
         if key in by_key:
-            raise UserError(repeated(key, by_key[key], word))
+            # A shell replaces train-{000..099}.tar outside of quotes by a word for each number.
+            hint = f"put a range such as {{000..099}} in quotes: '{key}=...'"
+            raise UserError(
+                f"{key}: must be one value, got {by_key[key]} and {word}; "
+                f"{hint if key in FILES else 'leave one of them out'}"
+            )
         by_key[key] = word
-
-
-def repeated(key: str, word: str, other: str) -> str:
-    """Return the sentence about an option that occurs twice on a command line."""
-    # A shell replaces train-{000..099}.tar outside of quotes by a word for each of the numbers.
-    hint = f"put a range such as {{000..099}} in quotes: '{key}=...'"
-    return (
-        f"{key}: must be one value, got {word} and {other}; "
-        f"{hint if key in FILES else 'leave one of them out'}"
-    )
 
 
 def alternatives(word: str) -> list[str]:
@@ -211,10 +205,6 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
             f"{paths[1]}: dxn {verb} takes one path, got {len(paths)}; put a pattern in quotes, "
             "such as 'photos/*.jpg', or pass their folder"
         )
-    for word, other in pairwise(words):
-        name = word.partition("=")[0]
-        if name in FILES and other.partition("=")[0] == name and word != other:
-            raise UserError(repeated(name, word, other))
     lines = [f"{key}={path}" for path in paths]
     if len(paths) > 1:
         # In quotes, because commas and brackets have a meaning in a list.

@@ -241,7 +241,6 @@ def test_the_input_is_never_overwritten(shop, capsys):
         (["predict", "run=model", "Cold soup"], "input.NAME="),
         (["train", "my", "clothes.csv", "target=colour"], "in quotes"),
         (["train", "clothes.csv", "target", "=", "colour"], "without spaces"),
-        (["train", "data=hub", "data.name=a-0.tar", "data.name=a-1.tar"], "in quotes"),
     ],
 )
 def test_missing_quotes_and_surplus_spaces_are_explained(arguments, advice, shop, capsys):
