@@ -10,14 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
-from dxn.commands.model import Compute, FromWeights, Labels, TableInput
+from dxn.commands.model import Compute, FromWeights, TableInput, ZeroShotLabels
 from dxn.commands.options import OUTPUT_FOLDER, Data, InputTable, Run, Seed
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, PREDICTIONS, TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(FromWeights, Data, TableInput, Labels, Compute):
+class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
     """Compute the metrics of a trained model, with all inputs and with subsets of them.
 
     Args:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from dxn.commands.model import FromRun, Labels
+from dxn.commands.model import FromRun, ZeroShotLabels
 from dxn.commands.options import NO_WEIGHTS, OUTPUT_FOLDER, Weights
 from dxn.core.errors import UserError
 from dxn.runs.folder import is_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(FromRun, Labels):
+class Export(FromRun, ZeroShotLabels):
     """Export a trained model to ONNX, torch.export or transformers, which run without dxn.
 
     Args:

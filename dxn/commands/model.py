@@ -199,7 +199,7 @@ class ManyRows(FromRun, TableInput):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Labels(Command):
+class ZeroShotLabels(Command):
     """A command whose model can get class names.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from dxn.commands.model import Compute, FromWeights, Labels, ManyRows
+from dxn.commands.model import Compute, FromWeights, ManyRows, ZeroShotLabels
 from dxn.commands.options import OUTPUT_FILE, Input
 from dxn.core.errors import UserError
 
@@ -19,7 +19,7 @@ MAX_PRINTED = 20  # rows; a file has all of them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predict(FromWeights, ManyRows, Labels, Compute):
+class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
     """Predict for one sample or a table with a trained model.
 
     Args:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dxn.commands.model import Compute, FromWeights, Labels
+from dxn.commands.model import Compute, FromWeights, ZeroShotLabels
 from dxn.serve.options import ServeOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(ServeOptions, FromWeights, Labels, Compute):
+class Serve(ServeOptions, FromWeights, ZeroShotLabels, Compute):
     """Answer requests over HTTP with a trained model, and show a page to try it."""
 
     usage: ClassVar[Sequence[str]] = (

@@ -132,7 +132,7 @@ class EarlyFusion(Recorded, nn.Module):
 
 
 @dataclass(frozen=True)
-class Places:
+class ColumnOrder:
     """The order of the columns of several inputs in one sequence.
 
     Args:
@@ -148,7 +148,7 @@ class Places:
     back: Tensor
 
 
-def place(mask: Tensor, sizes: Sequence[int], marks: Tensor | None) -> Places:
+def place(mask: Tensor, sizes: Sequence[int], marks: Tensor | None) -> ColumnOrder:
     """Return the places of the columns of a text and of other inputs.
 
     In each sample, the first column of `marks` is replaced by the columns of the first input that
@@ -186,7 +186,7 @@ def place(mask: Tensor, sizes: Sequence[int], marks: Tensor | None) -> Places:
         mask = torch.cat([mask[:, :start], kept], 1)
     # Stable, so that the columns of an input, and inputs before the text, keep their order.
     order = keys.masked_fill(~mask, num_columns).argsort(dim=1, stable=True)
-    return Places(order, mask.gather(1, order), order.argsort(dim=1).gather(1, back))
+    return ColumnOrder(order, mask.gather(1, order), order.argsort(dim=1).gather(1, back))
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

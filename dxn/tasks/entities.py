@@ -27,11 +27,11 @@ MARKS = (
     r"!-/:-@\[-^`{-~\u00a1-\u00bf\u0964\u0965\u2010-\u205e\u3001-\u3030\uff01-\uff0f\uff1a-\uff20"
 )
 WORDS = re.compile(r"\S+")
-PARTS = re.compile(rf"{UNSPACED}|(?:(?!{UNSPACED})[^\s{MARKS}])+|\S")
+WORDS_AND_MARKS = re.compile(rf"{UNSPACED}|(?:(?!{UNSPACED})[^\s{MARKS}])+|\S")
 # Keys of an object that describes an entity, as annotation tools write them.
-STARTS = ("start", "start_offset", "start_char", "begin")
-ENDS = ("end", "end_offset", "end_char", "stop")
-LABELS = ("label", "labels", "type", "entity", "tag")
+START_KEYS = ("start", "start_offset", "start_char", "begin")
+END_KEYS = ("end", "end_offset", "end_char", "stop")
+LABEL_KEYS = ("label", "labels", "type", "entity", "tag")
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def split_words(
     """
     if not isinstance(source, str):
         return [str(word) for word in source], []
-    matches = list((PARTS if punctuation else WORDS).finditer(source))
+    matches = list((WORDS_AND_MARKS if punctuation else WORDS).finditer(source))
     return [match.group() for match in matches], [match.span() for match in matches]
 
 
@@ -266,7 +266,10 @@ def tags_of(
 
 def _span(item: Any) -> Span | None:
     if isinstance(item, Mapping):
-        item = [next((item[k] for k in keys if k in item), None) for keys in (STARTS, ENDS, LABELS)]
+        item = [
+            next((item[k] for k in keys if k in item), None)
+            for keys in (START_KEYS, END_KEYS, LABEL_KEYS)
+        ]
     if not isinstance(item, list | tuple) or len(item) != 3:
         return None
     start, end, label = item

@@ -54,7 +54,7 @@ class LabelsState(NamesState):
         return self
 
 
-class Labels(Names):
+class LabelSets(Names):
     """Any number of labels per row: a list, a text such as "red|round", or several columns.
 
     Args:
@@ -208,7 +208,7 @@ class LabelMetric(Metric):
     monitored = "f1_micro"
     row: ClassVar = ("f1_micro", "F1 of the labels")
 
-    def __init__(self, target: Labels, threshold: float):
+    def __init__(self, target: LabelSets, threshold: float):
         self.target = target
         self.threshold = threshold
 
@@ -253,7 +253,7 @@ class LabelMetric(Metric):
 
 
 @dataclass(kw_only=True, eq=False)
-class Multilabel(HeadOptions, Task[Labels]):
+class Multilabel(HeadOptions, Task[LabelSets]):
     """Predict any number of labels for each sample.
 
     Args:
@@ -274,7 +274,7 @@ class Multilabel(HeadOptions, Task[Labels]):
     def __post_init__(self):
         if not self.separator:
             raise UserError("head.separator: must be a text between labels, got an empty text")
-        self.target = Labels(self.separator, balance=self.balance)
+        self.target = LabelSets(self.separator, balance=self.balance)
         self.space = Bernoulli(
             self.target, label_smoothing=self.label_smoothing, threshold=self.threshold
         )

@@ -39,7 +39,7 @@ class NumbersState(Strict):
     unit: str = ""
 
 
-class Numbers(Target):
+class NumberTarget(Target):
     """One number per row, which is standardized with the mean and std of the training split.
 
     Attributes:
@@ -117,7 +117,7 @@ class Number(Space):
 
     kind = AnswerKind.NUMBER
 
-    def __init__(self, numbers: Numbers):
+    def __init__(self, numbers: NumberTarget):
         self.numbers = numbers
 
     def loss(self, output: Tensor, batch: Batch) -> LossSum:
@@ -143,7 +143,7 @@ class ErrorMetric(Metric):
     lower_is_better = ("rmse", "mae", "median_absolute_error")
     row: ClassVar = ("mae", "absolute error")
 
-    def __init__(self, target: Numbers):
+    def __init__(self, target: NumberTarget):
         self.target = target
 
     def rows(self, predictions: Sequence[Tensor], targets: Sequence[float]) -> Tensor:
@@ -185,7 +185,7 @@ class ErrorMetric(Metric):
 
 
 @dataclass(kw_only=True, eq=False)
-class Regress(HeadOptions, Task[Numbers]):
+class Regress(HeadOptions, Task[NumberTarget]):
     """Predict a number for each sample.
 
     Targets are standardized: the head predicts (target - mean) / std, with the mean and the
@@ -195,7 +195,7 @@ class Regress(HeadOptions, Task[Numbers]):
     name = "regress"
 
     def __post_init__(self):
-        self.target = Numbers()
+        self.target = NumberTarget()
         self.space = Number(self.target)
         self.metric = ErrorMetric(self.target)
 

@@ -18,8 +18,8 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.tasks.entities import (
-    PARTS,
     WORDS,
+    WORDS_AND_MARKS,
     Scheme,
     Span,
     are_integers,
@@ -93,7 +93,7 @@ class Tags(Names):
     @property
     def words(self) -> str:
         """Regular expression of a word of a text."""
-        return (PARTS if self.punctuation else WORDS).pattern
+        return (WORDS_AND_MARKS if self.punctuation else WORDS).pattern
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
         """Return a note if the targets are positions, integers, or differ only in case."""

@@ -20,7 +20,7 @@ from dxn.models.blocks import BlockOptions, NormOptions, PositionOptions
 from dxn.models.decoding.decoder import Decoder, KVCache
 from dxn.models.decoding.generation import CHECK_EVERY, generate
 from dxn.models.decoding.language_model import LanguageModel
-from dxn.models.decoding.search import Beams, Choice
+from dxn.models.decoding.search import Beams, SampleSearch
 from dxn.tasks import (
     IGNORED,
     Classify,
@@ -330,7 +330,7 @@ def test_a_generation_for_samples(beams, monkeypatch):
     ).to(DEVICE)
     batch = batch_of(model, names)
     # The results cannot be read on this device.
-    for search in (Choice, Beams):
+    for search in (SampleSearch, Beams):
         monkeypatch.setattr(search, "hypotheses", lambda self, samples: [[] for _ in samples])
     with torch.inference_mode():
         memory = model.eval()(batch).memory
@@ -347,7 +347,7 @@ def test_a_generation_of_a_language_model(monkeypatch):
         return keys, values
 
     monkeypatch.setattr(KVCache, "extend", record)
-    monkeypatch.setattr(Choice, "hypotheses", lambda self, samples: [[] for _ in samples])
+    monkeypatch.setattr(SampleSearch, "hypotheses", lambda self, samples: [[] for _ in samples])
     model = model_of(Language(), ["text"], backbone={"causal": True}).to(DEVICE).eval()
     prompt = torch.zeros(4, 6, dtype=torch.long, device=DEVICE)
     mask = torch.arange(6) < torch.tensor([[6], [2], [1], [4]])

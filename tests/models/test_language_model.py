@@ -10,7 +10,7 @@ from dxn.core.tokens import Span, Tokens, join
 from dxn.models import EarlyFusion, LanguageModel, MultimodalModel, beam_search, generate
 from dxn.models.decoding.generation import Generation
 from dxn.models.decoding.language_model import prefix_of
-from dxn.models.decoding.search import Choice, greedy
+from dxn.models.decoding.search import SampleSearch, greedy
 
 END = 1
 
@@ -231,7 +231,7 @@ def test_samples_that_join_others_continue_as_if_they_were_alone(position, is_st
     def begin(row):
         prompt = torch.tensor([prompts[row]])
         options = {"sampler": greedy, "ends": (), "max_new": counts[row], "device": prompt.device}
-        return Generation(language, memories[row], Choice(1, 1, **options), prompt)
+        return Generation(language, memories[row], SampleSearch(1, 1, **options), prompt)
 
     expected = [begin(row).run()[0].ids for row in range(5)]
     assert [len(ids) for ids in expected] == counts

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dxn.core.errors import UserError
 from dxn.tasks import Span
 from dxn.tasks.span.target import Answers
-from dxn.tasks.span.task import Found, best_spans
+from dxn.tasks.span.task import SpanAnswer, best_spans
 from dxn.tokenize import TextAdapter, TokenizerOptions
 
 examples = settings(max_examples=30, deadline=None)
@@ -40,7 +40,7 @@ def read(cell, text=TEXT, **others):
 
 
 def figures(predicted, true):
-    found = [Found(text, None, None, 1.0) for text in predicted]
+    found = [SpanAnswer(text, None, None, 1.0) for text in predicted]
     return Span().metric.metrics(found, [Answers(tuple(texts)) for texts in true], 0.0)
 
 

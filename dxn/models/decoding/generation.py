@@ -15,9 +15,9 @@ from dxn.models.decoding.decoder import Memory, StepDecoder
 from dxn.models.decoding.rules import Rules, RunningRules
 from dxn.models.decoding.search import (
     Beams,
-    Choice,
     Hypothesis,
     Sampler,
+    SampleSearch,
     greedy,
 )
 
@@ -95,7 +95,7 @@ def generate(
     if count < 1 or max_new < 1:
         raise ValueError(f"count and max_new must be at least 1, got {count} and {max_new}")
     limit = rules.limit(max_new)
-    search = Choice(
+    search = SampleSearch(
         len(prompt),
         count,
         sampler=sampler,
@@ -193,7 +193,7 @@ class Generation:
         self,
         decoder: StepDecoder,
         memory: Memory | None,
-        search: Choice | Beams,
+        search: SampleSearch | Beams,
         prompt: Tensor,
         mask: Tensor | None = None,
         *,
@@ -245,7 +245,7 @@ class Generation:
         self.columns = torch.arange(self.longest, device=self.device)
 
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose the next token of each row. See `Choice.advance`."""
+        """Choose the next token of each row. See `SampleSearch.advance`."""
         chosen, parents = self.search.advance(logits, self.running)
         if self.running is not None:
             self.running.append(chosen, parents)
@@ -348,10 +348,10 @@ class Generation:
     def join(self, other: Generation) -> None:
         """Continue the samples of another generation together with those that are not finished.
 
-        Both have the same decoder, which is a `LanguageModel`, search by `Choice`, and no rules
-        that change logits. The other generation cannot be used any more.
+        Both have the same decoder, which is a `LanguageModel`, search by `SampleSearch`, and have
+        no rules that change logits. The other generation cannot be used any more.
         """
-        assert isinstance(self.search, Choice) and isinstance(other.search, Choice)
+        assert isinstance(self.search, SampleSearch) and isinstance(other.search, SampleSearch)
         assert self.running is None and other.running is None
         self.remove(self.search.finished.tolist())
         for generation in (self, other):
@@ -403,7 +403,7 @@ class Generation:
 
     def new_tokens(self) -> dict[int, list[int]]:
         """Return the tokens since the last call, by the numbers of the rows that have some."""
-        assert isinstance(self.search, Choice)
+        assert isinstance(self.search, SampleSearch)
         width = self.search.width
         new: dict[int, list[int]] = {}
         for sample, rows in zip(self.samples, self.search.new_tokens(), strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens, can_read, join
 from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last, stacked
 from dxn.models.decoding.output_layer import output_layer_of
-from dxn.models.fusion import EarlyFusion, Places, place
+from dxn.models.fusion import ColumnOrder, EarlyFusion, place
 from dxn.models.model import Batch, MultimodalModel
 
 
@@ -213,7 +213,7 @@ class LanguageModel(StepDecoder):
 
     def _states(
         self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[Any]
-    ) -> tuple[Tensor, Tensor, Places | None]:
+    ) -> tuple[Tensor, Tensor, ColumnOrder | None]:
         """Return the output vectors (R, n, D) of the last n columns, and the mask of all columns.
 
         These are the columns of `ids`, or all if the context was shortened or has other inputs

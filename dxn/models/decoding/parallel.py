@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dxn.models.decoding.rules import Rules, RunningRules
-from dxn.models.decoding.search import BatchSampler, Choice, RandomSampler
+from dxn.models.decoding.search import BatchSampler, RandomSampler, SampleSearch
 
 # Scale of the Gumbel noise of the first step, which decreases linearly to 0 in the last one. Its
 # source is the published code of MaskGIT. Without noise, the tokens that are kept first are the
@@ -24,7 +24,7 @@ def num_masked(share: float, length: int) -> int:
     return math.floor(length * math.cos(math.pi / 2 * share))
 
 
-class Filling(Choice):
+class Filling(SampleSearch):
     """Each step chooses all masked tokens, and masks some again (arXiv:2202.04200, section 3.2).
 
     Those with the largest log-probabilities plus Gumbel noise are kept. A row of the generation,
@@ -67,7 +67,7 @@ class Filling(Choice):
     def advance(
         self, logits: Tensor, rules: RunningRules | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Choose the tokens. See `Choice.advance`."""
+        """Choose the tokens. See `SampleSearch.advance`."""
         ids = self.ids[:, 1:]
         logits = logits.float().view(*self.ids.shape, -1)[:, 1:]
         logits.index_fill_(2, self.forbidden, -torch.inf)

@@ -49,7 +49,7 @@ def _divisor(length: int, penalty: float, offset: int) -> float:
     return ((offset + length) / (offset + 1)) ** penalty
 
 
-class Choice:
+class SampleSearch:
     """Each row is continued with the token that a sampler chooses, until an end token.
 
     Args:
@@ -161,7 +161,7 @@ class Choice:
         if isinstance(self.sampler, BatchSampler):
             self.sampler = self.sampler.of(samples.tolist())
 
-    def join(self, other: Choice) -> None:
+    def join(self, other: SampleSearch) -> None:
         """Add the samples of another search, whose end tokens and width are the same."""
         if self.sampler is not other.sampler:
             self.sampler = BatchSampler([*self.samplers, *other.samplers])
@@ -260,7 +260,7 @@ class Beams:
         return self.best_ranks >= self.scores.amax(1) / self.divisors[-1]
 
     def advance(self, logits: Tensor, rules: RunningRules | None = None) -> tuple[Tensor, Tensor]:
-        """Replace the beams by their best continuations. See `Choice.advance`."""
+        """Replace the beams by their best continuations. See `SampleSearch.advance`."""
         k = self.width
         # All beams of a prompt would be equal at first, so there is only one.
         before = len(logits) // len(self.scores)

@@ -22,7 +22,7 @@ from dxn.data.dataset import Samples
 from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import Generation
 from dxn.models.decoding.language_model import LanguageModel, prefix_of
-from dxn.models.decoding.search import BatchSampler, Choice, Sampler, greedy, make_sampler
+from dxn.models.decoding.search import BatchSampler, Sampler, SampleSearch, greedy, make_sampler
 from dxn.models.model import MultimodalModel
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia
@@ -408,7 +408,7 @@ class Writer:
         # The model shortens a longer prompt itself. The other tokens would only be padded.
         longest = self.language.max_len + 1
         starts = [torch.tensor(text.prompt_ids[-longest:] or [self.end]) for text in texts]
-        search = Choice(
+        search = SampleSearch(
             len(texts),
             1,
             sampler=batch_sampler(texts),
@@ -563,7 +563,7 @@ class Writing:
     def _pass_on(self) -> None:
         """Pass on the new tokens, and end texts."""
         generation = self.generation
-        assert generation is not None and isinstance(generation.search, Choice)
+        assert generation is not None and isinstance(generation.search, SampleSearch)
         new = generation.new_tokens()
         finished = generation.search.finished.tolist()
         for i, number in enumerate(generation.samples):

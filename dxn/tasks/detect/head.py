@@ -17,7 +17,7 @@ from dxn.tasks.space import Batch
 from dxn.tokenize.base import Tokenizer
 
 # Parts of a token along each axis, so that there are objects of which several fit into one token.
-PARTS = 2
+PARTS_PER_AXIS = 2
 PRIOR = 0.01  # initial probability of each class: nearly all parts have no object
 MAX_LOG = 4.0  # largest logarithm of the size of a box, as a multiple of the usual size
 # Logits and places of tokens that are padding: no object, and far from all objects.
@@ -60,7 +60,7 @@ class DetectHead(nn.Module):
         self.axes = tokenizer.reader.axes
         self.context = nn.Linear(pooled_dim, dim) if pooled_dim else None
         self.dropout = Dropout(dropout)
-        self.hidden = nn.Linear(dim, PARTS**self.axes * dim)
+        self.hidden = nn.Linear(dim, PARTS_PER_AXIS**self.axes * dim)
         width = num_classes + 2 * self.axes
         self.out = nn.Linear(dim, width)
         nn.init.trunc_normal_(self.out.weight, std=0.01)
@@ -76,14 +76,14 @@ class DetectHead(nn.Module):
         if self.context is not None:
             x = x + self.context(pooled)[:, None]
         x = F.gelu(self.hidden(self.dropout(x)))
-        x = rearrange(x, "b n (p d) -> b (n p) d", p=PARTS**self.axes)
+        x = rearrange(x, "b n (p d) -> b (n p) d", p=PARTS_PER_AXIS**self.axes)
         raw = self.out(x).float()
         logits, shift, size = raw.split([self.num_classes, self.axes, self.axes], -1)
         center, usual = self._places(part, batch)
         center = center + shift * usual
         half = usual * size.clamp(max=MAX_LOG).exp() / 2
         boxes = torch.cat([center - half, center + half], -1)
-        is_padding = ~part.mask.repeat_interleave(PARTS**self.axes, 1)[:, :, None]
+        is_padding = ~part.mask.repeat_interleave(PARTS_PER_AXIS**self.axes, 1)[:, :, None]
         logits = logits.masked_fill(is_padding, NOTHING)
         return torch.cat([logits, boxes.masked_fill(is_padding, OUTSIDE)], -1)
 
@@ -102,7 +102,7 @@ class DetectHead(nn.Module):
         coords = part.spans[-1].coords[..., : 2 * self.axes].nan_to_num()
         origin, scale = origin.tile(2)[:, None], scale.tile(2)[:, None]
         start, stop = ordered((coords - origin) / scale).chunk(2, -1)
-        middles = (torch.arange(PARTS, device=start.device) + 0.5) / PARTS
+        middles = (torch.arange(PARTS_PER_AXIS, device=start.device) + 0.5) / PARTS_PER_AXIS
         # All combinations (P, A) of the middles along each axis, as fractions of a token.
         middles = torch.cartesian_prod(*[middles] * self.axes).reshape(-1, self.axes)
         center = start[:, :, None] + middles * (stop - start)[:, :, None]

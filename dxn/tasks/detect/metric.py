@@ -46,7 +46,7 @@ class Detected:
         return iou
 
 
-class Found(Protocol):
+class ScoredObjects(Protocol):
     """The prediction for one sample: its best outputs, such as `Detected`. Best first."""
 
     @property
@@ -99,7 +99,7 @@ class AveragePrecision(Metric):
     def __init__(self, target: ScoredNames):
         self.target = target
 
-    def rows(self, predictions: Sequence[Found], targets: Sequence[TrueObjects]) -> Tensor:
+    def rows(self, predictions: Sequence[ScoredObjects], targets: Sequence[TrueObjects]) -> Tensor:
         """Return the numbers of right, found and true objects of each row (n, 3).
 
         An object is right if it overlaps a true one of its class by at least 0.5. Found are those
@@ -115,11 +115,11 @@ class AveragePrecision(Metric):
 
     def value(self, sums: Tensor) -> dict[str, Tensor]:
         """Return the F1 of the objects from the results of `rows`."""
-        right, found, true = sums.unbind(-1)
-        return {"f1": f1_scores(right, found, true)}
+        right, num_found, true = sums.unbind(-1)
+        return {"f1": f1_scores(right, num_found, true)}
 
     def weighted(
-        self, predictions: Sequence[Found], targets: Sequence[TrueObjects], counts: Tensor
+        self, predictions: Sequence[ScoredObjects], targets: Sequence[TrueObjects], counts: Tensor
     ) -> dict[str, Tensor]:
         """Return the mean average precision, that at an overlap of 0.5, and that of each class.
 
@@ -158,7 +158,7 @@ class AveragePrecision(Metric):
 
 
 def best_threshold(
-    predictions: Sequence[Found], targets: Sequence[TrueObjects], labels: Sequence[str]
+    predictions: Sequence[ScoredObjects], targets: Sequence[TrueObjects], labels: Sequence[str]
 ) -> float | None:
     """Return the minimum score with which the F1 of the objects of all rows is highest.
 
@@ -168,8 +168,8 @@ def best_threshold(
     right = matched.hits[:, 0].cumsum(0)
     if not len(right):
         return None
-    found = torch.arange(1, len(right) + 1)
-    f1 = f1_scores(right, found, torch.tensor(sum(map(len, targets))))
+    num_found = torch.arange(1, len(right) + 1)
+    f1 = f1_scores(right, num_found, torch.tensor(sum(map(len, targets))))
     # All outputs of the same score are found, or none of them.
     following = torch.cat([matched.scores[1:], torch.zeros(1)])
     is_last = following < matched.scores
@@ -204,7 +204,7 @@ class Matched:
 
 
 def _match(
-    predictions: Sequence[Found], targets: Sequence[TrueObjects], labels: Sequence[str]
+    predictions: Sequence[ScoredObjects], targets: Sequence[TrueObjects], labels: Sequence[str]
 ) -> Matched:
     """Say which outputs find an object that no better output of the same row has found.
 
@@ -216,12 +216,12 @@ def _match(
     index = {name: i for i, name in enumerate(labels)}
     scores, classes = [torch.zeros(0)], [torch.zeros(0, dtype=torch.long)]
     hits = [np.zeros((0, len(THRESHOLDS)), bool)]
-    for found, true in zip(predictions, targets, strict=True):
-        scores.append(found.scores)
-        classes.append(found.classes)
+    for objects, true in zip(predictions, targets, strict=True):
+        scores.append(objects.scores)
+        classes.append(objects.classes)
         expected = torch.tensor([index.get(name, -1) for name in true.labels], dtype=torch.long)
-        hits.append(_right(found, expected, true))
-    sizes = torch.tensor([len(found.scores) for found in predictions], dtype=torch.long)
+        hits.append(_right(objects, expected, true))
+    sizes = torch.tensor([len(objects.scores) for objects in predictions], dtype=torch.long)
     rows = torch.arange(len(sizes)).repeat_interleave(sizes)
     joined = torch.cat(scores)
     order = joined.argsort(descending=True, stable=True)
@@ -229,21 +229,21 @@ def _match(
     return Matched(joined[order], torch.cat(classes)[order], rows[order], is_right[order])
 
 
-def _right(found: Found, expected: Tensor, true: TrueObjects) -> np.ndarray:
+def _right(objects: ScoredObjects, expected: Tensor, true: TrueObjects) -> np.ndarray:
     """Return whether each output of a sample finds an object that no better one has found.
 
     Args:
-        found: The outputs, best first.
+        objects: The outputs, best first.
         expected: (m,). Class of each object.
         true: The objects.
 
     Returns:
         (n, T) bool. For each threshold of the overlap.
     """
-    right = np.zeros((len(found.scores), len(THRESHOLDS)), bool)
+    right = np.zeros((len(objects.scores), len(THRESHOLDS)), bool)
     if not len(right) or not len(expected):
         return right
-    iou = found.iou(true).where(found.classes[:, None] == expected, 0.0).numpy()
+    iou = objects.iou(true).where(objects.classes[:, None] == expected, 0.0).numpy()
     limits = THRESHOLDS.numpy() - EPSILON
     free = np.ones((len(THRESHOLDS), len(expected)), bool)
     for i in np.flatnonzero((iou >= limits[0]).any(1)):
@@ -270,8 +270,8 @@ def _average_precision(hits: Tensor, rows: Tensor, total: Tensor, counts: Tensor
         last = int(used[-1]) + 1
         for part in _parts(len(counts), last):
             weights = counts[part].index_select(1, rows[:last])
-            found = weights.cumsum(1)[:, used]
-            results[part] = _at_recalls(weights[:, used], found, hits[used], total[part])
+            num_found = weights.cumsum(1)[:, used]
+            results[part] = _at_recalls(weights[:, used], num_found, hits[used], total[part])
     return results.masked_fill(total[:, None] <= 0, torch.nan)
 
 
@@ -282,19 +282,19 @@ def _parts(count: int, width: int) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _at_recalls(weights: Tensor, found: Tensor, hits: Tensor, total: Tensor) -> Tensor:
+def _at_recalls(weights: Tensor, num_found: Tensor, hits: Tensor, total: Tensor) -> Tensor:
     """Return the mean precision (R, T) at the recalls.
 
     Args:
         weights: (R, u). How often each output counts, best first.
-        found: (R, u). How many outputs there are up to it.
+        num_found: (R, u). How many outputs there are up to it.
         hits: (u, T) bool. Whether each output is right.
         total: (R,). Number of objects.
     """
     means: list[Tensor] = []
     for own in hits.T:
         right = weights[:, own].cumsum(1)
-        precision = right / found[:, own].clamp(min=EPSILON)
+        precision = right / num_found[:, own].clamp(min=EPSILON)
         # The highest precision at this or any higher recall.
         precision = precision.flip(1).cummax(1).values.flip(1) if precision.numel() else precision
         recall = right / total.clamp(min=EPSILON)[:, None]

@@ -15,7 +15,7 @@ from dxn.tasks.metric import Metric
 
 if TYPE_CHECKING:
     from dxn.tasks.span.target import Answers
-    from dxn.tasks.span.task import Found
+    from dxn.tasks.span.task import SpanAnswer
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -32,7 +32,7 @@ class SpanMetric(Metric):
     monitored = "f1_answer"
     row: ClassVar = ("f1_answer", "F1 of the words")
 
-    def rows(self, predictions: Sequence[Found], targets: Sequence[Answers]) -> Tensor:
+    def rows(self, predictions: Sequence[SpanAnswer], targets: Sequence[Answers]) -> Tensor:
         """Return for all questions, and for those without an answer: exact matches, F1 and 1."""
         rows: list[tuple[float, ...]] = []
         for prediction, target in zip(predictions, targets, strict=True):

@@ -24,7 +24,7 @@ from dxn.tokenize.text.tokenizer import plain_text
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SpanAnswer:
     """The answer of a model.
 
     Args:
@@ -122,7 +122,7 @@ class Span(Task[SpanTarget]):
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
-    ) -> list[Found]:
+    ) -> list[SpanAnswer]:
         """Return the most probable answer of each sample in all of its windows."""
         windows = self.target.windows
         part = batch[windows.context]
@@ -138,20 +138,22 @@ class Span(Task[SpanTarget]):
             first = torch.where(is_better, starts + place.start.cpu(), first)
             last = torch.where(is_better, ends + place.start.cpu(), last)
         none = log_probabilities[:, :, 0].sum(-1).amin(1)
-        found = [Found("", None, None, 1.0)] * batch["#size"]
+        answers = [SpanAnswer("", None, None, 1.0)] * batch["#size"]
         rows = part["rows"].tolist()
         for i, row in enumerate(rows):
             is_none = self.target.is_optional and bool(none[row] >= best[row])
             if is_none or best[row] < PADDING / 2:
-                found[row] = Found("", None, None, float(none[row].exp()))
+                answers[row] = SpanAnswer("", None, None, float(none[row].exp()))
                 continue
             lead = len(windows.lead)
             start = int(coords[i, lead + int(first[row]), 0])
             stop = int(coords[i, lead + int(last[row]), 1])
-            found[row] = trimmed(texts[i], start, stop, float(best[row].exp()))
-        return found
+            answers[row] = trimmed(texts[i], start, stop, float(best[row].exp()))
+        return answers
 
-    def answer(self, prediction: Found, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def answer(
+        self, prediction: SpanAnswer, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Return the answer, its position, its score and, if the text is known, what is around."""
         result: dict[str, Any] = {
             "prediction": prediction.text,
@@ -165,14 +167,14 @@ class Span(Task[SpanTarget]):
         return result | {"excerpt": excerpt(plain_text(source), prediction)}
 
     def table(
-        self, prediction: Found, target: Any = None, inputs: Mapping[str, Any] | None = None
+        self, prediction: SpanAnswer, target: Any = None, inputs: Mapping[str, Any] | None = None
     ) -> list[dict[str, Any]]:
         """Return one row with the right answers, if they are known, and the answer."""
         known = {} if target is None else {"target": str(target)}
         return [known | self.columns(prediction)]
 
     def columns(
-        self, prediction: Found, target: Any = None, inputs: Mapping[str, Any] | None = None
+        self, prediction: SpanAnswer, target: Any = None, inputs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return the answer, its position and its score."""
         return self.answer(prediction)
@@ -197,11 +199,11 @@ class Span(Task[SpanTarget]):
             "end": windows.num_tail,
         }
 
-    def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Found]] | None:
+    def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[SpanAnswer]] | None:
         """Return no answer, if there are questions without an answer."""
         if not self.target.is_optional:
             return None
-        return "always no answer", [Found("", None, None, 1.0)] * len(raws)
+        return "always no answer", [SpanAnswer("", None, None, 1.0)] * len(raws)
 
 
 def best_spans(scores: Tensor, max_len: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -221,20 +223,20 @@ def best_spans(scores: Tensor, max_len: int) -> tuple[Tensor, Tensor, Tensor]:
     return value, first, first + index % max_len
 
 
-def trimmed(text: str, start: int, stop: int, score: float) -> Found:
+def trimmed(text: str, start: int, stop: int, score: float) -> SpanAnswer:
     """Return the answer text[start:stop] without white space at its ends."""
     part = text[start:stop]
     start += len(part) - len(part.lstrip())
     part = part.strip()
-    return Found(part, start, start + len(part), score)
+    return SpanAnswer(part, start, start + len(part), score)
 
 
-def excerpt(text: str, found: Found, width: int = 80) -> list[str]:
+def excerpt(text: str, answer: SpanAnswer, width: int = 80) -> list[str]:
     """Return the text before an answer, the answer, and the text after it, both shortened."""
-    assert found.start is not None and found.stop is not None
-    before, after = text[: found.start], text[found.stop :]
+    assert answer.start is not None and answer.stop is not None
+    before, after = text[: answer.start], text[answer.stop :]
     if len(before) > width:
         before = f"...{before[-width:]}"
     if len(after) > width:
         after = f"{after[:width]}..."
-    return [before, found.text, after]
+    return [before, answer.text, after]

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from dxn.tasks.space import Batch
 
-WINDOW = "window"  # key of the `Place` of a window in the batch of the text
+WINDOW = "window"  # key of the `WindowTokens` of a window in the batch of the text
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WindowTokens:
     """Where the tokens of a window are, for each sample. Tensors (B,).
 
     Args:
@@ -103,7 +103,7 @@ class Windows:
                 }
         return shorter
 
-    def places(self, batch: Batch) -> list[Place]:
+    def places(self, batch: Batch) -> list[WindowTokens]:
         """Return the place of each window in a batch, which has at least one."""
         part = batch[self.context]
         mask = part["mask"]
@@ -116,16 +116,16 @@ class Windows:
         column = zero + len(self.lead) + used + (len(self.middle) if longest else 0)
         # A graph has one window. So has a batch without a long text, whose lengths are not read.
         if torch.compiler.is_exporting() or self._size(part) <= self.room(longest):
-            return [Place(zero, count, column, zero == 0)]
+            return [WindowTokens(zero, count, column, zero == 0)]
         room = self.room(used) + zero
         step = self.step(room)
         rest = (count - room).clamp(min=0)
         last = (rest + step - 1) // step  # number of the last window
-        places: list[Place] = []
+        places: list[WindowTokens] = []
         for number in range(int(last.max()) + 1):
             start = step * last.clamp(max=number)
             size = torch.minimum(count - start, room)
-            places.append(Place(start, size, column, last >= number))
+            places.append(WindowTokens(start, size, column, last >= number))
         return places
 
     def _size(self, part: Batch, limit: int | None = None) -> int:
@@ -137,7 +137,7 @@ class Windows:
         # An evaluation of the text alone has no question.
         return bool(self.question) and self.question in batch
 
-    def _batch(self, batch: Batch, place: Place) -> dict[str, Any]:
+    def _batch(self, batch: Batch, place: WindowTokens) -> dict[str, Any]:
         """Return a batch with a window instead of the text, and without a question in it."""
         part = batch[self.context]
         mask = part["mask"]
