@@ -392,44 +392,13 @@ class Predictor:
         Raises:
             UserError: If the model does not generate text, or cannot use what it gets.
         """
-        from dxn.runs.predictor.writing import Text, Writer, make_samplers
+        from dxn.runs.predictor.generation_inputs import texts_to_write
+        from dxn.runs.predictor.writing import Writer, make_samplers
 
         writer = Writer(self.model, self.task)
-        texts: list[Text] = []
-        if self.task.writes:
-            if system or chat:
-                name, value = ("system", system) if system else ("chat", chat)
-                raise UserError(
-                    f"{name}: this model generates a text for its inputs, got {value}; remove "
-                    "the option"
-                )
-            if not inputs or prompt:
-                names = " or ".join(f"input.{name}=..." for name in self.inputs)
-                got = "a prompt" if prompt else "no input"
-                raise UserError(f"input: this model generates a text for {names}; got {got}")
-            samples, items = self._items(inputs)
-            texts = [Text(item=item, samples=samples) for item in items for _ in range(count)]
-        else:
-            if self.task.is_supervised:
-                raise UserError(
-                    f"this model generates no text (its task is {self.task.name}); use dxn predict"
-                )
-            if writer.obstacle:
-                raise UserError(f"generate: {writer.obstacle}")
-            prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-            samples, items = self._items(inputs, before=self.task.target.last)
-            if len(prompts) != len(items):
-                if 1 not in (len(prompts), len(items)):
-                    raise UserError(
-                        f"input: needs one sample, or one per prompt, got {len(items)} samples and "
-                        f"{len(prompts)} prompts"
-                    )
-                prompts, items = prompts * len(items), items * len(prompts)
-            for each, item in zip(prompts, items, strict=True):
-                for _ in range(count):
-                    text = writer.text_of(each, system=system, chat=chat, sample=item)
-                    text.item, text.samples = item, samples
-                    texts.append(text)
+        texts = texts_to_write(
+            self, writer, prompt=prompt, system=system, chat=chat, inputs=inputs, count=count
+        )
         samplers = make_samplers(
             len(texts),
             temperature=temperature,
@@ -450,9 +419,9 @@ class Predictor:
             UserError: If it does not.
         """
         if name not in self.task.creates:
-            known = ", ".join(self.task.creates) or "none (train one with head=any)"
+            possible = ", ".join(self.task.creates) or "none (train one with head=any)"
             problem = f"{name} cannot be created" if name else "needs the name of an input"
-            raise UserError(f"create: {problem}; the inputs that can be created are {known}")
+            raise UserError(f"create: {problem}; the inputs that can be created are {possible}")
 
     @torch.inference_mode()
     def create(
@@ -491,33 +460,21 @@ class Predictor:
             UserError: If the model does not create this input, was not trained for guidance, or an
                 option is out of range.
         """
-        from dxn.runs.predictor.writing import MAX_SCALE, Text, Writer, make_samplers
+        from dxn.runs.predictor.generation_inputs import values_to_create
+        from dxn.runs.predictor.writing import Writer, make_samplers
 
-        self.check_created(name)
-        if guidance is not None and not 0 <= guidance <= MAX_SCALE:
-            raise UserError(f"guidance: must be from 0 to {MAX_SCALE:g}, got {guidance}")
-        samples, items = self._items(inputs)
-        chosen = [
-            {key: value for key, value in item.items() if key != name}
-            for item in items
-            if item is not None
-            for _ in range(count)
-        ]
-        if samples is None or not all(item.keys() & set(self.inputs) for item in chosen):
-            raise UserError(f"input: needs another input than {name} in each sample")
+        values = values_to_create(self, name, inputs, count=count, guidance=guidance)
         samplers = make_samplers(
-            len(chosen),
+            len(values),
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             seed=seed,
             device=self.device,
         )
-        texts = [
-            Text(item=item, samples=samples, create=name, guidance=guidance, new_sampler=new)
-            for item, new in zip(chosen, samplers, strict=True)
-        ]
-        return Writer(self.model, self.task).write(texts, batch_size=batch_size)
+        for value, new_sampler in zip(values, samplers, strict=True):
+            value.new_sampler = new_sampler
+        return Writer(self.model, self.task).write(values, batch_size=batch_size)
 
     @torch.inference_mode()
     def neighbors(
@@ -541,27 +498,6 @@ class Predictor:
         return nearest_tokens(vocabulary_adapter(self.adapters, input), token, count)
 
     # Samples
-
-    def _items(
-        self, inputs: Values | Sequence[Values] | Samples | None, *, before: str = ""
-    ) -> tuple[Samples | None, list[Mapping[str, Any] | None]]:
-        """Return samples to write a text for, and the item of each of them; None without inputs.
-
-        Args:
-            inputs: One sample, or several.
-            before: Name of the text of a language model, which the prompt starts.
-        """
-        if isinstance(inputs, Samples):
-            return inputs, [inputs[0, i] for i in range(len(inputs))]
-        if not inputs:
-            return None, [None]
-        samples = [inputs] if isinstance(inputs, Mapping) else inputs
-        others = [name for name in self.inputs if name != before]
-        if any(before in sample for sample in samples) or not others:
-            advice = f", or input.{others[0]}=... for what is before it" if others else ""
-            raise UserError(f"input: a language model continues a text; set prompt=...{advice}")
-        opened = self.samples(samples)
-        return opened, [opened[0, i] for i in range(len(opened))]
 
     def samples(self, samples: Sequence[Values]) -> Samples:
         """Read the inputs of samples, for `run`, `vectors` and `tokens_of`.
