@@ -68,9 +68,9 @@ def file_of_cell(text: str, folder: Path) -> str | bytes:
     if name.lower().startswith(FILE_URL):
         name = unquote(urlsplit(name).path)
     for candidate in (text, name, name.replace("\\", "/")):
-        found = _similar(Path(folder, candidate))
-        if found is not None:
-            return str(found)
+        path = _similar(Path(folder, candidate))
+        if path is not None:
+            return str(path)
     return str(Path(folder, text))
 
 

@@ -106,19 +106,19 @@ class Files:
         digests = self.facts["digest"][unique]
         groups = combined([sizes, *digests.T])
         same = np.arange(len(unique))
-        known: dict[Hashable, int] = {}
+        first_of: dict[Hashable, int] = {}  # first file with a content
         for i in np.flatnonzero(_is_repeated(groups) & digests.any(axis=1)).tolist():
             key: Hashable = int(groups[i])
             if sizes[i] > 2 * NUM_BYTES:  # otherwise the ends are the whole file
                 with suppress(OSError):
                     key = (key, _content(self.cells[int(unique[i])]))
-            same[i] = known.setdefault(key, i)
+            same[i] = first_of.setdefault(key, i)
         codes[files] = unique[same][links]
         # Contents, arrays, and paths without a file.
-        known.clear()
+        first_of.clear()
         for i in np.flatnonzero(self.facts["size"] < 0).tolist():
             cell = self.cells[i]
-            codes[i] = -1 if cell is None else known.setdefault(content_key(cell), i)
+            codes[i] = -1 if cell is None else first_of.setdefault(content_key(cell), i)
         return codes
 
     def read_digests(self, files: np.ndarray) -> None:
@@ -180,12 +180,12 @@ def with_files(column: Column) -> Column:
     else:
         # Equal strings and bytes are the same file. Arrays and lists are not hashable, so each of
         # them has its row index as the key.
-        known: dict[Any, int] = {}
+        number_of: dict[Any, int] = {}
         cells: list[Any] = []
         numbers = np.empty(len(column), np.int64)
         for i, cell in enumerate(column):
             key = cell if isinstance(cell, str | bytes | Path | None) else i
-            numbers[i] = known.setdefault(key, len(cells))
+            numbers[i] = number_of.setdefault(key, len(cells))
             if numbers[i] == len(cells):
                 cells.append(cell)
         distinct = as_column(cells)

@@ -177,7 +177,7 @@ def _on_one_clock(
     times: Sequence[tuple[float, float | None]], offset: float | None
 ) -> tuple[list[float], float | None]:
     """Convert times with their offsets from UTC to one clock, and return its offset."""
-    offsets = {own for _, own in times}
+    offsets = {shift for _, shift in times}
     are_mixed = len(offsets) > 1
     are_distinct = len({value for value, _ in times}) == len(set(times))
     if are_mixed and are_distinct and len({value % DAY for value, _ in times}) == 1:
@@ -189,7 +189,7 @@ def _on_one_clock(
         return [value for value, _ in times], None
     # A time on the first or the last day of the calendar must not leave it.
     last = datetime.date.max.toordinal() * DAY - 1.0
-    moved = (value if own is None else value - own + offset for value, own in times)
+    moved = (value if shift is None else value - shift + offset for value, shift in times)
     return [min(max(value, 0.0), last) for value in moved], offset
 
 

@@ -155,20 +155,20 @@ class Problems:
 
     def sentences(self, time: str, num_series: int) -> list[str]:
         """Return a sentence for each kind of problem."""
-        found: list[str] = []
+        remarks: list[str] = []
         if self.unsorted:
             rows = count(self.unsorted, "row")
-            found.append(f"{time}: {rows} not in the order of time; the rows are sorted")
+            remarks.append(f"{time}: {rows} not in the order of time; the rows are sorted")
         if self.repeated:
             rows = count(self.repeated, "row")
-            found.append(f"{time}: {rows} with the time of another row; their mean is used")
+            remarks.append(f"{time}: {rows} with the time of another row; their mean is used")
         if self.gaps:
             steps = count(self.gaps, "time step")
-            found.append(f"{time}: {steps} without a row; these values are missing")
+            remarks.append(f"{time}: {steps} without a row; these values are missing")
         if self.irregular:
             which = "the steps are" if num_series == 1 else f"the steps of {self.irregular} are"
-            found.append(f"{time}: {which} not regular; each row is read as one step")
-        return found
+            remarks.append(f"{time}: {which} not regular; each row is read as one step")
+        return remarks
 
 
 def _make_series(
@@ -263,13 +263,13 @@ def _read_categories(
     cells = table.column(name, key)
     missing = [float("nan")] * len(form)
     parsed = [form.parse(cell) for cell in cells]
-    unknown = [str(cell)[:20] for cell, one in zip(cells, parsed, strict=True) if one is None]
+    unknown = [str(cell)[:20] for cell, row in zip(cells, parsed, strict=True) if row is None]
     if unknown:
         notes.append(
             f"{name}: {count(len(unknown), 'cell')} with a value that the training did not have, "
             f"such as {unknown[0]!r}; these values are missing"
         )
-    rows = [missing if one is None else one for one in parsed]
+    rows = [missing if row is None else row for row in parsed]
     return [list(channel) for channel in zip(*rows, strict=True)]
 
 

@@ -204,7 +204,7 @@ def find_windows(
     series = windows.read(table, clock, key="data.", notes=notes)
     if windows.known:
         # Later rows, of which only the known columns have values, are nothing to learn from.
-        series = [one.until(windows.end(one)) for one in series]
+        series = [sequence.until(windows.end(sequence)) for sequence in series]
     windows = _choose_sizes(windows, series, clock, horizon, context, season, fractions, notes)
     return windows, series
 
@@ -247,9 +247,9 @@ def _choose_columns(
     ]
     if not targets:
         if len(numbers) != 1:
-            found = ", ".join(numbers) or "none"
+            names = ", ".join(numbers) or "none"
             raise UserError(
-                f"data.target: set it to the column to forecast; the columns of numbers are {found}"
+                f"data.target: set it to the column to forecast; the columns of numbers are {names}"
             )
         targets, numbers = numbers, []
     past = numbers if covariates is None else [*dict.fromkeys(map(str, as_list(covariates)))]
@@ -360,13 +360,13 @@ def _parts(
     """Cut the windows of each split."""
     starts: dict[str, list[tuple[Series, Sequence[int]]]] = {}
     short = 0
-    for one in series:
-        bounds = split_bounds(len(one), windows, fractions)
+    for sequence in series:
+        bounds = split_bounds(len(sequence), windows, fractions)
         short += bounds is None
         for name, (begin, end) in (bounds or {}).items():
             chosen = windows.starts(begin, end)
             chosen = chosen[::-stride][::-1] if name in (SPLITS[0], UNDIVIDED) else chosen
-            starts.setdefault(name, []).append((one, chosen))
+            starts.setdefault(name, []).append((sequence, chosen))
     if not starts:
         need = windows.horizon * (1 if fractions is None else len(fractions)) + 1
         raise UserError(
@@ -380,7 +380,7 @@ def _parts(
         total = sum(len(chosen) for _, chosen in starts.get(name, ()))
         every = -(-total // MAX_WINDOWS)
         if every > 1:
-            starts[name] = [(one, chosen[::every]) for one, chosen in starts[name]]
+            starts[name] = [(sequence, chosen[::every]) for sequence, chosen in starts[name]]
             notes.append(f"{name}: one of {every} windows is used, of {total:,}")
     parts = {name: windows.cut(table, listed) for name, listed in starts.items()}
     counts = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())

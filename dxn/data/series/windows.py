@@ -145,19 +145,19 @@ class Windows(Layout):
         clock = None if self.clock is None else Clock.from_node(self.clock)
         series = self.read(table, clock, key=key, notes=[] if notes is None else notes)
         if not with_target:
-            ends = [(one, [self.end(one)]) for one in series]
+            ends = [(sequence, [self.end(sequence)]) for sequence in series]
             if self.known:
-                for one, (end,) in ends:
-                    self._check_future(table, one, end)
+                for sequence, (end,) in ends:
+                    self._check_future(table, sequence, end)
             return self.cut(table, ends, with_target=False)
         shortest = 1 + self.horizon
-        long = [one for one in series if len(one) >= shortest]
+        long = [sequence for sequence in series if len(sequence) >= shortest]
         if not long:
             raise UserError(
                 f"{table.name}: has {max(map(len, series))} time steps, but an evaluation needs a "
                 f"history and {self.horizon} later values; add rows, or use dxn predict"
             )
-        windows = [(one, self.starts(0, len(one))) for one in long]
+        windows = [(sequence, self.starts(0, len(sequence))) for sequence in long]
         return self.cut(table, windows)
 
     def read(

@@ -201,7 +201,7 @@ def _coco_paths(names: Sequence[str], file: Path, root: Path) -> list[Path]:
 
     A file that is not there has the first possible path.
     """
-    folders = [parent / each for parent in (file.parent, root) for each in ("", *PICTURES)]
+    folders = [parent / name for parent in (file.parent, root) for name in ("", *PICTURES)]
     paths: list[Path] = []
     for name in names:
         options = [folder / name for folder in folders]

@@ -87,16 +87,16 @@ def tables_of_splits(folder: Path) -> dict[str, Path]:
         split = SPLIT_NAMES.get(part.name.lower())
         if split is None or not part.is_dir():
             continue
-        found = [table for table in tables_in(part) if is_metadata(table.name)]
-        if not found:
+        metadata = [table for table in tables_in(part) if is_metadata(table.name)]
+        if not metadata:
             without.append(part)
             continue
-        if len(found) > 1 or split in tables:
+        if len(metadata) > 1 or split in tables:
             raise UserError(
                 f"{folder}: there is more than one table of the {split} split; set data.train and "
                 "data.test to the tables"
             )
-        tables[split] = found[0]
+        tables[split] = metadata[0]
     if tables and without:
         table = next(iter(tables.values()))
         raise UserError(

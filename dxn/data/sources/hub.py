@@ -102,14 +102,16 @@ def hub(
         )
     data_files = _data_files(name, {"validation": validation, "test": test})
     builder, splits = load_data_set(name, config, revision, data_files, streaming=streaming)
-    known = {split: SPLIT_NAMES[split.lower()] for split in splits if split.lower() in SPLIT_NAMES}
-    if "train" not in known.values():
+    usual_names = {
+        name: SPLIT_NAMES[name.lower()] for name in splits if name.lower() in SPLIT_NAMES
+    }
+    if "train" not in usual_names.values():
         raise UserError(
             f"data.name: a training split is required, but {name} has only {', '.join(splits)}"
         )
     tables: dict[str, Table] = {}
     samples: dict[str, tuple[Shards, Sample]] = {}
-    for split, usual in known.items():
+    for split, usual in usual_names.items():
         if streaming:
             shards = Shards(splits[split], (builder.config.data_files or {}).get(split, ()))
             samples[usual] = shards, shards.sample(sample_rows, sample_shards)
@@ -147,7 +149,7 @@ def hub(
                     f"{usual}: a sample of {count(size, 'row')} of {about}{sample.num_rows:,}, "
                     f"drawn from {sample.num_shards:,} of {count(len(shards), 'file')}"
                 )
-    if others := [split for split in splits if split not in known]:
+    if others := [split for split in splits if split not in usual_names]:
         notes.append(f"not used: split {', '.join(others)}")
     return replace(source, notes=notes, stream=stream)
 

@@ -178,11 +178,11 @@ def pictures_of_list(file: Path, pictures: Sequence[Path], base: Path) -> list[P
         pictures: Pictures, some of which may be missing.
         base: Folder to which the paths are relative.
     """
-    known = {path.stem for path in pictures} | {path.name for path in pictures}
+    picture_names = {path.stem for path in pictures} | {path.name for path in pictures}
     names: list[Name] = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         text = line.strip()
-        if PurePosixPath(text).name not in known and text.endswith(PRESENCE):
+        if PurePosixPath(text).name not in picture_names and text.endswith(PRESENCE):
             text = text.rsplit(None, 1)[0]
         if text:
             path = PurePosixPath(text)

@@ -79,9 +79,9 @@ def _files(paths: Sequence[str], *, confine: bool) -> list[Path]:
         if not selected:
             raise UserError(f"{path}: the folder contains no .txt file; add one, or set data.path")
         for file in selected if confine and path.is_dir() else ():
-            found = confined(file, path)
-            if isinstance(found, OutsidePath):
-                raise UserError(f"{file}: {found.reason}")
+            path_inside = confined(file, path)
+            if isinstance(path_inside, OutsidePath):
+                raise UserError(f"{file}: {path_inside.reason}")
         files += selected
     return files
 

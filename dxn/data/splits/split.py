@@ -259,10 +259,10 @@ def _hold_out(table: Table, holdout: Mapping[str, Any], notes: list[str]) -> dic
     values = [str(v) for v in table.column(column, "data.holdout")]
     unknown = held_out - set(values)
     if unknown:
-        known = ", ".join(sorted(set(values))[:10])
+        listed = ", ".join(sorted(set(values))[:10])
         raise UserError(
             f"data.holdout.{column}: no row has the value {min(unknown)!r}; the column contains "
-            f"{known}"
+            f"{listed}"
         )
     if held_out >= set(values):
         raise UserError(

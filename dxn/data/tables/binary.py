@@ -58,7 +58,9 @@ def read_parquet(path: Path) -> tuple[dict[str, Column], np.ndarray]:
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = next(iter(str(error).splitlines()), "")  # pyarrow appends a C++ stack trace
         raise UserError(f"{path}: invalid Parquet file ({reason})") from error
-    columns = {name: join_columns(each) if each else Column([]) for name, each in parts.items()}
+    columns = {
+        name: join_columns(batches) if batches else Column([]) for name, batches in parts.items()
+    }
     return columns, np.arange(1, count + 1)
 
 

@@ -86,10 +86,10 @@ class Table:
         if name not in self.columns:
             close = difflib.get_close_matches(name, self.columns, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            known = ", ".join(self.columns)
+            names = ", ".join(self.columns)
             sheets = "".join(f"; {note}" for note in self.notes if note.startswith("sheet of"))
             raise UserError(
-                f"{key}: no column {name!r} in {self.name}; its columns are {known}{hint}{sheets}"
+                f"{key}: no column {name!r} in {self.name}; its columns are {names}{hint}{sheets}"
             )
         return self.columns[name]
 

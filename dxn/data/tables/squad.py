@@ -36,7 +36,7 @@ def are_articles(content: Any) -> bool:
     return (
         isinstance(content, list)
         and bool(content)
-        and all(isinstance(each, dict) for each in content)
+        and all(isinstance(article, dict) for article in content)
         and isinstance(content[0].get(PARAGRAPHS), list)
     )
 
@@ -66,7 +66,7 @@ def rows_of_articles(path: Path, articles: list[dict[str, Any]]) -> list[dict[st
 
 def _is_paragraph(value: Any) -> TypeGuard[dict[str, Any]]:
     questions = value.get(QUESTIONS) if isinstance(value, dict) else None
-    return isinstance(questions, list) and all(isinstance(each, dict) for each in questions)
+    return isinstance(questions, list) and all(isinstance(question, dict) for question in questions)
 
 
 def _row(paragraph: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +105,6 @@ def are_parts(columns: Mapping[str, Column], target: str) -> bool:
     if target.lower() not in ANSWERS or text == target or QUESTION not in names:
         return False
     pairs = zip(columns[target], columns[text], strict=True)
-    known = ((a, t) for a, t in pairs if isinstance(a, str) and isinstance(t, str))
-    tried = [answer in text for answer, text in islice(known, NUM_TRIED)]
+    texts = ((a, t) for a, t in pairs if isinstance(a, str) and isinstance(t, str))
+    tried = [answer in text for answer, text in islice(texts, NUM_TRIED)]
     return bool(tried) and sum(tried) >= MIN_FOUND * len(tried)

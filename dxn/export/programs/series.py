@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.series.values import parse_series, read_csv, to_steps, without_end
+from dxn.tokenize.series.values import parse_series, read_steps, to_steps, without_end
 
 
 def read(value: Any, options: Mapping[str, Any]) -> np.ndarray | None:
@@ -76,7 +76,7 @@ def _parsed(text: str) -> Any:
     if text.lower().endswith(".npy"):
         return np.load(text)
     if text.lower().endswith(".csv"):
-        return read_csv(Path(text).read_bytes())
+        return read_steps(Path(text).read_bytes())
     return parse_series(text)
 
 

@@ -23,7 +23,7 @@ from dxn.tokenize.series.values import (
     check_count,
     from_list,
     parse_series,
-    read_csv,
+    read_steps,
     shortened,
     to_steps,
     without_end,
@@ -194,9 +194,9 @@ def _read_file(path: str) -> Any:
     if size > MAX_BYTES:
         raise BadMedia(f"{size:,} bytes, more than {MAX_BYTES:,}")
     if suffix != ".csv":
-        return _read_parquet(path)
+        return _read_parquet_steps(path)
     try:
-        return read_csv(Path(path).read_bytes())
+        return read_steps(Path(path).read_bytes())
     except OSError as error:
         raise BadMedia(f"not a .csv file of numbers ({error})") from None
 
@@ -208,11 +208,11 @@ def _read_bytes(content: bytes) -> Any:
     if len(content) > MAX_BYTES:
         raise BadMedia(f"{len(content):,} bytes, more than {MAX_BYTES:,}")
     if content.startswith(PARQUET):
-        return _read_parquet(io.BytesIO(content))
-    return read_csv(content, ".npy, .csv or .parquet")
+        return _read_parquet_steps(io.BytesIO(content))
+    return read_steps(content, ".npy, .csv or .parquet")
 
 
-def _read_parquet(path: str | io.BytesIO) -> np.ndarray:
+def _read_parquet_steps(path: str | io.BytesIO) -> np.ndarray:
     import pyarrow.parquet  # it takes time to import, and few data sets need it
 
     rows: list[tuple] = []

@@ -122,7 +122,7 @@ def number_of(value: Any) -> float:
     return number
 
 
-def read_csv(content: bytes, kinds: str = ".csv") -> list[list[str]]:
+def read_steps(content: bytes, kinds: str = ".csv") -> list[list[str]]:
     """Read a .csv file with one row per time step. The first row may contain names.
 
     Args:
