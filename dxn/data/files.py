@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,18 +62,8 @@ class Files:
     def __init__(self, cells: Column):
         self.cells = cells
         self.facts = np.zeros(len(cells), FACTS)
-        self._codes: np.ndarray | None = None
         for part, facts in in_parts(self._status, len(cells), "listing files"):
             self.facts[part] = facts
-
-    def codes(self) -> np.ndarray:
-        """Return a code of each file, int64: files with equal codes have equal content.
-
-        -1: the cell is missing.
-        """
-        if self._codes is None:
-            self._codes = self._compared()
-        return self._codes
 
     def _status(self, part: slice) -> np.ndarray:
         facts = np.zeros(part.stop - part.start, FACTS)
@@ -92,7 +83,12 @@ class Files:
                 facts[i] = (status.st_size, status.st_mtime_ns, *ids, (0, 0))
         return facts
 
-    def _compared(self) -> np.ndarray:
+    @cached_property
+    def codes(self) -> np.ndarray:
+        """A code of each file, int64: files with equal codes have equal content.
+
+        -1: the cell is missing.
+        """
         codes = np.arange(len(self.cells))
         files = np.flatnonzero(self.facts["size"] >= 0)
         ids = combined([self.facts[name][files] for name in ("device", "inode")])

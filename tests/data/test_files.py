@@ -34,7 +34,7 @@ def folder(tmp_path):
 def test_equal_files_have_equal_codes(folder):
     cells = [str(folder / name) for name in ("a", "b", "c", "d", "none", "a")]
     column = with_files(as_column([*cells, None, b"x", b"x"]))
-    codes = column.files.codes()[column.rows]
+    codes = column.files.codes[column.rows]
     a, b, c, d, none, again, missing, x, y = codes.tolist()
     assert a == b == d == again
     assert len({a, c, none, x}) == 4
@@ -46,7 +46,7 @@ def test_a_pipe_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
     column = with_files(as_column([str(tmp_path / name) for name in ("pipe", "empty")]))
-    assert len({*column.files.codes().tolist()}) == 2
+    assert len({*column.files.codes.tolist()}) == 2
 
 
 def test_a_file_of_two_splits_is_listed_once(folder):
@@ -109,7 +109,7 @@ def test_the_usual_way_to_a_file_leads_to_the_same_path(folder):
 def test_a_column_in_memory_needs_no_files():
     pictures = [np.zeros((3, 3), np.uint8), np.zeros((3, 3), np.uint8), np.ones((3, 3), np.uint8)]
     column = with_files(Column(pictures))
-    first, second, third = column.files.codes()[column.rows].tolist()
+    first, second, third = column.files.codes[column.rows].tolist()
     assert first == second != third
     assert column[2] is pictures[2]
     assert with_files(Column([Path("x"), Path("x")])).files.cells == [Path("x")]

@@ -44,7 +44,7 @@ def codes_of(column: Column) -> np.ndarray:
     """Return the code of each cell, int64, -1 where it is missing."""
     values: Any = column.values
     if column.files is not None:
-        return column.files.codes()[column.rows]
+        return column.files.codes[column.rows]
     if column.decode is None and column.is_arrow and str(values.type) in ENCODED:
         if str(values.type) == "double":
             from pyarrow import compute
