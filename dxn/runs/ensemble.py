@@ -108,8 +108,10 @@ def train_ensemble(settings: Settings) -> Trained:
         results = _write_ensemble(settings, folder, size, str(device))
     commands = trained[-1].next_commands if trained else []
     # The commands after the last member are those after the ensemble, with another folder.
-    own, other = f"run={member_folder(folder, size - 1)}", f"run={folder}"
-    renamed = [[other if word == own else word for word in words] for words in commands]
+    member_run, ensemble_run = f"run={member_folder(folder, size - 1)}", f"run={folder}"
+    renamed = [
+        [ensemble_run if word == member_run else word for word in words] for words in commands
+    ]
     return Trained(folder, results, renamed)
 
 
@@ -174,23 +176,23 @@ def _member(
         number: Number of the member.
         changed: Options that the user changed to resume the training, by dotted key.
     """
-    own = member_folder(folder, number)
-    if (own / METRICS).exists() and not changed:
+    run_of_member = member_folder(folder, number)
+    if (run_of_member / METRICS).exists() and not changed:
         return None
-    started = is_started(own)
+    started = is_started(run_of_member)
     values = copy.deepcopy(settings.values)
     seed = values["seed"] + number
     if started and settings.is_resumed:
-        values = copy.deepcopy(Settings.load(own, settings.trust).values)
+        values = copy.deepcopy(Settings.load(run_of_member, settings.trust).values)
         for key, value in changed.items():
             is_limit = key == "trainer.max_minutes" and value is not None
             assign(values, key, value / settings.values["ensemble"] if is_limit else value)
     # The seed of the data remains, so that all members have the same splits.
     values["seed"] = values["trainer"]["seed"] = seed
     values["ensemble"] = 1
-    values["run"] = str(own)
+    values["run"] = str(run_of_member)
     values["resume"] = {
-        "run": str(own) if started and settings.is_resumed else None,
+        "run": str(run_of_member) if started and settings.is_resumed else None,
         "force": settings.values["resume"]["force"] if started else False,
     }
     return replace(settings, values=values, overrides=_overrides(settings, seed))
@@ -198,42 +200,42 @@ def _member(
 
 def _overrides(settings: Settings, seed: int) -> tuple[str, ...]:
     """Return the overrides that train one member alone."""
-    kept = [
+    overrides = [
         line
         for line in settings.overrides
         if not line.startswith(("ensemble=", "seed=", "run=", "resume"))
     ]
-    own_seed = settings.values["data"].get("seed")
-    data = () if own_seed is None else (f"data.seed={own_seed}",)
-    return (*kept, f"seed={seed}", *data)
+    data_seed = settings.values["data"].get("seed")
+    data = () if data_seed is None else (f"data.seed={data_seed}",)
+    return (*overrides, f"seed={seed}", *data)
 
 
 def _write_ensemble(settings: Settings, folder: Path, size: int, device: str) -> Results | None:
     """Write model/, and what `complete` writes. Only the first process gets the results."""
     members = [member_folder(folder, number) for number in range(size)]
-    from_first(lambda: save_ensemble(folder / MODEL, [each / MODEL for each in members]))
+    from_first(lambda: save_ensemble(folder / MODEL, [member / MODEL for member in members]))
     best = model_folder.load(folder / MODEL, device=device, trust=settings.trust)
     built = build_metrics(settings.values, settings.trust)
     best.task.metric.own = {**built, **settings.metrics}
     data = open_data_of_run(settings.values["data"], best, settings.trust)
-    trained = [results for each in members if (results := read_results(each)) is not None]
+    trained = [results for results in map(read_results, members) if results is not None]
     evaluated = evaluate_subsets(
         best,
         data,
         folder,
         batch_size=2 * settings.values["batch_size"],
-        further={MEAN: _mean([each.figures()[ALL] for each in trained])},
+        further={MEAN: _mean([member.figures()[ALL] for member in trained])},
     )
     if evaluated is None:
         return None
-    results, last = evaluated
-    selected = _mean([each.metrics for each in trained]).get(BEST)
+    results, evaluation = evaluated
+    selected = _mean([member.metrics for member in trained]).get(BEST)
     training = trained[0].model_copy(
         update={
             "metrics": {} if selected is None else {BEST: selected},
             "best_epoch": None,
             "epochs": None,
-            "train_seconds": round(sum(each.train_seconds or 0.0 for each in trained), 1),
+            "train_seconds": round(sum(member.train_seconds or 0.0 for member in trained), 1),
             "parameters": count_parameters(best.network),
             "seeds": [settings.values["seed"] + number for number in range(size)],
         }
@@ -244,7 +246,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int, device: str) ->
     return complete(
         results.of_training(training),
         best,
-        last,
+        evaluation,
         folder=folder,
         settings=settings,
         card=Card(f"{name}: ensemble of {size} models", plan, best.task, overrides),
@@ -254,8 +256,8 @@ def _write_ensemble(settings: Settings, folder: Path, size: int, device: str) ->
 
 def _mean(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric that all members have."""
-    shared = [name for name in metrics[0] if all(name in each for each in metrics)]
-    return {name: statistics.fmean(each[name] for each in metrics) for name in shared}
+    shared = [name for name in metrics[0] if all(name in figures for figures in metrics)]
+    return {name: statistics.fmean(figures[name] for figures in metrics) for name in shared}
 
 
 def save_ensemble(folder: Path, members: Sequence[Path]) -> None:

@@ -107,6 +107,6 @@ def reason_of(error: BaseException) -> str:
     code = status_of(error)
     status = "" if code is None else f"status {code}: "
     # The message of an error during an upload has no details; those are in its cause.
-    parts = [str(each) for each in (error, error.__cause__) if each is not None and str(each)]
+    parts = [str(cause) for cause in (error, error.__cause__) if cause is not None and str(cause)]
     text = " ".join(" ".join(parts).split()) or type(error).__name__
     return f"{status}{shorten(text, MAX_REASON)}"

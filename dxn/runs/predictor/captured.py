@@ -99,13 +99,13 @@ class Graph:
         self.replay()
         size, padded = batch["#size"], self.batch["#size"]
 
-        def own(leaf: Any) -> Any:
+        def without_padding(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
             is_batch = leaf.ndim > 0 and len(leaf) == padded
             return (leaf[:size] if is_batch else leaf).clone()
 
-        return tree_map(own, self.output)
+        return tree_map(without_padding, self.output)
 
     def read(self, batch: Mapping[str, Any], fills: Mapping[str, Mapping[str, float]]) -> None:
         """Copy a batch to the buffers. The last sample is repeated."""
@@ -278,7 +278,7 @@ class Captured:
         is_low |= any(weight.dtype in LOW for weight in self.model.buffers())
         tolerance = LOW_TOLERANCE if is_low else TOLERANCE
         pairs = zip(tree_leaves(output), tree_leaves(expected), strict=True)
-        if not all(_are_close(own, other, tolerance) for own, other in pairs):
+        if not all(_are_close(actual, reference, tolerance) for actual, reference in pairs):
             raise ValueError("the graph has another output than the model")
 
 

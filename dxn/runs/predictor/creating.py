@@ -100,7 +100,7 @@ def write_values(reader: Reader, values: Sequence[Any], folder: Path) -> list[Pa
     return paths
 
 
-def created_input(predictor: Predictor, chosen: str | None, given: Container[str]) -> str:
+def created_input(predictor: Predictor, chosen: str | None, present: Container[str]) -> str:
     """Return the input that is created.
 
     Args:
@@ -113,10 +113,10 @@ def created_input(predictor: Predictor, chosen: str | None, given: Container[str
     """
     possible = predictor.task.creates
     if chosen is None:
-        possible = [name for name in possible if name not in given]
+        possible = [name for name in possible if name not in present]
         if len(possible) == 1:
             return possible[0]
-        found = " or ".join(f"create={name}" for name in possible or predictor.task.creates)
-        raise UserError(f"create: must be the input that is created; set {found}")
+        choices = " or ".join(f"create={name}" for name in possible or predictor.task.creates)
+        raise UserError(f"create: must be the input that is created; set {choices}")
     predictor.check_created(chosen)
     return chosen

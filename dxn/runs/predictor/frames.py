@@ -48,7 +48,7 @@ def write_frames(output: Path, predictor: Predictor, source: Any) -> str:
             f"{source}"
         )
     sequences = read_grid(Path(str(source)))
-    samples = predictor.samples([{target.input: each} for each in sequences])
+    samples = predictor.samples([{target.input: sequence} for sequence in sequences])
     predictions = predictor.run(samples)
     order = np.argsort(predictions.rows)
     forecasts = torch.stack([predictions.predicted[i] for i in order])

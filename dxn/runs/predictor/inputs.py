@@ -272,16 +272,16 @@ class ModelInputs:
                 f"input: no input of this model reads any of the {count(len(files), 'file')} of "
                 f"{path}; its inputs are {inputs}"
             )
-        kept = [modality for modality in modalities if modality]
+        kinds = [modality for modality in modalities if modality]
         cells: dict[str, list[str | None]] = {}
-        for modality in dict.fromkeys(kept):
+        for modality in dict.fromkeys(kinds):
             names = [name for name, reader in readers.items() if reader.modality == modality]
             if len(names) > 1:
                 raise UserError(
                     f"input: the files of {path} fit several inputs ({', '.join(names)}); write a "
                     "table with one column per input, and set input to the table"
                 )
-            values = [f if m == modality else None for f, m in zip(used, kept, strict=True)]
+            values = [f if m == modality else None for f, m in zip(used, kinds, strict=True)]
             if root is not None:
                 values = [f if f is None else confined(f, root, "confine") for f in values]
             for name in inputs_beside(names[0], values, readers, self.columns):
@@ -323,7 +323,7 @@ class ModelInputs:
         Raises:
             UserError: If a file cannot be read or an input is unknown.
         """
-        used = {name for each in samples for name, value in each.items() if value is not None}
+        used = {name for sample in samples for name, value in sample.items() if value is not None}
         if unknown := used - set(self.tokenizers):
             raise UserError(
                 f"this model has the inputs {', '.join(self.tokenizers)}, "

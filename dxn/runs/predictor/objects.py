@@ -65,14 +65,14 @@ def coco_records(
         origin, cell = opened.origin[row], opened.cells[name][row]
         image = cell if isinstance(cell, str | Path) else locate(origin)["file"]
         match = IMAGE_ID.fullmatch(origin)
-        known = {} if match is None else {"image_id": int(match["id"])}
-        for each in _answer(predictor, opened, row, prediction)["prediction"]:
-            size = each["right"] - each["left"], each["bottom"] - each["top"]
-            box = [each["left"], each["top"], *map(significant, size)]
-            result = {"category_name": each["label"], "bbox": box, "score": each["score"]}
-            if "segmentation" in each:
-                result["segmentation"] = each["segmentation"]
-            records.append({"file_name": Path(image).name, **known, **result})
+        picture_id = {} if match is None else {"image_id": int(match["id"])}
+        for item in _answer(predictor, opened, row, prediction)["prediction"]:
+            size = item["right"] - item["left"], item["bottom"] - item["top"]
+            box = [item["left"], item["top"], *map(significant, size)]
+            result = {"category_name": item["label"], "bbox": box, "score": item["score"]}
+            if "segmentation" in item:
+                result["segmentation"] = item["segmentation"]
+            records.append({"file_name": Path(image).name, **picture_id, **result})
     return records
 
 
@@ -98,7 +98,7 @@ def write_pictures(folder: Path, predictor: Predictor, opened: Opened, batches: 
     name = picture_input(predictor, str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     written = 0
-    known: set[Path] = set()
+    paths: set[Path] = set()
     drawer: Any = get_drawer(predictor.tokenizers[name].modality)
     for rows, predicted in batches:
         for row, prediction in zip(rows, predicted, strict=True):
@@ -107,9 +107,9 @@ def write_pictures(folder: Path, predictor: Predictor, opened: Opened, batches: 
             cell = opened.cells[name][row]
             stem = Path(cell).stem if isinstance(cell, str | Path) else f"row_{row + 1}"
             path = folder / f"{stem}.png"
-            if path in known:  # two folders can have pictures of the same name
+            if path in paths:  # two folders can have pictures of the same name
                 path = folder / f"{stem}_{row + 1}.png"
-            known.add(path)
+            paths.add(path)
             if predictor.task.masks_in:
                 mask = _answer(predictor, opened, row, prediction)["mask"]
                 path.write_bytes(embedded_file(mask) or b"")

@@ -46,9 +46,9 @@ def tables_of(path: str, *, confine: bool = False) -> list[str]:
             from dxn.data.files import OutsidePath
 
             for table in tables:
-                found = confined(table, Path(path), "confine")
-                if isinstance(found, OutsidePath):
-                    raise UserError(f"{table}: {found.reason}")
+                inside = confined(table, Path(path), "confine")
+                if isinstance(inside, OutsidePath):
+                    raise UserError(f"{table}: {inside.reason}")
         return tables
     files = _matches(path) if _is_pattern(path) else [path]
     return files if all(map(_is_table, files)) else []
@@ -65,13 +65,13 @@ def files_of(path: str) -> tuple[list[str], Path]:
         if not files:
             raise UserError(f"input: no file matches {path} (current directory: {Path.cwd()})")
         # The folder in front of the first wildcard.
-        first = min(path.index(each) for each in WILDCARDS if each in path)
+        first = min(path.index(wildcard) for wildcard in WILDCARDS if wildcard in path)
         return files, Path(f"{path[:first]}x").parent
     root = Path(path)
     # Sorted: the file system returns files in any order.
-    found = sorted(file for file in root.rglob("*") if file.is_file())
-    is_hidden = [any(part.startswith(".") for part in f.relative_to(root).parts) for f in found]
-    return [str(file) for file, hidden in zip(found, is_hidden, strict=True) if not hidden], root
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
+    is_hidden = [any(part.startswith(".") for part in f.relative_to(root).parts) for f in paths]
+    return [str(path) for path, hidden in zip(paths, is_hidden, strict=True) if not hidden], root
 
 
 def read_sample(
@@ -203,5 +203,5 @@ def _is_pattern(path: str) -> bool:
 
 def _matches(pattern: str) -> list[str]:
     # Not Path.glob: it accepts no absolute patterns, and raises errors for some texts.
-    found = glob.glob(pattern, recursive=True)  # noqa: PTH207
-    return sorted(path for path in found if Path(path).is_file())
+    paths = glob.glob(pattern, recursive=True)  # noqa: PTH207
+    return sorted(path for path in paths if Path(path).is_file())

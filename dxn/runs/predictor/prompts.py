@@ -82,8 +82,8 @@ def write_texts(
     for i, text in enumerate(texts):
         prompt = prompts[i * len(prompts) // len(texts)]
         row = rows[i * len(rows) // len(texts)] if rows else {}
-        given = {COLUMN: prompt} if prompt else {}
-        records.append({**row, **given, column: text})
+        prompt_cell = {COLUMN: prompt} if prompt else {}
+        records.append({**row, **prompt_cell, column: text})
     write_records(path, records)
     print_line(f"written: {path} ({count(len(records), 'row')})")
 

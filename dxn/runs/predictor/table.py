@@ -134,12 +134,12 @@ def prediction_frame(predictions: Predictions, opened: Opened, task: Task, index
     rows: list[int] = []
     for row, predicted, inputs in _in_order(predictions, opened):
         for item, columns in enumerate(task.table(predicted, None, inputs)):
-            known = {} if index is not None else identify(opened, row, item)
+            ids = {} if index is not None else identify(opened, row, item)
             # The name of the data frame is not the name of a file.
-            known = {name: value for name, value in known.items() if name not in ("file", "row")}
+            ids = {name: value for name, value in ids.items() if name not in ("file", "row")}
             if "prediction" in columns:
                 columns = {**columns, "prediction": task.target.typed(columns["prediction"])}
-            records.append(known | columns)
+            records.append(ids | columns)
             rows.append(row)
     return pandas.DataFrame(records, index=None if index is None else index[rows])
 
@@ -212,13 +212,13 @@ def answer_lines(answer: Mapping[str, Any]) -> list[str]:
     if "quantiles" in answer:
         return _step_lines(answer["quantiles"])
     if "objects_in" in answer:
-        return [object_line(each) for each in answer["prediction"]] or ["no objects"]
+        return [object_line(item) for item in answer["prediction"]] or ["no objects"]
     if "start" in answer and answer["start"] is None:
         return [f"no answer ({number(answer['score'])})"]
     lines = [f"prediction: {format_answer(answer['prediction'])}"]
     if "excerpt" in answer:
-        before, found, after = answer["excerpt"]
-        lines.append(f"  {number(answer['score'])}  {before}[{found}]{after}")
+        before, excerpt, after = answer["excerpt"]
+        lines.append(f"  {number(answer['score'])}  {before}[{excerpt}]{after}")
     probabilities: Mapping[str, float] = answer.get("probabilities", {})
     ranked = sorted(probabilities.items(), key=lambda item: -item[1])
     lines += [f"  {number(p, 1)}  {name}" for name, p in ranked[:MAX_LISTED]]
@@ -261,10 +261,10 @@ def format_answer(prediction: Any) -> str:
     return str(prediction)
 
 
-def object_line(found: Mapping[str, Any]) -> str:
+def object_line(item: Mapping[str, Any]) -> str:
     """Return an object as a line: its score, its label, and where it is."""
-    places = [f"{name} {format_answer(v)}" for name, v in found.items() if name not in KEYS]
-    return f"{number(found['score'], 1)}  {found['label']}: {', '.join(places)}"
+    places = [f"{name} {format_answer(v)}" for name, v in item.items() if name not in KEYS]
+    return f"{number(item['score'], 1)}  {item['label']}: {', '.join(places)}"
 
 
 def _step_lines(quantiles: Mapping[str, Sequence[Any]]) -> list[str]:

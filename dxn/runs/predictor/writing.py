@@ -156,19 +156,19 @@ class Text:
 
     def _until_stop(self, text: str) -> str:
         """Return the text before the first of the stops."""
-        found = [start for stop in self.stops if (start := text.find(stop)) >= 0]
-        self.is_stopped = bool(found)
-        return text[: min(found)] if found else text
+        starts = [start for stop in self.stops if (start := text.find(stop)) >= 0]
+        self.is_stopped = bool(starts)
+        return text[: min(starts)] if starts else text
 
     def _sure(self, text: str) -> str:
         """Return the start of a text that further tokens do not change."""
-        kept = len(text.rstrip(UNSURE))
+        end = len(text.rstrip(UNSURE))
         for stop in self.stops:
             # The text can end with the start of a stop.
             sizes = range(min(len(stop) - 1, len(text)), 0, -1)
             size = next((size for size in sizes if text.endswith(stop[:size])), 0)
-            kept = min(kept, len(text) - size)
-        return text[:kept]
+            end = min(end, len(text) - size)
+        return text[:end]
 
     def _set(self, text: str) -> None:
         # A tokenizer can change the end of a text when it goes on, although it was passed on.

@@ -161,12 +161,12 @@ def _classifier(
 ) -> Predictor:
     """Return a predictor with another head, and only some inputs, that predicts a label."""
     model = predictor.model
-    kept = {name: model.inputs[name] for name in inputs}
-    adapters = {key: each for key, each in adapters_of(model).items() if key in kept.values()}
+    keys = {name: model.inputs[name] for name in inputs}
+    adapters = {key: adapter for key, adapter in adapters_of(model).items() if key in keys.values()}
     smaller = MultimodalModel(
-        adapters, inputs=kept, fusion=model.fusion, backbone=model.backbone, head=head
+        adapters, inputs=keys, fusion=model.fusion, backbone=model.backbone, head=head
     )
-    columns = {name: column for name, column in predictor.columns.items() if name in kept}
+    columns = {name: column for name, column in predictor.columns.items() if name in keys}
     task = Classify()
     task.target.load({"labels": list(map(str, labels))})
     return Predictor(

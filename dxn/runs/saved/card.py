@@ -126,9 +126,9 @@ def _figure_lines(results: Results) -> list[str]:
     lines = []
     for split in dict.fromkeys(("validation", results.split)):
         figures = results.figures(split)
-        own = figures.get(ALL, {})
+        model_figures = figures.get(ALL, {})
         for metric in results.shown:
-            if metric not in own:
+            if metric not in model_figures:
                 continue
             # A constant answer has no probabilities, and then no loss.
             parts = [
@@ -137,7 +137,7 @@ def _figure_lines(results: Results) -> list[str]:
                 if not math.isnan(figures[name].get(metric, math.nan))
             ]
             comparison = f" ({', '.join(parts)})" if parts else ""
-            lines.append(f"- {split} {metric}: {number(own[metric])}{comparison}")
+            lines.append(f"- {split} {metric}: {number(model_figures[metric])}{comparison}")
     return lines
 
 

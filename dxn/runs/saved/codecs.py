@@ -55,8 +55,9 @@ def codec_node(run: str, *, key: str, trust: tuple[str, ...] = ()) -> dict[str, 
                 "with dxn train DATA head=codec"
             )
         size = validated(CodecState, labels, folder / LABELS).size
-        (each,) = plan.inputs.values()
-        name = each.adapter  # the weights have the name of the adapter, not that of the column
+        (codec_input,) = plan.inputs.values()
+        # The weights have the name of the adapter, not that of the column.
+        name = codec_input.adapter
         has_state = (folder / STATE_FILE).exists()
         state = read_state(folder, name) if has_state else None
     except UserError as error:

@@ -79,8 +79,8 @@ def write_card(folder: Path, card: str) -> None:
         (new / CARD).write_text(card, encoding="utf-8")
         # The other checksums are kept: calculated again, they would hide a damaged file.
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-        own = f"{sha256(new / CARD)}  {CARD}"
-        sums = [own if line.endswith(f"  {CARD}") else line for line in lines]
+        card_sum = f"{sha256(new / CARD)}  {CARD}"
+        sums = [card_sum if line.endswith(f"  {CARD}") else line for line in lines]
         write_text(new / SUMS, "\n".join(sums) + "\n")
 
 
