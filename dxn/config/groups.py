@@ -97,8 +97,9 @@ def keys_of_experiment(name: str, folders: Sequence[Path]) -> set[str]:
 def folders_of(conf_dirs: Sequence[str]) -> list[Path]:
     """Return the folders of YAML files that values of conf_dir= mean.
 
-    A value is such a folder, or the folder of a project, whose pyproject.toml names its packages in
-    the same entry points that `installed_folders` reads once it is installed.
+    A value is such a folder, the folder of a package that contains it as `conf`, or the folder of a
+    project, whose pyproject.toml names its packages in the same entry points that
+    `installed_folders` reads once it is installed.
 
     Raises:
         UserError: If a pyproject.toml is not valid.
@@ -119,7 +120,7 @@ def folders_of(conf_dirs: Sequence[str]) -> list[Path]:
             except ValueError as error:
                 raise UserError(f"conf_dir: {project}: {error}") from error
         folders += [_yaml_folder(folder / name.replace(".", "/")) for name in packages.values()]
-        folders += [] if packages else [folder]
+        folders += [] if packages else [_yaml_folder(folder)]
     return folders
 
 
@@ -162,6 +163,11 @@ def add_folders(folders: Sequence[Path], problems: list[str]) -> tuple[str, ...]
         if not folder.is_dir():
             problems.append(f"conf_dir: folder not found: {folder}")
             continue
+        if not groups([folder]):
+            problems.append(
+                f"conf_dir: {folder}: has no YAML file of a group, such as head/NAME.yaml; set "
+                "conf_dir to the folder that contains the folders of the groups"
+            )
         for path in sorted(folder.rglob("*.yaml")):
             name = path.relative_to(folder)
             if (CONF / name).exists():

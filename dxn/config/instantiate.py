@@ -320,7 +320,10 @@ def _refusal(target: Any, key: str, trust: Sequence[str], packages: Sequence[str
     if top in trust and may_be_trusted:
         return None
     if not any(target.startswith(f"{package}.") for package in packages):
-        advice = f"; if you trust the code of this package, add trust=[{top}]"
+        advice = (
+            f"; if you trust the code of this package, add trust=[{top}], or conf_dir=FOLDER with "
+            "its YAML files if it is not installed"
+        )
         return (
             f"{key}: {target} does not belong to dxn and was not imported"
             f"{advice if may_be_trusted else ''}"

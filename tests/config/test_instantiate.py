@@ -261,7 +261,8 @@ def test_checking_targets_imports_nothing():
     node = {"head": {"norm": [{"_target_": "toy_parts.Part"}]}, "x": {"_target_": "os.system"}}
     assert message(check_targets, node).splitlines() == [
         "head.norm.0: toy_parts.Part does not belong to dxn and was not imported; "
-        "if you trust the code of this package, add trust=[toy_parts]",
+        "if you trust the code of this package, add trust=[toy_parts], or conf_dir=FOLDER with its "
+        "YAML files if it is not installed",
         "x: os.system does not belong to dxn and was not imported",
     ]
     assert "toy_parts" not in sys.modules
