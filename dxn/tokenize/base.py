@@ -157,7 +157,8 @@ class Reader(CheckedMembers):
     def score(self, cells: Sequence[Any]) -> float:
         """Score from 0 to 1 how likely a column of non-missing cells has this modality.
 
-        Default: 0. `dxn.tokenize.recognize` knows the modalities of dxn.
+        Cells that say that there is no value, such as "N/A", are left out. There is at least one
+        cell. Default: 0. `dxn.tokenize.recognize` knows the modalities of dxn.
         """
         return 0.0
 

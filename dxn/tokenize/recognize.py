@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dxn.core.errors import UserError
 from dxn.core.parts import imported
 from dxn.tokenize.base import READERS, Reader
 from dxn.tokenize.cells.cell_values import MAX_CHARS
@@ -72,12 +73,18 @@ def by_modality(readers: Mapping[str, Reader]) -> Mapping[str, Reader]:
     return LazyReaders({modality: modality for modality in keys}, classes)
 
 
-def modality_of(profile: ColumnProfile, readers: Mapping[str, Reader]) -> str | None:
+def modality_of(
+    profile: ColumnProfile, readers: Mapping[str, Reader], *, column: str = ""
+) -> str | None:
     """Return the modality with the highest score for a column. None: no reader can be meant.
 
     Args:
         profile: Profile of the column.
         readers: Readers in use, by modality.
+        column: Name of the column, for messages.
+
+    Raises:
+        UserError: If the score of a reader of another package fails.
     """
     if not profile.values:  # a blank column has no modality
         return None
@@ -90,10 +97,21 @@ def modality_of(profile: ColumnProfile, readers: Mapping[str, Reader]) -> str | 
             can_be = not (are_values and (reader.words or reader.files))
             if profile.are_file_names:
                 can_be = reader.files
-            scores[modality] = reader.score(profile.cells) if can_be else 0.0
+            scores[modality] = _own_score(reader, profile, column) if can_be else 0.0
     # The first one of equal scores, in the order of the readers.
     best = max(readers, key=lambda modality: scores.get(modality, 0.0), default=None)
     return best if best is not None and scores.get(best, 0.0) > MIN_SCORE else None
+
+
+def _own_score(reader: Reader, profile: ColumnProfile, column: str) -> float:
+    """Return the score of a reader of another package."""
+    try:
+        return reader.score(profile.values)
+    except UserError:
+        raise
+    except Exception as error:
+        place = f"column {column!r}: " if column else ""
+        raise UserError(f"{place}{type(reader).__name__}.score failed: {error!r}") from error
 
 
 def scores_of(profile: ColumnProfile) -> dict[str, float]:

@@ -51,7 +51,7 @@ def infer_columns(
         if any(column in names for names in named.values()):
             continue
         profile = profile_of(table.columns[column])
-        modality = modality_of(profile, readers)
+        modality = modality_of(profile, readers, column=column)
         if modality is None:
             unused[column] = _reason(profile)
             continue
