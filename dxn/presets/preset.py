@@ -231,7 +231,8 @@ def _training_advice(
         # A picture has several objects, so that fewer pictures make a batch.
         batch_size, options = 8 if rows < FEW else batch_size, {"trainer.ema_decay": 0.99}
     elif not facts.num_files:
-        about = f"{about} of {facts.num_inputs} columns"
+        columns = "column" if facts.num_inputs == 1 else "columns"
+        about = f"{about} of {facts.num_inputs} {columns}"
         options = TABLE
         if rows <= SMALL_TABLE:
             minutes, options = None, SMALL_TABLE_OPTIONS

@@ -101,6 +101,15 @@ def test_a_small_table_of_numbers_gets_a_small_model(tmp_path):
     assert config["loader"]["input_dropout"] == 0.3
 
 
+def test_one_column_is_not_counted_in_the_plural(tmp_path, capsys):
+    rows = "\n".join(f"{i % 7}.5,{'ab'[i % 2]}" for i in range(40))
+    (tmp_path / "one.csv").write_text(f"size,label\n{rows}\n")
+    options = ["target=label", f"run={tmp_path}/run", "dim=16", "backbone.num_heads=2", *SHORT[-1:]]
+    assert main(["train", f"{tmp_path}/one.csv", *options]) == 0
+    assert "training rows of 1 column" in (output := capsys.readouterr().out)
+    assert "1 columns" not in output
+
+
 def test_a_larger_table_of_numbers_hides_no_cells(tmp_path):
     assert main(["train", _wine(tmp_path, rows=1500), "target=label", f"run={tmp_path}/run",
                  "dim=16", "backbone.num_heads=2", *SHORT[-1:]]) == 0  # fmt: skip
