@@ -64,14 +64,16 @@ def check_metrics(
                 f"metrics.{name}: head={task.name} has a metric of this name; rename it"
             )
     names = [name for name in figures if name not in NOT_MONITORED]
-    if monitor is None:
-        return
-    if monitor not in names:
-        close = similar(monitor, names)
+    monitored = task.metric.monitored
+    if monitored not in names:
+        source = f"{type(task.metric).__name__}.monitored" if monitor is None else "trainer.monitor"
+        close = similar(monitored, names)
         raise UserError(
-            f"trainer.monitor: head={task.name} has no metric {monitor!r}; choose one of "
+            f"{source}: head={task.name} has no metric {monitored!r}; choose one of "
             f"{', '.join(names)}{f'; did you mean {close}?' if close else ''}"
         )
+    if monitor is None:
+        return
     values = {repr(target) for target in samples.opened.targets or ()}
     if math.isnan(figures[monitor]) and len(values) == 1:
         raise UserError(

@@ -32,6 +32,7 @@ from dxn.models.pooling import WITH_CLASS
 from dxn.runs.build import save_fitted
 from dxn.tasks import Auto, Task
 from dxn.tasks.space import AnswerKind
+from dxn.tasks.task import check_parts
 from dxn.tokenize.base import ADAPTERS, Adapter, Reader
 from dxn.tokenize.recognize import LazyReaders, by_modality
 from dxn.tokenize.text.chat import is_conversation
@@ -63,6 +64,8 @@ def check_options(config: Config, trust: Sequence[str] = (), *, ensemble: int = 
         UserError: If an option is out of range, or parts cannot be combined.
     """
     head = build(config["head"], key="head", trust=trust)
+    if isinstance(head, Task):
+        check_parts(head)
     check_combinations(config, head, trust, ensemble=ensemble)
     if config["pretrain"]:
         read_pretraining(config, trust)

@@ -346,8 +346,10 @@ def prepare(
     # Pretraining trains all weights. The fine-tuning options are for the training after it, but a
     # wrong one should be reported before.
     run_finetune(run, model if pretraining is None else copy.deepcopy(model))
-    # Also of a resumed run: a function of a Python program is not in its configuration.
-    if trainer.monitor is not None or task.metric.own:
+    # Also of a resumed run: a function of a Python program is not in its configuration. The metrics
+    # of dxn itself need no check, which takes seconds if the model is large.
+    is_built_in = type(task.metric).__module__.startswith("dxn.")
+    if trainer.monitor is not None or task.metric.own or not is_built_in:
         validation = run.validation_samples(task)
         if validation is not None:
             check_metrics(model, task, validation, trainer.monitor)

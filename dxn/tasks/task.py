@@ -147,7 +147,13 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
     def loss(self, output: Any, batch: Batch) -> LossSum:
         """Return the loss of a batch from the head's output, as a sum and its weight."""
         assert self.space is not None, f"head={self.name} must define a space or a loss"
-        return self.space.loss(output, batch)
+        loss = self.space.loss(output, batch)
+        if not isinstance(loss, LossSum):
+            raise UserError(
+                f"head={self.name}: {type(self.space).__name__}.loss must return a LossSum, such "
+                f"as LossSum.of(losses), got {type(loss).__name__}"
+            )
+        return loss
 
     def predict(
         self, head: nn.Module, output: Any, batch: Batch, *, draft: bool = False
@@ -387,6 +393,20 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
                 self.metric.lower_is_better = lower
         self.target.load(state)
         return self
+
+
+def check_parts(task: Task[Any]) -> None:
+    """Check that a task has the parts that every task needs.
+
+    Raises:
+        UserError: If one of them is missing.
+    """
+    for part in ("name", "target", "metric"):
+        if not hasattr(task, part):
+            raise UserError(
+                f"head: {type(task).__name__} has no {part}; every task needs the attributes name, "
+                "target and metric, see dxn.tasks.Task"
+            )
 
 
 class TaskState(Strict):
