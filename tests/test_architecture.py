@@ -48,7 +48,7 @@ KNOW_MODALITIES = (
 # "category" is also a usual name of a target column, "image" of a folder, "text" a data source, and
 # a key of an entity and of OpenAI's API.
 COLUMN_NAMES = {
-    ("core/marks.py", "category"),
+    ("tasks/detect/objects.py", "category"),
     ("data/tables/squad.py", "text"),
     ("data/columns/choose.py", "category"),
     ("data/sources/detect.py", "image"),

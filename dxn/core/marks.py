@@ -3,45 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
-
-Order = Literal["corners", "size", "center"]
-
-# Keys of the class of an object.
-LABELS = (
-    *("label", "labels", "class", "class_name", "label_name", "labelname", "category"),
-    *("category_name", "event_label", "name", "type", "event"),
-)
-# Keys of a list of four numbers, and what these are. COCO has left, top, width and height.
-LISTS: dict[str, Order] = {
-    "box": "corners",
-    "bbox": "size",
-    "bounding_box": "corners",
-    "xyxy": "corners",
-    "xywh": "size",
-    "cxcywh": "center",
-}
-# Keys of single numbers in the order of such a list.
-NUMBERS: tuple[tuple[tuple[str, ...], Order], ...] = (
-    (("left", "top", "right", "bottom"), "corners"),
-    (("xmin", "ymin", "xmax", "ymax"), "corners"),
-    (("x_min", "y_min", "x_max", "y_max"), "corners"),
-    (("x1", "y1", "x2", "y2"), "corners"),
-    (("cx", "cy", "width", "height"), "center"),
-    (("cx", "cy", "w", "h"), "center"),
-    (("x", "y", "width", "height"), "size"),
-    (("x", "y", "w", "h"), "size"),
-    (("start", "stop"), "corners"),
-    (("start", "end"), "corners"),
-    (("start_time", "end_time"), "corners"),
-    (("start_seconds", "end_seconds"), "corners"),
-    (("onset", "offset"), "corners"),
-    (("onset", "duration"), "size"),
-    (("start", "duration"), "size"),
-)
 
 
 class Described:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from dxn.core.errors import UserError
-from dxn.core.marks import LABELS, LISTS, NUMBERS
 from dxn.data.rows import AUTO, as_column
 from dxn.data.tables.read import Layout, Table
+from dxn.tasks.detect.objects import BOX_KEYS, CLASS_KEYS, SIDE_KEYS
 from dxn.tokenize.media import MEDIA_SUFFIXES, is_file_name
 
 OBJECTS = "objects"  # the column with the list of objects of a file
@@ -144,7 +144,7 @@ def find_object_rows(
         table.column(column, "data.objects")
     by_name = {name.lower().strip().replace(" ", "_"): name for name in table.columns}
     places: dict[str, str] = {}
-    for keys in (*(keys for keys, _ in NUMBERS), *((key,) for key in LISTS)):
+    for keys in (*(keys for keys, _ in SIDE_KEYS), *((key,) for key in BOX_KEYS)):
         names = [by_name[key] for key in keys if key in by_name]
         if len(names) == len(keys) and column not in names:
             places = dict(zip(keys, names, strict=True))
@@ -160,7 +160,7 @@ def find_object_rows(
     if not chosen:
         return None
     labels = [name for name in targets if name in table.columns]
-    labels += [by_name[name] for name in LABELS if name in by_name]
+    labels += [by_name[name] for name in CLASS_KEYS if name in by_name]
     label = next((name for name in labels if name not in (chosen, *places.values())), "")
     if column == AUTO and not label:
         return None

@@ -7,15 +7,48 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dxn.core.errors import UserError
-from dxn.core.marks import LABELS, LISTS, NUMBERS, Described, Order
+from dxn.core.marks import Described
 from dxn.core.untrusted import shortened
 from dxn.tasks.names import class_name
 
 Box = tuple[float, ...]  # the start on each axis, then the stop on each axis
+Order = Literal["corners", "size", "center"]
 
+# Keys of the class of an object.
+CLASS_KEYS = (
+    *("label", "labels", "class", "class_name", "label_name", "labelname", "category"),
+    *("category_name", "event_label", "name", "type", "event"),
+)
+# Keys of a list of four numbers, and what these are. COCO has left, top, width and height.
+BOX_KEYS: dict[str, Order] = {
+    "box": "corners",
+    "bbox": "size",
+    "bounding_box": "corners",
+    "xyxy": "corners",
+    "xywh": "size",
+    "cxcywh": "center",
+}
+# Keys of single numbers in the order of such a list.
+SIDE_KEYS: tuple[tuple[tuple[str, ...], Order], ...] = (
+    (("left", "top", "right", "bottom"), "corners"),
+    (("xmin", "ymin", "xmax", "ymax"), "corners"),
+    (("x_min", "y_min", "x_max", "y_max"), "corners"),
+    (("x1", "y1", "x2", "y2"), "corners"),
+    (("cx", "cy", "width", "height"), "center"),
+    (("cx", "cy", "w", "h"), "center"),
+    (("x", "y", "width", "height"), "size"),
+    (("x", "y", "w", "h"), "size"),
+    (("start", "stop"), "corners"),
+    (("start", "end"), "corners"),
+    (("start_time", "end_time"), "corners"),
+    (("start_seconds", "end_seconds"), "corners"),
+    (("onset", "offset"), "corners"),
+    (("onset", "duration"), "size"),
+    (("start", "duration"), "size"),
+)
 # By number of axes.
 EXAMPLES = {
     1: '[{"label": "bell", "start": 0.5, "end": 1.5}]',
@@ -67,7 +100,7 @@ def list_of_objects(cell: Any) -> list[Any] | None:
 
 def label_of(item: Mapping[str, Any]) -> str | None:
     """Return the class of an object, None if it has none."""
-    label = next((item[key] for key in LABELS if key in item), None)
+    label = next((item[key] for key in CLASS_KEYS if key in item), None)
     is_name = isinstance(label, str | int | float) and str(label).strip()
     return class_name(label) if is_name else None
 
@@ -139,10 +172,10 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
 def _box_of(item: Any, origin: str, example: str = "") -> tuple[list[float], Order]:
     """Return the numbers of an object in the order in which they are written, and what they are."""
     if isinstance(item, Mapping):
-        for key, order in LISTS.items():
+        for key, order in BOX_KEYS.items():
             if key in item:
                 return _numbers(item[key], item, origin), order
-        for keys, order in NUMBERS:
+        for keys, order in SIDE_KEYS:
             if all(key in item for key in keys):
                 return _numbers([item[key] for key in keys], item, origin), order
     raise UserError(
