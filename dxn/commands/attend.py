@@ -37,7 +37,7 @@ class Attend(FromWeights):
     def execute(self) -> int:
         """Draw the attention, and print the share of each input."""
         from dxn.core.display import print_line
-        from dxn.runs.attend import draw_attention
+        from dxn.runs.predictor.attend import draw_attention
         from dxn.runs.predictor.option import read_sample
 
         predictor = self.load()

@@ -25,7 +25,7 @@ from dxn.models import (
     Recurrent,
     RecurrentDecoder,
 )
-from dxn.runs.attend import draw_attention
+from dxn.runs.predictor.attend import draw_attention
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
 from dxn.tasks import Generate

@@ -19,7 +19,7 @@ from dxn.models import (
     NormOptions,
     PositionOptions,
 )
-from dxn.runs.attend import draw_attention
+from dxn.runs.predictor.attend import draw_attention
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Classify
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter

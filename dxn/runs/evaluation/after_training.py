@@ -15,7 +15,7 @@ from dxn.core.files import METRICS, MODEL, PREDICTIONS, REPORT, TOKENS
 from dxn.core.processes import from_first
 from dxn.core.results import BEST, Results
 from dxn.report.answers import Answers
-from dxn.runs.baseline import add_baseline
+from dxn.runs.evaluation.baseline import add_baseline
 from dxn.runs.evaluation.data import EvaluationData, default_split
 from dxn.runs.evaluation.evaluate import evaluate_subsets
 from dxn.runs.evaluation.reporting import try_report
