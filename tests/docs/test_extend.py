@@ -105,14 +105,14 @@ def test_every_block_with_a_file_name_is_extracted():
     assert PAGE.count("```yaml") == sum(name.endswith(".yaml") for name in FILES)
 
 
-@pytest.mark.parametrize("name", ["weather/curve.py", "weather/ordinal.py"])
-def test_a_modality_and_a_task_are_short(name):
-    lines = [line for line in FILES[name].splitlines() if line.strip()]
+@pytest.mark.parametrize("name", ["curve", "ordinal", "cumulative"])
+def test_a_modality_a_task_and_a_space_are_short(name):
+    lines = [line for line in FILES[f"weather/{name}.py"].splitlines() if line.strip()]
     assert len(lines) <= MAX_LINES
     assert max(map(len, lines)) <= 100
 
 
-@pytest.mark.parametrize("run", ["wind", "ordinal", "logbook"])
+@pytest.mark.parametrize("run", ["wind", "ordinal", "cumulative", "logbook"])
 def test_a_run_of_the_page_learns(run, place):
     metrics = json.loads((place / "outputs" / run / "metrics.json").read_text())
     # A third of the days has each level; the levels overlap in the data.
@@ -161,6 +161,13 @@ def test_a_wrong_cell_is_refused_with_its_row(key, cell, message, installed):
     assert main(["check", *chosen, *data, f"output={installed / 'bad_files.csv'}"]) == 1
     listed = (installed / "bad_files.csv").read_text()
     assert message in listed and "bad.csv row 2" in listed
+
+
+def test_the_probabilities_of_higher_levels_never_increase(installed):
+    from weather.cumulative import CumulativeHead
+
+    output = CumulativeHead(5, 4)(None, torch.randn(7, 5), {})
+    assert output.shape == (7, 3) and (output.diff(dim=1) <= 0).all()
 
 
 def test_levels_must_be_set(installed, capsys):
