@@ -89,6 +89,17 @@ class Samples(Dataset):
     prepares it. It contains "#index" (see `rows`), "target" if there are targets, and a dict of
     tensors for each input that the row has.
 
+    Four numbers tell what a sample is:
+
+    | number | counts | where |
+    |---|---|---|
+    | sample | the samples, 0 to `len(self)` - 1 | `i` |
+    | row | the opened rows | `rows[i]` modulo the number of rows |
+    | copy | the copies of a row with `repeats`, from 0 | `rows[i]` divided by the number of rows |
+    | row id | the rows of a stream; without one, it is the row | `opened.row_ids` |
+
+    Random draws depend on the row id and the copy.
+
     Attributes:
         rows: Row of each sample, int64. With `repeats`, the number of rows times c is added for
             copy c.

@@ -1,4 +1,4 @@
-"""Open rows: read all files, parse all targets, and handle bad rows."""
+"""Open rows: check every cell (files are decoded), parse the targets, and handle bad rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def open_rows(
     budget: CacheBudget | None = None,
     only_headers: bool = False,
 ) -> Opened:
-    """Read all files of a split, and parse its targets.
+    """Check every cell of a split (files are decoded), and parse the targets.
 
     A file that several rows share is read once. A row is bad if one of its files cannot be read, if
     it has no input, or if it has no valid target although the task needs one.

@@ -94,9 +94,9 @@ def train_ensemble(settings: Settings) -> Trained:
                 print_line(f"finished earlier: {member_folder(folder, number)}")
                 continue
             # All members have the tokenizers and labels of the first one.
-            fitted = member_folder(folder, 0) if number else None
+            fitted_from = member_folder(folder, 0) if number else None
             try:
-                trained.append(train_one(run, members=size, fitted=fitted))
+                trained.append(train_one(run, members=size, fitted_from=fitted_from))
             except Interrupted as error:
                 raise Interrupted(
                     f"member {number + 1} of {size} was interrupted; continue with: "

@@ -190,7 +190,7 @@ def prepare(
     stack: ExitStack,
     *,
     members: int = 1,
-    fitted: Path | None = None,
+    fitted_from: Path | None = None,
 ) -> Training:
     """Plan a training, build all parts, and only then create the run folder.
 
@@ -199,7 +199,7 @@ def prepare(
         device: Device of the training in this process.
         stack: Receives the lock of the run folder, which is held until the stack is closed.
         members: Number of models that are trained one after the other, and share the time limit.
-        fitted: Run folder whose tokenizers and labels are used. Default: new ones are fitted.
+        fitted_from: Run folder whose tokenizers and labels are used. Default: new ones are fitted.
 
     Raises:
         UserError: If the settings, the data or the weights cannot be used.
@@ -210,9 +210,9 @@ def prepare(
     # checkpoint, and its saved configuration contains everything that was decided at its start.
     old = weights = batch_size = None
     if settings.is_resumed:
-        fitted = Path(settings.values["resume"]["run"])
-        stack.enter_context(locked(fitted, main=rank == 0))
-        old = read_plan(fitted)
+        fitted_from = Path(settings.values["resume"]["run"])
+        stack.enter_context(locked(fitted_from, main=rank == 0))
+        old = read_plan(fitted_from)
         batch_size = check_config(old, settings, num_processes)
         asked = settings.values
     else:
@@ -224,17 +224,17 @@ def prepare(
         print_paths(asked["data"])
     readers = readers_of(asked, trust)
     source = open_source(asked, readers, head, trust)
-    task, node, notes = decide_task(head, asked, source, readers, trust)
+    task, head_options, notes = decide_task(head, asked, source, readers, trust)
     if not task.is_supervised:
         source = without_target(source)
-    inputs, nodes = assign_inputs(asked, source.inputs, readers, source.column)
+    inputs, option_keys = assign_inputs(asked, source.inputs, readers, source.column)
     if not source.splits.get("validation") and not asked["loader"]["overfit"]:
         check_unvalidated(asked)
 
     # 3. The options that the preset chooses for this data.
-    config, lines = {**asked, "head": node}, list[str]()
+    config, lines = {**asked, "head": head_options}, list[str]()
     if old is None and weights is None:
-        in_use = {name: nodes[spec.adapter] for name, spec in inputs.items()}
+        in_use = {name: option_keys[spec.adapter] for name, spec in inputs.items()}
         # The preset measures the speed of this machine, and the processes can be on several.
         config, lines = from_first(
             lambda: choose_options(
@@ -248,7 +248,7 @@ def prepare(
         config["trainer"] = {**config["trainer"], "max_minutes": minutes / members}
 
     # 4. Each part, and the plan.
-    if config["head"] != node:
+    if config["head"] != head_options:
         task = build(config["head"], key="head", trust=trust)
     if task.is_supervised:
         targets, _, origins = source.targets()
@@ -266,7 +266,7 @@ def prepare(
         config=config,
         name=name,
         inputs=inputs,
-        nodes=nodes,
+        nodes=option_keys,
         target=source.target if task.is_supervised else None,
         layout=None if source.layout is None else dict(source.layout),
         precision=trainer.hardware.precision,
@@ -282,8 +282,8 @@ def prepare(
         weights.prepare(adapters, task)
     # Training a tokenizer again can give another one: ties of a unigram model are broken by the
     # order of a hash table.
-    if fitted is not None:
-        read_fitted(fitted, adapters, task, config["seed"])
+    if fitted_from is not None:
+        read_fitted(fitted_from, adapters, task, config["seed"])
     # After the labels have been read, which contain the metric that was monitored before.
     _use_metrics(task, trainer, settings)
     by_input = {name: adapters[key] for name, key in plan.model.keys.items()}
@@ -292,8 +292,8 @@ def prepare(
         print_line(f"note: {note}")
     release_memory()  # a table needs more memory while it is read
     splits = open_splits(source, tokenizers, task, loader=parts["loader"])
-    fit = partial(_fit, plan, splits["train"], adapters, task, is_fitted=fitted is not None)
-    if fitted is not None:
+    fit = partial(_fit, plan, splits["train"], adapters, task, is_fitted=fitted_from is not None)
+    if fitted_from is not None:
         fit()
     else:
         # Two trainings of a tokenizer can give two tokenizers.
@@ -303,11 +303,11 @@ def prepare(
             task.target.bind(by_input)
     if pretraining is not None:
         pretraining.target.bind(by_input)
-    prints = fingerprint(splits)
+    fingerprints = fingerprint(splits)
     if num_processes > 1:
-        _check_same(prints)
+        _check_same(fingerprints)
     if old is not None:
-        check_data(old, prints, settings)
+        check_data(old, fingerprints, settings)
     truncations = describe(source, splits, task, plan, tokenizers, notes)
     release_memory()  # that of the fingerprints, because finding problems needs as much
     warnings = [problem.reason for problem in find_problems(source, splits, task)]
@@ -323,7 +323,7 @@ def prepare(
         # A checkpoint can contain other statistics of the inputs than those of the data.
         task.target.bind({name: model.adapter(name) for name in model.inputs})
         loaded = sorted(weights.loaded(model, task))
-    data = {name: SplitFingerprint(**content) for name, content in prints.items()}
+    data = {name: SplitFingerprint(**content) for name, content in fingerprints.items()}
     run = Training(
         settings=replace(settings, values=config),
         plan=plan.model_copy(update={"data": data, "loaded": loaded}),
@@ -422,9 +422,9 @@ def _fit(
     return fitted_files(adapters, task) if processes()[1] > 1 else {}
 
 
-def _check_same(prints: Mapping[str, Any]) -> None:
+def _check_same(fingerprints: Mapping[str, Any]) -> None:
     """Refuse data that differs between the processes, such as an old copy of a table."""
-    received = from_all(lambda: prints)
+    received = from_all(lambda: fingerprints)
 
     def compare() -> None:
         for number, others in enumerate(received[1:], 1):

@@ -58,7 +58,7 @@ def train_one(
     settings: Settings,
     *,
     members: int = 1,
-    fitted: Path | None = None,
+    fitted_from: Path | None = None,
     on_epoch: Callable[[int, int, float], None] | None = None,
 ) -> Trained:
     """Train and evaluate a model, and write the run folder.
@@ -66,7 +66,7 @@ def train_one(
     Args:
         settings: The settings.
         members: Number of models of the ensemble that the model is a member of.
-        fitted: Run folder whose tokenizers and labels the model uses. Default: it has its own.
+        fitted_from: Run folder whose tokenizers and labels the model uses. Default: it has its own.
         on_epoch: Callback with the number of each epoch but the last one, the number of all epochs
             and the monitored metric. The model of such a trial is not evaluated: resuming the run
             does that.
@@ -84,7 +84,7 @@ def train_one(
     run = None
     with ExitStack() as stack:
         try:
-            run = prepare(settings, device, stack, members=members, fitted=fitted)
+            run = prepare(settings, device, stack, members=members, fitted_from=fitted_from)
             trainer, task, config = run.trainer, run.task, run.plan.config
             # A run that was interrupted during pretraining has no checkpoint of the main task yet.
             # It resumes pretraining, and the main task starts from the beginning.

@@ -1,4 +1,8 @@
-"""The outputs of a head: their loss, their meaning, and how several of them are combined."""
+"""The outputs of a head: their loss, their meaning, and how several of them are combined.
+
+`Space` is the base class, and `Categorical` the space of classes. The other spaces are beside their
+tasks: `Bernoulli` in `dxn.tasks.multilabel`, and `Number` in `dxn.tasks.regress`.
+"""
 
 from __future__ import annotations
 

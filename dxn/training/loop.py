@@ -323,19 +323,19 @@ class Fit:
                 f"note: training without torch.compile: {why}"
             )
             set_compiled(self.parallel.trained, not self.compiles_model)
-        parts: Iterator[dict[str, Any]] | None = None
+        micro_batches: Iterator[dict[str, Any]] | None = None
         while state.batch < len(self.order) and not self.is_out_of_time:
-            if parts is None:
+            if micro_batches is None:
                 # The order of the samples depends only on the seed and the epoch, so a resumed
                 # training can skip the batches that are done.
                 self.order.epoch, self.order.skip = state.epoch, state.batch
                 self.order.drop_inputs = self.drops_inputs
                 self.order.parts = state.parts
-                parts = on_device(iter(self.loader), device)
+                micro_batches = on_device(iter(self.loader), device)
             start = checkpoint.generator_states(device)
             is_short = False
             try:
-                self.train_step(parts)
+                self.train_step(micro_batches)
             except Exception as error:
                 is_short = is_out_of_memory(error)
                 if not is_short:
@@ -343,11 +343,12 @@ class Fit:
             # Outside of `except`: the traceback keeps the tensors of the failed batch in memory.
             if is_short:
                 # The step starts again. A new data worker must not inherit the failed iterator.
-                parts = None
+                micro_batches = None
                 checkpoint.set_generator_states(start, device)
                 self._divide_batches()
-        if parts is not None and state.batch == len(self.order):
-            next(parts, None)  # the end, after which the data workers wait for the next epoch
+        if micro_batches is not None and state.batch == len(self.order):
+            # The end, after which the data workers wait for the next epoch.
+            next(micro_batches, None)
         self._read_steps()
         state.epoch += 1
         batches, state.batch = state.batch, 0
@@ -370,12 +371,12 @@ class Fit:
         self.save()
         return metrics
 
-    def train_step(self, parts: Iterator[dict[str, Any]]) -> None:
+    def train_step(self, micro_batches: Iterator[dict[str, Any]]) -> None:
         """Take one optimizer step with the gradients of the next batches, if they are finite.
 
         Args:
-            parts: The parts of the batches of the epoch that are left, `state.parts` per batch, on
-                the device.
+            micro_batches: The parts of the batches of the epoch that are left, `state.parts` per
+                batch, on the device.
 
         Raises:
             UserError: If too many steps in a row were skipped, or the memory is too small for the
@@ -390,20 +391,20 @@ class Fit:
         # The last batches of an epoch also make a step, even if they are fewer than
         # grad_accum_steps: gradients must not leak into the next epoch.
         num_batches = min(self.trainer.grad_accum_steps, len(self.order) - state.batch)
-        num_parts = num_batches * state.parts
+        num_micro_batches = num_batches * state.parts
         # Several batches, or parts of one, make the step of one large batch: each counts by the
         # weight of its targets. So the gradients are first those of sums.
-        as_sum = num_parts * self.hardware.num_processes > 1
+        as_sum = num_micro_batches * self.hardware.num_processes > 1
         losses: list[LossSum] = []
         rows: list[int] = []
-        for i in range(num_parts):
-            part = next(parts)
-            # The processes exchange the gradients of all parts together.
-            is_last = i == num_parts - 1
+        for i in range(num_micro_batches):
+            micro_batch = next(micro_batches)
+            # The processes exchange the gradients of all of them together.
+            is_last = i == num_micro_batches - 1
             with nullcontext() if is_last else self.parallel.not_synchronized():
-                losses.append(self.add_gradients(part, as_sum=as_sum))
-            if not part.get("#filler"):
-                rows += part["#index"]
+                losses.append(self.add_gradients(micro_batch, as_sum=as_sum))
+            if not micro_batch.get("#filler"):
+                rows += micro_batch["#index"]
 
         # 2. What the processes decide together. The first one has the clock.
         now = perf_counter()
@@ -484,12 +485,12 @@ class Fit:
         # The random numbers of the dropouts depend on the step and the samples.
         key = f"{self.trainer.seed}/{state.epoch}/{state.step}"
         seed = random.Random(key).randrange(MAX_SEED)
-        run = self._run
+        compute = self._run
         if batch["#size"] == 1 < self.order.fewest // state.parts:
-            run = call  # a single sample that is left would need a variant of its own
+            compute = call  # a single sample that is left would need a variant of its own
         with keyed(torch.tensor(batch["#index"]), seed, device):
             model, precision = self.parallel.wrapped, self.hardware.precision
-            loss = run(_loss, self.task, model, batch, mixing, device, precision)
+            loss = compute(_loss, self.task, model, batch, mixing, device, precision)
             if batch.get("#filler"):
                 # It only keeps this process in step with the others, which have one more sample.
                 loss = LossSum(0 * loss.total, 0 * loss.weight)
