@@ -26,6 +26,13 @@ def lines_of_the_page():
     ]
 
 
+def shortened(words):
+    """A command of the page, with options for a small model unless it sets them itself."""
+    typed = {word.partition("=")[0] for word in words}
+    tiny = [option for option in TINY if option.partition("=")[0] not in typed]
+    return [*words, *(tiny if words[1] == "train" else [])]
+
+
 def run(words, folder, path):
     """Run a command in a new process that finds dxn, and only these further packages."""
     command = [sys.executable, "-m", *words]
@@ -49,7 +56,7 @@ def test_the_commands_of_the_page_run_in_a_clone(tmp_path):
     # The last command needs the installed package.
     for command in lines_of_the_page()[:-1]:
         words = shlex.split(command)
-        run([*words, *(TINY if words[1] == "train" else [])], tmp_path, str(ROOT))
+        run(shortened(words), tmp_path, str(ROOT))
     assert (tmp_path / "outputs/waves/metrics.json").is_file()
 
 
@@ -62,7 +69,7 @@ def test_the_last_command_of_the_page_needs_no_folder_once_the_package_is_instal
     (info / "METADATA").write_text("Name: dxn-examples\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text("[dxn.conf]\ndxn_examples = dxn_examples\n")
     (place / "dxn_examples").symlink_to(PROJECT / "dxn_examples")
-    run([*words, *TINY], tmp_path, f"{ROOT}:{place}")
+    run(shortened(words), tmp_path, f"{ROOT}:{place}")
     assert "data=waves" in run(["dxn", "help", "data"], tmp_path, f"{ROOT}:{place}")
     assert (tmp_path / "outputs/waves/metrics.json").is_file()
 
