@@ -44,6 +44,7 @@ KNOW_MODALITIES = (
     "export/examples.py",
     "export/recipes.py",
     "data/sources/annotated.py",
+    "data/sources/picture_files.py",
 )
 # "category" is also a usual name of a target column, "image" of a folder, "text" a data source, and
 # a key of an entity and of OpenAI's API.

@@ -256,7 +256,7 @@ class StreamOrder(BatchOrder):
         bad: dict[str, str] = {}
         # Not `iter(rows)`, which would divide the rows over the workers of torch again.
         for batch in rows.iter(self.size):
-            samples = self.samples.open(batch["number"], batch["cells"])
+            samples = self.samples.open(batch["row_id"], batch["cells"])
             bad |= {issue.origin: str(issue) for issue in samples.opened.bad}
             bad |= samples.opened.bad_later
             if not len(samples):

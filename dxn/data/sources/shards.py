@@ -208,7 +208,7 @@ class StreamedSplit:
         return replace(self, held_out=np.setdiff1d(self.sampled, self.shards.row_numbers(origins)))
 
     def rows(self, seed: int, reader: int = 0, num_readers: int = 1) -> IterableDataset:
-        """Return the rows of an epoch in random order, with the keys "number" and "cells".
+        """Return the rows of an epoch in random order, with the keys "row_id" and "cells".
 
         As many shards as possible are divided evenly over all readers; of each of the others, a
         reader reads every n-th row.
@@ -241,7 +241,7 @@ class StreamedSplit:
                 columns = {name: list(column) for name, column in table.columns.items()}
                 for i in np.flatnonzero(is_used).tolist():
                     cells = {name: column[i] for name, column in columns.items()}
-                    yield {"number": int(numbers[i]), "cells": cells}
+                    yield {"row_id": int(numbers[i]), "cells": cells}
 
 
 def are_training_rows(table: Table, split_column: str) -> np.ndarray:
