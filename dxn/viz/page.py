@@ -126,7 +126,7 @@ def _answer_weights(
         real_weights = real_weights.mean((0, 1), keepdim=True)
         notes.append(
             f"attention.html: the answer has more than {MAX_WEIGHTS:,} weights; "
-            "only their mean is real_weights"
+            "only their mean is kept"
         )
     return {
         "names": list(words),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -94,7 +94,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(content=st.dictionaries(st.text(), PLAIN))
 def test_plain_data_is_read_as_it_was_written(content):
     with TemporaryDirectory() as folder:

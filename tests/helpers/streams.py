@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from dxn.training import device as device_module
 from dxn.training import loop, predict
 
 
@@ -25,11 +26,11 @@ class Stream:
 def copy_ahead(monkeypatch):
     """Use the way of an NVIDIA GPU for the batches of trainings and predictions; return the log."""
     log = []
-    on_device = partial(predict.on_device, device=torch.device("cuda"))
+    on_device = partial(device_module.on_device, device=torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(log))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(log))
-    monkeypatch.setattr(predict, "to_device", lambda batch, device: dict(batch))
+    monkeypatch.setattr(device_module, "to_device", lambda batch, device: dict(batch))
     for module in (predict, loop):
         monkeypatch.setattr(module, "on_device", lambda batches, device: on_device(batches))
     return log

@@ -293,7 +293,7 @@ def test_the_largest_probabilities_come_first():
 
 
 def test_decoded_frames_have_the_colors_of_the_original():
-    grid = SimpleNamespace(reader=SimpleNamespace(frame=(2, 3)))
+    grid = SimpleNamespace(reader=SimpleNamespace(grid_size=(2, 3)))
     original = torch.arange(12.0).view(2, 6)
     plain = FramesDrawer().panel(Shown("frames", original, grid)).pixels
     same = FramesDrawer().panel(Shown("frames", original, grid, like=[original])).pixels
