@@ -130,7 +130,7 @@ def preload() -> None:
         importlib.import_module(name)
     importlib.import_module("dxn.commands.train").Train.compose(list(TINY))
     # Drawing takes longer than the training.
-    evaluation = importlib.import_module("dxn.runs.evaluation.evaluate")
+    evaluation: Any = importlib.import_module("dxn.runs.evaluation.evaluate")
     assert evaluation.draw_tokens  # an AttributeError if it has another name now
     evaluation.draw_tokens = lambda *arguments, **options: None
     # Forked processes need not search the objects of this one for garbage.

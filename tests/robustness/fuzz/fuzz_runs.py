@@ -40,7 +40,7 @@ class Runs:
         assert done.returncode == 0, done.stderr
         (self.base / "tokens.png").unlink(missing_ok=True)
         # Drawing takes longer than everything else.
-        evaluation = importlib.import_module("dxn.runs.evaluation.evaluate")
+        evaluation: Any = importlib.import_module("dxn.runs.evaluation.evaluate")
         evaluation.draw_tokens = lambda *arguments, **options: None
         shutil.copytree(self.base, folder / "copy")
         _resume(folder / "copy")
