@@ -40,7 +40,7 @@ def test_a_table_of_videos_is_exported(tmp_path):
         for i in range(24)
     ]
     kinds = {"number0": "number", "video0": "video"}
-    layout = layouts.Layout(kinds, "class", ["preset=plain"], rows)
+    layout = layouts.Layout(kinds, "class", ["preset=plain", "baseline=none"], rows)
     layouts.check(layout, tmp_path, ["torch"])
 
 

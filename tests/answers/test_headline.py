@@ -8,6 +8,7 @@ from helpers.runs import SMALL, metrics_of, train
 
 import dxn
 from dxn.cli import main
+from dxn.core.display import number
 
 # Far too few steps to learn anything, so that the baseline is the better model.
 OPTIONS = [*SMALL, "trainer.epochs=1", "optimizer.lr=1e-5", "preset=plain", "report=false"]
@@ -95,7 +96,7 @@ def test_the_model_card_shows_both_parts(mixed):
     formula = f"{metrics['mix'][0]:.2f} x transformer + {metrics['mix'][1]:.2f} x baseline"
     assert f"- answers: the mixture {formula}" in card
     own, other = (metrics[f"test/accuracy[{part} alone]"] for part in ("transformer", "baseline"))
-    parts = f"(transformer alone: {own:.4f}, baseline alone: {other:.4f}, always"
+    parts = f"(transformer alone: {number(own)}, baseline alone: {number(other)}, always"
     assert f"- test accuracy: 1 {parts}" in card
 
 

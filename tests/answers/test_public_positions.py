@@ -33,7 +33,7 @@ def picture(height, width):
 
 def write_pictures(folder):
     rows = []
-    for i, name in enumerate(NAMES * 2):
+    for i, name in enumerate(NAMES * 3):
         picture(*SHAPES[i % len(SHAPES)]).save(folder / f"{i}.png")
         rows.append({"image": f"{i}.png", "label": name})
     with (folder / "data.csv").open("w", newline="") as file:
