@@ -12,6 +12,7 @@ from helpers.runs import SMALL, TEXT, TINY_DIGITS, interrupt, log_of, refused, t
 
 import dxn
 from dxn.cli import main
+from dxn.core.display import number
 from dxn.runs.data import data_name
 from dxn.tasks.classify import ClassMetric
 
@@ -151,8 +152,8 @@ def test_the_card_has_the_figures_the_data_the_command_and_versions(tmp_path, ca
         "- inputs: text (column text)\n",
         "rows: train 48, validation 6, test 6\n",
         "- license: not set\n",
-        f"- validation accuracy: {metrics['validation/best']:.4f}\n",
-        f"- test accuracy: {metrics['test/accuracy']:.4f} (transformer alone: ",
+        f"- validation accuracy: {number(metrics['validation/best'])}\n",
+        f"- test accuracy: {number(metrics['test/accuracy'])} (transformer alone: ",
         "target=label ",
         "t.csv",
         "model.predict(text=...)",
