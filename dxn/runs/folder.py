@@ -20,6 +20,7 @@ from dxn.core.files import (
     CHECKPOINTS,
     CONFIG,
     LABELS,
+    METRICS,
     MODEL,
     PRETRAINING,
     WEIGHTS,
@@ -205,8 +206,10 @@ def run_folder(config: Mapping[str, Any], name: str) -> Path:
 
 def refuse_other_run(folder: Path) -> None:
     """Raise a UserError if a folder contains a run that a new one would overwrite."""
-    # A run that stopped before its first checkpoint has a log at most, and nothing to lose.
-    if has_checkpoint(folder) or (folder / MODEL).exists():
+    # A run that stopped before its first checkpoint starts again. If it stopped while it wrote that
+    # checkpoint, it has a model already, which the same training writes again.
+    has_model_only = (folder / MODEL).exists() and not (folder / CHECKPOINTS).exists()
+    if is_started(folder) or (folder / METRICS).exists() or has_model_only:
         raise UserError(
             f"run: {folder} already contains a run; set resume={folder} to continue it, or choose "
             "another folder"

@@ -15,6 +15,7 @@ from dxn.cli import main
 from dxn.core.display import number
 from dxn.runs.data import data_name
 from dxn.tasks.classify import ClassMetric
+from dxn.training.loop import Fit
 
 
 def output_of(capsys, tmp_path, *options, content=None):
@@ -134,6 +135,19 @@ def test_a_run_without_a_checkpoint_is_started_again(tmp_path, capsys, monkeypat
     assert main(command) == 0
     steps = [row["step"] for row in log_of(run) if "lr" in row]
     assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_run_killed_while_it_wrote_its_first_checkpoint_is_started_again(tmp_path, monkeypatch):
+    command = ["train", *TINY_DIGITS, "trainer.epochs=2", f"run={tmp_path / 'run'}"]
+
+    def stop(run):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fit, "save", stop)
+        assert main(command) == 130
+    assert (tmp_path / "run" / "model").is_dir()
+    assert main(command) == 0
 
 
 # The model card

@@ -262,6 +262,15 @@ def test_a_pretrained_run_resumes_bit_for_bit_from_any_step(
     assert log_of(run / "pretrain") == log_of(pretrained / "pretrain")
 
 
+def test_a_finished_pretraining_is_not_overwritten(place, tmp_path, monkeypatch, capsys):
+    command = ["train", *options(place, *PRETRAIN, table="labelled"), f"run={tmp_path / 'cut'}"]
+    with interrupt(monkeypatch, step=8):
+        assert main(command) == 130
+    assert not has_checkpoint(tmp_path / "cut")
+    (line,) = refused(capsys, command)
+    assert "already contains a run; set resume=" in line
+
+
 def test_the_main_task_starts_from_the_best_pretrained_weights(place, tmp_path):
     asked = [*PRETRAIN, "optimizer.lr=1e-30", "optimizer.weight_decay=0"]
     train(place, tmp_path / "run", *asked, table="labelled")
