@@ -688,7 +688,7 @@ class Fit:
                 "because the number of processes, or of those that read the stream, has changed"
             )
         if reason:
-            self.log.print(f"note: epoch {state.epoch + 1} starts again, {reason}")
+            self.log.print(f"note: epoch {state.epoch + 1} starts again {reason}")
             # The number of the step only grows: checkpoints and rows of the log are named by it.
             state.batch = 0
         self.log.epochs = self.num_epochs

@@ -32,6 +32,7 @@ from dxn.training.loop import Fit
 
 OPTIONS = [*TINY_DIGITS, "adapters=[text]", "trainer.epochs=2", "trainer.log_every=1"]
 TABLE = [*SMALL, *PLAIN, "adapters.text.vocab_size=60", "trainer.epochs=2", "data.split=split"]
+TABLE += ["trainer.checkpoint_minutes=1e-9"]  # after each step
 WRITES = {"open", "os.rename", "os.remove", "os.mkdir", "os.link", "os.chmod", "ctypes.dlsym"}
 
 
@@ -155,8 +156,8 @@ def test_another_batch_size_starts_the_epoch_again(killed, tmp_path, capsys):
     (line,) = refused(capsys, ["train", f"resume={run}", "batch_size=7"])
     assert "batch_size: 11 samples per batch over all processes, and now 7" in line
     assert main(["train", f"resume={run}", "batch_size=7", "resume.force=true"]) == 0
-    # 30 rows are five batches of seven, after an epoch of three batches of eleven.
-    assert log_of(run)[-1]["step"] == 10
+    # The run stopped after four batches of eleven. The 30 rows are five batches of seven.
+    assert log_of(run)[-1]["step"] == 4 + 5
 
 
 def test_a_maximum_number_of_tokens_starts_the_epoch_again(killed, tmp_path, capsys):
@@ -166,13 +167,13 @@ def test_a_maximum_number_of_tokens_starts_the_epoch_again(killed, tmp_path, cap
     assert "trainer.batch_tokens was None and is now 48" in line
     assert main(["train", f"resume={run}", "trainer.batch_tokens=48", "resume.force=true"]) == 0
     assert "epoch 2 starts again with the new batch size" in capsys.readouterr().out
-    # The 30 rows have 9 to 16 tokens: three per batch.
-    assert log_of(run)[-1]["step"] == 20
+    # The run stopped after four batches. The 30 rows have 9 to 16 tokens: three per batch.
+    assert log_of(run)[-1]["step"] == 4 + 10
 
 
 def test_the_chosen_precision_is_kept(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
-    with interrupt(monkeypatch, step=2):
+    with interrupt(monkeypatch, step=7):  # in the second epoch
         main(["train", *OPTIONS, "trainer.precision=auto", f"run={run}"])
     monkeypatch.setattr("dxn.training.parallel.choose_bf16", lambda device: (True, "bf16"))
     capsys.readouterr()
@@ -203,7 +204,7 @@ def test_a_damaged_configuration_of_a_run_is_named(killed, tmp_path, capsys, cha
     assert expected in refused(capsys, ["train", f"resume={run}"])[0]
 
 
-@pytest.mark.parametrize("name", ["step-000000003", "start"])
+@pytest.mark.parametrize("name", ["step-000000004", "start"])
 def test_an_empty_list_of_checksums_does_not_hide_damage(killed, tmp_path, capsys, name):
     run = shutil.copytree(killed[0], tmp_path / "run")
     (run / "checkpoints" / name / "SHA256SUMS").write_text("")

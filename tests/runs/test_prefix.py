@@ -142,8 +142,9 @@ def test_rows_without_a_picture_and_columns_of_other_kinds(pictures, tmp_path):
 def test_resuming_gives_the_same_weights(pictures, tmp_path, monkeypatch):
     rows = [(str(pictures / f"{i}.png"), drawn(i)[1]) for i in range(40)]
     words = [str(write_table(pictures / "some.csv", rows)), *SMALL, *TINY]
+    words += ["trainer.checkpoint_minutes=1e-9", "trainer.log_every=1"]
     assert main(["train", *words, f"run={tmp_path / 'whole'}"]) == 0
-    with interrupt(monkeypatch, step=4):
+    with interrupt(monkeypatch, step=6):
         assert main(["train", *words, f"run={tmp_path / 'half'}"]) == 130
     assert main(["train", f"resume={tmp_path / 'half'}"]) == 0
     assert log_of(tmp_path / "half") == log_of(tmp_path / "whole")

@@ -82,7 +82,8 @@ def test_resuming_does_not_train_the_tokenizer_again(tmp_path, monkeypatch):
     )
     before = (tmp_path / "run" / "model" / "tokenizer.json").read_bytes()
     monkeypatch.setattr(
-        "dxn.tokenize.text.adapter.train_tokenizer", lambda *_, **__: pytest.fail("trained again")
+        "dxn.tokenize.text.tokenizer.train_tokenizer",
+        lambda *_, **__: pytest.fail("trained again"),
     )
     assert main(["train", f"resume={tmp_path / 'run'}", "trainer.epochs=2"]) == 0
     assert (tmp_path / "run" / "model" / "tokenizer.json").read_bytes() == before

@@ -112,7 +112,7 @@ def test_another_number_of_workers_starts_the_epoch_again(name, tmp_path, monkey
     with interrupt(monkeypatch, step=5):
         assert dxn.cli.main(["train", *asked, f"run={folder}"]) != 0
     assert dxn.cli.main(["train", f"resume={folder}", "loader.num_workers=3"]) == 0
-    assert "note: epoch 1 starts again, because the number of" in capsys.readouterr().out
+    assert "note: epoch 1 starts again because the number of" in capsys.readouterr().out
 
 
 def test_the_learning_rate_never_rises_if_a_stream_has_more_rows_than_estimated(tmp_path):
