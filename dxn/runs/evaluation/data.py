@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dxn.config.instantiate import signature_of
+from dxn.config.instantiate import completed, signature_of
 from dxn.config.settings import FOLDER as CONFIG_FOLDER
 from dxn.config.settings import Settings
 from dxn.config.values import problem
@@ -258,7 +258,8 @@ def _with_layout(
     if not set(options) <= set(known):
         return dict(node)
     added = {name: v for name, v in options.items() if not _is_chosen(f"data.{name}", chosen)}
-    return {**node, **added}
+    # The layout of a model folder has a mapping for a group of options, such as data.long.
+    return completed({**node, **added}, trust, key="data")
 
 
 def _is_chosen(key: str, chosen: Collection[str]) -> bool:
