@@ -110,7 +110,7 @@ def test_the_suggested_command_has_a_question(run, table, tmp_path, capsys):
 
 
 def test_an_evaluation_repeats_the_result_and_a_saved_model_keeps_its_template(run, capsys):
-    assert main(["evaluate", f"run={run}"]) == 0
+    assert main(["evaluate", f"run={run}", EXAMPLES]) == 0
     (folder,) = (run / "evaluate").iterdir()
     for name in ("test/loss", "test/loss_per_char"):
         assert metrics_of(folder)[name] == pytest.approx(metrics_of(run)[name], rel=1e-5)

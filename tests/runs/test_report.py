@@ -309,7 +309,7 @@ def test_what_a_codec_decodes_is_beside_the_original(data, tag, tmp_path):
     train(tmp_path, *data, *sizes, *SMALL, "head=codec", "head.levels=[5,5,5]", "head.stages=2")
     page = Page(tmp_path / "report.html")
     assert len(page.all(tag)) == 2 * 9
-    ratios = re.findall(r"(psnr|snr) (-?[\d.]+)", page.words.partition("Worst")[2])
+    ratios = re.findall(r"(psnr|snr) (-?[\d.]+(?:e-\d+)?)", page.words.partition("Worst")[2])
     assert len(ratios) == 9
     values = [float(value) for _, value in ratios]
     assert max(values[:3]) <= min(values[3:6]) and max(values[3:6]) <= min(values[6:])
