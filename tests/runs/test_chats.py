@@ -23,7 +23,7 @@ TINY += ["trainer.epochs=2", "batch_size=16", "adapters.text.tokenizer.kind=word
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The run of experiment=chat, which takes ten seconds."""
+    """The run of experiment=chat, which takes fifteen seconds."""
     folder = tmp_path_factory.mktemp("chat") / "run"
     assert main(["train", EXAMPLES, "experiment=chat", "report=false", f"run={folder}"]) == 0
     return folder
