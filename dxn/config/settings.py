@@ -14,8 +14,6 @@ from dxn.core.errors import UserError
 from dxn.core.files import CONFIG, write_text
 from dxn.core.untrusted import load_any_yaml, load_yaml
 
-# Keys that only choose the folder of a new run.
-UNUSED_IN_RUN = ("name", "output")
 FOLDER = ".hydra"  # the name in the output folders of other programs that use Hydra
 
 
