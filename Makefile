@@ -3,15 +3,18 @@ PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := .venv/bin
 
-.PHONY: demo test check format docs site bench clean
+.PHONY: demo test test-all check format docs site bench clean
 
 demo: dxn/conf/signatures.json ## train on the built-in data set and print the table of figures
 	$(RUN)/dxn train
 
-# In the order of their names, because test files with few but slow tests would come last otherwise.
+# In the order of tests/conftest.py, long files first.
 # Processes that tests start need the compiled modules, which some environments do not keep.
 test: dxn/conf/signatures.json ## run the test suite, one process per core
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+
+test-all: dxn/conf/signatures.json ## also run the tests that compare with other libraries, compile, or try random inputs
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m ""
 
 check: .venv/ready ## check lint, format, the directions of imports, and types
 	$(RUN)/ruff check .

@@ -11,6 +11,7 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from importlib.metadata import entry_points, version  # noqa: E402
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
@@ -25,6 +26,22 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Until the tests are collected: importing them creates many objects, and none of them is garbage.
 gc.disable()
+
+
+# Processes take whole files; the longest first, so that none is left for one process at the end.
+LONG_FILES = (
+    "training/test_equal_losses.py",
+    "test_architecture.py",
+    "export/test_export.py",
+    "tasks/test_instances.py",
+    "weights/test_translators.py",
+    "tasks/test_judge.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {Path(__file__).parent / name: rank for rank, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 def pytest_collection_finish() -> None:
