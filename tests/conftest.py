@@ -7,15 +7,17 @@ configure()  # before torch is imported
 import copy  # noqa: E402
 import functools  # noqa: E402
 import gc  # noqa: E402
+import shutil  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
 from importlib.metadata import entry_points, version  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from trained_runs import TrainedRuns  # noqa: E402
 
 from dxn.config import compose, signatures  # noqa: E402
 
@@ -55,6 +57,20 @@ def pytest_collection_finish() -> None:
 def stored_signatures() -> None:
     """The file with the signatures of the parts, without which a command imports torch."""
     signatures.update()
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedRuns]:
+    """A function from a name of trained_runs.py to the folder of that run, not to be changed."""
+    trained = TrainedRuns(tmp_path_factory.mktemp("trained"))
+    yield trained
+    trained.check_unchanged()
+
+
+@pytest.fixture
+def copied_run(trained_run: TrainedRuns, tmp_path: Path) -> Callable[[str], Path]:
+    """A function from a name of trained_runs.py to a copy of that run in the folder of a test."""
+    return lambda name: shutil.copytree(trained_run(name), tmp_path / name)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from helpers.runs import PLAIN, SMALL, TEXT, table_of, train
+from helpers.runs import PLAIN, SMALL, train
 from helpers.serving import client_of, error_of, server_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -52,11 +52,8 @@ def model(folder):
 
 
 @pytest.fixture(scope="module")
-def classifier(folder):
-    (folder / "table.csv").write_text(table_of(40))
-    options = [*SMALL, *PLAIN, *TEXT, "target=label", "trainer.epochs=1", "report=false"]
-    train(folder / "label", f"data.path={folder}/table.csv", *options)
-    return dxn.load(folder / "label")
+def classifier(trained_run):
+    return dxn.load(trained_run("texts"))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from helpers.runs import PLAIN, SMALL, TEXT, TINY_DIGITS, train
+from helpers.runs import PLAIN, SMALL, train
 from helpers.serving import server_of
 from helpers.shades import train_any, train_codec
 from PIL import Image
@@ -37,10 +37,9 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
+def digits(trained_run):
     """The URL of a model with a text, a picture and a sound, and examples."""
-    folder = tmp_path_factory.mktemp("page") / "run"
-    train(folder, *TINY_DIGITS, *PLAIN, "trainer.epochs=1", "report=false")
+    folder = trained_run("digits")
     predictor = dxn.load(folder)
     examples = read_examples(str(folder), predictor, 3, ())
     examples[2]["texts"] = {}
@@ -49,14 +48,9 @@ def digits(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory):
+def writer(trained_run):
     """A language model."""
-    folder = tmp_path_factory.mktemp("page")
-    (folder / "lines.txt").write_text("\n".join(f"apple {i % 7} pear" for i in range(60)))
-    options = [*SMALL, *PLAIN, *TEXT, "backbone.causal=true", "head=language"]
-    options += ["trainer.epochs=1", "report=false"]
-    train(folder / "run", f"data.path={folder}/lines.txt", *options)
-    return dxn.load(folder / "run")
+    return dxn.load(trained_run("lines"))
 
 
 @contextmanager
@@ -85,14 +79,9 @@ def picture():
 
 
 @pytest.fixture(scope="module")
-def boxes(tmp_path_factory):
+def boxes(trained_run):
     """The URL of a model that finds objects in pictures."""
-    folder = tmp_path_factory.mktemp("page") / "run"
-    options = ["data=objects", "data.num_train=20", "data.num_validation=4", "data.num_test=4"]
-    options += ["head=detect", "adapters=[image]", "adapters.image.image_size=32", *SMALL, *PLAIN]
-    options += ["head.threshold=0.001", "head.max_objects=5"]
-    train(folder, *options, "trainer.epochs=1", "report=false")
-    with server_of(dxn.load(folder), name="boxes") as url:
+    with server_of(dxn.load(trained_run("boxes")), name="boxes") as url:
         yield url
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from helpers.runs import PLAIN, TINY_DIGITS, refused, train
+from helpers.runs import refused
 from helpers.serving import client_of, error_of, server_of
 from PIL import Image
 
@@ -38,13 +38,9 @@ TEXT = {"text": "seven"}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run on tiny digits: a text, a picture and a sound per row."""
-    folder = tmp_path_factory.mktemp("serve") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_, **__: None)
-        train(folder, *TINY_DIGITS, *PLAIN, "trainer.epochs=1", "report=false")
-    return folder
+def run(trained_run):
+    """A run with a text, a picture and a sound per row."""
+    return trained_run("digits")
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from helpers.runs import PLAIN, SMALL, TEXT, train
+from helpers.runs import PLAIN, SMALL, train
 from helpers.serving import client_of, error_of
 from PIL import Image
+from trained_runs import WORDS
 
 import dxn
 from dxn.models import make_sampler
@@ -20,34 +21,19 @@ from dxn.serve.engine import Job
 from dxn.serve.operations import WRITE, Operations
 from dxn.serve.refusal import Refusal
 
-WORDS = ["apple", "pear", "plum", "cherry"]
 GREEDY = {"temperature": 0, "max_new": 12}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("writing")
-
-
-@pytest.fixture(scope="module")
-def translator(folder):
+def translator(trained_run):
     """A model that writes a text for a text. It is hardly trained, so that its texts are long."""
-    rows = [f"{WORDS[i % 4]} number {i},{WORDS[i // 4 % 4]} no {i}" for i in range(40)]
-    (folder / "pairs.csv").write_text("\n".join(["text,written", *rows]))
-    options = [*SMALL, *PLAIN, *TEXT, "head=generate", "trainer.epochs=1", "report=false"]
-    train(folder / "pairs", f"data.path={folder}/pairs.csv", "target=written", *options)
-    return dxn.load(folder / "pairs")
+    return dxn.load(trained_run("pairs"))
 
 
 @pytest.fixture(scope="module")
-def language(folder):
+def language(trained_run):
     """A language model whose tokens are bytes, so that characters can be incomplete."""
-    lines = [f"{WORDS[i % 4]} größe {WORDS[i // 4 % 4]} 東京" for i in range(60)]
-    (folder / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
-    options = [*SMALL, *PLAIN, "adapters=[text]", "backbone.causal=true", "head=language"]
-    options += ["trainer.epochs=1", "adapters.text.vocab_size=270", "report=false"]
-    train(folder / "lines", f"data.path={folder}/lines.txt", *options)
-    return dxn.load(folder / "lines")
+    return dxn.load(trained_run("lines"))
 
 
 def events_of(client, body):
@@ -71,17 +57,17 @@ def test_a_text_for_a_sample_is_that_of_the_model_in_python(translator):
         assert answer.json()["results"] == translator.predict_many(samples)
 
 
-def test_a_text_after_a_picture_is_that_of_the_model_in_python(folder):
+def test_a_text_after_a_picture_is_that_of_the_model_in_python(tmp_path):
     picture = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     for i in range(40):
-        Image.fromarray(np.roll(picture, i, 0)).save(folder / f"{i}.png")
+        Image.fromarray(np.roll(picture, i, 0)).save(tmp_path / f"{i}.png")
     rows = [f"{i}.png,{WORDS[i % 4]} no {i}" for i in range(40)]
-    (folder / "seen.csv").write_text("\n".join(["photo,caption", *rows]))
+    (tmp_path / "seen.csv").write_text("\n".join(["photo,caption", *rows]))
     options = [*SMALL, *PLAIN, "backbone.causal=true", "head=language", "report=false"]
     options += ["adapters=[text,image]", "adapters.image.image_size=32", "trainer.epochs=1"]
-    train(folder / "seen", f"data.path={folder}/seen.csv", *options)
-    model = dxn.load(folder / "seen")
-    content = (folder / "3.png").read_bytes()
+    train(tmp_path / "seen", f"data.path={tmp_path}/seen.csv", *options)
+    model = dxn.load(tmp_path / "seen")
+    content = (tmp_path / "3.png").read_bytes()
     file = {"base64": base64.b64encode(content).decode()}
     expected = [
         *model.write(inputs={"photo": content}, max_new=12),
@@ -94,7 +80,7 @@ def test_a_text_after_a_picture_is_that_of_the_model_in_python(folder):
         assert [each["generated"] for each in answer.json()["results"]] == expected
         facts = client.get("/model").json()
         assert [each["name"] for each in facts["inputs"]] == ["photo", "prompt"]
-        path = {"inputs": [{"photo": str(folder / "3.png")}]}
+        path = {"inputs": [{"photo": str(tmp_path / "3.png")}]}
         assert "never opened" in error_of(client.post("/generate", json=path), 422)
 
 
@@ -110,11 +96,12 @@ def test_a_continued_prompt_is_that_of_the_model_in_python(language):
         error_of(client.post("/predict", json=body), 404)
 
 
-def test_an_example_of_a_language_model_is_the_start_of_a_text(folder, language):
-    (example, *_) = read_examples(str(folder / "lines"), language, 1, ())
+def test_an_example_of_a_language_model_is_the_start_of_a_text(trained_run, language):
+    run = trained_run("lines")
+    (example, *_) = read_examples(str(run), language, 1, ())
     (text,) = example["texts"].values()
     assert len(text) <= 60
-    assert f"{text} " in (folder / "lines.txt").read_text(encoding="utf-8")
+    assert f"{text} " in (run.parent / "lines.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("temperature", [0, 1.3])
