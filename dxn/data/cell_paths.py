@@ -13,11 +13,21 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dxn.data.files import OutsidePath
+from dxn.core.errors import UserError
 from dxn.data.formats import CONFINE
 from dxn.tokenize.media import embedded_file
 
 FILE_URL = "file://"
+
+
+class OutsidePath(str):
+    """A path that leads out of the data folder, so its file is not read.
+
+    Attributes:
+        reason: Why it is refused, and what to do.
+    """
+
+    reason: str
 
 
 def usual_file(text: str, folder: Path, confine: str | None) -> str | None:
@@ -128,6 +138,13 @@ def confined(path: str | Path, root: Path, key: str = CONFINE) -> str:
         "if you trust the data"
     )
     return outside
+
+
+def require_inside(path: str | Path, root: Path, key: str = CONFINE) -> None:
+    """Raise a UserError if a path leads out of a folder, see `confined`."""
+    path_inside = confined(path, root, key)
+    if isinstance(path_inside, OutsidePath):
+        raise UserError(f"{path}: {path_inside.reason}")
 
 
 # Functions of os.path: for a million paths, creating objects of pathlib takes longer than the

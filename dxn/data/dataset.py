@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
-from dxn.data.loader import BAD, TIMEOUT, BatchOrder, InputDropout, Loader
+from dxn.data.loader import BAD, TIMEOUT, BatchOrder, Loader, remaining_inputs
 from dxn.data.raws import RawFiles, digest_of, lengths_of
 from dxn.data.rows import TARGET, Column
 from dxn.tokenize.base import BadMedia, Tokenizer
@@ -112,7 +112,7 @@ class Samples(Dataset):
         task: Task that encodes the targets. Default: samples have no targets.
         seed: Seed of all random choices.
         augment: Whether to augment samples, as in training.
-        input_dropout: Which inputs are dropped, if `augment` is set.
+        input_dropout: Probability of dropping each input, if `augment` is set. One is kept.
         repeats: Number of copies of each row, if `augment` is set.
         only: Names of the inputs to use. Default: all inputs.
     """
@@ -125,7 +125,7 @@ class Samples(Dataset):
         task: Task | None = None,
         seed: int = 0,
         augment: bool = False,
-        input_dropout: InputDropout | None = None,
+        input_dropout: float = 0.0,
         repeats: int = 1,
         only: Sequence[str] | None = None,
     ):
@@ -203,10 +203,9 @@ class Samples(Dataset):
         """Whether a sample can lack an input that others have."""
         if len(self.inputs) < 2:  # a sample without its only input is left out
             return False
-        drops = self.input_dropout is not None and self.input_dropout.probability > 0
         is_missing = any(self.opened.missing[name] for name in self.inputs)
         # A file that is read later can turn out to be bad.
-        return drops or is_missing or self.reads_files
+        return self.input_dropout > 0 or is_missing or self.reads_files
 
     def keep(self, count: int) -> None:
         """Remove all but `count` samples, which are spread over all of them."""
@@ -267,7 +266,7 @@ class Samples(Dataset):
         Args:
             epoch: Number of the epoch.
             indices: Indices of the samples.
-            drop_inputs: Whether inputs are dropped, see `InputDropout`.
+            drop_inputs: Whether inputs are dropped, see `input_dropout`.
         """
         # An input is prepared for each sample alone if it has files, or if the target reads it,
         # which can also change it.
@@ -320,9 +319,8 @@ class Samples(Dataset):
         row = int(self.rows[i]) % len(self.opened)
         rand = random.Random(f"{self.seed}/{epoch}/{self._id(i)}") if self.augment else None
         present = [name for name in self.inputs if self.opened.present[name][row]]
-        dropout = self.input_dropout
-        if rand is not None and drop_inputs and dropout is not None and dropout.probability:
-            rest = dropout.remaining(present, rand)
+        if rand is not None and drop_inputs and self.input_dropout:
+            rest = remaining_inputs(present, self.input_dropout, rand)
             present = [name for name in present if name in rest or name in self.required]
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample
         # is reproducible: `batch` prepares the inputs last that are prepared together.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dxn.core.display import track
 from dxn.core.runtime import spare_processes
+from dxn.data.cell_paths import OutsidePath
 from dxn.data.rows import Column, Rows, as_column, join_columns
 
 Result = TypeVar("Result")
@@ -37,16 +38,6 @@ MIN_FORKED = 20_000
 # Threads that read files. Image and audio decoders release the GIL, so threads run in parallel;
 # more than two are not faster if the disk is the bottleneck.
 READER_THREADS = 2
-
-
-class OutsidePath(str):
-    """A path that leads out of the data folder, so its file is not read.
-
-    Attributes:
-        reason: Why it is refused, and what to do.
-    """
-
-    reason: str
 
 
 class Files:

@@ -39,22 +39,6 @@ DropRate = Annotated[float, Ge(0), Lt(1)]
 
 
 @options
-class InputDropout:
-    """Drops inputs of training samples, so that the model learns to work without them.
-
-    Args:
-        probability: Probability of dropping each input. At least one input is kept.
-    """
-
-    probability: DropRate = 0.0
-
-    def remaining(self, present: Sequence[str], rand: random.Random) -> list[str]:
-        """Drop each input with the probability. If all are dropped, keep a random one."""
-        names = [name for name in present if rand.random() >= self.probability]
-        return names or [rand.choice(list(present))]
-
-
-@options
 class LoaderOptions:
     """Options for loading training samples.
 
@@ -205,6 +189,12 @@ class BatchOrder:
         if self.lengths is not None:
             rand.shuffle(batches)
         return batches
+
+
+def remaining_inputs(present: Sequence[str], probability: float, rand: random.Random) -> list[str]:
+    """Drop each input of a sample with a probability. If all are dropped, keep a random one."""
+    names = [name for name in present if rand.random() >= probability]
+    return names or [rand.choice(list(present))]
 
 
 def widened(batch: dict[str, Any], tokenizers: Mapping[str, Tokenizer]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from torch import Tensor
 from dxn.core.display import track
 from dxn.core.errors import UserError
 from dxn.core.runtime import release_memory
-from dxn.data.files import MISSING, READER_THREADS, OutsidePath, digest, in_parts, with_files
+from dxn.data.cell_paths import OutsidePath
+from dxn.data.files import MISSING, READER_THREADS, digest, in_parts, with_files
 from dxn.data.rows import Column, OnBad, as_column
 from dxn.tokenize.base import BadMedia, Tokenizer
 

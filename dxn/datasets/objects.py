@@ -16,8 +16,7 @@ from dxn.core.errors import UserError
 from dxn.data.formats import SPLITS
 from dxn.data.rows import TARGET, InputSpec, Rows, Source
 from dxn.datasets.checks import check_counts
-from dxn.datasets.outlines import SHAPES
-from dxn.datasets.shapes import COLOURS, MIN_SIZE, OVERSAMPLING, Thing, draw, outline
+from dxn.datasets.shapes import COLOURS, MIN_SIZE, OVERSAMPLING, SHAPES, Thing, draw, outline
 
 RADII = (0.07, 0.18)  # of a shape, as a fraction of the side of the image
 MAX_SHAPES = 6

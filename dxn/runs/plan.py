@@ -26,7 +26,7 @@ from dxn.core.files import CHECKPOINTS, SUMS, check_sums, replace_folder, write_
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.data.rows import AUTO, TARGET, InputSpec, Source
-from dxn.data.splits.unlabeled import without_unlabeled
+from dxn.data.splits.split import without_unlabeled
 from dxn.data.tables.read import as_list
 from dxn.models.pooling import WITH_CLASS
 from dxn.runs.build import save_fitted
@@ -34,7 +34,7 @@ from dxn.tasks import Auto, Task
 from dxn.tasks.space import AnswerKind
 from dxn.tasks.task import check_parts
 from dxn.tokenize.base import ADAPTERS, Adapter, Reader
-from dxn.tokenize.recognize import LazyReaders, by_modality
+from dxn.tokenize.column_profile import LazyReaders, by_modality
 from dxn.tokenize.text.chat import is_conversation
 
 Config = Mapping[str, Any]

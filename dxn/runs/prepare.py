@@ -30,7 +30,7 @@ from dxn.core.runtime import release_memory
 from dxn.data.dataset import Opened, Samples
 from dxn.data.inspect.fingerprint import differences, fingerprint
 from dxn.data.inspect.quality import find_problems
-from dxn.data.loader import InputDropout, LoaderOptions
+from dxn.data.loader import LoaderOptions
 from dxn.data.rows import Source
 from dxn.data.token_windows import make_samples
 from dxn.models.model import MultimodalModel, count_parameters
@@ -157,7 +157,7 @@ class Training:
         options: dict[str, Any] = {
             "task": task,
             "augment": not loader.overfit,
-            "input_dropout": InputDropout(loader.input_dropout),
+            "input_dropout": loader.input_dropout,
             "repeats": loader.repeats,
             "seed": self.trainer.seed,
         }

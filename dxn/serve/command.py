@@ -16,7 +16,7 @@ from torch import Tensor
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
-from dxn.data.files import OutsidePath
+from dxn.data.cell_paths import OutsidePath
 from dxn.data.rows import TARGET, Rows
 from dxn.report.examples import target_text
 from dxn.runs.evaluation.data import rows_of_run

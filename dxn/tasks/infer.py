@@ -15,7 +15,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.tasks.names import class_name
-from dxn.tokenize.cells.numbers import NumberFormat, ParsedNumbers
+from dxn.tokenize.cells.cell_values import NumberFormat, ParsedNumbers
 from dxn.tokenize.column_profile import ColumnProfile
 
 SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"

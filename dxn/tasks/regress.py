@@ -21,7 +21,7 @@ from dxn.tasks.metric import Metric
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
-from dxn.tokenize.cells.numbers import NumberFormat, find_format, plain_number
+from dxn.tokenize.cells.cell_values import NumberFormat, find_format, plain_number
 
 MAX_EXAMPLES = 3  # cells in a message
 MAX_TARGET = 1e37  # predictions are computed in float32, whose largest number is 3.4e38

@@ -158,7 +158,7 @@ class Reader(CheckedMembers):
         """Score from 0 to 1 how likely a column of non-missing cells has this modality.
 
         Cells that say that there is no value, such as "N/A", are left out. There is at least one
-        cell. Default: 0. `dxn.tokenize.recognize` knows the modalities of dxn.
+        cell. Default: 0. `dxn.tokenize.column_profile` knows the modalities of dxn.
         """
         return 0.0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,11 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dxn.core.errors import UserError
+from dxn.core.parts import imported
 from dxn.core.randomness import evenly_spaced
-from dxn.tokenize.cells.cell_values import find_separator, has_no_number, has_no_value
-from dxn.tokenize.cells.dates import are_dates
-from dxn.tokenize.cells.numbers import ParsedNumbers, read_numbers
-from dxn.tokenize.media import is_file_name, kinds_of
+from dxn.tokenize.base import READERS, Reader
+from dxn.tokenize.cells.cell_values import (
+    MAX_CHARS,
+    ParsedNumbers,
+    are_dates,
+    find_separator,
+    has_no_number,
+    has_no_value,
+    read_numbers,
+)
+from dxn.tokenize.media import SOUND_TRACK, is_file_name, kinds_of
 from dxn.tokenize.series.values import NPY, SEPARATORS, SUFFIXES, is_number
 
 # Cells are enough to recognize files and series, and to count the words of texts. A sample also
@@ -129,3 +138,152 @@ def is_series(value: Any) -> bool:
     if isinstance(first, list | tuple) and first:
         first = next((item for item in first if item is not None), None)
     return isinstance(first, int | float) and not isinstance(first, bool)
+
+
+# Minimum score at which a column becomes an input. Lower scores come from columns in which only a
+# few cells look like the modality.
+MIN_SCORE = 0.1
+# Of a film whose sound track is read. Its pictures have the score 1, so that it is a video if there
+# is an adapter for them.
+SOUND_TRACK_SCORE = 0.5
+# Texts, lists of words and conversations. Other modalities can have a better reason.
+TEXT_SCORE = 0.5
+# Sentences are texts even if they repeat.
+SENTENCE_SCORE = 0.2
+# Cells with at least this many words on average are sentences.
+SENTENCE_WORDS = 4
+# Repeated short values, booleans or codes. Below that of texts, which repeat less.
+CATEGORY_SCORE, CATEGORY_OF_SENTENCES_SCORE = 0.3, 0.15
+# Cells with several tags. Above that of texts: most combinations occur once, but the tags repeat.
+TAGS_SCORE = 0.55
+FILES = ("image", "audio", "video", "series")
+
+
+class LazyReaders(Mapping[str, Reader]):
+    """Readers by adapter key or modality, each of which is built when it is first needed.
+
+    Args:
+        modalities: Modality of each reader.
+        classes: Class of each reader of another package.
+    """
+
+    def __init__(self, modalities: Mapping[str, str], classes: Mapping[str, type[Reader]]):
+        self.modalities = dict(modalities)
+        self.classes = classes
+        self._built: dict[str, Reader] = {}
+
+    def __getitem__(self, key: str) -> Reader:
+        if key not in self._built:
+            reader = self.classes.get(key) or imported(READERS[self.modalities[key]])
+            self._built[key] = reader()
+        return self._built[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.modalities)
+
+    def __len__(self) -> int:
+        return len(self.modalities)
+
+
+def by_modality(readers: Mapping[str, Reader]) -> Mapping[str, Reader]:
+    """Return one reader per modality: that of the first adapter of this modality."""
+    is_lazy = isinstance(readers, LazyReaders)
+    modalities = readers.modalities if is_lazy else {k: r.modality for k, r in readers.items()}
+    keys: dict[str, str] = {}
+    for key, modality in modalities.items():
+        keys.setdefault(modality, key)
+    if not isinstance(readers, LazyReaders):
+        return {modality: readers[key] for modality, key in keys.items()}
+    classes = {m: readers.classes[key] for m, key in keys.items() if key in readers.classes}
+    return LazyReaders({modality: modality for modality in keys}, classes)
+
+
+def modality_of(
+    profile: ColumnProfile, readers: Mapping[str, Reader], *, column: str = ""
+) -> str | None:
+    """Return the modality with the highest score for a column. None: no reader can be meant.
+
+    Args:
+        profile: Profile of the column.
+        readers: Readers in use, by modality.
+        column: Name of the column, for messages.
+
+    Raises:
+        UserError: If the score of a reader of another package fails.
+    """
+    if not profile.values:  # a blank column has no modality
+        return None
+    scores = scores_of(profile)
+    are_values = scores.get("number") or scores.get("date")
+    # Readers of other packages can have a score of their own.
+    for modality in readers.classes if isinstance(readers, LazyReaders) else readers:
+        reader = readers[modality]
+        if type(reader).score is not Reader.score:
+            can_be = not (are_values and (reader.words or reader.files))
+            if profile.are_file_names:
+                can_be = reader.files
+            scores[modality] = _own_score(reader, profile, column) if can_be else 0.0
+    # The first one of equal scores, in the order of the readers.
+    best = max(readers, key=lambda modality: scores.get(modality, 0.0), default=None)
+    return best if best is not None and scores.get(best, 0.0) > MIN_SCORE else None
+
+
+def _own_score(reader: Reader, profile: ColumnProfile, column: str) -> float:
+    """Return the score of a reader of another package."""
+    try:
+        return reader.score(profile.values)
+    except UserError:
+        raise
+    except Exception as error:
+        place = f"column {column!r}: " if column else ""
+        raise UserError(f"{place}{type(reader).__name__}.score failed: {error!r}") from error
+
+
+def scores_of(profile: ColumnProfile) -> dict[str, float]:
+    """Return how likely a column has each modality of dxn, from 0 to 1. Default: 0."""
+    # A GIF is an image and a video. Images come first in READERS, so that they are preferred.
+    files = {modality: profile.kinds.get(modality, 0.0) for modality in FILES}
+    # The sound track of a film is read as well.
+    track = SOUND_TRACK_SCORE * profile.kinds.get(SOUND_TRACK, 0.0)
+    files["audio"] = max(files["audio"], track)
+    if profile.are_file_names:  # "0.wav" could be 0 of the unit wav
+        return files
+    # Zip codes and dates such as 20260131 are written like numbers.
+    are_numbers = profile.numbers is not None
+    is_measured = are_numbers and not profile.are_codes and not profile.are_dates
+    is_quantity = profile.are_dates or (is_measured and profile.types != {bool})
+    scores = {
+        "number": float(is_measured and bool not in profile.types),
+        "date": float(profile.are_dates),
+    }
+    # Numbers such as "$1,200.50" and dates are strings as well, but neither texts nor files.
+    if not are_numbers and not profile.are_dates:
+        scores |= {**files, "text": _text_score(profile)}
+    if not profile.values or not profile.types <= {str, bool, int}:
+        return scores
+    if profile.separator is not None:
+        parts = {part for v in set(profile.values) for part in str(v).split(profile.separator)}
+        scores["category"] = TAGS_SCORE if max(map(len, parts)) <= MAX_CHARS else 0.0
+    elif not is_quantity and 2 * profile.num_different <= len(profile.values):
+        is_sentence = profile.words >= SENTENCE_WORDS
+        score = CATEGORY_OF_SENTENCES_SCORE if is_sentence else CATEGORY_SCORE
+        scores["category"] = score if profile.max_chars <= MAX_CHARS else 0.0
+    return scores
+
+
+def _text_score(profile: ColumnProfile) -> float:
+    if profile.types != {str}:
+        return TEXT_SCORE if profile.values and all(map(_are_words, profile.values)) else 0.0
+    # Categories repeat, and names and identifiers are one word. So a column contains texts if
+    # its values have several words, or are different in almost every row.
+    words, share = profile.words, profile.share_different
+    if share > 0.9 or (words > 1.5 and share > 0.05) or (words > 1 and share > 0.5):
+        return TEXT_SCORE
+    return SENTENCE_SCORE if words >= SENTENCE_WORDS and profile.num_different > 1 else 0.0
+
+
+def _are_words(cell: Any) -> bool:
+    # The messages of a conversation are texts as well.
+    return isinstance(cell, list) and all(
+        isinstance(word, str) or (isinstance(word, dict) and "content" in word) for word in cell
+    )

@@ -12,8 +12,7 @@ from dxn.core.errors import UserError
 from dxn.data.formats import SPLITS
 from dxn.data.rows import TARGET, InputSpec, Rows, Source
 from dxn.datasets.checks import check_counts
-from dxn.datasets.outlines import SHAPES, corners
-from dxn.datasets.shapes import COLOURS, OVERSAMPLING, SHADE
+from dxn.datasets.shapes import COLOURS, OVERSAMPLING, SHADE, SHAPES, corners
 
 Label = Literal["direction", "order", "caption", "turn"]
 

@@ -189,12 +189,13 @@ def _read_clips(rows: Rows, rate: int | None) -> list[Clip]:
         try:
             file_rate = audio_rate(source)
             rate = rate or file_rate
-            sound = read_audio(source, sample_rate=rate).numpy()
+            sound = read_audio(source, sample_rate=rate)
+            assert sound is not None  # `audio_rate` refuses a video without sound
         except BadMedia as error:
             raise UserError(f"{origin}: audio: {source} {error}") from error
         # An origin is like "my.csv row 17".
         line = origin.rpartition(" ")[2]
-        clips.append(Clip(sound, file_rate, word, speaker, line))
+        clips.append(Clip(sound.numpy(), file_rate, word, speaker, line))
     return clips
 
 

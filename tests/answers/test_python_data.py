@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from dxn.data.columns.useless import names_new_groups
+from dxn.data.columns.infer import names_new_groups
 from dxn.data.files import digest
 from dxn.data.sources.memory import tables_of, write_tables
 from dxn.data.tables.read import read_table

@@ -8,13 +8,12 @@ from helpers.data import Numbers, by_modality
 
 from dxn.core.errors import UserError
 from dxn.data.columns.choose import choose_columns, name_inputs, to_rows
-from dxn.data.columns.useless import determines, names_new_groups
+from dxn.data.columns.infer import determines, names_new_groups
 from dxn.data.rows import InputSpec, Origins
 from dxn.data.tables.read import Table
 from dxn.tokenize import CategoryAdapter, DateAdapter, NumberAdapter
 from dxn.tokenize.base import READERS
-from dxn.tokenize.column_profile import profile_of
-from dxn.tokenize.recognize import LazyReaders, modality_of
+from dxn.tokenize.column_profile import LazyReaders, modality_of, profile_of
 
 REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]
 WORDS = [["two", "words"], ["one"], ["a", "b"], ["c"], ["d"]]
@@ -63,7 +62,7 @@ def choose(table, readers, *, target=None, split=None, new_groups=(), **named):
 
 
 def columns_of(columns):
-    return {name: (spec.modality, spec.column) for name, spec in columns.inputs.items()}
+    return {name: (spec.modality, spec.column) for name, spec in columns[0].items()}
 
 
 # Inference
@@ -129,7 +128,7 @@ def test_four_photos_two_texts_and_a_sound_need_no_names(readers):
         "right": ("image", "right"),
         "sound": ("audio", "sound"),
     }
-    assert columns.target == ["label"]
+    assert columns[1] == ["label"]
     assert notes == [
         "target: column label, chosen by its name",
         "not used: price (numbers)",
@@ -218,7 +217,7 @@ def test_paths_are_relative_to_the_table_and_other_cells_stay(readers):
         words=[["a", "b"], [], "plain", 5, True],
     )
     columns, _ = choose(table, readers, image="photo", text="words", target=[])
-    rows = to_rows(table, columns, readers)
+    rows = to_rows(table, *columns, readers)
     folder = Path("data")
     assert rows.cells["photo"] == [
         str(folder / "x.png"),
@@ -234,13 +233,13 @@ def test_paths_are_relative_to_the_table_and_other_cells_stay(readers):
 def test_a_single_target_column_stays_raw(readers):
     table = table_of(words=REVIEWS, label=["1", 2.5, ["a"], None, "a|b"])
     columns, _ = choose(table, readers)
-    assert to_rows(table, columns, readers).cells["target"] == ["1", 2.5, ["a"], None, "a|b"]
+    assert to_rows(table, *columns, readers).cells["target"] == ["1", 2.5, ["a"], None, "a|b"]
 
 
 def test_several_target_columns_are_values_by_column(readers):
     table = table_of(words=REVIEWS[:3], colour=["red", None, "blue"], size=["big", "small", None])
     columns, _ = choose(table, readers, target=["colour", "size"])
-    assert to_rows(table, columns, readers).cells["target"] == [
+    assert to_rows(table, *columns, readers).cells["target"] == [
         {"colour": "red", "size": "big"},
         {"size": "small"},
         {"colour": "blue"},
@@ -250,14 +249,14 @@ def test_several_target_columns_are_values_by_column(readers):
 def test_without_a_target_the_columns_to_choose_from_are_noted(readers):
     table = table_of(words=REVIEWS, colour=["red", "red", "blue", "blue", "red"])
     columns, notes = choose(table, readers)
-    assert columns.target == []
-    assert "target" not in to_rows(table, columns, readers).cells
+    assert columns[1] == []
+    assert "target" not in to_rows(table, *columns, readers).cells
     assert "no target: none of the columns words, colour was chosen" in notes
 
 
 def test_an_empty_list_of_targets_means_none(readers):
     columns, notes = choose(SHOP, readers, target=[])
-    assert columns.target == []
+    assert columns[1] == []
     assert notes == ["not used: price (numbers), label (categories)"]
 
 
@@ -348,7 +347,7 @@ def test_columns_that_do_not_fit_are_explained(readers, table, options, message)
 
 def test_an_unknown_modality_that_is_null_is_ignored(readers):
     columns, _ = choose(SMALL, {"text": readers["text"]}, image=None)
-    assert columns.inputs == {"text": InputSpec("text", "text")}
+    assert columns[0] == {"text": InputSpec("text", "text")}
 
 
 # Numbers, categories and dates
@@ -405,7 +404,7 @@ def test_the_name_of_a_column_may_be_that_of_a_modality(cells):
 )
 def test_cells_that_say_nothing_about_new_rows_are_not_used(cells, name, values, reason):
     columns, notes = choose(shop(**{name: values}), cells)
-    assert name not in columns.inputs
+    assert name not in columns[0]
     assert f"not used: {name} ({reason})" in notes
     named, _ = choose(shop(**{name: values}), cells, number=[name])
     assert name in named.inputs
@@ -437,7 +436,7 @@ def test_groups_of_rows_that_only_the_test_split_has_are_recognized(train, test,
 def test_such_groups_are_an_input_only_if_they_are_named(cells):
     table = shop(kind=list("abc") * 40)
     columns, notes = choose(table, cells, new_groups=["kind", "words"])
-    assert "kind" not in columns.inputs and "words" in columns.inputs
+    assert "kind" not in columns[0] and "words" in columns[0]
     assert "not used: kind (training has none of its values in the test split)" in notes
     assert "kind" in choose(table, cells, category=["kind"], new_groups=["kind"])[0].inputs
 
@@ -451,13 +450,13 @@ def finer(count=120):
 def test_a_column_that_determines_the_target_is_used_only_if_it_is_named(cells):
     table = shop(**finer())
     columns, notes = choose(table, cells, target="coarse")
-    assert "fine" not in columns.inputs and "label" in columns.inputs
+    assert "fine" not in columns[0] and "label" in columns[0]
     assert (
         "not used: fine, because its value always determines coarse, so it was probably made from "
         "it; name it in data.category to use it anyway" in notes
     )
     columns, _ = choose(table, cells, target="coarse", category=["fine"])
-    assert "fine" in columns.inputs
+    assert "fine" in columns[0]
 
 
 def test_a_column_that_determines_the_target_can_be_the_only_input(cells):
@@ -492,7 +491,7 @@ def test_excluded_columns_are_no_inputs(cells):
     columns = choose_columns(
         shop(), cells, named={}, target=None, exclude=["price", "words"], notes=notes
     )
-    assert set(columns.inputs) == {"colour", "sold"}
+    assert set(columns[0]) == {"colour", "sold"}
     assert not any("price" in note for note in notes)
 
 
@@ -515,5 +514,5 @@ def test_a_wrong_exclusion_is_explained(cells, options, message):
 def test_a_path_that_says_that_there_is_none_is_missing(readers):
     table = table_of(photo=["x.png", "N/A", "-", None], label=list("abab"))
     columns, _ = choose(table, readers, image="photo")
-    cells = to_rows(table, columns, readers).cells["photo"]
+    cells = to_rows(table, *columns, readers).cells["photo"]
     assert cells == [str(Path("data/x.png")), None, None, None]

@@ -9,8 +9,7 @@ from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data import folder, open_rows, table, text_files
-from dxn.data.cell_paths import confined
-from dxn.data.files import OutsidePath
+from dxn.data.cell_paths import OutsidePath, confined
 from dxn.data.reading import survey_rows
 from dxn.tokenize import ImageAdapter
 

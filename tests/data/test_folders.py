@@ -335,3 +335,26 @@ def test_a_changed_byte_in_an_archive_is_noticed(tmp_path, name):
     place.write_bytes(bytes(data))
     with pytest.raises(UserError, match=r"damaged or truncated archive \(.+\); download"):
         folder(str(place))
+
+
+def test_folders_of_a_zip_archive_can_be_separated_by_backslashes(tmp_path):
+    with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
+        for name in ("cat\\1.png", "dog\\2.png"):
+            archive.writestr(zipfile.ZipInfo(name), name)
+    source = folder(str(tmp_path / "pets.zip"))
+    assert classes(source) == {"cat/1.png": "cat", "dog/2.png": "dog"}
+
+
+def test_a_name_with_backslashes_does_not_lead_out_of_an_archive(tmp_path):
+    with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("..\\..\\1.png"), "1")
+    with pytest.raises(UserError, match="leads out of the archive"):
+        folder(str(tmp_path / "pets.zip"))
+
+
+@pytest.mark.parametrize("split", ["", "train/"])
+def test_a_class_without_a_file_to_read_is_named(tmp_path, split):
+    files = {f"{split}cat/1.png": b"1", f"{split}cat/2.png": b"2", f"{split}bird/1.heic": b"3"}
+    root = unpacked(tmp_path, {**files, f"{split}dog/3.png": b"3"})
+    (tmp_path / split / "fish").mkdir()
+    assert "not used: 2 folders without a file to read: bird, fish" in folder(root).notes

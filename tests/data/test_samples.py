@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
-from dxn.data.loader import BatchOrder, InputDropout, Loader, LoaderOptions
+from dxn.data.loader import BatchOrder, Loader, LoaderOptions, remaining_inputs
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
 from dxn.data.token_windows import TokenWindows, make_samples
@@ -107,7 +107,7 @@ def samples_of(tokenizers, rows=None, *, task=None, **options):
 
 def test_a_sample_is_the_same_in_any_order_and_from_any_instance(tokenizers):
     keys = [(epoch, i) for epoch in range(3) for i in range(11)]
-    options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.3)}
+    options = {"seed": 7, "augment": True, "input_dropout": 0.3}
     samples = samples_of(tokenizers, **options)
     first = {key: samples[key] for key in keys}
     random.Random(0).shuffle(keys)
@@ -131,7 +131,7 @@ def test_augmentation_differs_between_epochs_seeds_and_rows(tokenizers):
 
 
 def test_without_augmentation_nothing_is_random(tokenizers):
-    samples = samples_of(tokenizers, seed=7, input_dropout=InputDropout(0.9))
+    samples = samples_of(tokenizers, seed=7, input_dropout=0.9)
     other = samples_of(tokenizers, seed=8)
     for i in range(11):
         assert are_same(samples[0, i], samples[5, i])
@@ -140,7 +140,7 @@ def test_without_augmentation_nothing_is_random(tokenizers):
 
 
 def test_a_sample_does_not_change_global_generators(tokenizers):
-    samples = samples_of(tokenizers, seed=7, augment=True, input_dropout=InputDropout(0.3))
+    samples = samples_of(tokenizers, seed=7, augment=True, input_dropout=0.3)
     random.seed(3)
     before = torch.get_rng_state(), random.getstate()
     for i in range(11):
@@ -154,9 +154,7 @@ def test_workers_make_the_batches_of_the_main_process(adapters, tokenizers, make
     task = masked_task(adapters) if make_task == "masked" else make_task()
 
     def batches(num_workers):
-        samples = samples_of(
-            tokenizers, task=task, seed=7, augment=True, input_dropout=InputDropout(0.3)
-        )
+        samples = samples_of(tokenizers, task=task, seed=7, augment=True, input_dropout=0.3)
         order = BatchOrder(samples, 3, seed=7, shuffle=True)
         return list(Loader(order, num_workers=num_workers))
 
@@ -171,7 +169,7 @@ def test_a_batch_equals_its_collated_samples(tokenizers, augment, token_dropout)
     text = TextAdapter(8, vocab_size=300, augment=TextAugment(token_dropout=token_dropout))
     prepare = {**tokenizers, "text": text.fit(TEXTS).tokenizer}
     rows = make_rows(lacking=[("text", 2), ("image", 3)])
-    samples = samples_of(prepare, rows, augment=augment, input_dropout=InputDropout(0.3), seed=7)
+    samples = samples_of(prepare, rows, augment=augment, input_dropout=0.3, seed=7)
     batch = samples.batch(1, [3, 2, 7, 0])
     reference = samples.collate([samples[1, i] for i in (3, 2, 7, 0)])
     # Texts are encoded together, without coordinates.
@@ -226,7 +224,7 @@ def test_samples_are_picklable(tokenizers):
     st.integers(0, 10**6),
 )
 def test_dropping_inputs_keeps_their_order_and_at_least_one(present, probability, seed):
-    kept = InputDropout(probability).remaining(present, random.Random(seed))
+    kept = remaining_inputs(present, probability, random.Random(seed))
     assert kept
     assert kept == [name for name in present if name in kept]
     if probability == 0:
@@ -235,25 +233,24 @@ def test_dropping_inputs_keeps_their_order_and_at_least_one(present, probability
 
 def test_each_input_is_dropped_as_often_as_requested():
     rand, count = random.Random(0), 4000
-    kept = Counter(name for _ in range(count) for name in InputDropout(0.3).remaining(INPUTS, rand))
+    kept = Counter(name for _ in range(count) for name in remaining_inputs(INPUTS, 0.3, rand))
     # Kept with 0.7, and in a third of the 0.3**3 cases in which all would have been dropped; the
     # tolerance is 4 standard deviations.
     expected, tolerance = 0.7 + 0.3**3 / 3, 4 * (0.7 * 0.3 / count) ** 0.5
     assert all(abs(kept[name] / count - expected) < tolerance for name in INPUTS)
-    almost_all = InputDropout(1 - 1e-9)
-    alone = Counter(name for _ in range(count) for name in almost_all.remaining(INPUTS, rand))
+    draws = (remaining_inputs(INPUTS, 1 - 1e-9, rand) for _ in range(count))
+    alone = Counter(name for names in draws for name in names)
     assert all(abs(alone[name] / count - 1 / 3) < tolerance for name in INPUTS)
 
 
 def test_the_draw_of_dropped_inputs_is_the_one_of_earlier_versions():
     rand = random.Random(5)
-    dropout = InputDropout(0.5)
-    draws = ["".join(name[0] for name in dropout.remaining(INPUTS, rand)) for _ in range(8)]
+    draws = ["".join(name[0] for name in remaining_inputs(INPUTS, 0.5, rand)) for _ in range(8)]
     assert draws == ["tia", "tia", "a", "ti", "a", "t", "ia", "i"]
 
 
 def test_input_dropout_shows_every_combination_in_training(tokenizers):
-    samples = samples_of(tokenizers, seed=7, augment=True, input_dropout=InputDropout(0.5))
+    samples = samples_of(tokenizers, seed=7, augment=True, input_dropout=0.5)
     shown = set()
     for epoch in range(5):
         for i in range(11):
@@ -262,13 +259,13 @@ def test_input_dropout_shows_every_combination_in_training(tokenizers):
     assert frozenset() not in shown
     assert len(shown) == 7  # all subsets of three inputs but the empty one
     rows = make_rows(2, [("image", 0), ("audio", 0)])
-    lacking = samples_of(tokenizers, rows, augment=True, input_dropout=InputDropout(0.999))
+    lacking = samples_of(tokenizers, rows, augment=True, input_dropout=0.999)
     assert all("text" in lacking[epoch, 0] for epoch in range(7)), "its only input"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_inputs_are_dropped_in_the_epochs_of_the_order_that_say_so(tokenizers, num_workers):
-    options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.9)}
+    options = {"seed": 7, "augment": True, "input_dropout": 0.9}
     samples = samples_of(tokenizers, **options)
     order = BatchOrder(samples, len(samples))
     loader = Loader(order, num_workers=num_workers)
@@ -290,7 +287,7 @@ def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(adap
         "target": [["N", "V"], ["N"], ["V"]],
     }
     rows = Rows(cells, ["row 1", "row 2", "row 3"])
-    samples = samples_of(tokenizers, rows, task=task, augment=True, input_dropout=InputDropout(0.9))
+    samples = samples_of(tokenizers, rows, task=task, augment=True, input_dropout=0.9)
     assert samples.rows.tolist() == [0, 2]
     assert all("text" in samples[epoch, i] for epoch in range(7) for i in range(2))
     assert any("image" not in samples[epoch, 0] for epoch in range(7))
@@ -516,11 +513,11 @@ def test_the_task_decides_between_samples_and_a_stream(adapters, tokenizers):
         opened,
         tokenizers,
         seed=3,
-        input_dropout=InputDropout(0.5),
+        input_dropout=0.5,
         only=["text", "audio"],
     )
     assert type(samples) is Samples
-    assert (samples.seed, samples.input_dropout) == (3, InputDropout(0.5))
+    assert (samples.seed, samples.input_dropout) == (3, 0.5)
     assert samples.inputs == ["text", "audio"]
 
 

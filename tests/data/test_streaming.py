@@ -20,7 +20,7 @@ from dxn.data import hub as read_hub
 from dxn.data.reading import open_rows
 from dxn.data.rows import as_column
 from dxn.data.sources.shards import SHARD_ROWS, to_columns
-from dxn.data.splits.unlabeled import without_unlabeled
+from dxn.data.splits.split import without_unlabeled
 from dxn.data.streaming import StreamedSamples
 from dxn.tasks import Classify
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter

@@ -13,9 +13,8 @@ from helpers.runs import SMALL, log_of, metrics_of, refused, train
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.data.series.clock import Clock, find_clock, grid_positions, parse_times
+from dxn.data.series.clock import Clock, find_clock, find_season, grid_positions, parse_times
 from dxn.data.series.layouts import layout_of
-from dxn.data.series.season import find_season
 from dxn.data.series.timeline import timeline
 from dxn.data.series.windows import running_scales
 from dxn.data.tables.read import read_table
@@ -53,7 +52,7 @@ def note_with(source, words):
 
 
 def seconds(text):
-    (value,) = parse_times([text], str, "day").values
+    ((value,), _) = parse_times([text], str, "day")
     return value
 
 
@@ -74,21 +73,21 @@ def seconds(text):
     ],
 )
 def test_a_clock_continues_the_times_of_a_table(cells, step, following):
-    times = parse_times(cells, str, "when")
-    clock = find_clock(times, [times.values])
+    times, written = parse_times(cells, str, "when")
+    clock = find_clock(written, [times])
     assert str(clock) == step
-    later = [clock.after(times.values[-1], i + 1) for i in range(len(following))]
+    later = [clock.after(times[-1], i + 1) for i in range(len(following))]
     assert [clock.format(time) for time in later] == following
-    assert grid_positions(times.values, clock) == list(range(len(cells)))
+    assert grid_positions(times, clock) == list(range(len(cells)))
 
 
 def test_a_clock_of_weekdays_has_no_weekends():
     days = [f"2024-01-{day:02}" for day in (1, 2, 3, 4, 5, 8, 9, 10, 11)]
-    times = parse_times(days, str, "day")
-    clock = find_clock(times, [times.values])
+    times, written = parse_times(days, str, "day")
+    clock = find_clock(written, [times])
     assert str(clock) == "1 weekday"
-    assert grid_positions(times.values, clock) == list(range(9))
-    assert clock.format(clock.after(times.values[-1], 2)) == "2024-01-15"
+    assert grid_positions(times, clock) == list(range(9))
+    assert clock.format(clock.after(times[-1], 2)) == "2024-01-15"
 
 
 def test_irregular_times_have_no_grid():

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from dxn.core.errors import UserError
-from dxn.data import token_ids as module
+from dxn.data import token_windows as module
 from dxn.data.rows import Column
-from dxn.data.token_ids import token_ids
+from dxn.data.token_windows import token_ids
 from dxn.tokenize.text.tokenizer import TextTokenizer
 from dxn.tokenize.text.vocabulary import train_tokenizer
 

@@ -17,10 +17,10 @@ from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.data import InputSpec, open_rows
 from dxn.datasets import shapes
-from dxn.datasets.outlines import SHAPES
 from dxn.datasets.shapes import (
     COLOURS,
     SHADE,
+    SHAPES,
     Thing,
     draw,
     held_out,

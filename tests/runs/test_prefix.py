@@ -11,8 +11,7 @@ from PIL import Image
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.datasets.outlines import SHAPES
-from dxn.datasets.shapes import COLOURS, RADII, Thing, draw
+from dxn.datasets.shapes import COLOURS, RADII, SHAPES, Thing, draw
 
 NUM_TRAIN, NUM_NEW = 400, 64
 SMALL = ["head=language", "backbone.causal=true", "dim=32", "backbone.num_heads=2", "report=false"]

@@ -234,7 +234,7 @@ def test_token_ids_in_a_file_give_the_same_training_and_the_same_resume(
     language, place, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("dxn.data.token_ids.MAX_IN_MEMORY", 0)
+    monkeypatch.setattr("dxn.data.token_windows.MAX_IN_MEMORY", 0)
     with interrupt(monkeypatch, step=7):
         assert main(["train", *plain(place, CAUSAL), f"run={tmp_path / 'cut'}"]) == 130
     # One file of ids, and one of the starts of the texts, for each split.

@@ -17,8 +17,8 @@ from dxn.export.recipes import series_recipe
 from dxn.tasks import Forecast
 from dxn.tasks.forecast.futures import ForecastMetric, Future
 from dxn.tokenize.base import BadMedia
+from dxn.tokenize.patches import CellPatches, divided
 from dxn.tokenize.series.adapter import SeriesAdapter
-from dxn.tokenize.series.cell_patches import CellPatches, divided
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.series.tokenizer import SeriesPatchOptions
 from dxn.viz.drawers.drawer import Shown

@@ -11,8 +11,7 @@ from PIL import Image
 from dxn.core.errors import UserError
 from dxn.data import annotated
 from dxn.datasets.objects import box, mask, scene
-from dxn.datasets.outlines import SHAPES
-from dxn.datasets.shapes import draw, outline
+from dxn.datasets.shapes import SHAPES, draw, outline
 from dxn.tasks.detect.objects import read_objects
 from dxn.tasks.segment.drawn import Drawn, filled, read_drawn, run_lengths
 from dxn.tasks.segment.target import PixelClasses

@@ -26,8 +26,7 @@ from dxn.tokenize import (
 from dxn.tokenize.audio.augment import augment_spectrogram, augment_waveform, draw_gains
 from dxn.tokenize.audio.waveform_stem import WaveformOptions
 from dxn.tokenize.base import Tokenizer
-from dxn.tokenize.column_profile import profile_of
-from dxn.tokenize.recognize import scores_of
+from dxn.tokenize.column_profile import profile_of, scores_of
 
 D = 12
 RATE = 8000  # so windows of 200 samples, 80 apart

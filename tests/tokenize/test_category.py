@@ -7,8 +7,7 @@ import torch
 
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, CategoryAdapter
-from dxn.tokenize.column_profile import profile_of
-from dxn.tokenize.recognize import scores_of
+from dxn.tokenize.column_profile import profile_of, scores_of
 
 DIM = 11
 COLOURS = ["red"] * 5 + ["blue"] * 3 + ["green"] * 2

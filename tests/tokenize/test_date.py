@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, DateAdapter
-from dxn.tokenize.cells.dates import find_day_first, parse_date
+from dxn.tokenize.cells.cell_values import find_day_first, parse_date
 
 DIM = 11
 DATES = ["2026-01-31", "2025-07-02", "2024-12-24 18:30", "2026-03-08"]

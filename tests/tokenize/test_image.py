@@ -20,11 +20,10 @@ from dxn.tokenize import (
     ImageNormalization,
     ResizeOptions,
 )
-from dxn.tokenize.column_profile import profile_of
-from dxn.tokenize.image.augment import ImageAugmenter
+from dxn.tokenize.column_profile import profile_of, scores_of
+from dxn.tokenize.image.augment import augment_image
 from dxn.tokenize.image.tokenizer import ImageTokenizer
 from dxn.tokenize.patches import ConvStem
-from dxn.tokenize.recognize import scores_of
 
 D = 12
 
@@ -50,7 +49,7 @@ def embed(adapter, pictures):
 
 
 def augmented(raw, seed, **options):
-    return ImageAugmenter(ImageAugment(**options))(raw, random.Random(seed))[0]
+    return augment_image(raw, ImageAugment(**options), random.Random(seed))[0]
 
 
 # Patches
@@ -385,7 +384,7 @@ def test_augmentation_changes_neither_the_global_generator_nor_the_raw_image():
 
 
 def test_augmentation_without_options_changes_nothing():
-    pixels, frame = ImageAugmenter(ImageAugment())(picture(), random.Random(3))
+    pixels, frame = augment_image(picture(), ImageAugment(), random.Random(3))
     assert torch.equal(pixels, picture()) and tuple(frame) == (0, 0, 1, 1)
 
 

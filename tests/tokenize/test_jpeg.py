@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.image import jpeg
 from dxn.tokenize.image import reader as image_file
 
 
@@ -47,8 +46,8 @@ def test_a_turned_and_reduced_photo_equals_that_of_pillow(monkeypatch, orientati
 
 def test_the_decoder_of_torchvision_is_in_use():
     with Image.open(io.BytesIO(jpeg_of("RGB"))) as image:
-        assert jpeg.decode_jpeg(image, 3).shape == (3, 37, 53)
-        assert jpeg.decode_jpeg(image, 1) is None
+        assert image_file.decode_jpeg(image, 3).shape == (3, 37, 53)
+        assert image_file.decode_jpeg(image, 1) is None
 
 
 def test_a_truncated_file_is_reported():

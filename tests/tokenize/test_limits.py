@@ -12,12 +12,11 @@ import soundfile
 import torch
 from PIL import Image
 
-from dxn.tokenize.audio.reader import MAX_FILTER, _resampler, read_audio
-from dxn.tokenize.audio.sound_track import read_sound_track
+from dxn.tokenize.audio.reader import MAX_FILTER, _resampler, read_audio, read_sound_track
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.image import reader as image_file
 from dxn.tokenize.image.reader import read_image
-from dxn.tokenize.media_container import MAX_RATE, MIN_RATE
+from dxn.tokenize.media import MAX_RATE, MIN_RATE
 from dxn.tokenize.text.vocabulary import train_tokenizer
 from dxn.tokenize.video.reader import VideoSampling, read_video
 

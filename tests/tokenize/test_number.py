@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, NumberAdapter
 from dxn.tokenize.cells.number import quantile_edges
-from dxn.tokenize.column_profile import profile_of
-from dxn.tokenize.recognize import scores_of
+from dxn.tokenize.column_profile import profile_of, scores_of
 
 DIM = 11
 NUMBERS = [3.0, -7.5, 11.25, 1300.0, 17.0, 19.0, 2.0, 5.0]

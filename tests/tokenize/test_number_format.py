@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tasks import Regress
-from dxn.tokenize.cells.numbers import NumberFormat, find_format, read_numbers
+from dxn.tokenize.cells.cell_values import NumberFormat, find_format, read_numbers
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ from dxn.tokenize import (
     TokenizerOptions,
     train_tokenizer,
 )
-from dxn.tokenize.column_profile import profile_of
-from dxn.tokenize.recognize import scores_of
+from dxn.tokenize.column_profile import profile_of, scores_of
 from dxn.tokenize.text.vocabulary import SPECIALS, load_tokenizer
 
 KINDS = ["bpe", "wordpiece", "unigram", "word", "character"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dxn.tokenize import ImageNormalization, ResizeOptions, VideoAdapter, VideoAugment
-from dxn.tokenize.image.augment import ImageAugment, ImageAugmenter
+from dxn.tokenize.image.augment import ImageAugment, augment_image
 from dxn.tokenize.video.reader import VideoSampling
 
 D = 12
@@ -195,7 +195,7 @@ def test_all_frames_are_augmented_in_the_same_way(options):
 
 def test_jitter_of_a_clip_is_that_of_one_picture_with_the_channels_of_all_frames():
     raw = clip(5)
-    changed, _ = ImageAugmenter(ImageAugment(jitter=0.4))(raw.flatten(0, 1), random.Random(3))
+    changed, _ = augment_image(raw.flatten(0, 1), ImageAugment(jitter=0.4), random.Random(3))
     pixels = augmented(raw, 3, jitter=0.4)["pixels"]
     assert torch.equal(pixels.flatten(0, 1), changed) and not torch.equal(pixels, raw)
 

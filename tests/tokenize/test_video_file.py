@@ -21,10 +21,8 @@ from PIL import Image
 
 from dxn.tokenize import AudioAdapter, BadMedia, VideoAdapter, VideoSampling
 from dxn.tokenize.audio.reader import audio_rate, read_audio
-from dxn.tokenize.audio.sound_track import NoSoundTrack
-from dxn.tokenize.column_profile import profile_of
+from dxn.tokenize.column_profile import profile_of, scores_of
 from dxn.tokenize.media import kinds_of
-from dxn.tokenize.recognize import scores_of
 from dxn.tokenize.video.reader import frame_rate, read_video, sample_times
 
 SOUNDING = [suffix for suffix in SOUND_CODECS if suffix != ".avi"]  # AVI needs an MP3 encoder
@@ -325,8 +323,9 @@ def test_m4a_files_are_audio(tmp_path):
 
 def test_a_video_without_a_sound_track_is_a_missing_input(tmp_path):
     path = write_video(tmp_path / "a.mp4", moving_bar())
-    with pytest.raises(NoSoundTrack, match=r"^has no sound track$"):
-        read_audio(path, sample_rate=RATE)
+    assert read_audio(path, sample_rate=RATE) is None
+    with pytest.raises(BadMedia, match=r"^has no sound track$"):
+        audio_rate(path)
     assert AudioAdapter(8).tokenizer.reader.read(path) is None
 
 

@@ -6,7 +6,6 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from dxn.data.rows import (
     as_column,
     join_columns,
 )
-from dxn.data.tables.read import Table, as_list
+from dxn.data.tables.read import Table, as_list, column_name
 from dxn.tasks.infer import are_amounts, kind_of
 from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.cell_values import has_no_value
@@ -43,19 +42,6 @@ MAX_LENGTH = 100  # characters; a longer value is a text
 URL = re.compile(r"(?i)(?:https?|ftp|s3|gs)://")
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a table that are used.
-
-    Args:
-        inputs: Column and modality of each input, by input name.
-        target: Target columns. Several columns become labels such as "colour=red".
-    """
-
-    inputs: Mapping[str, InputSpec]
-    target: Sequence[str]
-
-
 def choose_columns(
     table: Table,
     readers: Readers,
@@ -66,7 +52,7 @@ def choose_columns(
     exclude: Sequence[str] = (),
     new_groups: Collection[str] = (),
     notes: list[str],
-) -> Columns:
+) -> tuple[dict[str, InputSpec], list[str]]:
     """Choose the input columns and the target columns of a table.
 
     A column that the user did not choose is assigned to the modality whose reader accepts its
@@ -83,6 +69,9 @@ def choose_columns(
         exclude: Columns that the user does not want as inputs.
         new_groups: Columns that name groups which only the test split has, such as speakers.
         notes: Sentences about inferred and unused columns are appended to this list.
+
+    Returns:
+        Column and modality of each input, by input name; and the target columns.
 
     Raises:
         UserError: If a column or modality does not exist, or if there is no input column.
@@ -109,7 +98,7 @@ def choose_columns(
             f"{', '.join(table.columns)}{reasons}; choose a column, for example "
             f"data.{next(iter(readers), 'MODALITY')}={next(iter(columns), 'COLUMN')}"
         )
-    return Columns(inputs, targets)
+    return inputs, targets
 
 
 def name_inputs(by_modality: Mapping[str, Sequence[str]]) -> dict[str, InputSpec]:
@@ -137,7 +126,8 @@ def name_inputs(by_modality: Mapping[str, Sequence[str]]) -> dict[str, InputSpec
 
 def to_rows(
     table: Table,
-    columns: Columns,
+    inputs: Mapping[str, InputSpec],
+    targets: Sequence[str],
     readers: Readers,
     labels: Sequence[str] | None = None,
     *,
@@ -150,20 +140,21 @@ def to_rows(
 
     Args:
         table: The table.
-        columns: The columns that are used.
+        inputs: Column and modality of each input, by input name.
+        targets: Target columns. Several columns become labels such as "colour=red".
         readers: Readers, by modality.
         labels: Names of the target columns in labels such as "colour=red". Default: the names of
             the columns.
         confine: Option that allows paths out of the folder, for messages. None: they are allowed.
     """
     cells: dict[str, Column] = {}
-    for name, spec in columns.inputs.items():
+    for name, spec in inputs.items():
         cells[name] = _input_cells(table, spec.column, readers[spec.modality], confine)
-    if len(columns.target) == 1:
+    if len(targets) == 1:
         # The cells of one column stay raw, because the task parses them. Files get a folder.
-        cells[TARGET] = _target_cells(table, columns.target[0], confine)
-    elif columns.target:
-        cells[TARGET] = joined_targets(table, columns.target, labels or columns.target)
+        cells[TARGET] = _target_cells(table, targets[0], confine)
+    elif targets:
+        cells[TARGET] = joined_targets(table, targets, labels or targets)
     return Rows(cells, table.origins)
 
 
@@ -398,3 +389,63 @@ def _is_code(value: Any) -> bool:
     # 7.5 and 1e3 are measurements. An IP address or a version has several points.
     is_decimal = value.replace(".", "", 1).lstrip("+-").isdigit() and "." in value
     return not is_decimal
+
+
+def map_columns(
+    table: Table,
+    inputs: Mapping[str, InputSpec],
+    targets: Sequence[str],
+    columns: Mapping[str, str],
+) -> tuple[dict[str, InputSpec], list[str]]:
+    """Return the columns of a new table that contain the inputs and the target.
+
+    Args:
+        table: The new table.
+        inputs: Inputs of the training data set, by input name.
+        targets: Target columns of the training data set.
+        columns: Column of the new table, by input name or by column of the training data set.
+
+    Returns:
+        The inputs and the target columns, see `choose_columns`.
+
+    Raises:
+        UserError: If `columns` has an unknown key, or the column of an input is missing.
+    """
+    by_input = {name: spec.column for name, spec in inputs.items()}
+    names = dict.fromkeys([*by_input, *by_input.values(), *targets])
+    for key, column in columns.items():
+        if key not in names:
+            close = difflib.get_close_matches(key, names, 1)
+            hint = f"; did you mean columns.{close[0]}?" if close else ""
+            raise UserError(
+                f"columns.{key}: must be an input or a column of the training, which are "
+                f"{', '.join(names)}{hint}"
+            )
+        table.column(str(column), f"columns.{key}")
+
+    def column_of(name: str, trained: str) -> str:
+        return column_name(str(columns.get(name, columns.get(trained, trained))))
+
+    mapped = {n: InputSpec(column_of(n, s.column), s.modality) for n, s in inputs.items()}
+    # A missing column is an error, because predictions without this input would be less accurate.
+    for name, spec in mapped.items():
+        if spec.column not in table.columns:
+            used = {other.column for other in mapped.values()}
+            _raise_missing(table, name, spec.column, used)
+    # New data needs no target. With only some of the target columns, the labels would be wrong.
+    new_targets = [column_of(target, target) for target in targets]
+    has_all = all(column in table.columns for column in new_targets)
+    return mapped, new_targets if has_all else []
+
+
+def _raise_missing(table: Table, name: str, column: str, used: set[str]) -> None:
+    free = [other for other in table.columns if other not in used]
+    close = difflib.get_close_matches(column, free, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    # If no name is similar, any column that is not used yet is at least a valid example.
+    example = (close or free or ["COLUMN"])[0]
+    raise UserError(
+        f"{table.name}: no column {column!r}, which is the input {name!r} of the model; its "
+        f"columns are {', '.join(table.columns)}{hint} (columns.{column}={example} reads the "
+        "input from another column)"
+    )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 from dxn.core.display import track
 from dxn.core.randomness import spaced_rows
-from dxn.data.columns.useless import determines, why_useless
 from dxn.data.rows import FIT_ROWS
 from dxn.data.tables.read import Table
 from dxn.tasks.infer import are_identifiers, kind_of
 from dxn.tokenize.base import Reader
-from dxn.tokenize.column_profile import ColumnProfile, profile_of
-from dxn.tokenize.recognize import modality_of
+from dxn.tokenize.cells.cell_values import has_no_value
+from dxn.tokenize.column_profile import ColumnProfile, modality_of, profile_of
 
 Readers = Mapping[str, Reader]
 
@@ -35,7 +38,7 @@ def infer_columns(
         by_modality: Columns that the user chose. Inferred columns are added in place.
         targets: Target columns.
         new_groups: Columns that name groups which only the test split has, see
-            `dxn.data.columns.useless.names_new_groups`.
+            `dxn.data.columns.infer.names_new_groups`.
         notes: Sentences about unused columns are appended to this list.
     """
     if len(table) > FIT_ROWS:
@@ -100,3 +103,113 @@ def _reason(profile: ColumnProfile) -> str:
         return "file names, which no adapter in use reads"
     kind = kind_of(profile)
     return "texts, which no adapter in use reads" if kind == "texts" else kind
+
+
+# Below this number of rows, distinct numbers are not surprising.
+MIN_NUMBERED = 20
+# Names of columns that number the rows. "Unnamed: 0" is the index that pandas writes.
+ID_NAME = re.compile(r"(?i)(?:.*[ _.-])?(?:id|idx|index|key|nr|no|num|number|row|rowid)|unnamed.*")
+CAMEL_ID = re.compile(r".*[a-z](?:Id|ID|Nr|No|Key|Index)")
+# Row numbers can have gaps, because rows were removed.
+MAX_GAPS = 2.0
+# A column that determines the target is a leak only if this cannot be a coincidence.
+MIN_ROWS = 100
+MIN_ROWS_PER_VALUE = 5  # mean
+MAX_SINGLE = 0.01  # fraction of rows whose value occurs once, which says nothing
+MIN_OTHER = 10  # rows with another target than the most frequent one
+# Values that name groups of rows, such as speakers, repeat so often on average, in every split.
+MIN_ROWS_PER_GROUP = 2
+# Whole numbers in this range are taken for years, and other ones for numbers of groups.
+YEARS = (1900, 2100)
+
+
+def why_useless(name: str, profile: ColumnProfile) -> str | None:
+    """Return why numbers, categories or dates say nothing about new rows; None if they can.
+
+    Args:
+        name: Name of the column.
+        profile: Its profile.
+    """
+    if profile.num_different < 2:
+        return "the same value in all rows" if profile.values else "no values"
+    if _are_row_numbers(name, profile):
+        return "row numbers or identifiers"
+    return None
+
+
+def names_new_groups(train: Sequence[Any], test: Sequence[Any]) -> bool:
+    """Return whether a column names groups of rows, of which the test split has only new ones.
+
+    A column of speakers is an example, if the test split has other speakers than the training
+    split. A model learns nothing from such a column that helps in the test split.
+
+    Args:
+        train: Cells of the column in the training split; None where missing.
+        test: Cells of the column in the test split.
+    """
+    if any(isinstance(cell, bytes | bytearray | dict) for cell in train):  # embedded files
+        return False
+    splits = [[str(cell) for cell in cells if not has_no_value(cell)] for cells in (train, test)]
+    train_values, test_values = (set(cells) for cells in splits)
+    if len(train_values) < 2 or not test_values or train_values & test_values:
+        return False
+    if any(len(cells) < MIN_ROWS_PER_GROUP * len(set(cells)) for cells in splits):
+        return False
+    # Quantities of new rows are new as well, but they can be compared with those of the training.
+    profile = profile_of(splits[0] + splits[1])
+    return not profile.are_dates and not _are_quantities(profile)
+
+
+def _are_quantities(profile: ColumnProfile) -> bool:
+    """Return whether cells are years or numbers with decimals. Other numbers often name groups."""
+    numbers = profile.numbers
+    if numbers is None or numbers.others:
+        return False
+    low, high = YEARS
+    return not numbers.are_whole or all(low <= value <= high for value in numbers.values)
+
+
+def determines(cells: Sequence[Any], targets: Sequence[Hashable]) -> bool:
+    """Return whether the value of a column always determines the target.
+
+    Such a column was often made from the target, such as a finer label.
+
+    Args:
+        cells: Cells of the column.
+        targets: The target of each row. None where missing.
+    """
+    if len(targets) < MIN_ROWS:
+        return False
+    pairs: Counter[tuple[str, Hashable]] = Counter()
+    for cell, target in zip(cells, targets, strict=True):
+        if target is not None and not has_no_value(cell):
+            pairs[str(cell), target] += 1
+    total = pairs.total()
+    rows_of = Counter[str]()
+    for (value, _), count in pairs.items():
+        rows_of[value] += count
+    if total < MIN_ROWS or len(rows_of) * MIN_ROWS_PER_VALUE > total:
+        return False
+    num_single = sum(count == 1 for count in rows_of.values())
+    if num_single > MAX_SINGLE * total or len(pairs) > len(rows_of):
+        return False
+    # With hardly any other target, most columns determine it.
+    by_target: Counter[Hashable] = Counter()
+    for (value, target), count in pairs.items():
+        by_target[target] += count if rows_of[value] > 1 else 0
+    return by_target.total() - max(by_target.values()) >= MIN_OTHER
+
+
+def _are_row_numbers(name: str, profile: ColumnProfile) -> bool:
+    """Return whether a column numbers the rows: different whole numbers, in order or named so."""
+    count, numbers = len(profile.values), profile.numbers
+    if count < MIN_NUMBERED or profile.num_different < count or numbers is None:
+        return False
+    values = numbers.values
+    if len(values) < count or not numbers.are_whole:
+        return False
+    if ID_NAME.fullmatch(name.strip()) or CAMEL_ID.fullmatch(name.strip()):
+        return True
+    span = max(values) - min(values) + 1
+    steps = [b - a for a, b in pairwise(values)]
+    return span == count or (span <= MAX_GAPS * count and min(steps) > 0)

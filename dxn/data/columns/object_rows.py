@@ -15,7 +15,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import AUTO, as_column
-from dxn.data.tables.read import Layout, Table
+from dxn.data.tables.read import Layout, Table, one_value_each
 from dxn.tasks.detect.objects import BOX_KEYS, CLASS_KEYS, SIDE_KEYS
 from dxn.tokenize.media import MEDIA_SUFFIXES, is_file_name
 
@@ -80,11 +80,10 @@ class ObjectRows(Layout):
         for name, column in table.columns.items():
             if name in object_columns:
                 continue
-            cells = list(column)
-            is_same = all(cells[i] == cells[group[0]] for group in rows.values() for i in group)
+            cells, differing = one_value_each(list(column), rows.values())
             is_size = name.lower() in SIZES and name.lower() not in names
-            if name in required or (is_same and not is_size):
-                columns[name] = as_column([cells[group[0]] for group in rows.values()])
+            if name in required or (differing is None and not is_size):
+                columns[name] = as_column(cells)
             else:
                 unused.append(name)
         if self.file in columns:

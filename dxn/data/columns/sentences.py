@@ -12,7 +12,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import as_column
-from dxn.data.tables.read import Layout, Table
+from dxn.data.tables.read import Layout, Table, one_value_each
 
 WORD = re.compile(r"words?|tokens?", re.IGNORECASE)
 MIN_WORDS = 2  # mean number of rows per sentence from which the rows are recognized as words
@@ -64,10 +64,11 @@ class Sentences(Layout):
         varying: list[str] = []
         for name, column in table.columns.items():
             values = list(column)  # a cell is used several times
+            cells, differing = one_value_each(values, sentences)
             if name in self.columns:
                 columns[name] = [_cells(table, name, values, rows) for rows in sentences]
-            elif name == self.id or not _varies(values, sentences):
-                columns[name] = [values[rows[0]] for rows in sentences]
+            elif differing is None:
+                columns[name] = cells
             else:
                 varying.append(name)
         if notes is not None:

@@ -10,12 +10,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
+
 from dxn.core.errors import UserError
-from dxn.tokenize.cells.dates import COMPACT, find_day_first, parse_date
-from dxn.tokenize.cells.numbers import NumberFormat
+from dxn.tokenize.cells.cell_values import COMPACT, NumberFormat, find_day_first, parse_date
 
 Unit = Literal["numeric", "second", "month"]
 DAY = 86_400  # seconds
@@ -59,6 +60,11 @@ class Clock:
             raise ValueError(f"unit and step must be valid, got {self.unit!r} and {self.step!r}")
         if self.offset is not None and not -DAY < self.offset < DAY:
             raise ValueError(f"offset must be less than a day, got {self.offset!r}")
+
+    @property
+    def are_dates(self) -> bool:
+        """Whether times are dates, and not numbers such as years."""
+        return self.unit != "numeric"
 
     def index(self, time: float, start: float) -> float:
         """Return the number of steps from a start to a time; a whole number on a regular grid."""
@@ -115,31 +121,12 @@ class Clock:
         return cls(**node)
 
 
-@dataclass(frozen=True)
-class Times:
-    """The times of the rows of a table, in the order of the table.
-
-    Args:
-        values: A number per row, see `Clock`.
-        are_dates: Whether the cells are dates.
-        has_clock: Whether any cell has a time of day.
-        has_day: Whether the cells have a day.
-        offset: Seconds by which the clock of the times is ahead of UTC. None: it is not known.
-    """
-
-    values: Sequence[float]
-    are_dates: bool
-    has_clock: bool = False
-    has_day: bool = True
-    offset: float | None = None
-
-
 def parse_times(
     cells: Sequence[Any],
     origin: Callable[[int], str],
     column: str,
     offset: float | None = None,
-) -> Times:
+) -> tuple[list[float], Clock]:
     """Read the cells of a time column: numbers, dates, or dates with a time of day.
 
     Cells with different offsets from UTC, as before and after the end of summer time, are converted
@@ -151,6 +138,10 @@ def parse_times(
         column: Name of the column, for error messages.
         offset: Seconds by which the clock is ahead of UTC. Default: that of the cells, or 0 if they
             have different offsets.
+
+    Returns:
+        The time of each cell, and how times are written. Its step is not known yet, see
+        `find_clock`.
 
     Raises:
         UserError: If a cell is empty or no time, or numbers and dates are mixed.
@@ -167,10 +158,11 @@ def parse_times(
             )
         times.append(time)
     if reader is _read_number:
-        return Times([value for value, _ in times], are_dates=False)
+        return [value for value, _ in times], Clock()
     values, offset = _on_one_clock(times, offset)
     has_clock = any(value % DAY for value in values)
-    return Times(values, True, has_clock, not all(map(_is_month, cells)), offset)
+    has_day = not all(map(_is_month, cells))
+    return values, Clock("second", DAY, has_clock=has_clock, has_day=has_day, offset=offset)
 
 
 def _on_one_clock(
@@ -199,11 +191,11 @@ def looks_like_times(cells: Sequence[Any]) -> bool:
     return reader is not _read_number and all(c is not None and reader(c) for c in cells)
 
 
-def find_clock(times: Times, series: Sequence[Sequence[float]]) -> Clock:
+def find_clock(written: Clock, series: Sequence[Sequence[float]]) -> Clock:
     """Find the step between the rows.
 
     Args:
-        times: The times of a table.
+        written: How the times are written, see `parse_times`.
         series: The distinct times of each series, in ascending order.
 
     Returns:
@@ -211,22 +203,21 @@ def find_clock(times: Times, series: Sequence[Sequence[float]]) -> Clock:
     """
     gaps = Counter(b - a for ts in series for a, b in itertools.pairwise(ts))
     if not gaps:
-        return Clock("second" if times.are_dates else "numeric", DAY if times.are_dates else 1.0)
+        return written
     # With equal counts, the shorter step, of which the longer one may be a multiple.
     step = min(gaps, key=lambda gap: (-gaps[gap], gap))
-    if not times.are_dates:
+    if not written.are_dates:
         return Clock("numeric", step)
-    options = {"has_clock": times.has_clock, "has_day": times.has_day, "offset": times.offset}
     everything = list(itertools.chain.from_iterable(series))
     months = Counter(
         _month_of(b) - _month_of(a) for ts in series for a, b in itertools.pairwise(ts)
     )
     if _are_monthly(everything) and 0 not in months:
         month = min(months, key=lambda gap: (-months[gap], gap))
-        return Clock("month", month, **options)
+        return replace(written, unit="month", step=month)
     is_daily = step == DAY
     weekdays = is_daily and len(everything) > 7 and all(_weekday(t) < WEEKEND for t in everything)
-    return Clock("second", step, weekdays, **options)
+    return replace(written, step=step, weekdays=weekdays)
 
 
 def grid_positions(times: Sequence[float], clock: Clock) -> list[int] | None:
@@ -317,3 +308,94 @@ def _weekday(time: float) -> int:
 def _weekdays_before(time: float) -> int:
     weeks, day = divmod(int(time // DAY), 7)
     return WEEKEND * weeks + min(day, WEEKEND)
+
+
+HOUR = 3600
+MINUTE = 60
+# A season must occur at least this often in the training part.
+MIN_SEASONS = 3
+# The smallest autocorrelation of values one season apart.
+MIN_CORRELATION = 0.3
+NEARLY_HIGHEST = 0.9  # fraction of the highest autocorrelation that a shorter season must have
+MAX_SEASON = 1000  # steps; the autocorrelation of longer seasons is not computed
+
+
+def find_season(values: np.ndarray, clock: Clock | None) -> tuple[int, str]:
+    """Return the season length in steps, and the reason for a note.
+
+    Args:
+        values: Training part (T,) of a series. NaN is a missing value.
+        clock: Step between the values. None: not known.
+    """
+    usual = _usual_season(clock)
+    if usual is not None:
+        season, reason = usual
+        if len(values) >= MIN_SEASONS * season:
+            return season, reason
+    lag, correlation = _best_lag(values)
+    if lag > 1:
+        return (
+            lag,
+            f"values at this distance are the most similar, autocorrelation {correlation:.2f}",
+        )
+    if usual is not None:
+        return 1, f"the training part has fewer than {MIN_SEASONS} seasons of {usual[0]} steps"
+    return 1, "no repetition found in the values"
+
+
+def _usual_season(clock: Clock | None) -> tuple[int, str] | None:
+    """Return the season that fits a calendar; None for years and for steps that are not time."""
+    if clock is None or clock.unit == "numeric":
+        return None
+    step = clock.step
+    if clock.unit == "month":
+        months = round(step)
+        return (12 // months, "a year") if months < 12 and 12 % months == 0 else None
+    if clock.weekdays:
+        return 5, "a week of weekdays"
+    periods = ((MINUTE, "a minute"), (HOUR, "an hour"), (DAY, "a day"), (7 * DAY, "a week"))
+    if step == 7 * DAY:
+        return 52, "a year of weeks"
+    for period, name in periods:
+        # A day of minutes has more steps than a model reads, so minutes get an hour.
+        if step <= period / 4 and period % step == 0 and period / step <= 288:
+            longer = period == HOUR and step >= 5 * MINUTE  # a day is the stronger season
+            if not longer:
+                return round(period / step), name
+    return None
+
+
+def _best_lag(values: np.ndarray) -> tuple[int, float]:
+    """Return the shortest lag with about the highest local maximum of the autocorrelation.
+
+    The linear trend is removed first. The second number is the autocorrelation. (1, 0.0) if there
+    is no maximum above MIN_CORRELATION.
+    """
+    valid = np.isfinite(values)
+    count = len(values)
+    if valid.sum() < 4 * MIN_SEASONS:
+        return 1, 0.0
+    steps = np.arange(count)
+    trend = np.polyfit(steps[valid], values[valid], 1)
+    rest = np.where(valid, values - np.polyval(trend, steps), 0.0)
+    variance = float(rest @ rest)
+    if variance <= 1e-12 * float(np.nansum(values**2)):
+        return 1, 0.0
+    longest = min(count // MIN_SEASONS, MAX_SEASON)
+    lags = [_correlation(rest, lag) for lag in range(longest + 2)]
+    peaks: Sequence[int] = [
+        lag for lag in range(2, longest + 1) if lags[lag - 1] < lags[lag] >= lags[lag + 1]
+    ]
+    highest = max((lags[lag] for lag in peaks), default=0.0)
+    if highest < MIN_CORRELATION:
+        return 1, 0.0
+    # Twice or three times the season has about the same autocorrelation.
+    best = next(lag for lag in peaks if lags[lag] >= NEARLY_HIGHEST * highest)
+    return best, lags[best]
+
+
+def _correlation(rest: np.ndarray, lag: int) -> float:
+    """Return the autocorrelation, whose denominator has the same terms as the numerator."""
+    first, second = rest[: len(rest) - lag], rest[lag:]
+    norm = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / norm if norm else 0.0

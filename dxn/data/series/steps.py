@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
-from dxn.data.series.clock import Clock, Times, grid_positions, parse_times
+from dxn.data.series.clock import Clock, grid_positions, parse_times
 from dxn.data.tables.read import Table
-from dxn.tokenize.cells.numbers import NumberFormat, read_numbers
+from dxn.tokenize.cells.cell_values import NumberFormat, read_numbers
 
 # A regular grid may have this many steps per row of the table. With more, the gaps are not filled:
 # a typing error in a date would otherwise need all memory.
@@ -110,15 +110,20 @@ def read_series(
     times = None
     if time is not None:
         column = table.column(time, f"{key}time")
-        parsed = parse_times(column, table.origin, time, None if clock is None else clock.offset)
-        _check_kind(parsed, clock, f"{table.path or table.name}: column {time!r}")
-        times = parsed.values
+        offset = None if clock is None else clock.offset
+        times, written = parse_times(column, table.origin, time, offset)
+        if clock is not None and times and written.are_dates != clock.are_dates:
+            kinds = ("dates", "numbers") if clock.are_dates else ("numbers", "dates")
+            raise UserError(
+                f"{table.path or table.name}: column {time!r}: must contain {kinds[0]}, as in the "
+                f"training, got {kinds[1]}; correct the table"
+            )
     groups = group_rows(table, series_id, key)
-    problems = Problems()
+    problems: Counter[str] = Counter()
     result = [
         _make_series(name, rows, values, times, clock, problems) for name, rows in groups.items()
     ]
-    notes += problems.sentences(time or "", len(groups))
+    notes += _sentences(problems, time or "", len(groups))
     return result
 
 
@@ -137,38 +142,38 @@ def group_rows(table: Table, series_id: str | None, key: str) -> dict[Any, list[
     return groups
 
 
-@dataclass
-class Problems:
-    """What was wrong with the times of the rows.
+def check_unused(columns: Collection[str], name: str, table: Table) -> None:
+    """Check that a layout can add a column.
+
+    Raises:
+        UserError: If the table has another column of this name.
+    """
+    if name in columns:
+        raise UserError(
+            f"{table.name}: has a column {name!r}, which is the name of the series that are made "
+            "of the other columns; rename the column"
+        )
+
+
+def _sentences(problems: Mapping[str, int], time: str, num_series: int) -> list[str]:
+    """Return a sentence for each kind of problem with the times of the rows.
 
     Args:
-        unsorted: Number of rows that have an earlier time than the row before.
-        repeated: Number of rows with the time of another row of their series.
-        gaps: Number of steps without a row.
-        irregular: Number of series without a regular step.
+        problems: Number of "unsorted" rows, of those with a "repeated" time, of "gaps" (steps
+            without a row), and of "irregular" series, which have no regular step.
+        time: Column of the times.
+        num_series: Number of series.
     """
-
-    unsorted: int = 0
-    repeated: int = 0
-    gaps: int = 0
-    irregular: int = 0
-
-    def sentences(self, time: str, num_series: int) -> list[str]:
-        """Return a sentence for each kind of problem."""
-        remarks: list[str] = []
-        if self.unsorted:
-            rows = count(self.unsorted, "row")
-            remarks.append(f"{time}: {rows} not in the order of time; the rows are sorted")
-        if self.repeated:
-            rows = count(self.repeated, "row")
-            remarks.append(f"{time}: {rows} with the time of another row; their mean is used")
-        if self.gaps:
-            steps = count(self.gaps, "time step")
-            remarks.append(f"{time}: {steps} without a row; these values are missing")
-        if self.irregular:
-            which = "the steps are" if num_series == 1 else f"the steps of {self.irregular} are"
-            remarks.append(f"{time}: {which} not regular; each row is read as one step")
-        return remarks
+    which = "the steps are" if num_series == 1 else f"the steps of {problems['irregular']} are"
+    sentences = {
+        "unsorted": f"{count(problems['unsorted'], 'row')} not in the order of time; the rows are "
+        "sorted",
+        "repeated": f"{count(problems['repeated'], 'row')} with the time of another row; their "
+        "mean is used",
+        "gaps": f"{count(problems['gaps'], 'time step')} without a row; these values are missing",
+        "irregular": f"{which} not regular; each row is read as one step",
+    }
+    return [f"{time}: {sentence}" for kind, sentence in sentences.items() if problems[kind]]
 
 
 def _make_series(
@@ -177,14 +182,14 @@ def _make_series(
     values: Tensor,
     times: Sequence[float] | None,
     clock: Clock | None,
-    problems: Problems,
+    problems: Counter[str],
 ) -> Series:
     if times is None:
         return Series(name, values[rows], rows)
-    problems.unsorted += sum(times[a] > times[b] for a, b in itertools.pairwise(rows))
+    problems["unsorted"] += sum(times[a] > times[b] for a, b in itertools.pairwise(rows))
     order = sorted(rows, key=times.__getitem__)
     groups = [list(group) for _, group in itertools.groupby(order, key=times.__getitem__)]
-    problems.repeated += len(order) - len(groups)
+    problems["repeated"] += len(order) - len(groups)
     first = [group[0] for group in groups]
     steps = values[first]
     for i, group in enumerate(groups):
@@ -194,9 +199,9 @@ def _make_series(
     positions = None if clock is None else grid_positions(distinct, clock)
     length = 0 if not positions else positions[-1] + 1
     if positions is None or length > MAX_GAPS * len(positions):
-        problems.irregular += clock is not None
+        problems["irregular"] += clock is not None
         return Series(name, steps, first, distinct)
-    problems.gaps += length - len(positions)
+    problems["gaps"] += length - len(positions)
     grid = steps.new_full((length, steps.shape[1]), torch.nan)
     grid[positions] = steps
     assert clock is not None
@@ -210,20 +215,6 @@ def _make_series(
         for i in range(length)
     ]
     return Series(name, grid, [first[i] for i in last], filled)
-
-
-def _check_kind(times: Times, clock: Clock | None, where: str) -> None:
-    """Check that times are dates if those of the training were, and numbers otherwise.
-
-    Raises:
-        UserError: If they are not.
-    """
-    if clock is not None and len(times.values) and times.are_dates == (clock.unit == "numeric"):
-        kinds = ("numbers", "dates") if times.are_dates else ("dates", "numbers")
-        raise UserError(
-            f"{where}: must contain {kinds[0]}, as in the training, got {kinds[1]}; correct the "
-            "table"
-        )
 
 
 def column_format(table: Table, name: str, option: str, key: str) -> NumberFormat | OneHot:

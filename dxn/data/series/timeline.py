@@ -9,17 +9,16 @@ from typing import Any
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
-from dxn.data.columns.choose import Columns, Readers, name_inputs, to_rows
+from dxn.data.columns.choose import Readers, name_inputs, to_rows
 from dxn.data.columns.infer import infer_columns
 from dxn.data.formats import SPLITS
 from dxn.data.rows import VALUES, Source
-from dxn.data.series.clock import Clock, find_clock, looks_like_times, parse_times
-from dxn.data.series.season import find_season
+from dxn.data.series.clock import Clock, find_clock, find_season, looks_like_times, parse_times
 from dxn.data.series.steps import OneHot, Series, column_format, group_rows
 from dxn.data.series.windows import Windows
 from dxn.data.splits.split import UNDIVIDED, check_fractions
 from dxn.data.tables.read import Table, as_list, concatenate, read_table
-from dxn.tokenize.cells.numbers import read_numbers
+from dxn.tokenize.cells.cell_values import read_numbers
 
 # Names of time columns whose cells can be numbers, such as years, in lower case.
 TIME_NAMES = "time date datetime timestamp ds year month week day t hour step jahr datum zeit"
@@ -146,10 +145,9 @@ def forecast_source(
                 "the same value; remove it, or add an adapter"
             )
     inputs = name_inputs(by_modality)
-    columns = Columns(inputs, [windows.target_name])
     splits = {}
     for name, part in parts.items():
-        rows = to_rows(part, columns, readers)
+        rows = to_rows(part, inputs, [windows.target_name], readers)
         splits[name] = replace(rows, ids={i: part.columns[i] for i in windows.ids})
     return Source(
         splits,
@@ -304,10 +302,11 @@ def _find_clock(table: Table, windows: Windows, notes: list[str]) -> Clock | Non
     """Find the step between the rows; None without a time column."""
     if windows.time is None:
         return None
-    times = parse_times(table.column(windows.time, "data.time"), table.origin, windows.time)
+    column = table.column(windows.time, "data.time")
+    times, written = parse_times(column, table.origin, windows.time)
     groups = group_rows(table, windows.series_id, "data.")
-    ordered = [sorted({times.values[row] for row in rows}) for rows in groups.values()]
-    clock = find_clock(times, ordered)
+    ordered = [sorted({times[row] for row in rows}) for rows in groups.values()]
+    clock = find_clock(written, ordered)
     if windows.series_id is None and len(ordered[0]) < len(table) / 2:
         raise UserError(
             f"data.time: most rows have the same value of {windows.time!r} as another row; if the "

@@ -13,10 +13,9 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.clock import Clock
-from dxn.data.series.long import check_unused
-from dxn.data.series.steps import MAX_VALUES, OneHot, Series, group_rows, read_series
-from dxn.data.tables.read import Layout, Table
-from dxn.tokenize.cells.numbers import NumberFormat
+from dxn.data.series.steps import MAX_VALUES, OneHot, Series, check_unused, group_rows, read_series
+from dxn.data.tables.read import Layout, Table, one_value_each
+from dxn.tokenize.cells.cell_values import NumberFormat
 
 MAX_SIZE = 100_000  # of the options, which can come from an untrusted model folder
 NAME_SEPARATOR = ", "  # between the target columns in `Source.target`
@@ -314,19 +313,16 @@ def static_values(table: Table, column: str, series_id: str | None) -> dict[Any,
         UserError: If a series has several values.
     """
     cells = table.column(column, "data.static")
-    result: dict[Any, Any] = {}
-    for name, rows in group_rows(table, series_id, "data.").items():
-        present = [row for row in rows if cells[row] is not None]
-        for row in present:
-            if cells[row] != cells[present[0]]:
-                raise UserError(
-                    f"{table.origin(row)}: column {column!r} has {str(cells[row])[:40]!r}, but "
-                    f"{table.origin(present[0])}, which belongs to the same series ({name}), has "
-                    f"{str(cells[present[0]])[:40]!r}; a column of data.static must have one value "
-                    "per series"
-                )
-        result[name] = cells[present[0]] if present else None
-    return result
+    groups = group_rows(table, series_id, "data.")
+    values, differing = one_value_each(cells, groups.values())
+    if differing is not None:
+        first, other = differing
+        raise UserError(
+            f"{table.origin(other)}: column {column!r} has {str(cells[other])[:40]!r}, but "
+            f"{table.origin(first)}, which belongs to the same series, has "
+            f"{str(cells[first])[:40]!r}; a column of data.static must have one value per series"
+        )
+    return dict(zip(groups, values, strict=True))
 
 
 def _check_formats(formats: Any, columns: Mapping[str, str]) -> None:

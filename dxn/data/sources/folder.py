@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import lzma
 import os
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from tempfile import mkdtemp
 
+from dxn.core.display import count, list_names
 from dxn.core.errors import UserError
-from dxn.data.cell_paths import confined
+from dxn.data.cell_paths import confined, require_inside
 from dxn.data.columns.infer import Readers
-from dxn.data.files import OutsidePath
-from dxn.data.formats import ARCHIVES, METADATA, SPLIT_NAMES, SPLITS
+from dxn.data.formats import ARCHIVES, METADATA, SPLIT_NAMES, SPLITS, require_path
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
-from dxn.data.sources.archive import extracted
 from dxn.data.sources.detect import is_metadata
 from dxn.data.splits.split import UNDIVIDED, complete_splits
+from dxn.data.tables.files import CHUNK, check_expansion
 from dxn.tokenize.base import Reader
-from dxn.tokenize.column_profile import profile_of
-from dxn.tokenize.recognize import modality_of
+from dxn.tokenize.column_profile import modality_of, profile_of
+
+HIDDEN = (".", "__MACOSX")  # macOS adds the latter with metadata to zip archives
+MAX_LISTED = 5  # folders in a note
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,11 @@ def folder(
     members, modalities, notes = _readable_files(members, files, root)
     names = [_only(modalities, root)] if read_as is None else list(files)
     rows: dict[str, Rows] = {}
-    for name, members_of in _by_split(_without_common_folder(members), root).items():
+    by_split = _by_split(_without_common_folder(members), root)
+    if empty := _classes_without_files(by_split):
+        listed = list_names([path.name for path in empty], MAX_LISTED)
+        notes.append(f"not used: {count(len(empty), 'folder')} without a file to read: {listed}")
+    for name, members_of in by_split.items():
         labels = [label for _, label in members_of]
         cells: dict[str, list[str | None]] = {TARGET: labels}
         for modality in names:
@@ -155,7 +169,7 @@ def _only(modalities: Sequence[str], root: Path) -> str:
     counts = Counter(modalities)
     # Class folders do not specify which files of two modalities belong to the same sample.
     if len(counts) > 1:
-        got = ", ".join(f"{count} {modality} files" for modality, count in counts.items())
+        got = ", ".join(f"{number} {modality} files" for modality, number in counts.items())
         raise UserError(
             f"{root}: all files must have the same modality, got {got}; for several inputs, write "
             "a table with the paths and use data=table; data.read_as="
@@ -196,6 +210,22 @@ def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Mem
     return by_split
 
 
+def _classes_without_files(
+    by_split: Mapping[str, Sequence[tuple[Member, str | None]]],
+) -> list[Path]:
+    """Return the folders beside those of the classes that have no file of a class, sorted."""
+    folders: set[Path] = set()
+    for split, members in by_split.items():
+        num_above = 1 if split == UNDIVIDED else 2  # names in front of the last one
+        folders |= {
+            Path(member.path).parents[len(member.parts) - 1 - num_above]
+            for member, label in members
+            if label is not None
+        }
+    beside = {path for parent in {f.parent for f in folders} for path in parent.iterdir()}
+    return sorted(p for p in beside - folders if p.is_dir() and not p.name.startswith(HIDDEN))
+
+
 def _split_folders(members: Sequence[Member]) -> set[str]:
     """Return the folders whose names are those of splits, unless they are classes such as "test".
 
@@ -214,9 +244,7 @@ def _members(root: Path, *, confine: bool) -> Iterator[Member]:
         folders[:] = [name for name in folders if not _is_circle(Path(folder, name))]
         # A link to a folder outside could lead to all files of the computer.
         for path in (Path(folder, name) for name in folders) if confine else ():
-            outside = confined(path, root)
-            if isinstance(outside, OutsidePath):
-                raise UserError(f"{path}: {outside.reason}")
+            require_inside(path, root)
         for file in (Path(folder, name) for name in names):
             # A link to a missing file is a bad file, and is not silently left out.
             if file.is_file() or file.is_symlink():
@@ -230,8 +258,7 @@ def _is_circle(folder: Path) -> bool:
 
 
 def _is_hidden(member: Member) -> bool:
-    # macOS adds a folder __MACOSX with metadata to zip archives.
-    return any(part.startswith((".", "__MACOSX")) for part in member.parts)
+    return any(part.startswith(HIDDEN) for part in member.parts)
 
 
 def _without_common_folder(members: Sequence[Member]) -> Sequence[Member]:
@@ -244,3 +271,108 @@ def _without_common_folder(members: Sequence[Member]) -> Sequence[Member]:
             break
         members = [Member(member.parts[1:], member.path) for member in members]
     return members
+
+
+# The exceptions that tarfile, zipfile and their decompressors raise for a damaged file.
+DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    zlib.error,
+    lzma.LZMAError,
+)
+
+
+def extracted(path: Path) -> Path:
+    """Return a folder with the files of an archive, which is extracted if it is new or changed.
+
+    Args:
+        path: The archive, whose format is recognized by its content.
+
+    Raises:
+        UserError: If it is not an archive, is damaged, expands to too many bytes, or contains a
+            name or a link that leads out of it.
+    """
+    require_path(path)
+    status = path.stat()
+    version = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dxn" / "archives"
+    folder = cache / hashlib.blake2b(version.encode(), digest_size=16).hexdigest()
+    if folder.is_dir():
+        return folder
+    if not (zipfile.is_zipfile(path) or _is_tar(path)):
+        raise UserError(f"{path}: must be a folder, or a tar or zip archive")
+    cache.mkdir(parents=True, exist_ok=True)
+    # Renamed at the end, so that an extraction that was interrupted is not taken for a whole one.
+    partial = Path(mkdtemp(prefix=f".{folder.name}-", dir=cache))
+    try:
+        if zipfile.is_zipfile(path):
+            _extract_zip(path, partial)
+        else:
+            _extract_tar(path, partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise, another process was faster
+                raise
+    except tarfile.FilterError as error:
+        raise UserError(f"{path}: {error}; pack it again without this file") from error
+    except DAMAGED as error:
+        raise UserError(
+            f"{path}: cannot be extracted to {cache}, or is a damaged or truncated archive "
+            f"({error}); download or pack it again"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _is_tar(path: Path) -> bool:
+    try:
+        return tarfile.is_tarfile(path)
+    except DAMAGED:
+        return False
+
+
+def _extract_zip(path: Path, folder: Path) -> None:
+    """Extract a zip archive. `ZipFile.extract` itself would change a name that leads out of it."""
+    with zipfile.ZipFile(path) as archive:
+        check_expansion(path, sum(info.file_size for info in archive.infolist()))
+        for info in archive.infolist():
+            # Old programs of Windows separate folders by backslashes.
+            info.filename = info.filename.replace("\\", "/")
+            name = PurePosixPath(info.filename)
+            if name.is_absolute() or ".." in name.parts:
+                raise UserError(
+                    f"{path}: the name {info.filename!r} leads out of the archive; pack it again "
+                    "without this file"
+                )
+            if stat.S_ISLNK(info.external_attr >> 16):
+                raise UserError(
+                    f"{path}: {info.filename} is a link; pack it again with the file itself (zip "
+                    "without --symlinks)"
+                )
+            archive.extract(info, folder)
+
+
+def _extract_tar(path: Path, folder: Path) -> None:
+    """Extract a tar archive. The filter refuses devices, and what leads out of the folder."""
+    num_bytes = 0
+    with tarfile.open(path) as archive:
+        for info in archive:
+            num_bytes += info.size
+            check_expansion(path, num_bytes)
+            archive.extract(info, folder, filter="data")
+        # tarfile takes a damaged header, or the end of a truncated file, for the end of the
+        # archive, which is at least two blocks of zeros. A compressed file ends with a checksum.
+        assert archive.fileobj is not None
+        has_end = False
+        while rest := archive.fileobj.read(CHUNK):
+            has_end = True
+            if any(rest):
+                raise tarfile.ReadError(f"unexpected end at byte {archive.offset:,}")
+        if not has_end:
+            raise tarfile.ReadError(f"unexpected end at byte {archive.offset:,}")

@@ -18,26 +18,25 @@ from dxn.data.columns.choose import (
     candidate_targets,
     choose_columns,
     identifying_columns,
+    map_columns,
     to_rows,
 )
-from dxn.data.columns.infer import Readers
-from dxn.data.columns.mapping import map_columns
+from dxn.data.columns.infer import Readers, names_new_groups
 from dxn.data.columns.object_rows import OBJECTS, ObjectRows, find_object_rows
 from dxn.data.columns.sentences import find_sentences
-from dxn.data.columns.useless import names_new_groups
 from dxn.data.formats import CONFINE, SHARD, SPLIT_NAMES, SPLITS, TABLES, table_format
 from dxn.data.rows import AUTO, InputSpec, OnBad, Rows, Source
-from dxn.data.series.long import Long, WideColumns
+from dxn.data.series.layouts import Long, WideColumns
 from dxn.data.sources.detect import tables_in, tables_of_splits
 from dxn.data.sources.shards import read_shard
 from dxn.data.splits.split import (
     UNDIVIDED,
+    add_missing_targets,
     complete_splits,
     divide_table,
     is_categorical,
     usual_split_column,
 )
-from dxn.data.splits.unlabeled import add_missing_targets
 from dxn.data.tables.read import Layout, Table, as_list, column_name, concatenate, read_table
 from dxn.data.tables.squad import are_parts, with_positions
 
@@ -244,7 +243,7 @@ def from_tables(
     # Infer the columns from all splits together, so that they are the same in every split.
     split = split or usual_split_column(whole, used)
     layout_ids = () if layout is None else layout.ids
-    chosen = choose_columns(
+    chosen_inputs, chosen_targets = choose_columns(
         whole,
         readers,
         named=columns,
@@ -254,33 +253,34 @@ def from_tables(
         new_groups=_new_groups(whole, rows_of) if {"train", "test"} <= rows_of.keys() else (),
         notes=notes,
     )
-    used = [*(spec.column for spec in chosen.inputs.values()), *chosen.target, split]
+    used = [*(spec.column for spec in chosen_inputs.values()), *chosen_targets, split]
     # From all splits, because the values of a small split can be distinct by chance.
     ids = list(identifying_columns(whole, used, layout_ids))
     groups = None if group is None else whole.column(group, "data.group")
-    rows = to_rows(whole, chosen, readers, confine=CONFINE if confine else None)
+    confine_key = CONFINE if confine else None
+    rows = to_rows(whole, chosen_inputs, chosen_targets, readers, confine=confine_key)
     rows = replace(rows, ids={name: whole.columns[name] for name in ids}, groups=groups)
     by_split = {UNDIVIDED: rows}
     if UNDIVIDED not in rows_of:
         by_split = {name: rows.take(numbers) for name, numbers in rows_of.items()}
-    files = [n for n, s in chosen.inputs.items() if readers[s.modality].files]
+    files = [n for n, s in chosen_inputs.items() if readers[s.modality].files]
     splits = complete_splits(
         by_split,
         fractions,
         seed=seed,
         notes=notes,
-        stratify=len(chosen.target) == 1 and is_categorical(whole.columns[chosen.target[0]]),
+        stratify=len(chosen_targets) == 1 and is_categorical(whole.columns[chosen_targets[0]]),
         files=files,
     )
     return Source(
         splits,
-        chosen.inputs,
-        target=JOINED.join(chosen.target) or None,
-        task="span" if chosen.target and are_parts(whole.columns, chosen.target[0]) else None,
+        chosen_inputs,
+        target=JOINED.join(chosen_targets) or None,
+        task="span" if chosen_targets and are_parts(whole.columns, chosen_targets[0]) else None,
         notes=notes,
         on_bad=on_bad,
         files=files,
-        candidates=() if chosen.target else candidate_targets(whole, chosen.inputs),
+        candidates=() if chosen_targets else candidate_targets(whole, chosen_inputs),
         layout=None if layout is None else layout.node(),
     )
 
@@ -350,9 +350,9 @@ def rows_of_table(
         if name not in optional
         or renamed.get(name, renamed.get(spec.column, spec.column)) in whole.columns
     }
-    mapped = map_columns(whole, inputs, targets, renamed)
-    rows = to_rows(whole, mapped, readers, targets, confine=outside)
-    used = [*(spec.column for spec in mapped.inputs.values()), *mapped.target]
+    inputs, new_targets = map_columns(whole, inputs, targets, renamed)
+    rows = to_rows(whole, inputs, new_targets, readers, targets, confine=outside)
+    used = [*(spec.column for spec in inputs.values()), *new_targets]
     ids = identifying_columns(whole, used, keep)
     if notes is not None:
         notes += whole.notes
@@ -466,13 +466,10 @@ def paths_by_split(
         by_split = _tables_by_split(paths[0], key)
     if confine is None:
         return by_split
-    from dxn.data.cell_paths import confined
-    from dxn.data.files import OutsidePath
+    from dxn.data.cell_paths import require_inside
 
     for file in chain.from_iterable(by_split.values()):
-        path_inside = confined(file, paths[0], confine)
-        if isinstance(path_inside, OutsidePath):
-            raise UserError(f"{file}: {path_inside.reason}")
+        require_inside(file, paths[0], confine)
     return by_split
 
 

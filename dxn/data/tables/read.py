@@ -15,8 +15,7 @@ from dxn.core.errors import UserError
 from dxn.data.formats import CONLL, TABLES, require_path, table_format
 from dxn.data.rows import Column, Origins, as_column, blank_to_none, join_columns
 from dxn.data.tables.binary import read_excel, read_parquet
-from dxn.data.tables.conll import read_conll
-from dxn.data.tables.csv import read_csv
+from dxn.data.tables.csv import read_conll, read_csv
 from dxn.data.tables.files import read_text
 from dxn.data.tables.json import read_json, read_jsonl
 
@@ -227,6 +226,26 @@ def concatenate(tables: Sequence[Table]) -> Table:
     lines = np.concatenate([table.origins.lines for table in tables])
     origins = Origins(files, lines, np.concatenate(file_of))
     return Table(columns, origins, list(notes), first.path)
+
+
+def one_value_each(
+    cells: Sequence[Any], groups: Collection[Sequence[int]]
+) -> tuple[list[Any], tuple[int, int] | None]:
+    """Return the value of each group of rows, and two rows of a group that differ.
+
+    Args:
+        cells: The cells of a column; None where missing. A group without any value has None.
+        groups: The rows of each group.
+    """
+    values: list[Any] = []
+    differing: tuple[int, int] | None = None
+    for rows in groups:
+        present = [row for row in rows if cells[row] is not None]
+        values.append(cells[present[0]] if present else None)
+        for row in present:
+            if differing is None and cells[row] != cells[present[0]]:
+                differing = present[0], row
+    return values, differing
 
 
 def as_list(value: Any) -> list:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.cell_values import has_no_number
-from dxn.tokenize.cells.dates import Moment, parse_date
+from dxn.tokenize.cells.cell_values import Moment, has_no_number, parse_date
 
 
 def read(value: Any, options: Mapping[str, Any]) -> Moment | None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.cell_values import has_no_number
-from dxn.tokenize.cells.numbers import NumberFormat
+from dxn.tokenize.cells.cell_values import NumberFormat, has_no_number
 
 
 def read(value: Any, options: Mapping[str, Any]) -> float | None:

@@ -177,7 +177,7 @@ class ModelInputs:
             **options: The options sep, encoding, sheet and confine.
         """
         from dxn.data.sources.table import rows_of_table
-        from dxn.tokenize.recognize import by_modality
+        from dxn.tokenize.column_profile import by_modality
 
         specs = self.specs if self.columns else self._inferred(path, columns, options)
         notes: list[str] = []
@@ -230,7 +230,7 @@ class ModelInputs:
             UserError: If several columns fit an input.
         """
         from dxn.data.sources.table import table
-        from dxn.tokenize.recognize import by_modality
+        from dxn.tokenize.column_profile import by_modality
 
         readers = self.readers
         chosen: Any = {readers[n].modality: c for n, c in renamed.items() if n in readers}
@@ -260,8 +260,7 @@ class ModelInputs:
         """
         from dxn.data.cell_paths import confined
         from dxn.runs.predictor.option import inputs_beside
-        from dxn.tokenize.column_profile import profile_of
-        from dxn.tokenize.recognize import by_modality, modality_of
+        from dxn.tokenize.column_profile import by_modality, modality_of, profile_of
 
         readers = {name: reader for name, reader in self.readers.items() if reader.files}
         modalities = [modality_of(profile_of([file]), by_modality(readers)) for file in files]
@@ -366,7 +365,7 @@ class ModelInputs:
         """Open the rows of a data frame or a `datasets.Dataset`."""
         from dxn.data.sources.memory import table_of
         from dxn.data.sources.table import rows_of_table
-        from dxn.tokenize.recognize import by_modality
+        from dxn.tokenize.column_profile import by_modality
 
         specs = self.specs
         rows = rows_of_table(

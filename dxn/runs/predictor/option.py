@@ -42,13 +42,10 @@ def tables_of(path: str, *, confine: bool = False) -> list[str]:
     if _is_folder(path):
         tables = list(map(str, tables_in(Path(path)) or sorted(Path(path).glob(f"*{SHARD}"))))
         if confine:
-            from dxn.data.cell_paths import confined
-            from dxn.data.files import OutsidePath
+            from dxn.data.cell_paths import require_inside
 
             for table in tables:
-                inside = confined(table, Path(path), "confine")
-                if isinstance(inside, OutsidePath):
-                    raise UserError(f"{table}: {inside.reason}")
+                require_inside(table, Path(path), "confine")
         return tables
     files = _matches(path) if _is_pattern(path) else [path]
     return files if all(map(_is_table, files)) else []
@@ -106,8 +103,7 @@ def read_sample(
             f"input: must be one sample, got a table, a folder or several files: {value}; set "
             f"{_choices(readers)} to one of them"
         )
-    from dxn.tokenize.column_profile import profile_of
-    from dxn.tokenize.recognize import by_modality, modality_of
+    from dxn.tokenize.column_profile import by_modality, modality_of, profile_of
 
     is_text_file = str(value).lower().endswith(TEXT_SUFFIX)
     text = read_text(Path(value)) if is_text_file else str(value)
@@ -141,8 +137,7 @@ def inputs_beside(
         readers: Reader of each input, by input name.
         columns: Column of the training table that each input was read from, by input name.
     """
-    from dxn.tokenize.column_profile import profile_of
-    from dxn.tokenize.recognize import modality_of
+    from dxn.tokenize.column_profile import modality_of, profile_of
 
     profile = profile_of(values)
     others = [

@@ -11,25 +11,32 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import soundfile
 import torch
 from torch import Tensor, nn
 
 from dxn.core.files import atomic_file
-from dxn.tokenize.audio.sound_track import (
-    NoSoundTrack,
-    read_sound_track,
-    sound_track_rate,
-)
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.media import (
+    KINDS,
     bytes_or_path,
+    check_complete,
+    check_rate,
+    check_seconds,
+    check_values,
     head,
+    header_seconds,
     is_container,
+    open_container,
+    streams_of,
 )
-from dxn.tokenize.media_container import check_rate, check_seconds, check_values
+
+if TYPE_CHECKING:  # see dxn.tokenize.media
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+
 
 # libsndfile reads a truncated file without an error, but its log contains the expected length.
 SHORTENED = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be \d+\)")
@@ -77,10 +84,7 @@ class AudioReader(Reader):
         Raises:
             BadMedia: If the clip cannot be read or is longer than max_seconds.
         """
-        try:
-            return read_audio(cell, sample_rate=self.sample_rate, max_seconds=self.max_seconds)
-        except NoSoundTrack:
-            return None  # a missing input: a table can have videos with and without sound
+        return read_audio(cell, sample_rate=self.sample_rate, max_seconds=self.max_seconds)
 
     def write(self, raw: Tensor, path: Path) -> None:
         """Write a clip (T,) to a file of 16 bits per value, after limiting it to -1 to 1."""
@@ -107,8 +111,10 @@ class AudioReader(Reader):
         return "; ".join(parts)
 
 
-def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> Tensor:
+def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> Tensor | None:
     """Read a clip as mono float32 (T,) at sample_rate hertz. Channels are averaged.
+
+    None: it is a video without sound, as some rows of a table can have.
 
     Args:
         source: Path, bytes, or a pair of an array, (T,) or (channels, T), and its sample rate in
@@ -117,13 +123,15 @@ def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> T
         max_seconds: Maximum duration in seconds. It is checked before the file is decoded.
 
     Raises:
-        BadMedia: If the clip cannot be read or is longer than max_seconds. NoSoundTrack if it is a
-            video without sound.
+        BadMedia: If the clip cannot be read or is longer than max_seconds.
     """
     if isinstance(source, tuple):
         samples, rate = _from_array(*source)
     elif _has_container(source):
-        samples, rate = read_sound_track(source, max_seconds)
+        track = read_sound_track(source, max_seconds)
+        if track is None:
+            return None
+        samples, rate = track
     else:
         samples, rate = _decode(source, max_seconds)
     if samples.shape[-1] == 0:
@@ -142,12 +150,16 @@ def audio_rate(source: Any) -> int:
     """Return the sample rate in hertz of a source of `read_audio`, without decoding it.
 
     Raises:
-        BadMedia: If the source cannot be read.
+        BadMedia: If the source cannot be read, or is a video without sound.
     """
     if isinstance(source, tuple):
         return int(source[1])
     if _has_container(source):
-        return sound_track_rate(source)
+        with open_container(source, UNSUPPORTED) as container:
+            stream = _sound_stream(container)
+            if stream is None:
+                raise BadMedia("has no sound track")
+            return stream.codec_context.sample_rate
     with _open_audio(source) as file:
         return file.samplerate
 
@@ -253,3 +265,71 @@ def _resampler(rate: int, sample_rate: int) -> nn.Module:
     limit = math.isqrt(int(MAX_FILTER * sample_rate / rate))
     ratio = Fraction(rate, sample_rate).limit_denominator(max(min(MAX_DENOMINATOR, limit), 1))
     return torchaudio.transforms.Resample(max(ratio.numerator, 1), ratio.denominator)
+
+
+UNSUPPORTED = f"not a supported audio file (M4A, AAC, or the sound track of {KINDS})"
+
+
+def read_sound_track(source: Any, max_seconds: float) -> tuple[Tensor, int] | None:
+    """Decode the sound of a container to mono float32 samples (T,) and their rate in hertz.
+
+    None: it has no sound track.
+
+    Args:
+        source: Path or bytes.
+        max_seconds: Maximum duration in seconds, checked in the header and while decoding.
+
+    Raises:
+        BadMedia: If the file cannot be read, or is longer than max_seconds.
+    """
+    with open_container(source, UNSUPPORTED) as container:
+        stream = _sound_stream(container)
+        if stream is None:
+            return None
+        announced = header_seconds(container, stream)
+        check_seconds(announced or 0, max_seconds)
+        rate = 0
+        # Converts the samples of any codec to float32, one row per channel.
+        from av import AudioResampler
+
+        resampler = AudioResampler(format="fltp")
+        pieces: list[Tensor] = []
+        length = 0
+        num_values = 0
+        for frame in container.decode(stream):
+            # The rate in the header of the container can be wrong.
+            rate = rate or frame.sample_rate
+            check_rate(rate)
+            try:
+                converted = resampler.resample(frame)
+            except ValueError:
+                raise BadMedia("damaged file (the format of its sound track changes)") from None
+            for piece in converted:
+                values = torch.from_numpy(piece.to_ndarray())
+                num_values += values.numel()
+                # Only the mean of many channels is held. Their number can change in a broken file.
+                pieces.append(values.mean(0))
+                length += piece.samples
+            check_seconds(length / rate, max_seconds)
+            check_values(num_values, max_seconds)
+        if not pieces:
+            raise BadMedia("no samples in it")
+        # The duration of the container can be that of longer pictures.
+        if stream.duration is not None:
+            check_complete(length / rate, announced)
+        return torch.cat(pieces), rate
+
+
+def _sound_stream(container: InputContainer) -> AudioStream | None:
+    """Return the first sound track of a container. None: it has none."""
+    streams = streams_of(container, "audio")
+    if not streams:
+        return None
+    stream = streams[0]
+    from av.audio.stream import AudioStream
+
+    assert isinstance(stream, AudioStream)
+    # A stream of an unknown codec has no context, and a damaged one has no rate.
+    if stream.codec_context is None or not stream.codec_context.sample_rate:
+        raise BadMedia("damaged or truncated file (its sound track cannot be decoded)")
+    return stream

@@ -22,7 +22,7 @@ from dxn.tokenize.audio.reader import AudioReader, audio_seconds
 from dxn.tokenize.audio.spectrogram import Spectrogram, SpectrogramOptions, hop_samples
 from dxn.tokenize.audio.waveform_stem import WaveformOptions
 from dxn.tokenize.base import TIME_MAP, Placement, Sample, Tokenizer
-from dxn.tokenize.media_container import check_seconds
+from dxn.tokenize.media import check_seconds
 from dxn.tokenize.patches import as_pair
 
 AudioTokens = Literal["frames", "patches", "waveform"]

@@ -1,12 +1,18 @@
-"""Read the values of cells, some of which say that there is none, such as N/A.
+"""What the cells of tables say, as people write it: nothing, categories, numbers and dates.
 
-Exported models use it without dxn.
+Such as 1,234.50, 3,5, $5, 12 %, (7), 2026-01-31, 31.1.2026, 9:30 PM and N/A. Exported models use
+it without dxn.
 """
 
 from __future__ import annotations
 
+import datetime
+import math
+import re
 import unicodedata
-from collections.abc import Collection, Iterable, Set
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -96,3 +102,410 @@ def _as_value(item: Any) -> str:
     if not value or len(value) > MAX_CHARS:
         raise ValueError(f"must be a text of at most {MAX_CHARS} characters, a number or a boolean")
     return value
+
+
+# A column is numeric if at most this share of its cells, besides those such as "N/A", is not a
+# number.
+MAX_OTHERS = 0.05
+# At least this share of its cells must be numbers.
+MIN_NUMBERS = 0.5
+# Numbers of cells that show whether a column is numeric, and how its numbers are written.
+SAMPLE = 200
+MAX_FOR_FORMAT = 10_000
+CURRENCY = r"[$€£¥₹₽₩₺₴₫฿₦]|[A-Z]{1,3}\$|(?:USD|EUR|GBP|JPY|CHF|CAD|AUD|CNY|INR|SEK|NOK|DKK|PLN|BRL"
+CURRENCY += r"|KRW|MXN|ZAR|TRY|CZK|HUF|RUB|kr|Rs\.?)(?=\s|\d)"
+CURRENCY_SIGN = re.compile(r"[$€£¥₹₽₩₺₴₫฿₦]|[a-z]{3}")
+# Minimum number of cells such as "1.234" beside "950" that show that the point separates thousands.
+MIN_GROUPED = 3
+MAX_NUMBER_CHARS = 400  # of a number; float64 has up to 309 digits before the decimal point
+SPACES = " \u00a0\u202f\u2009"
+GROUPS = f"{SPACES}'’,."
+# Sign, currency, digits with separators, exponent, and a unit of at most 12 characters. A number in
+# brackets is negative, as accountants write it. Spaces are matched possessively, because otherwise
+# many of them would take a time that grows with the cube of their number.
+WRITTEN = re.compile(
+    rf"(?P<open>\(\s*+)?(?P<sign>[-+−]?)\s*+(?P<currency>{CURRENCY})?\s*+(?P<inner>[-+−]?)"
+    rf"(?P<digits>\d+(?:[{GROUPS}]\d+)*[.,]?|[.,]\d+)(?P<exponent>[eE][-+]?\d+)?"
+    # "$0.12M": a letter is a power of ten only beside a currency, because "5 m" are meters.
+    r"(?(currency)\s*+(?P<power>(?:[kKmMbBtT]|[mM]n|[bB]n)(?![^\W\d_]))?)"
+    r"\s*+(?P<unit>[^\d\s.,()][^\d()]{0,11})?(?(open)\))"
+)
+# Cells that all have plain digits, joined by line feeds, which is most columns of numbers.
+PLAIN_COLUMN = re.compile(r"[+-]?\d+(?:\.\d+)?(?:\n[+-]?\d+(?:\.\d+)?)*")
+# A decimal point that cannot separate thousands, because other than three digits follow.
+DECIMAL_POINT = re.compile(r"\.(?!\d{3}(?!\d))")
+POWERS = {"k": 1e3, "m": 1e6, "mn": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """How the numbers of a column are written.
+
+    Args:
+        decimal: Decimal separator, a point or a comma. The other one separates thousands.
+        unit: Unit or currency that some or all numbers have, such as "%". Empty: none.
+    """
+
+    decimal: str = "."
+    unit: str = ""
+
+    def parse(self, value: Any) -> float | None:
+        """Return a cell as a finite number; None if it is not a number in this format."""
+        is_text = isinstance(value, str)
+        # The usual case first, because a regular expression is slower.
+        if not is_text or self.decimal == ".":
+            number = plain_number(value)
+            if number is not None or not is_text:
+                return number
+        match = _match(value)
+        if match is None or unit_of(match) not in ("", self.unit):
+            return None
+        digits = self._plain(match["digits"])
+        if digits is None:
+            return None
+        number = float(digits + (match["exponent"] or ""))
+        number *= POWERS.get((match["power"] or "").lower(), 1.0)
+        if math.isinf(number):  # such as 1e400
+            return None
+        signs = match["sign"] + match["inner"]
+        return -number if signs in ("-", "−") or match["open"] else number
+
+    def _plain(self, digits: str) -> str | None:
+        """Return digits without separators of thousands, and with a decimal point."""
+        whole, _, fraction = digits.partition(self.decimal)
+        if fraction and not fraction.isdigit():
+            return None
+        separators = {c for c in whole if not c.isdigit()}
+        # 1,234,567, and in India 12,34,567; the same separator throughout.
+        if separators:
+            mark = re.escape(next(iter(separators)))
+            grouped = rf"\d{{1,3}}(?:{mark}\d{{2,3}})*{mark}\d{{3}}"
+            if len(separators) > 1 or re.fullmatch(grouped, whole) is None:
+                return None
+        return "".join(c for c in whole if c.isdigit()) + f".{fraction or 0}"
+
+
+@dataclass(frozen=True)
+class ParsedNumbers:
+    """The numbers of a column.
+
+    Args:
+        format: How they are written.
+        values: The numbers, without the cells that are none.
+        others: Cells that are not numbers.
+    """
+
+    format: NumberFormat
+    values: Sequence[float]
+    others: Sequence[Any]
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all numbers are integers."""
+        return all(value.is_integer() for value in self.values)
+
+
+def plain_number(value: Any) -> float | None:
+    """Return a finite number, or one that is written like 1.5 or 2e3; None if it is neither."""
+    # float() also accepts "1_000", and "nan" and "inf", which would make the loss NaN.
+    if isinstance(value, str) and "_" in value:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def read_numbers(values: Sequence[Any]) -> ParsedNumbers | None:
+    """Return the numbers of a column; None if it is not a column of numbers.
+
+    A few cells may be something else, such as a typing error, and more of them may say that there
+    is no number, such as "unknown". Cells such as "N/A" do not count.
+
+    Args:
+        values: Cells of the column, never None.
+    """
+    # Most columns of texts are recognized by a few cells, which is faster.
+    few = [value for value in sample(values) if not has_no_value(value)]
+    form = find_format(few)
+    if sum(form.parse(value) is not None for value in few) < MIN_NUMBERS / 2 * len(few):
+        return None
+    form = find_format(values)
+    numbers: list[float] = []
+    others: list[Any] = []
+    for value in values:
+        number = form.parse(value)
+        if number is None:
+            others.append(value)
+        else:
+            numbers.append(number)
+    num_wrong = sum(not has_no_number(value) for value in others)
+    num_missing = sum(map(has_no_value, others))
+    if not numbers or num_wrong > MAX_OTHERS * (len(numbers) + num_wrong):
+        return None
+    is_numeric = len(numbers) >= MIN_NUMBERS * (len(values) - num_missing)
+    return ParsedNumbers(form, numbers, others) if is_numeric else None
+
+
+def find_format(values: Sequence[Any]) -> NumberFormat:
+    """Return the number format of a column. It is decided by all cells together.
+
+    A single "1,234" can be 1234 or 1.234. Another cell of the column, such as "3,5" or "1,234.50",
+    shows which of them is meant. Without such a cell, the comma separates thousands.
+    """
+    few = sample(values, MAX_FOR_FORMAT)
+    texts = [value for value in few if isinstance(value, str)]
+    # One match of all cells takes a fraction of the time of a match for each cell.
+    joined = "\n".join(texts)
+    if PLAIN_COLUMN.fullmatch(joined) and ("." not in joined or DECIMAL_POINT.search(joined)):
+        return NumberFormat()
+    matches = [match for text in texts if (match := _match(text)) is not None]
+    units = Counter(unit for match in matches if (unit := unit_of(match)))
+    unit = units.most_common(1)[0][0] if units else ""
+    digits = [match["digits"] for match in matches]
+    decimals = Counter(map(_decimal_of, digits))
+    if decimals["."] or decimals[","]:
+        return NumberFormat("," if decimals[","] > decimals["."] else ".", unit)
+    # Only "1.234" and "950": numbers with three decimals would all have a point, and amounts of
+    # money have no third decimal. So the point separates thousands.
+    num_points = sum("." in written for written in digits)
+    is_money = any(match["currency"] or CURRENCY_SIGN.fullmatch(unit) for match in matches)
+    is_grouped = num_points and (is_money or MIN_GROUPED <= num_points < len(digits))
+    return NumberFormat("," if is_grouped else ".", unit)
+
+
+def sample(values: Sequence[Any], count: int = SAMPLE) -> Sequence[Any]:
+    """Return evenly spaced cells of a column, about `count` or all of them."""
+    return values[:: max(1, len(values) // count)]
+
+
+def unit_of(match: re.Match[str]) -> str:
+    """Return the currency or unit of a match of `WRITTEN`, in lower case."""
+    parts = (match["currency"], match["unit"])
+    return " ".join(part.strip().lower() for part in parts if part)
+
+
+def _match(text: str) -> re.Match[str] | None:
+    """Match a text with `WRITTEN`; None if it is not a number."""
+    stripped = text.strip()
+    return WRITTEN.fullmatch(stripped) if len(stripped) <= MAX_NUMBER_CHARS else None
+
+
+def _decimal_of(digits: str) -> str:
+    """Return the decimal separator that a number must have; "" if it can be either."""
+    last = max(digits.rfind("."), digits.rfind(","))
+    if last < 0:
+        return ""
+    mark = digits[last]
+    other = "," if mark == "." else "."
+    if digits.count(mark) > 1:
+        return other  # 1.234.567: this mark separates thousands
+    if other in digits:
+        return mark  # 1,234.50
+    # Thousands are groups of three digits after one to three digits.
+    is_group = len(digits) - last == 4 and 1 <= last <= 3 and digits[0] != "0"
+    return "" if is_group else mark
+
+
+# Fraction of the cells of a column that must match.
+MOST = 0.95
+# Number of cells that are inspected first, and the fraction of them that must match. It is lower,
+# because a few cells can have more than their share of those that do not match.
+NUM_IN_SAMPLE = 20
+MIN_IN_SAMPLE = 0.5
+# A date of eight digits, such as 20260131.
+COMPACT = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
+DATE = re.compile(
+    r"(?:"
+    r"(?:(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{1,2})(?P=mark)(?P<day>\d{1,2})"
+    r"|(?P<first>\d{1,2})(?P<mark2>[-/.])(?P<second>\d{1,2})(?P=mark2)(?P<year2>\d{2,4})"
+    r"|(?P<day3>\d{1,2})\.? ?(?P<name3>[A-Za-z]{3,9})\.?,? (?P<year3>\d{4})"
+    r"|(?P<name4>[A-Za-z]{3,9})\.? (?P<day4>\d{1,2}),? (?P<year4>\d{4}))"
+    r"(?:[T ]+(?P<time>\d{1,2}:\d{2}.*))?"
+    r"|(?P<only_time>\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm])?))"
+)
+TIME = re.compile(
+    r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:[.,]\d+)?))?\s*(?P<half>[AaPp][Mm])?"
+    r"\s*(?:(?P<utc>Z|UTC|GMT)|\(?[A-Z]{2,5}\)?|(?P<sign>[-+])(?P<hours>\d{2}):?(?P<minutes>\d{2})?)?"
+)
+# The first three letters of a month in English and German.
+MONTHS = {
+    "jan": 1,
+    "feb": 2,
+    "mar": 3,
+    "apr": 4,
+    "may": 5,
+    "jun": 6,
+    "jul": 7,
+    "aug": 8,
+    "sep": 9,
+    "oct": 10,
+    "nov": 11,
+    "dec": 12,
+    "mär": 3,
+    "mrz": 3,
+    "mae": 3,
+    "mai": 5,
+    "okt": 10,
+    "dez": 12,
+}
+# Two digits of a year are 1969 to 2068, as in Python and POSIX.
+CENTURY_START = 69
+SECONDS_PER_DAY = 86400
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A date, a time of day, or both.
+
+    Args:
+        day: Number of the day, 1 is January 1 of year 1. None: there is no date.
+        second: Seconds since midnight on the clock of the place. None: there is no time.
+        offset: Seconds by which this clock is ahead of UTC. None: it is not known.
+    """
+
+    day: int | None
+    second: float | None
+    offset: float | None = None
+
+    @property
+    def days(self) -> float:
+        """The date and the time as a number of days."""
+        return (self.day or 0) + (self.second or 0.0) / SECONDS_PER_DAY
+
+    def __str__(self) -> str:
+        parts = []
+        if self.day is not None:
+            parts.append(datetime.date.fromordinal(self.day).isoformat())
+        if self.second is not None:
+            minutes = int(self.second) // 60
+            parts.append(f"{minutes // 60:02}:{minutes % 60:02}")
+        return " ".join(parts)
+
+
+def parse_date(value: Any, *, day_first: bool) -> Moment | None:
+    """Return the date or time of a cell; None if it is none.
+
+    Args:
+        value: The cell.
+        day_first: Whether 1/2/2026 is the first of February instead of the second of January.
+    """
+    if isinstance(value, datetime.datetime):
+        zone = value.utcoffset()
+        offset = None if zone is None else zone.total_seconds()
+        return Moment(value.toordinal(), _seconds(value.time()), offset)
+    if isinstance(value, datetime.date):
+        return Moment(value.toordinal(), None)
+    if isinstance(value, datetime.time):
+        return Moment(None, _seconds(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        return None
+    text = value.strip()
+    if COMPACT.fullmatch(text):
+        return _moment(int(text[:4]), int(text[4:6]), int(text[6:]), None)
+    match = DATE.fullmatch(text)
+    if match is None:
+        return None
+    written = match["only_time"] or match["time"]
+    time = _time_of(written) if written else None
+    if written and time is None:
+        return None
+    if match["only_time"]:
+        return time
+    return _moment(*_date_of(match, day_first=day_first), time)
+
+
+def find_day_first(values: Sequence[Any]) -> bool:
+    """Return whether days come before months in a column. It is decided by all cells together.
+
+    A single 1/2/2026 can be in January or in February. Another cell, such as 25/2/2026, shows which
+    of them is meant. Without such a cell, a date with slashes starts with the month.
+    """
+    texts = [value.strip() for value in values if isinstance(value, str)]
+    matches = [match for text in texts if (match := DATE.fullmatch(text)) and match["first"]]
+    first = sum(int(match["first"]) > 12 for match in matches)
+    second = sum(int(match["second"]) > 12 for match in matches)
+    if first != second:
+        return first > second
+    num_slashes = sum(match["mark2"] == "/" for match in matches)
+    return 2 * num_slashes <= len(matches)
+
+
+def are_dates(values: Sequence[Any]) -> bool:
+    """Return whether nearly all values that are not missing are dates or times."""
+    # Most columns are recognized by a few cells, which is faster.
+    few = [value for value in sample(values, NUM_IN_SAMPLE) if not has_no_number(value)]
+    if sum(map(looks_like_date, few)) < MIN_IN_SAMPLE * len(few):
+        return False
+    present = [value for value in values if not has_no_number(value)]
+    return bool(present) and sum(map(looks_like_date, present)) >= MOST * len(present)
+
+
+def looks_like_date(value: Any) -> bool:
+    """Whether a cell looks like a date or a time. The day need not exist, such as February 30."""
+    if isinstance(value, datetime.date | datetime.time):
+        return True
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        return False
+    text = value.strip()
+    return (COMPACT.fullmatch(text) or DATE.fullmatch(text)) is not None
+
+
+def _date_of(match: re.Match[str], *, day_first: bool) -> tuple[int, int, int]:
+    """Return year, month and day; 0 for a month with an unknown name."""
+    if match["year"]:
+        return int(match["year"]), int(match["month"]), int(match["day"])
+    if match["year2"]:
+        first, second = int(match["first"]), int(match["second"])
+        day, month = (first, second) if day_first else (second, first)
+        return _full_year(match["year2"]), month, day
+    kind = "3" if match["year3"] else "4"
+    month = MONTHS.get(match[f"name{kind}"][:3].lower(), 0)
+    return int(match[f"year{kind}"]), month, int(match[f"day{kind}"])
+
+
+def _moment(year: int, month: int, day: int, time: Moment | None) -> Moment | None:
+    try:
+        ordinal = datetime.date(year, month, day).toordinal()
+    except ValueError:  # such as February 30
+        return None
+    return Moment(ordinal, None) if time is None else replace(time, day=ordinal)
+
+
+def _time_of(text: str) -> Moment | None:
+    """Return a time of day."""
+    match = TIME.fullmatch(text.strip())
+    if match is None:
+        return None
+    hour, minute = int(match["hour"]), int(match["minute"])
+    second = float((match["second"] or "0").replace(",", "."))
+    if match["half"]:
+        if not 1 <= hour <= 12:
+            return None
+        hour = hour % 12 + (12 if match["half"].lower() == "pm" else 0)
+    # 24:00 is the end of the day, and a leap second is number 60.
+    if hour > 24 or minute > 59 or second >= 61:
+        return None
+    offset = 0.0 if match["utc"] else None
+    if match["sign"]:
+        offset = 3600.0 * int(match["hours"]) + 60.0 * int(match["minutes"] or 0)
+        if offset >= SECONDS_PER_DAY:
+            return None
+        offset = -offset if match["sign"] == "-" else offset
+    return Moment(None, float((3600 * hour + 60 * minute + second) % SECONDS_PER_DAY), offset)
+
+
+def _seconds(time: datetime.time) -> float:
+    return 3600 * time.hour + 60 * time.minute + time.second + time.microsecond / 1e6
+
+
+def _full_year(digits: str) -> int:
+    year = int(digits)
+    if len(digits) > 2:
+        return year
+    return year + (1900 if year >= CENTURY_START else 2000)

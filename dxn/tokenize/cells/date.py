@@ -16,11 +16,11 @@ from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, is_finite_number
-from dxn.tokenize.cells.cell_values import has_no_number
-from dxn.tokenize.cells.dates import (
+from dxn.tokenize.cells.cell_values import (
     SECONDS_PER_DAY,
     Moment,
     find_day_first,
+    has_no_number,
     parse_date,
 )
 from dxn.tokenize.masking import CellMasking, check_ratio

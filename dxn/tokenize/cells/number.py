@@ -16,8 +16,7 @@ from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, is_finite_number
-from dxn.tokenize.cells.cell_values import has_no_number
-from dxn.tokenize.cells.numbers import NumberFormat, find_format
+from dxn.tokenize.cells.cell_values import NumberFormat, find_format, has_no_number
 from dxn.tokenize.masking import CellMasking, check_ratio
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, NamedTuple
 
 import torch
@@ -75,58 +76,55 @@ class PixelMap(NamedTuple):
         )
 
 
-class ImageAugmenter:
-    """Applies the augmentation of `ImageAugment` to an image.
+def augment_image(
+    pixels: Tensor,
+    options: ImageAugment,
+    rand: random.Random,
+    interpolation: Interpolation = "bilinear",
+) -> tuple[Tensor, PixelMap]:
+    """Augment pixels uint8 (C, H, W) and return them with their map to the original image.
+
+    The map includes flip, crop and zoom. It does not include the shears, rotations and translations
+    of RandAugment, because it cannot represent them all. The tokenizer turns images, because each
+    of them has the map to the turned image.
 
     Args:
+        pixels: The image.
         options: The augmentation.
+        rand: Random generator.
         interpolation: Interpolation of pixels that are resized.
     """
-
-    def __init__(self, options: ImageAugment, interpolation: Interpolation = "bilinear"):
-        self.options = options
-        self.interpolation: Interpolation = interpolation
-        self.transforms: list[Callable[[Tensor], Tensor]] = []
-        if options.randaugment or options.erase:
-            self.transforms = _transforms(options.randaugment, options.erase)
-
-    def __call__(self, pixels: Tensor, rand: random.Random) -> tuple[Tensor, PixelMap]:
-        """Augment pixels uint8 (C, H, W) and return them with their map to the original image.
-
-        The map includes flip, crop and zoom. It does not include the shears, rotations and
-        translations of RandAugment, because it cannot represent them all. The tokenizer turns
-        images, because each of them has the map to the turned image.
-        """
-        height, width = pixels.shape[1:]
-        pixel_map = PixelMap()
-        if self.options.flip and rand.random() < 0.5:
-            pixels = pixels.flip(-1)
-            pixel_map = PixelMap(left=width, across=-1.0)
-        if self.options.crop:
-            limit = self.options.crop
-            down = rand.randint(-limit, limit)
-            right = rand.randint(-limit, limit)
-            pixels = _shift(pixels, down, right)
-            pixel_map = pixel_map.of_part(PixelMap(top=down, left=right))
-        if self.options.zoom < 1:
-            area = rand.uniform(self.options.zoom, 1)  # sides scale by its root
-            h = max(round(height * area**0.5), 1)
-            w = max(round(width * area**0.5), 1)
-            top = rand.randint(0, height - h)
-            left = rand.randint(0, width - w)
-            part = pixels[:, top : top + h, left : left + w]
-            pixels = resize(part, (height, width), self.interpolation)
-            pixel_map = pixel_map.of_part(PixelMap(top, left, h / height, w / width))
-        if self.options.jitter:
-            pixels = _jittered(pixels, self.options.jitter, rand)
-        if self.transforms:
-            # torchvision draws from the global generator of torch.
-            with torch_seeded(rand):
-                for transform in self.transforms:
-                    pixels = transform(pixels)
-        return pixels, pixel_map
+    height, width = pixels.shape[1:]
+    pixel_map = PixelMap()
+    if options.flip and rand.random() < 0.5:
+        pixels = pixels.flip(-1)
+        pixel_map = PixelMap(left=width, across=-1.0)
+    if options.crop:
+        limit = options.crop
+        down = rand.randint(-limit, limit)
+        right = rand.randint(-limit, limit)
+        pixels = _shift(pixels, down, right)
+        pixel_map = pixel_map.of_part(PixelMap(top=down, left=right))
+    if options.zoom < 1:
+        area = rand.uniform(options.zoom, 1)  # sides scale by its root
+        h = max(round(height * area**0.5), 1)
+        w = max(round(width * area**0.5), 1)
+        top = rand.randint(0, height - h)
+        left = rand.randint(0, width - w)
+        part = pixels[:, top : top + h, left : left + w]
+        pixels = resize(part, (height, width), interpolation)
+        pixel_map = pixel_map.of_part(PixelMap(top, left, h / height, w / width))
+    if options.jitter:
+        pixels = _jittered(pixels, options.jitter, rand)
+    if options.randaugment or options.erase:
+        # torchvision draws from the global generator of torch.
+        with torch_seeded(rand):
+            for transform in _transforms(options.randaugment, options.erase):
+                pixels = transform(pixels)
+    return pixels, pixel_map
 
 
+@cache
 def _transforms(randaugment: int, erase: float) -> list[Callable[[Tensor], Tensor]]:
     # Imported here because the import takes seconds, and most runs do not need it.
     from torchvision.transforms import v2

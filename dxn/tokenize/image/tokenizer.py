@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dxn.core.schema import options
 from dxn.tokenize.base import Placement, Sample, Tokenizer
-from dxn.tokenize.image.augment import ImageAugment, ImageAugmenter, PixelMap
+from dxn.tokenize.image.augment import ImageAugment, PixelMap, augment_image
 from dxn.tokenize.image.reader import (
     ImageReader,
     Interpolation,
@@ -95,7 +95,7 @@ class ImageTokenizer(Tokenizer):
             self.image_size = as_pair(image_size, name="image_size", axes="height, width")
         self.resize = resize
         self.in_channels = in_channels
-        self.augmenter = ImageAugmenter(augment, resize.interpolation)
+        self.augment = augment
         # A larger image is reduced to the size that `__call__` resizes it to, so that a data set of
         # photos fits into memory. With augment.zoom, it is reduced less, so that a random crop
         # still has image_size pixels.
@@ -126,12 +126,12 @@ class ImageTokenizer(Tokenizer):
         """
         pixel_map = PixelMap()
         turns: dict[str, Tensor] = {}
-        if rand is not None and self.augmenter.options.turn:
+        if rand is not None and self.augment.turn:
             turns[TURNS] = torch.tensor(rand.randrange(4))
             raw = raw.rot90(int(turns[TURNS]), (1, 2))
         raw_size = raw.shape[1:]
         if rand is not None:
-            raw, pixel_map = self.augmenter(raw, rand)
+            raw, pixel_map = augment_image(raw, self.augment, rand, self.resize.interpolation)
         pixels, part = self._resized(raw)
         return turns | {
             "pixels": pixels,
@@ -194,7 +194,7 @@ class ImageTokenizer(Tokenizer):
         if self.image_size is None:
             return height, width
         # The smallest random crop has the fraction `zoom` of the area; sides scale by its root.
-        return self._size(height, width, scale=self.augmenter.options.zoom**-0.5)
+        return self._size(height, width, scale=self.augment.zoom**-0.5)
 
     def _size(self, height: int, width: int, *, scale: float = 1.0) -> tuple[int, int]:
         """Return height and width of the whole image after resizing and before cropping.

@@ -20,9 +20,8 @@ from dxn.tokenize.base import FULL, MASKED, TIME_MAP, Adapter, raws_of
 from dxn.tokenize.masking import SPAN, PatchMasking, check_ratio
 from dxn.tokenize.moments import Moments
 from dxn.tokenize.patch_contents import PatchContents
-from dxn.tokenize.patches import ConvStem, PatchGrid, ResidualStem
+from dxn.tokenize.patches import CellPatches, ConvStem, PatchGrid, ResidualStem, divided
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
-from dxn.tokenize.series.cell_patches import CellPatches, divided
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.series.tokenizer import (
     USUAL_FRAMES,

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.cell_values import has_no_number
-from dxn.tokenize.cells.numbers import plain_number
+from dxn.tokenize.cells.cell_values import has_no_number, plain_number
 
 # Values of one series. It is checked before a file is decoded, because a header can promise more
 # than fits into memory.

@@ -31,8 +31,8 @@ from dxn.tokenize.text.chat import (
     read_messages,
 )
 from dxn.tokenize.text.options import TextAugment, TokenizerOptions
-from dxn.tokenize.text.subwords import SubwordSplitter
 from dxn.tokenize.text.vocabulary import (
+    SubwordSplitter,
     encode,
     is_library_error,
     load_tokenizer,

@@ -27,7 +27,7 @@ from dxn.tokenize.image.reader import (
     resize,
     target_size,
 )
-from dxn.tokenize.media_container import (
+from dxn.tokenize.media import (
     KINDS,
     check_complete,
     check_seconds,
@@ -61,7 +61,7 @@ class VideoSampling:
     max_frames: Annotated[int, Ge(1)] = 4000
 
 
-if TYPE_CHECKING:  # see dxn.tokenize.media_container
+if TYPE_CHECKING:  # see dxn.tokenize.media
     from av import VideoFrame
     from av.container import InputContainer
     from av.video.stream import VideoStream
