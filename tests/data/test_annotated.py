@@ -490,3 +490,131 @@ def test_a_picture_without_objects_can_be_the_first_one_of_pascal_voc(tmp_path):
     (tmp_path / "Annotations/a.xml").write_text(empty)
     assert infer_source(tmp_path) == "annotated"
     assert labels_of(rows_of(tmp_path)["train"])["JPEGImages/a.png"] == []
+
+
+def test_ids_of_coco_can_be_texts_in_one_list_and_numbers_in_the_other(tmp_path):
+    write_coco(tmp_path)
+    images = [{"id": str(i), "file_name": f"{n}.png"} for i, n in enumerate("abc")]
+    write_file(tmp_path / "annotations/instances_train2017.json", coco_of("abc", images=images))
+    assert labels_of(rows_of(tmp_path)["train"])["train2017/c.png"] == ["dog"]
+
+
+def test_annotations_of_images_that_coco_does_not_list_are_counted(tmp_path):
+    write_coco(tmp_path)
+    images = [{"id": 0, "file_name": "a.png"}]
+    write_file(tmp_path / "annotations/instances_train2017.json", coco_of("abc", images=images))
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    assert (
+        "not used: 1 annotation of images that instances_train2017.json does not list, such as "
+        "image 2"
+    ) in source.notes
+
+
+def test_two_images_of_coco_with_one_id_are_refused(tmp_path):
+    write_coco(tmp_path)
+    images = [{"id": 0, "file_name": f"{n}.png"} for n in "ab"]
+    write_file(tmp_path / "annotations/instances_train2017.json", coco_of("abc", images=images))
+    with pytest.raises(UserError, match=r"instances_train2017.json: two images have the id 0"):
+        rows_of(tmp_path)
+
+
+def test_two_files_of_instances_of_one_split_are_refused(tmp_path):
+    write_coco(tmp_path)
+    write_file(tmp_path / "annotations/instances_train2014.json", coco_of("a"))
+    with pytest.raises(UserError, match="are both annotations of the train split"):
+        rows_of(tmp_path)
+
+
+def test_annotations_made_on_windows_have_backslashes(tmp_path):
+    write_picture(tmp_path / "train/cam1/a.png")
+    images = [{"id": 0, "file_name": "cam1\\a.png"}]
+    write_file(tmp_path / "train/instances.json", coco_of("a", images=images))
+    assert labels_of(rows_of(tmp_path)["train"]) == {"train/cam1/a.png": ["cat", "dog"]}
+
+
+def test_a_file_of_xml_that_has_no_annotation_is_no_picture(tmp_path):
+    write_voc(tmp_path)
+    write_file(tmp_path / "dataset.xml", "<project><name>a</name></project>")
+    assert len(rows_of(tmp_path)["train"]) == 3
+
+
+@pytest.mark.parametrize("outer", ["labeled", "segmentation_data", "annotations_v2"])
+@pytest.mark.parametrize("write", [write_voc, write_yolo])
+def test_a_folder_around_pictures_can_start_with_a_word_of_masks(write, outer, tmp_path):
+    (tmp_path / outer).mkdir(parents=True)
+    write(tmp_path / outer)
+    if write is write_yolo:
+        (tmp_path / outer / "data.yaml").rename(tmp_path / "data.yaml")
+    assert len(rows_of(tmp_path)["train"]) == 3
+
+
+def test_a_folder_around_masks_can_start_with_a_word_of_masks(tmp_path):
+    write_picture(tmp_path / "labeled/images/7.png")
+    write_picture(tmp_path / "labeled/masks/7.png", "L")
+    assert list(rows_of(tmp_path)["all"]) == ["labeled/images/7.png"]
+
+
+def test_suffixes_of_annotations_can_be_in_upper_case(tmp_path):
+    write_yolo(tmp_path / "yolo")
+    for file in (tmp_path / "yolo/labels/train").iterdir():
+        file.rename(file.with_suffix(".TXT"))
+    write_voc(tmp_path / "voc")
+    for file in (tmp_path / "voc/Annotations").iterdir():
+        file.rename(file.with_suffix(".XML"))
+    for folder, picture in (("yolo", "images/train/c.png"), ("voc", "JPEGImages/c.png")):
+        assert infer_source(tmp_path / folder) == "annotated"
+        assert labels_of(rows_of(tmp_path / folder)["train"])[picture] == ["dog"]
+
+
+def test_hidden_folders_have_no_annotations(tmp_path):
+    write_coco(tmp_path)
+    hidden = tmp_path / "annotations/.ipynb_checkpoints/instances_train2017-checkpoint.json"
+    write_file(hidden, coco_of("a"))
+    assert len(rows_of(tmp_path)["train"]) == 3
+
+
+def test_keypoints_of_yolo_are_not_corners_of_a_polygon(tmp_path):
+    write_yolo(tmp_path)
+    line = "0 0.5 0.5 0.2 0.2 0.45 0.45 2 0.55 0.55 2"
+    (tmp_path / "labels/train/b.txt").write_text(line)
+    with pytest.raises(UserError, match=r"b.txt: line 1 .* keypoints need kpt_shape in data.yaml"):
+        rows_of(tmp_path)
+    (tmp_path / "data.yaml").write_text("names: {0: cat, 1: dog}\nkpt_shape: [2, 3]\n")
+    (cell,) = rows_of(tmp_path)["train"]["images/train/b.png"]
+    assert cell == {"label": "cat", "cxcywh": [0.5, 0.5, 0.2, 0.2]}
+
+
+def test_a_list_can_name_a_picture_twice(tmp_path):
+    write_voc(tmp_path)
+    (tmp_path / "ImageSets/Main/train.txt").write_text("a\nb\nb\nc\n")
+    assert len(rows_of(tmp_path)["train"]) == 3
+
+
+def test_pictures_in_no_list_are_the_training_split_if_there_is_none(tmp_path):
+    write_voc(tmp_path)
+    (tmp_path / "ImageSets/Main/train.txt").rename(tmp_path / "ImageSets/Main/test.txt")
+    (tmp_path / "ImageSets/Main/test.txt").write_text("c\n")
+    rows = rows_of(tmp_path)
+    assert {split: len(part) for split, part in rows.items()} == {"train": 2, "test": 1}
+
+
+def test_data_yaml_can_name_its_folder_by_an_absolute_path(tmp_path, monkeypatch):
+    for folder in ("a", "b"):
+        write_picture(tmp_path / f"images/{folder}/0.png")
+        write_file(tmp_path / f"labels/{folder}/0.txt", "0 0.5 0.5 0.2 0.2")
+    lines = f"path: {tmp_path}\ntrain: images/a\nval: images/b\nnames: [cat]\n"
+    (tmp_path / "data.yaml").write_text(lines)
+    monkeypatch.chdir(tmp_path)
+    source = annotated(".", readers={"image": ImageReader()})
+    assert {split: len(rows) for split, rows in source.splits.items()} == {
+        "train": 1,
+        "validation": 1,
+    }
+
+
+def test_a_mask_without_any_picture_is_named(tmp_path):
+    write_picture(tmp_path / "masks/7.png", "L")
+    write_file(tmp_path / "images/readme.png")
+    write_picture(tmp_path / "images/8.png")
+    with pytest.raises(UserError, match=r"masks/7.png: no picture has the name of this mask"):
+        rows_of(tmp_path)

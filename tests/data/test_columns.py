@@ -407,12 +407,12 @@ def test_cells_that_say_nothing_about_new_rows_are_not_used(cells, name, values,
     assert name not in columns[0]
     assert f"not used: {name} ({reason})" in notes
     named, _ = choose(shop(**{name: values}), cells, number=[name])
-    assert name in named.inputs
+    assert name in named[0]
 
 
 def test_distinct_numbers_that_are_no_row_numbers_are_used(cells):
     income = [(i * 7919) % 100_003 for i in range(120)]
-    assert "income" in choose(shop(income=income), cells)[0].inputs
+    assert "income" in choose(shop(income=income), cells)[0][0]
 
 
 @pytest.mark.parametrize(
@@ -438,7 +438,7 @@ def test_such_groups_are_an_input_only_if_they_are_named(cells):
     columns, notes = choose(table, cells, new_groups=["kind", "words"])
     assert "kind" not in columns[0] and "words" in columns[0]
     assert "not used: kind (training has none of its values in the test split)" in notes
-    assert "kind" in choose(table, cells, category=["kind"], new_groups=["kind"])[0].inputs
+    assert "kind" in choose(table, cells, category=["kind"], new_groups=["kind"])[0][0]
 
 
 def finer(count=120):

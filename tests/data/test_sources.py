@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.data import by_modality
 
 from dxn.core.errors import UserError
+from dxn.data import text_files
 from dxn.data.formats import table_format
 from dxn.data.sources.detect import infer_source
 
@@ -76,3 +78,11 @@ def test_no_library_is_imported_for_that():
     code = "import sys, dxn.data.sources.detect; "
     code += "sys.exit(any(name in sys.modules for name in ('torch', 'pyarrow', 'numpy')))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_texts_of_a_folder_can_have_a_suffix_in_upper_case_and_hidden_files_are_left_out(tmp_path):
+    (tmp_path / "A.TXT").write_text("some words of a book " * 20)
+    (tmp_path / "._A.TXT").write_bytes(b"\x00\x05\x16\x07")
+    assert infer_source(tmp_path) == "text"
+    source = text_files(str(tmp_path), readers=by_modality())
+    assert list(source.splits["train"].origin) == ["A.TXT"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -36,6 +37,7 @@ from dxn.data.splits.split import UNDIVIDED, complete_splits
 
 PICTURES = ("images", "JPEGImages")
 MASK_ONLY_FOLDERS = ("mask", "segmentation")
+MAX_FRACTION = 1.5  # of a corner of a polygon, which can lie a little outside of the picture
 
 
 class Picture(NamedTuple):
@@ -117,8 +119,12 @@ def annotated(
         rows[split] = Rows(cells, [picture.origin for picture in of_split])
     if UNDIVIDED in rows and len(rows) > 1:
         # Such as pictures that are in none of the lists of Pascal VOC.
-        unused = rows.pop(UNDIVIDED)
-        notes.append(f"not used: {count(len(unused), 'picture')} without a split")
+        others = rows.pop(UNDIVIDED)
+        if "train" in rows:
+            notes.append(f"not used: {count(len(others), 'picture')} without a split")
+        else:
+            rows["train"] = others
+            notes.append(f"train: {count(len(others), 'picture')} that are in no other split")
     splits = complete_splits(
         rows, fractions, seed=seed, notes=notes, stratify=False, files=["image"]
     )
@@ -154,9 +160,10 @@ def _coco(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictu
         split = split_of_name(file.stem) or split_of_folders(file, root)
         other = by_split.setdefault(split, file)
         # COCO also has files of keypoints and captions for the same pictures.
-        if other != file and "instances" in file.name:
+        are_instances = "instances" in file.name, "instances" in other.name
+        if are_instances == (True, False):
             by_split[split] = file
-        elif other != file and "instances" not in other.name:
+        elif other != file and are_instances != (False, True):
             raise UserError(
                 f"{root}: {other.name} and {file.name} are both annotations of the {split} split; "
                 "keep one of them"
@@ -165,35 +172,58 @@ def _coco(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictu
     for split, file in by_split.items():
         content = load_json(file)
         try:
-            labels = {item["id"]: item["name"] for item in content["categories"]}
-            objects: dict[Any, list[dict[str, Any]]] = {}
-            for item in content.get("annotations", ()):
-                annotation = {"label": labels[item["category_id"]]}
-                annotation |= {"iscrowd": 1} if item.get("iscrowd") else {}
-                if item.get("segmentation"):
-                    annotation["segmentation"] = _compact(item["segmentation"])
-                if "bbox" in item or "segmentation" not in annotation:
-                    annotation["bbox"] = item["bbox"]
-                elif isinstance(annotation["segmentation"], list):
-                    annotation["bbox"] = _box_around(annotation["segmentation"])
-                objects.setdefault(item["image_id"], []).append(annotation)
-            paths = _coco_paths([image["file_name"] for image in content["images"]], file, root)
+            objects = _coco_objects(content)
+            file_name_of: dict[str, str] = {}  # by id
+            for image in content["images"]:
+                # Paths of Windows have backslashes.
+                name, picture_id = image["file_name"].replace("\\", "/"), str(image["id"])
+                if file_name_of.setdefault(picture_id, name) != name:
+                    raise UserError(
+                        f"{file}: two images have the id {picture_id}; give each one its own"
+                    )
+            file_names = list(file_name_of.values())
+            paths = _coco_paths(file_names, file, root)
             missing = [i for i, path in enumerate(paths) if not path.is_file()]
-            wanted = [content["images"][i]["file_name"] for i in missing]
-            names = [name_of(PurePosixPath(name), root, split) for name in wanted]
+            names = [name_of(PurePosixPath(file_names[i]), root, split) for i in missing]
             claimed = set(paths)
             others = [path for path in pictures if path not in claimed]
             for i, other in pair(names, [name_of(path, root) for path in others]).items():
                 paths[missing[i]] = others[other]
-            for image, path in zip(content["images"], paths, strict=True):
-                cell = objects.get(image["id"], []) if "annotations" in content else None
-                yield Picture(split, path, f"{file.name} image {image['id']}", cell)
+            if unlisted := objects.keys() - file_name_of.keys():
+                number = sum(len(objects[picture_id]) for picture_id in unlisted)
+                notes.append(
+                    f"not used: {count(number, 'annotation')} of images that {file.name} does not "
+                    f"list, such as image {min(unlisted)}"
+                )
+            for picture_id, path in zip(file_name_of, paths, strict=True):
+                cell = objects.get(picture_id, []) if "annotations" in content else None
+                yield Picture(split, path, f"{file.name} image {picture_id}", cell)
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{file}: is not in the format of COCO ({type(error).__name__}: {error}); an image "
                 "must have id and file_name, an annotation image_id, category_id and bbox or "
                 "segmentation"
             ) from error
+
+
+def _coco_objects(content: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the objects of each image of a file of COCO, by its id as a text.
+
+    Some programs write ids as numbers in one list, and as texts in another one.
+    """
+    labels = {str(item["id"]): item["name"] for item in content["categories"]}
+    objects: dict[str, list[dict[str, Any]]] = {}
+    for item in content.get("annotations", ()):
+        annotation = {"label": labels[str(item["category_id"])]}
+        annotation |= {"iscrowd": 1} if item.get("iscrowd") else {}
+        if item.get("segmentation"):
+            annotation["segmentation"] = _compact(item["segmentation"])
+        if "bbox" in item or "segmentation" not in annotation:
+            annotation["bbox"] = item["bbox"]
+        elif isinstance(annotation["segmentation"], list):
+            annotation["bbox"] = _box_around(annotation["segmentation"])
+        objects.setdefault(str(item["image_id"]), []).append(annotation)
+    return objects
 
 
 def _coco_paths(names: Sequence[str], file: Path, root: Path) -> list[Path]:
@@ -234,32 +264,34 @@ def _box_around(polygons: list[Any]) -> list[float] | None:
 def _voc(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
     """Yield the pictures of the XML files of Pascal VOC."""
     # Masks in a folder SegmentationClass have the names of the pictures.
-    pictures = [p for p in pictures_in(root) if not in_folder(p, root, MASK_FOLDERS)]
-    objects: list[list[dict[str, Any]]] = []
-    file_names: list[str] = []
+    pictures = [p for p in pictures_in(root) if not in_folder(p, root, MASK_ONLY_FOLDERS)]
+    objects: dict[Path, list[dict[str, Any]]] = {}
+    file_names: dict[Path, str] = {}
     for file in files:
         try:
-            tree = ElementTree.parse(file)
-            objects.append([])
+            tree = ElementTree.parse(file).getroot()
+            if tree.tag != "annotation":
+                continue
+            objects[file] = []
             for item in tree.iter("object"):
                 box = item.find("bndbox")
                 if box is None:
                     raise ElementTree.ParseError("an object has no bndbox")
                 numbers = {key: box.findtext(key) for key in ("xmin", "ymin", "xmax", "ymax")}
-                objects[-1].append({"label": item.findtext("name"), **numbers})
+                objects[file].append({"label": item.findtext("name"), **numbers})
         # Others than ParseError: the file names an encoding that is unknown or not supported.
         except (ElementTree.ParseError, LookupError, ValueError) as error:
             raise UserError(
                 f"{file}: is not in the format of Pascal VOC ({error}); correct or delete it"
             ) from error
-        file_names.append(tree.findtext("filename") or file.stem)
+        # Its folders, also those of Windows, are rarely those of the data.
+        file_names[file] = PureWindowsPath(tree.findtext("filename") or "").name or file.stem
     # The name of the XML file is that of the picture. If there is none, the file names it.
-    paths = _partners(files, pictures, root)
-    missing = [file for file in files if file not in paths]
-    named = {file: file.with_name(Path(file_names[files.index(file)]).name) for file in missing}
+    paths = _partners(list(objects), pictures, root)
+    named = {file: file.with_name(name) for file, name in file_names.items() if file not in paths}
     left = sorted({*pictures} - {*paths.values()})
     of_names = _partners(list(named.values()), left, root)
-    for file, cell in zip(files, objects, strict=True):
+    for file, cell in objects.items():
         path = paths.get(file) or of_names.get(named[file]) or named[file]
         yield Picture(split_of_folders(file, root), path, str(file.relative_to(root)), cell)
 
@@ -267,6 +299,7 @@ def _voc(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictur
 def _yolo(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
     """Yield the pictures of YOLO. A picture without a text file has no objects."""
     labels = _class_names(root, files)
+    num_keypoints = _num_keypoint_values(root)
     pictures = [p for p in pictures_in(root) if not in_folder(p, root, MASK_ONLY_FOLDERS)]
     file_of = {picture: file for file, picture in _partners(files, pictures, root).items()}
     _note_unused({*files} - {*file_of.values()}, "file of boxes", root, notes)
@@ -280,11 +313,12 @@ def _yolo(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictu
             try:
                 kind, *numbers = map(float, line.split())
                 label = labels.get(int(kind), str(int(kind)))
-                objects.append({"label": label, **_yolo_box(numbers)})
+                objects.append({"label": label, **_yolo_box(numbers, num_keypoints)})
             except (ValueError, OverflowError):
                 raise UserError(
                     f"{file}: line {number} must be a class, the center, the width and the height, "
-                    f"or a class and the corners of a polygon, got {line[:80]!r}"
+                    "or a class and the corners of a polygon, all of them as fractions of the "
+                    f"picture, got {line[:80]!r}; keypoints need kpt_shape in data.yaml"
                 ) from None
         origin = str((file or path).relative_to(root))
         yield Picture(split_of_folders(path, root), path, origin, objects)
@@ -311,9 +345,10 @@ def _masks(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pict
             pairs[file] = renamed[of_stripped[name]]
     mask_of = {picture: file for file, picture in pairs.items()}
     if not mask_of:
+        names = ", ".join(str(path.relative_to(root)) for path in pictures[:1]) or "none"
         raise UserError(
             f"{files[0].relative_to(root)}: no picture has the name of this mask, such as "
-            f"{pictures[0].relative_to(root)}; give a mask the name of its picture"
+            f"{names}; give a mask the name of its picture"
         )
     _note_unused({*files} - {*mask_of.values()}, "mask", root, notes)
     for path in pictures:
@@ -342,14 +377,35 @@ def _safe(cell: Any, root: Path) -> Any:
     return {**cell, "mask": confined(cell["mask"], root)} if isinstance(cell, dict) else cell
 
 
-def _yolo_box(numbers: Sequence[float]) -> dict[str, Any]:
-    """Return the box of an object, which is written as one or as a polygon."""
-    if len(numbers) == 4:
-        return {"cxcywh": list(numbers)}
-    if len(numbers) < 6 or len(numbers) % 2:
+def _yolo_box(numbers: Sequence[float], num_keypoints: int) -> dict[str, Any]:
+    """Return the box of an object, which is written as one or as a polygon.
+
+    Args:
+        numbers: The numbers of the object.
+        num_keypoints: How many of them can be those of keypoints, which follow a box.
+    """
+    if len(numbers) in (4, 4 + num_keypoints):
+        return {"cxcywh": list(numbers[:4])}
+    # A larger number is a pixel, or tells whether a keypoint is visible.
+    if len(numbers) < 6 or len(numbers) % 2 or max(numbers) > MAX_FRACTION:
         raise ValueError
     across, down = numbers[0::2], numbers[1::2]
     return {"box": [min(across), min(down), max(across), max(down)]}
+
+
+def _num_keypoint_values(root: Path) -> int:
+    """Return how many numbers the keypoints of an object have; 0 without keypoints."""
+    for file, content in _yaml_files(root):
+        shape = content.get("kpt_shape")
+        if shape is None:
+            continue
+        if isinstance(shape, list) and all(type(size) is int for size in shape):
+            return math.prod(shape)
+        raise UserError(
+            f"{file}: kpt_shape must be the number of keypoints and of the numbers of each, such "
+            f"as [17, 3], got {shortened(shape)}"
+        )
+    return 0
 
 
 def _class_names(root: Path, files: Sequence[Path]) -> dict[int, str]:

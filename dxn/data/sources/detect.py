@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ VOC = (b"<annotation", b"<object")
 # Starts of the names of folders with masks and with their pictures, and of the formats of masks.
 MASK_FOLDERS = ("mask", "label", "annotation", "segmentation")
 PICTURE_FOLDERS = ("image", "img", "picture", "jpegimages")
+KINDS = (*MASK_FOLDERS, *PICTURE_FOLDERS)  # folders that only tell what their files are
+MAX_DEPTH = 4  # of a file of annotations below the folder
 MASKS = (".png", ".bmp", ".gif", ".tif", ".tiff")
 PICTURES = (*MASKS, ".jpg", ".jpeg", ".webp", ".avif", ".ppm")
 MAX_BOX = 10_000  # characters of a line with a box or a polygon
@@ -111,24 +114,19 @@ def annotations_of(folder: Path) -> tuple[AnnotationFormat, list[Path]] | None:
 
     The files are sorted by name. None: the folder has no annotations.
     """
-    files = [
-        file
-        for depth in ("*", "*/*", "*/*/*", "*/*/*/*")
-        for file in sorted(folder.glob(depth))
-        if not _is_hidden(file)
-    ]
-    coco = [file for file in files if file.suffix == JSON and _contains(file, COCO)]
+    files = _files_below(folder)
+    coco = [file for file in files if file.suffix.lower() == JSON and _contains(file, COCO)]
     if coco:
         return "COCO", coco
-    voc = [file for file in files if file.suffix == ".xml"]
+    voc = [file for file in files if file.suffix.lower() == ".xml"]
     # A picture without objects can be the first one.
     if any(_contains(file, VOC) for file in voc):
         return "Pascal VOC", voc
-    texts = [file for file in files if file.suffix == TEXT and file.name != "classes.txt"]
-    labels = [file for file in texts if YOLO in file.relative_to(folder).parts[:-1]]
+    texts = [file for file in files if file.suffix.lower() == TEXT and file.name != "classes.txt"]
+    labels = [file for file in texts if YOLO in _folders_of(file, folder)]
     # A folder per class can have any name, also this one.
     has_names = any(any(folder.glob(name)) for name in ("*.yaml", "*.yml", "classes.txt"))
-    has_pictures = any("images" in file.relative_to(folder).parts for file in files)
+    has_pictures = any("images" in _folders_of(file, folder) for file in files)
     if labels and (has_names or has_pictures):
         return "YOLO", labels
     # Beside its picture, as labelImg writes it.
@@ -150,8 +148,20 @@ def annotations_of(folder: Path) -> tuple[AnnotationFormat, list[Path]] | None:
     return None
 
 
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files in a folder and those below it, sorted by depth and name."""
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        depth = len(Path(parent).relative_to(folder).parts) + 1
+        folders[:] = [name for name in folders if depth < MAX_DEPTH and not _is_hidden(Path(name))]
+        files += [Path(parent, name) for name in names if not _is_hidden(Path(name))]
+    return sorted(files, key=lambda file: (len(file.parts), file))
+
+
 def _has_boxes(file: Path) -> bool:
     """Whether the first line of a text file is a class and the numbers of a box."""
+    if not file.is_file():
+        return False
     with file.open(encoding="utf-8", errors="replace") as lines:
         return re.fullmatch(r"\d+(\s+[\d.eE+-]+){4,}\s*", next(lines, "")[:MAX_BOX]) is not None
 
@@ -168,8 +178,24 @@ def _is_mask(file: Path) -> bool:
 
 
 def in_folder(file: Path, root: Path, names: tuple[str, ...]) -> bool:
-    """Whether the name of a folder of a file, below the root, starts with one of these names."""
-    return any(part.lower().startswith(names) for part in file.relative_to(root).parts[:-1])
+    """Whether the folder that tells what a file is starts with one of these names."""
+    folders = _folders_of(file, root)
+    kinds = indices_of_kinds(folders)
+    return any(folders[i].startswith(names) for i in kinds[-1:] or range(len(folders)))
+
+
+def indices_of_kinds(folders: Sequence[str]) -> list[int]:
+    """Return the indices of the folders that are called images, masks, labels or similar.
+
+    Others, such as labeled_by_ann, only start with such a name. They can be above or below.
+    """
+    names = [folder.lower() for folder in folders]
+    return [i for i, n in enumerate(names) if n in KINDS or n.removesuffix("s") in KINDS]
+
+
+def _folders_of(file: Path, root: Path) -> list[str]:
+    """Return the names of the folders of a file below the root, in lower case."""
+    return [part.lower() for part in file.relative_to(root).parts[:-1]]
 
 
 def stem_of_mask(file: Path) -> str:
@@ -208,8 +234,12 @@ def _source_of_folder(folder: Path) -> str:
         return "table"
     entries = [entry for entry in folder.iterdir() if not _is_hidden(entry)]
     has_folders = any(entry.is_dir() for entry in entries)
-    has_texts = any(entry.suffix.lower() == TEXT for entry in entries)
-    return "text" if has_texts and not has_folders else "folder"
+    return "text" if any(map(is_text, entries)) and not has_folders else "folder"
+
+
+def is_text(file: Path) -> bool:
+    """Whether a path is that of a text file, which is not hidden."""
+    return file.suffix.lower() == TEXT and file.is_file() and not _is_hidden(file)
 
 
 def _is_hidden(path: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dxn.core.errors import UserError
 from dxn.data.formats import SPLIT_NAMES
-from dxn.data.sources.detect import MASK_FOLDERS, PICTURE_FOLDERS
+from dxn.data.sources.detect import KINDS, indices_of_kinds
 from dxn.data.splits.split import UNDIVIDED
 from dxn.tokenize.media import SUFFIXES
 
@@ -59,15 +59,12 @@ def name_of(path: PurePath, root: Path, split: str | None = None) -> Name:
     else:
         parts = path.parts
     *folders, last = parts
-    kinds = [i for i, part in enumerate(folders) if part.lower().startswith(KINDS)]
+    kinds = indices_of_kinds(folders)[-1:]
+    kinds = kinds or [i for i, part in enumerate(folders) if part.lower().startswith(KINDS)]
     if kinds:
         del folders[kinds[0]]
     stem = last.removesuffix(path.suffix) if _has_format(last) else last
     return Name(path, (*folders, stem), split or UNDIVIDED)
-
-
-# Folders that only tell what their files are.
-KINDS = (*MASK_FOLDERS, *PICTURE_FOLDERS)
 
 
 def _has_format(name: str) -> bool:
@@ -188,7 +185,8 @@ def pictures_of_list(file: Path, pictures: Sequence[Path], base: Path) -> list[P
             path = PurePosixPath(text)
             names.append(name_of(path if path.is_absolute() else base / path, base, UNDIVIDED))
     files = [name_of(path, base, UNDIVIDED) for path in pictures]
-    return [pictures[i] for i in pair(names, files).values()]
+    # A line can occur twice.
+    return [pictures[i] for i in pair(list(dict.fromkeys(names)), files).values()]
 
 
 def splits_of_yaml(
@@ -208,11 +206,12 @@ def splits_of_yaml(
             existing = [option for option in options if option.exists()]
             if not existing:
                 continue
-            folder = Path(os.path.normpath(existing[0]))
-            if folder.is_dir():
-                listed = [path for path in pictures if path.is_relative_to(folder)]
+            # Absolute, because data.yaml can name its folder in this way.
+            chosen = Path(os.path.abspath(existing[0]))  # noqa: PTH100 (without links and "..")
+            if chosen.is_dir():
+                listed = [path for path in pictures if path.absolute().is_relative_to(chosen)]
             else:
-                listed = pictures_of_list(folder, pictures, file.parent)
+                listed = pictures_of_list(chosen, pictures, file.parent)
             splits |= {path: split for path in listed if path not in splits}
     return splits
 

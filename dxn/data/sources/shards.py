@@ -323,7 +323,7 @@ def check_archive(name: str) -> None:
     Raises:
         UserError: If it is damaged.
     """
-    if not path_of(name).endswith(".tar"):
+    if not path_of(name).lower().endswith(".tar"):
         return
     import fsspec
 

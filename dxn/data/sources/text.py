@@ -7,11 +7,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from dxn.core.errors import UserError
-from dxn.data.cell_paths import confined
+from dxn.data.cell_paths import require_inside
 from dxn.data.columns.infer import Readers
-from dxn.data.files import OutsidePath
 from dxn.data.formats import SPLITS
 from dxn.data.rows import InputSpec, Rows, Source
+from dxn.data.sources.detect import is_text
 from dxn.data.splits.split import check_fractions
 from dxn.data.tables.files import read_text
 
@@ -74,14 +74,12 @@ def _text_modality(readers: Readers) -> str:
 def _files(paths: Sequence[str], *, confine: bool) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
-        # glob() returns files in the order of the file system, so sort them for reproducibility.
-        selected = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+        # iterdir() returns files in the order of the file system, so sort them for reproducibility.
+        selected = sorted(filter(is_text, path.iterdir())) if path.is_dir() else [path]
         if not selected:
             raise UserError(f"{path}: the folder contains no .txt file; add one, or set data.path")
         for file in selected if confine and path.is_dir() else ():
-            path_inside = confined(file, path)
-            if isinstance(path_inside, OutsidePath):
-                raise UserError(f"{file}: {path_inside.reason}")
+            require_inside(file, path)
         files += selected
     return files
 
