@@ -16,7 +16,7 @@ from dxn.data.rows import TARGET, InputSpec, Rows, Source
 from dxn.data.splits.split import UNDIVIDED, complete_splits, divide_table
 from dxn.data.tables.read import Table, read_table
 from dxn.datasets.checks import check_counts, check_lengths
-from dxn.tokenize.audio.reader import audio_rate, read_audio
+from dxn.tokenize.audio.reader import AudioReader, audio_rate
 from dxn.tokenize.base import BadMedia
 
 # Fractions of training, validation and test clips, if the table does not define the splits.
@@ -189,7 +189,7 @@ def _read_clips(rows: Rows, rate: int | None) -> list[Clip]:
         try:
             file_rate = audio_rate(source)
             rate = rate or file_rate
-            sound = read_audio(source, sample_rate=rate)
+            sound = AudioReader(sample_rate=rate).read(source)
             assert sound is not None  # `audio_rate` refuses a video without sound
         except BadMedia as error:
             raise UserError(f"{origin}: audio: {source} {error}") from error

@@ -161,10 +161,10 @@ def test_naming_some_inputs_leaves_the_others_inferred(readers):
 def test_null_means_inferred_and_an_empty_list_means_none(readers):
     inferred, _ = choose(SHOP, readers, image=None)
     without, notes = choose(SHOP, readers, image=[])
-    assert list(inferred.inputs) == [
+    assert list(inferred[0]) == [
         *("title", "description", "front", "back", "left", "right", "sound")
     ]
-    assert list(without.inputs) == ["title", "description", "sound"]
+    assert list(without[0]) == ["title", "description", "sound"]
     unused = ", ".join(f"{name} (not in data.image)" for name in ("front", "back", "left", "right"))
     assert f"not used: {unused}, price (numbers)" in notes
 

@@ -12,12 +12,11 @@ import pytest
 import soundfile
 from helpers.data import SMALL_RATE, by_modality, cells_in_order, column_names, sizes, task_of
 from helpers.hub import offline
+from helpers.media import read_audio, read_image
 from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data import hub as read_hub
-from dxn.tokenize.audio.reader import read_audio
-from dxn.tokenize.image.reader import read_image
 
 TEXTS = [f"text of number {i}" for i in range(11)]
 

@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from helpers.data import sizes
+from helpers.media import read_audio, read_image
 from sklearn.datasets import load_digits as sklearn_digits
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -16,8 +17,6 @@ from dxn.core.errors import UserError
 from dxn.data import InputSpec
 from dxn.datasets import digits
 from dxn.datasets.digits import HIGH_TONES, LOW_TONES, SAMPLE_RATE, WORDS, dial, load_digits
-from dxn.tokenize.audio.reader import read_audio
-from dxn.tokenize.image.reader import read_image
 
 VIEWS = ("text", "image", "audio")
 

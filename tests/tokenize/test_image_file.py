@@ -7,11 +7,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers.media import read_image
 from PIL import Image, ImageOps
 
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.image.reader import DRAFT_MARGIN, image_size, read_image, resize
+from dxn.tokenize.image.reader import DRAFT_MARGIN, image_size, resize
 
 LARGE = (1500, 1100)  # width and height; above MIN_DRAFT_PIXELS
 MODES = ("within", "stretch", "crop", "cover", "pad")

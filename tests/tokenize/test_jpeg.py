@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from helpers.media import read_image
 from PIL import Image
 
 from dxn.tokenize.base import BadMedia
@@ -21,9 +22,9 @@ def jpeg_of(mode, size=(53, 37), **options):
 
 
 def both(monkeypatch, source, **options):
-    ours = image_file.read_image(source, **options)
+    ours = read_image(source, **options)
     monkeypatch.setattr(image_file, "decode_jpeg", lambda *_: None)
-    return ours, image_file.read_image(source, **options)
+    return ours, read_image(source, **options)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
@@ -52,4 +53,4 @@ def test_the_decoder_of_torchvision_is_in_use():
 
 def test_a_truncated_file_is_reported():
     with pytest.raises(BadMedia, match="truncated"):
-        image_file.read_image(jpeg_of("RGB")[:-900])
+        read_image(jpeg_of("RGB")[:-900])

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from helpers.media import read_audio, read_image, read_video
 from PIL import Image
 
-from dxn.tokenize.audio.reader import MAX_FILTER, _resampler, read_audio, read_sound_track
+from dxn.tokenize.audio.reader import MAX_FILTER, _resampler, read_sound_track
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.image import reader as image_file
-from dxn.tokenize.image.reader import read_image
 from dxn.tokenize.media import MAX_RATE, MIN_RATE
 from dxn.tokenize.text.vocabulary import train_tokenizer
-from dxn.tokenize.video.reader import VideoSampling, read_video
+from dxn.tokenize.video.reader import VideoSampling
 
 RATE = 16_000
 

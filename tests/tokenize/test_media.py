@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from helpers.media import read_audio, read_image
 from PIL import Image, ImageOps
 
-from dxn.tokenize.audio.reader import audio_rate, audio_seconds, read_audio
+from dxn.tokenize.audio.reader import audio_rate, audio_seconds
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.image.reader import read_image
 
 RATE = 8000
 

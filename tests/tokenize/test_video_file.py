@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers.media import read_audio, read_video
 from helpers.videos import (
     CODECS,
     RATE,
@@ -20,10 +21,10 @@ from helpers.videos import (
 from PIL import Image
 
 from dxn.tokenize import AudioAdapter, BadMedia, VideoAdapter, VideoSampling
-from dxn.tokenize.audio.reader import audio_rate, read_audio
+from dxn.tokenize.audio.reader import audio_rate
 from dxn.tokenize.column_profile import profile_of, scores_of
 from dxn.tokenize.media import kinds_of
-from dxn.tokenize.video.reader import frame_rate, read_video, sample_times
+from dxn.tokenize.video.reader import frame_rate, sample_times
 
 SOUNDING = [suffix for suffix in SOUND_CODECS if suffix != ".avi"]  # AVI needs an MP3 encoder
 

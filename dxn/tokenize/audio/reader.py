@@ -59,11 +59,11 @@ MAX_RATES = 5  # a description lists only the most common sample rates, to fit i
 
 
 class AudioReader(Reader):
-    """Reads clips, see `read_audio`.
+    """Reads clips.
 
     Args:
         sample_rate: Sample rate in hertz to which clips are resampled.
-        max_seconds: Maximum duration in seconds.
+        max_seconds: Maximum duration in seconds. It is checked before a file is decoded.
     """
 
     modality = "audio"
@@ -77,14 +77,36 @@ class AudioReader(Reader):
         self.max_seconds = max_seconds
 
     def read(self, cell: Any) -> Tensor | None:
-        """Read a path, bytes or an (array, rate) pair as mono float32 (T,) at sample_rate.
+        """Read a clip as mono float32 (T,) at sample_rate hertz. Channels are averaged.
 
-        None: the cell is a video without a sound track.
+        None: it is a video without sound, as some rows of a table can have.
+
+        Args:
+            cell: Path, bytes, or a pair of an array, (T,) or (channels, T), and its sample rate in
+                hertz. An array is float from -1 to 1, or int16.
 
         Raises:
             BadMedia: If the clip cannot be read or is longer than max_seconds.
         """
-        return read_audio(cell, sample_rate=self.sample_rate, max_seconds=self.max_seconds)
+        if isinstance(cell, tuple):
+            samples, rate = _from_array(*cell)
+        elif _has_container(cell):
+            track = read_sound_track(cell, self.max_seconds)
+            if track is None:
+                return None
+            samples, rate = track
+        else:
+            samples, rate = _decode(cell, self.max_seconds)
+        if samples.shape[-1] == 0:
+            raise BadMedia("no samples in it")
+        low, high = samples.aminmax()
+        # NaN is neither larger nor smaller than any number.
+        if not (float(low) > -MAX_AMPLITUDE and float(high) < MAX_AMPLITUDE):
+            raise BadMedia(f"samples that are NaN, infinite or above {MAX_AMPLITUDE:,.0f}")
+        # Again, because the duration in the header can be missing or wrong.
+        check_seconds(samples.shape[-1] / rate, self.max_seconds)
+        mono = samples.mean(0) if samples.ndim == 2 else samples
+        return mono if rate == self.sample_rate else _resampler(rate, self.sample_rate)(mono)
 
     def write(self, raw: Tensor, path: Path) -> None:
         """Write a clip (T,) to a file of 16 bits per value, after limiting it to -1 to 1."""
@@ -111,43 +133,8 @@ class AudioReader(Reader):
         return "; ".join(parts)
 
 
-def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> Tensor | None:
-    """Read a clip as mono float32 (T,) at sample_rate hertz. Channels are averaged.
-
-    None: it is a video without sound, as some rows of a table can have.
-
-    Args:
-        source: Path, bytes, or a pair of an array, (T,) or (channels, T), and its sample rate in
-            hertz. An array is float from -1 to 1, or int16.
-        sample_rate: Sample rate in hertz to which the clip is resampled.
-        max_seconds: Maximum duration in seconds. It is checked before the file is decoded.
-
-    Raises:
-        BadMedia: If the clip cannot be read or is longer than max_seconds.
-    """
-    if isinstance(source, tuple):
-        samples, rate = _from_array(*source)
-    elif _has_container(source):
-        track = read_sound_track(source, max_seconds)
-        if track is None:
-            return None
-        samples, rate = track
-    else:
-        samples, rate = _decode(source, max_seconds)
-    if samples.shape[-1] == 0:
-        raise BadMedia("no samples in it")
-    low, high = samples.aminmax()
-    # NaN is neither larger nor smaller than any number.
-    if not (float(low) > -MAX_AMPLITUDE and float(high) < MAX_AMPLITUDE):
-        raise BadMedia(f"samples that are NaN, infinite or above {MAX_AMPLITUDE:,.0f}")
-    # Again, because the duration in the header can be missing or wrong.
-    check_seconds(samples.shape[-1] / rate, max_seconds)
-    mono = samples.mean(0) if samples.ndim == 2 else samples
-    return mono if rate == sample_rate else _resampler(rate, sample_rate)(mono)
-
-
 def audio_rate(source: Any) -> int:
-    """Return the sample rate in hertz of a source of `read_audio`, without decoding it.
+    """Return the sample rate in hertz of a source of `AudioReader.read`, without decoding it.
 
     Raises:
         BadMedia: If the source cannot be read, or is a video without sound.
@@ -165,7 +152,7 @@ def audio_rate(source: Any) -> int:
 
 
 def audio_seconds(source: Any) -> float | None:
-    """Return the duration of a source of `read_audio` in seconds, without decoding it.
+    """Return the duration of a source of `AudioReader.read` in seconds, without decoding it.
 
     None: the duration is unknown, as in some streams, or the file is read by PyAV, as M4A is.
 

@@ -6,7 +6,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,12 +63,14 @@ KINDS = {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP"}  # names of formats in 
 
 
 class ImageReader(Reader):
-    """Reads images, see `read_image`.
+    """Reads images.
 
     Args:
         channels: Number of channels: 3 for color, 1 for gray.
-        max_pixels: Maximum number of pixels.
-        reduced_size: Function of the height and width of an image: the size to which it is reduced.
+        max_pixels: Maximum number of pixels. It is checked before a file is decoded.
+        reduced_size: Function of the height and width of a rotated image. It is resized to the
+            height and width that the function returns, unless they have more pixels. Default:
+            images keep their size.
         interpolation: Interpolation of the pixels: bilinear or bicubic.
     """
 
@@ -93,18 +95,57 @@ class ImageReader(Reader):
         self.interpolation: Interpolation = interpolation
 
     def read(self, cell: Any) -> Tensor:
-        """Read a path, bytes, PIL image or array as uint8 (C, H, W).
+        """Read an image as uint8 (C, H, W).
+
+        EXIF rotation is applied, transparent pixels are composited over white, and 16 bits are
+        scaled to 8. Only the first frame of an animation, and the first page of a TIFF, is read.
+
+        Args:
+            cell: Path, bytes, PIL image, uint8 array (H, W) or (H, W, C), or uint8 Tensor
+                (C, H, W).
 
         Raises:
             BadMedia: If the image cannot be read or has more than max_pixels pixels.
         """
-        return read_image(
-            cell,
-            channels=self.channels,
-            max_pixels=self.max_pixels,
-            reduced_size=self.reduced_size,
-            interpolation=self.interpolation,
-        )
+        if isinstance(cell, np.ndarray | Tensor):
+            pixels = _as_tensor(cell)
+            height, width = pixels.shape[1:]
+            check_pixels(width, height, self.max_pixels)
+            pixels = _with_channels(pixels, self.channels)
+            size = target_size(height, width, self.reduced_size)
+            return pixels if size is None else resize(pixels, size, self.interpolation)
+        with _open_image(cell, f"more than max_pixels={self.max_pixels:,} pixels") as image:
+            check_pixels(image.width, image.height, self.max_pixels)
+            # `draft` changes the size of an image, so an image of the caller is decoded completely.
+            may_draft = not isinstance(cell, Image.Image)
+            # One large image after the other, although several threads read files.
+            is_large = image.width * image.height > LARGE_PIXELS
+            with LARGE_LOCK if is_large else nullcontext():
+                return self._decode(image, may_draft=may_draft)
+
+    def _decode(self, image: Image.Image, *, may_draft: bool) -> Tensor:
+        """Decode an opened image, turn it upright and reduce it."""
+        exchanged, flipped = _orientation(image)
+        height, width = (image.width, image.height) if exchanged else (image.height, image.width)
+        size = target_size(height, width, self.reduced_size)
+        # The same before the rotation, which is how the file stores the image.
+        stored_size = size if size is None or not exchanged else (size[1], size[0])
+        content = _draft(image, stored_size) if may_draft and stored_size is not None else None
+        pixels = decode_jpeg(image, self.channels) if may_draft and content is None else None
+        if pixels is None:
+            image.load()
+            pixels = _to_tensor(image, self.channels)
+        if may_draft:
+            image.close()  # frees its pixels before they are resized
+        if stored_size is not None and content is not None:
+            pixels = resize(pixels, stored_size, self.interpolation, content=content)
+        if exchanged:
+            pixels = pixels.transpose(1, 2)
+        if flipped:
+            pixels = pixels.flip(flipped)
+        if size is not None and content is None:
+            pixels = resize(pixels, size, self.interpolation)
+        return pixels.contiguous()
 
     def write(self, raw: Tensor, path: Path) -> None:
         """Write pixels uint8 (C, H, W) to a file."""
@@ -138,58 +179,8 @@ class ImageReader(Reader):
         return f"{low} to {high}, median {middle}, {count:,} sizes{end}"
 
 
-def read_image(
-    source: Any,
-    *,
-    channels: int = 3,
-    max_pixels: int = 50_000_000,
-    reduced_size: ReducedSize | None = None,
-    interpolation: Interpolation = "bilinear",
-) -> Tensor:
-    """Read an image as uint8 (C, H, W).
-
-    EXIF rotation is applied, transparent pixels are composited over white, and 16 bits are scaled
-    to 8. Only the first frame of an animation, and the first page of a TIFF, is read.
-
-    Args:
-        source: Path, bytes, PIL image, uint8 array (H, W) or (H, W, C), or uint8 Tensor (C, H, W).
-        channels: Number of channels: 3 for color, 1 for gray.
-        max_pixels: Maximum number of pixels. It is checked before the file is decoded.
-        reduced_size: Function of the height and width of the rotated image. The image is resized to
-            the height and width that it returns, unless they have more pixels. Default: images keep
-            their size.
-        interpolation: Interpolation of the pixels: bilinear or bicubic.
-
-    Raises:
-        BadMedia: If the image cannot be read or has more than max_pixels pixels.
-    """
-    if isinstance(source, np.ndarray | Tensor):
-        pixels = _as_tensor(source)
-        height, width = pixels.shape[1:]
-        check_pixels(width, height, max_pixels)
-        pixels = _with_channels(pixels, channels)
-        size = target_size(height, width, reduced_size)
-        return pixels if size is None else resize(pixels, size, interpolation)
-    try:
-        with _open_image(source) as image:
-            check_pixels(image.width, image.height, max_pixels)
-            # `draft` changes the size of an image, so an image of the caller is decoded completely.
-            may_draft = not isinstance(source, Image.Image)
-            # One large image after the other, although several threads read files.
-            is_large = image.width * image.height > LARGE_PIXELS
-            with LARGE_LOCK if is_large else nullcontext():
-                return _decode(image, channels, reduced_size, interpolation, may_draft=may_draft)
-    except (BadMedia, MemoryError):
-        raise
-    except Image.DecompressionBombError as error:
-        raise BadMedia(f"more than max_pixels={max_pixels:,} pixels") from error
-    # Pillow raises, among others, OSError, ValueError, SyntaxError, struct.error and IndexError.
-    except Exception as error:
-        raise BadMedia(f"damaged or truncated image ({error})") from error
-
-
 def image_size(source: Any) -> tuple[int, int]:
-    """Return the height and width of a source of `read_image`, without decoding it.
+    """Return the height and width of a source of `ImageReader.read`, without decoding it.
 
     Raises:
         BadMedia: If the source cannot be read.
@@ -197,40 +188,28 @@ def image_size(source: Any) -> tuple[int, int]:
     if isinstance(source, np.ndarray | Tensor):
         height, width = _as_tensor(source).shape[1:]
         return height, width
-    try:
-        with _open_image(source) as image:
-            # The EXIF data of a PNG can be at its end. Pillow would decode the image to reach it.
-            if image.format == "PNG" and "exif" not in image.info:
-                return image.height, image.width
-            exchanged, _ = _orientation(image)
-            return (image.width, image.height) if exchanged else (image.height, image.width)
-    except (BadMedia, MemoryError):
-        raise
-    except Image.DecompressionBombError as error:
-        raise BadMedia("too many pixels") from error
-    except Exception as error:  # see read_image
-        raise BadMedia(f"damaged or truncated image ({error})") from error
+    with _open_image(source) as image:
+        # The EXIF data of a PNG can be at its end. Pillow would decode the image to reach it.
+        if image.format == "PNG" and "exif" not in image.info:
+            return image.height, image.width
+        exchanged, _ = _orientation(image)
+        return (image.width, image.height) if exchanged else (image.height, image.width)
 
 
 def is_gray(source: Any) -> bool:
-    """Whether a source of `read_image` is stored without colors, judged without decoding it.
+    """Whether a source of `ImageReader.read` is stored without colors, judged without decoding it.
 
     Raises:
         BadMedia: If the source cannot be read.
     """
     if isinstance(source, np.ndarray | Tensor):
         return len(_as_tensor(source)) == 1
-    try:
-        with _open_image(source) as image:
-            return image.mode in GRAY_MODES
-    except (BadMedia, MemoryError):
-        raise
-    except Exception as error:  # see read_image
-        raise BadMedia(f"damaged or truncated image ({error})") from error
+    with _open_image(source) as image:
+        return image.mode in GRAY_MODES
 
 
 def num_pages(source: Any) -> int:
-    """Return the number of pages of a TIFF, and 1 for any other source of `read_image`.
+    """Return the number of pages of a TIFF, and 1 for any other source of `ImageReader.read`.
 
     Raises:
         BadMedia: If the source cannot be read.
@@ -263,38 +242,6 @@ def resize(
     # F.interpolate rounds the new size down; the factor 1 + 1e-9 makes up for rounding errors.
     scale = [new / old * (1 + 1e-9) for new, old in zip(size, content, strict=True)]
     return F.interpolate(pixels[None], scale_factor=scale, mode=mode, antialias=True)[0]
-
-
-def _decode(
-    image: Image.Image,
-    channels: int,
-    reduced_size: ReducedSize | None,
-    interpolation: Interpolation,
-    *,
-    may_draft: bool,
-) -> Tensor:
-    """Decode an opened image, turn it upright and reduce it."""
-    exchanged, flipped = _orientation(image)
-    height, width = (image.width, image.height) if exchanged else (image.height, image.width)
-    size = target_size(height, width, reduced_size)
-    # The same before the rotation, which is how the file stores the image.
-    stored_size = size if size is None or not exchanged else (size[1], size[0])
-    content = _draft(image, stored_size) if may_draft and stored_size is not None else None
-    pixels = decode_jpeg(image, channels) if may_draft and content is None else None
-    if pixels is None:
-        image.load()
-        pixels = _to_tensor(image, channels)
-    if may_draft:
-        image.close()  # frees its pixels before they are resized
-    if stored_size is not None and content is not None:
-        pixels = resize(pixels, stored_size, interpolation, content=content)
-    if exchanged:
-        pixels = pixels.transpose(1, 2)
-    if flipped:
-        pixels = pixels.flip(flipped)
-    if size is not None and content is None:
-        pixels = resize(pixels, size, interpolation)
-    return pixels.contiguous()
 
 
 def target_size(
@@ -360,19 +307,34 @@ def check_pixels(width: int, height: int, max_pixels: int) -> None:
         raise BadMedia(f"{width * height:,} pixels, more than max_pixels={max_pixels:,}")
 
 
-def _open_image(source: Any) -> AbstractContextManager[Image.Image]:
-    """Open an image without decoding it, as a context manager.
+@contextmanager
+def _open_image(source: Any, too_large: str = "too many pixels") -> Iterator[Image.Image]:
+    """Open an image without decoding it. Errors of Pillow in the context become BadMedia.
 
     A PIL image stays open at the end of the context, because it belongs to the caller.
+
+    Args:
+        source: Path, bytes or PIL image.
+        too_large: Error message for an image that Pillow refuses because of its size.
     """
-    if isinstance(source, Image.Image):
-        return nullcontext(source)
-    file = bytes_or_path(source)
     try:
+        if isinstance(source, Image.Image):
+            yield source
+            return
+        file = bytes_or_path(source)
         with _no_warnings():
-            return Image.open(file, formats=FORMATS)
+            image = Image.open(file, formats=FORMATS)
+        with image:
+            yield image
+    except (BadMedia, MemoryError):
+        raise
     except UnidentifiedImageError:
         raise BadMedia(f"not a supported image ({', '.join(FORMATS)})") from None
+    except Image.DecompressionBombError as error:
+        raise BadMedia(too_large) from error
+    # Pillow raises, among others, OSError, ValueError, SyntaxError, struct.error and IndexError.
+    except Exception as error:
+        raise BadMedia(f"damaged or truncated image ({error})") from error
 
 
 def _to_tensor(image: Image.Image, channels: int) -> Tensor:

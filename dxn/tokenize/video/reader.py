@@ -23,7 +23,6 @@ from dxn.tokenize.image.reader import (
     Interpolation,
     ReducedSize,
     check_pixels,
-    read_image,
     resize,
     target_size,
 )
@@ -77,12 +76,13 @@ FRAME_MS = 100  # duration of a frame of a clip that is written
 
 
 class VideoReader(Reader):
-    """Reads videos, see `read_video`.
+    """Reads videos.
 
     Args:
         sampling: Which frames are read, and the limits.
-        num_kept: Maximum number of frames that are kept. Default: sampling.num_frames.
-        max_pixels: Maximum number of pixels of a frame.
+        num_kept: Maximum number of frames that are kept, unless sampling.mode is random. Default:
+            sampling.num_frames.
+        max_pixels: Maximum number of pixels of a frame. It is checked before a file is decoded.
         reduced_size: Function of the height and width of a frame: the size to which it is reduced.
         interpolation: Interpolation of the pixels: bilinear or bicubic.
     """
@@ -110,19 +110,49 @@ class VideoReader(Reader):
         self.interpolation: Interpolation = interpolation
 
     def read(self, cell: Any) -> Tensor:
-        """Read a path, bytes or an array as uint8 (T, 3, H, W).
+        """Read the frames of a clip as uint8 (T, 3, H, W).
+
+        The rotation in the header is applied, and transparent pixels are composited over white.
+        Times come from the file, so the frame rate can vary.
+
+        Args:
+            cell: Path, bytes, uint8 array (T, H, W) or (T, H, W, C), or uint8 Tensor (T, C, H, W)
+                or (T, H, W, C). An array has the frame rate sampling.fps.
 
         Raises:
             BadMedia: If the clip cannot be read or exceeds a limit.
         """
-        return read_video(
-            cell,
-            sampling=self.sampling,
-            num_kept=self.num_kept,
+        read_frame = ImageReader(
             max_pixels=self.max_pixels,
             reduced_size=self.reduced_size,
             interpolation=self.interpolation,
-        )
+        ).read
+        if isinstance(cell, np.ndarray | Tensor):
+            frames = _frames_of_array(cell)
+            _check_frames(len(frames), self.sampling.max_frames)
+            # The index of a frame is its time.
+            times = sample_times(
+                range(len(frames)), len(frames), self.sampling, self.num_kept, fps=1
+            )
+            return torch.stack([read_frame(frames[int(time + EPSILON)]) for time in times])
+        with open_container(cell, UNSUPPORTED, max_pixels=self.max_pixels) as container:
+            stream = _video_stream(container, self.max_pixels)
+            start, times, end = _frame_times(container, stream, self.sampling)
+        wanted = sample_times(times, end, self.sampling, self.num_kept, fps=self.sampling.fps)
+        pictures: list[Tensor] = []
+        # Opened again instead of rewound, because not every container can be rewound.
+        with open_container(cell, UNSUPPORTED, max_pixels=self.max_pixels) as container:
+            stream = _video_stream(container, self.max_pixels)
+            decoded = _decode(container, stream, start, self.sampling.max_frames)
+            for frame, count in _frames_at(decoded, wanted):
+                pixels = read_frame(_upright(frame))
+                # The size can change within a file.
+                if pictures and pixels.shape != pictures[0].shape:
+                    pixels = resize(pixels, pictures[0].shape[1:], self.interpolation)
+                pictures += [pixels] * count
+        if not pictures:
+            raise BadMedia("no frames in it")
+        return torch.stack(pictures)
 
     def shape(self, cell: Any) -> tuple[int, int, int]:
         """Return the number of frames, the height and the width of what `read` returns.
@@ -189,68 +219,6 @@ class VideoReader(Reader):
         if fps:
             parts.append(f"{_range(sorted(fps), ' frames per second')} in the files")
         return "; ".join(parts)
-
-
-def read_video(
-    source: Any,
-    *,
-    sampling: VideoSampling,
-    num_kept: int,
-    max_pixels: int,
-    reduced_size: ReducedSize | None = None,
-    interpolation: Interpolation = "bilinear",
-) -> Tensor:
-    """Read the frames of a clip as uint8 (T, 3, H, W).
-
-    The rotation in the header is applied, and transparent pixels are composited over white.
-    Times come from the file, so the frame rate can vary.
-
-    Args:
-        source: Path, bytes, uint8 array (T, H, W) or (T, H, W, C), or uint8 Tensor (T, C, H, W) or
-            (T, H, W, C). An array has the frame rate sampling.fps.
-        sampling: Which frames are read, and the limits.
-        num_kept: Maximum number of frames that are kept, unless sampling.mode is random.
-        max_pixels: Maximum number of pixels of a frame. It is checked before the file is decoded.
-        reduced_size: Function of the height and width of a frame. Frames are resized to the height
-            and width that it returns, unless they have more pixels. Default: no resizing.
-        interpolation: Interpolation of the pixels: bilinear or bicubic.
-
-    Raises:
-        BadMedia: If the clip cannot be read or exceeds a limit.
-    """
-
-    def picture(pixels: np.ndarray | Tensor) -> Tensor:
-        return read_image(
-            pixels,
-            max_pixels=max_pixels,
-            reduced_size=reduced_size,
-            interpolation=interpolation,
-        )
-
-    if isinstance(source, np.ndarray | Tensor):
-        frames = _frames_of_array(source)
-        _check_frames(len(frames), sampling.max_frames)
-        # The index of a frame is its time.
-        times = sample_times(range(len(frames)), len(frames), sampling, num_kept, fps=1)
-        return torch.stack([picture(frames[int(time + EPSILON)]) for time in times])
-    with open_container(source, UNSUPPORTED, max_pixels=max_pixels) as container:
-        stream = _video_stream(container, max_pixels)
-        start, times, end = _frame_times(container, stream, sampling)
-    wanted = sample_times(times, end, sampling, num_kept, fps=sampling.fps)
-    pictures: list[Tensor] = []
-    # Opened again instead of rewound, because not every container can be rewound.
-    with open_container(source, UNSUPPORTED, max_pixels=max_pixels) as container:
-        stream = _video_stream(container, max_pixels)
-        decoded = _decode(container, stream, start, sampling.max_frames)
-        for frame, count in _frames_at(decoded, wanted):
-            pixels = picture(_upright(frame))
-            # The size can change within a file.
-            if pictures and pixels.shape != pictures[0].shape:
-                pixels = resize(pixels, pictures[0].shape[1:], interpolation)
-            pictures += [pixels] * count
-    if not pictures:
-        raise BadMedia("no frames in it")
-    return torch.stack(pictures)
 
 
 def frame_rate(source: Any) -> float:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from dxn.core.marks import Areas, Mark
-from dxn.tokenize.image.reader import read_image
+from dxn.tokenize.image.reader import ImageReader
 from dxn.viz.drawers.boxes import MAX_RATIO, Panel
 from dxn.viz.drawers.drawer import Shown, is_file
 from dxn.viz.drawers.panel import PanelDrawer
@@ -94,7 +94,7 @@ def _fine(path: str | Path, changed: int, *, channels: int) -> Tensor:
         scale = FINE_SIDE / max(height, width)
         return max(round(height * scale), 1), max(round(width * scale), 1)
 
-    return read_image(path, channels=channels, reduced_size=reduced)
+    return ImageReader(channels=channels, reduced_size=reduced).read(path)
 
 
 def rgb(raw: Any) -> np.ndarray:
