@@ -10,7 +10,7 @@ from helpers.data import by_modality, cells_in_order, column_names, sizes, task_
 from dxn.core.errors import UserError
 from dxn.data import InputSpec, rows_of_table
 from dxn.data import table as read_source
-from dxn.data.sources.table import from_tables
+from dxn.data.sources.table import TableOptions, from_tables
 from dxn.data.tables.read import read_table
 from dxn.tokenize import CategoryAdapter
 
@@ -270,7 +270,9 @@ def test_columns_are_inferred_from_all_splits_together(tmp_path, readers):
         "train": read_table(Path(write(tmp_path / "train.csv", GOOD))),
         "test": read_table(Path(write(tmp_path / "test.csv", "text,label\n,b\n,a\n,b\n"))),
     }
-    source = from_tables(tables, readers, columns={}, fractions=(1.0,), on_bad="missing")
+    source = from_tables(
+        tables, readers, TableOptions(columns={}, fractions=(1.0,), on_bad="missing")
+    )
     assert source.splits["test"].cells == {"text": [None] * 3, "target": ["b", "a", "b"]}
 
 

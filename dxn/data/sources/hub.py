@@ -28,9 +28,9 @@ from dxn.data.sources.shards import (
     shard_format,
     to_columns,
 )
-from dxn.data.sources.table import from_tables
+from dxn.data.sources.table import TableOptions, from_tables
 from dxn.data.splits.split import UNDIVIDED, usual_split_column
-from dxn.data.tables.read import Table, as_list
+from dxn.data.tables.read import Table
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # such as {000..099}
 
@@ -120,9 +120,7 @@ def hub(
             tables[usual] = to_table(splits[split], Path(name, split))
     if list(tables) == ["train"]:
         tables = {UNDIVIDED: tables["train"]}
-    source = from_tables(
-        tables,
-        readers,
+    options = TableOptions(
         columns=columns,
         target=target,
         exclude=exclude,
@@ -132,14 +130,14 @@ def hub(
         seed=seed,
         chat=chat,
     )
+    source = from_tables(tables, readers, options)
     notes = list(source.notes)
     stream = None
     if streaming:
         split_column = None
         # A single fraction means that all rows are in one split.
         if UNDIVIDED in tables and (fractions is None or len(fractions) > 1):
-            chosen = [str(name) for key in (target, *columns.values()) for name in as_list(key)]
-            split_column = usual_split_column(tables[UNDIVIDED], chosen)
+            split_column = usual_split_column(tables[UNDIVIDED], options.named(options.target))
         stream = _stream_of(source, *samples["train"], shuffle_buffer, split_column)
         for usual, (shards, sample) in samples.items():
             size = len(sample.table)

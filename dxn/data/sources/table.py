@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,50 @@ from dxn.data.tables.read import Layout, Table, as_list, column_name, concatenat
 from dxn.data.tables.squad import are_parts, with_positions
 
 JOINED = " + "  # separator of the column names in `Source.target`
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the columns and rows of tables are used for.
+
+    Args:
+        columns: Columns of each modality. It and all others but `layout` are options of `table`.
+        layout: How the tables are rearranged first. None: not at all, unless the columns show that
+            each row is a conversation, an object in a file, or a word.
+    """
+
+    columns: Mapping[str, str | Sequence[str] | None]
+    target: str | Sequence[str] | None = None
+    exclude: str | Sequence[str] | None = None
+    split: str | None = None
+    holdout: Mapping[str, Any] | None = None
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1)
+    group: str | None = None
+    on_bad: OnBad = "error"
+    confine: bool = True
+    seed: int = 0
+    layout: Layout | None = None
+    sentence: str | None = None
+    chat: str | Sequence[str] | None = None
+    objects: str | None = None
+
+    def with_usual_names(self) -> TableOptions:
+        """Return the options with the names of columns in the form in which tables have them."""
+        holdout = self.holdout
+        return replace(
+            self,
+            columns={modality: _usual(option) for modality, option in self.columns.items()},
+            target=_usual(self.target),
+            exclude=_usual(self.exclude),
+            split=_usual(self.split),
+            group=_usual(self.group),
+            holdout=None if holdout is None else {_usual(name): holdout[name] for name in holdout},
+        )
+
+    def named(self, *others: Any) -> list[str]:
+        """Return the columns of the inputs, and those of other options."""
+        options = (*others, *self.columns.values())
+        return [str(name) for option in options for name in as_list(option)]
 
 
 def table(
@@ -135,9 +179,7 @@ def table(
         from dxn.data.series.layouts import chosen_layout  # few tables have series
 
         layout = chosen_layout(wide, long)
-    return from_tables(
-        tables,
-        readers,
+    options = TableOptions(
         columns=columns,
         target=target,
         exclude=exclude,
@@ -153,6 +195,7 @@ def table(
         chat=chat,
         objects=objects,
     )
+    return from_tables(tables, readers, options)
 
 
 def _usual(option: Any) -> Any:
@@ -162,102 +205,59 @@ def _usual(option: Any) -> Any:
     return option if option is None else [column_name(str(name)) for name in option]
 
 
-def from_tables(
-    tables: Mapping[str, Table],
-    readers: Readers,
-    *,
-    columns: Mapping[str, str | Sequence[str] | None],
-    target: str | Sequence[str] | None = None,
-    exclude: str | Sequence[str] | None = None,
-    split: str | None = None,
-    holdout: Mapping[str, Any] | None = None,
-    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
-    group: str | None = None,
-    on_bad: OnBad = "error",
-    confine: bool = True,
-    seed: int = 0,
-    layout: Layout | None = None,
-    sentence: str | None = None,
-    chat: str | Sequence[str] | None = None,
-    objects: str | None = None,
-) -> Source:
+def from_tables(tables: Mapping[str, Table], readers: Readers, options: TableOptions) -> Source:
     """Create a data set from tables by split, or from one table with the key "all".
 
     Args:
         tables: Tables by split, or one table with the key "all".
         readers: Readers in use, by modality.
-        columns: Columns of each modality, see `table`. The other arguments are those of `table`.
-        layout: How the tables are rearranged first. None: not at all, unless each row is a word.
-        sentence: Column that identifies the sentence, see `table`.
-        chat: Columns of a conversation, see `table`.
-        objects: Column with the file of an object, see `table`.
+        options: What the columns and rows are used for.
     """
-    columns = {modality: _usual(option) for modality, option in columns.items()}
-    target, exclude, split, group = map(_usual, (target, exclude, split, group))
-    holdout = None if holdout is None else {_usual(name): holdout[name] for name in holdout}
+    options = options.with_usual_names()
     tables = {name: with_positions(table) for name, table in tables.items()}
-    targets = USUAL_TARGETS if target is None else [str(name) for name in as_list(target)]
-    if layout is None and len(tables) > 1:
-        tables = add_missing_targets(tables, targets)
+    if options.layout is None and len(tables) > 1:
+        tables = add_missing_targets(tables, _possible_targets(options))
     whole = concatenate(list(tables.values()))
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     notes = list(whole.notes)
-    words = next((name for name, reader in readers.items() if reader.words), "")
-    if columns.get(words) and chat == AUTO:
-        chat = None  # the user chose the texts
-    inputs = [str(name) for option in columns.values() for name in as_list(option)]
-    if layout is None and chat is not None:
-        layout = find_chats(whole, chat)
-    if layout is None and objects is not None:
-        rows = find_object_rows(whole, objects, inputs=inputs, targets=targets)
-        # A table of objects can also be used otherwise, for example to predict a size.
-        layout = rows if target is None or rows is None or targets == [rows.label] else None
-    if layout is not None and sentence is not None:
-        raise UserError(
-            f"data.sentence: cannot be combined with data.{layout.kind}; remove one of them"
-        )
-    layout = layout or find_sentences(whole, sentence, inputs=inputs, targets=targets)
-    if isinstance(layout, Chats):
-        columns = _beside_chats(layout.column, words, columns, readers)
-    if isinstance(layout, ObjectRows):
-        target = OBJECTS
+    layout = _find_layout(whole, readers, options)
     if layout is not None:
-        named = [target, exclude, split, group, list(holdout or ()), *columns.values()]
-        required = {str(name) for option in named for name in as_list(option)}
-        before = whole.columns
-        tables = _rearranged(tables, layout, required, notes)
+        tables, options = _rearranged(tables, layout, readers, options, notes)
         whole = concatenate(list(tables.values()))
-        if isinstance(layout, Chats):
-            files = [name for name in whole.columns if name not in (*before, layout.column)]
-            columns = _with_files(files, columns, readers)
     # The rows of the tables follow each other in `whole`, which has a copy of their cells.
     ends = np.cumsum([len(table) for table in tables.values()])
     starts = [0, *ends[:-1]]
     rows_of = {name: np.arange(a, b) for name, a, b in zip(tables, starts, ends, strict=True)}
     del tables
-    used = [str(name) for option in (target, *columns.values()) for name in as_list(option)]
+    holdout, fractions, used = options.holdout, options.fractions, options.named(options.target)
     rows_of = divide_table(
-        whole, rows_of, split=split, holdout=holdout, fractions=fractions, notes=notes, used=used
+        whole,
+        rows_of,
+        split=options.split,
+        holdout=holdout,
+        fractions=fractions,
+        notes=notes,
+        used=used,
     )
     # Infer the columns from all splits together, so that they are the same in every split.
-    split = split or usual_split_column(whole, used)
+    split = options.split or usual_split_column(whole, used)
     layout_ids = () if layout is None else layout.ids
     chosen_inputs, chosen_targets = choose_columns(
         whole,
         readers,
-        named=columns,
-        target=target,
-        excluded=(split, group, *(holdout or ()), *layout_ids),
-        exclude=[str(column) for column in as_list(exclude)],
+        named=options.columns,
+        target=options.target,
+        excluded=(split, options.group, *(holdout or ()), *layout_ids),
+        exclude=[str(column) for column in as_list(options.exclude)],
         new_groups=_new_groups(whole, rows_of) if {"train", "test"} <= rows_of.keys() else (),
         notes=notes,
     )
     used = [*(spec.column for spec in chosen_inputs.values()), *chosen_targets, split]
     # From all splits, because the values of a small split can be distinct by chance.
     ids = list(identifying_columns(whole, used, layout_ids))
-    groups = None if group is None else whole.column(group, "data.group")
-    confine_key = CONFINE if confine else None
+    groups = None if options.group is None else whole.column(options.group, "data.group")
+    confine_key = CONFINE if options.confine else None
     rows = to_rows(whole, chosen_inputs, chosen_targets, readers, confine=confine_key)
     rows = replace(rows, ids={name: whole.columns[name] for name in ids}, groups=groups)
     by_split = {UNDIVIDED: rows}
@@ -267,7 +267,7 @@ def from_tables(
     splits = complete_splits(
         by_split,
         fractions,
-        seed=seed,
+        seed=options.seed,
         notes=notes,
         stratify=len(chosen_targets) == 1 and is_categorical(whole.columns[chosen_targets[0]]),
         files=files,
@@ -278,7 +278,7 @@ def from_tables(
         target=JOINED.join(chosen_targets) or None,
         task="span" if chosen_targets and are_parts(whole.columns, chosen_targets[0]) else None,
         notes=notes,
-        on_bad=on_bad,
+        on_bad=options.on_bad,
         files=files,
         candidates=() if chosen_targets else candidate_targets(whole, chosen_inputs),
         layout=None if layout is None else layout.node(),
@@ -362,13 +362,52 @@ def rows_of_table(
     return replace(rows, ids=ids)
 
 
+def _possible_targets(options: TableOptions) -> Sequence[str]:
+    """Return the target columns, or the usual names of one."""
+    target = options.target
+    return USUAL_TARGETS if target is None else [str(name) for name in as_list(target)]
+
+
+def _find_layout(whole: Table, readers: Readers, options: TableOptions) -> Layout | None:
+    """Return how the rows of all splits are rearranged. None: not at all."""
+    layout, inputs, targets = options.layout, options.named(), _possible_targets(options)
+    # If the user chose texts, they are not conversations.
+    has_texts = any(options.columns.get(name) for name in readers if readers[name].words)
+    if layout is None and options.chat is not None and not (options.chat == AUTO and has_texts):
+        layout = find_chats(whole, options.chat)
+    if layout is None and options.objects is not None:
+        rows = find_object_rows(whole, options.objects, inputs=inputs, targets=targets)
+        # A table of objects can also be used otherwise, for example to predict a size.
+        is_target = options.target is None or rows is None or targets == [rows.label]
+        layout = rows if is_target else None
+    if layout is None:
+        return find_sentences(whole, options.sentence, inputs=inputs, targets=targets)
+    if options.sentence is not None:
+        raise UserError(
+            f"data.sentence: cannot be combined with data.{layout.kind}; remove one of them"
+        )
+    return layout
+
+
 def _rearranged(
-    tables: Mapping[str, Table], layout: Layout, required: Collection[str], notes: list[str]
-) -> dict[str, Table]:
-    """Apply a layout to the table of each split, see `Layout.apply`.
+    tables: Mapping[str, Table],
+    layout: Layout,
+    readers: Readers,
+    options: TableOptions,
+    notes: list[str],
+) -> tuple[dict[str, Table], TableOptions]:
+    """Apply a layout to the table of each split, and adapt the options to the new columns.
 
     Columns that have several values per series in one split are left out of all splits.
     """
+    if isinstance(layout, Chats):
+        options = replace(options, columns=_beside_chats(layout.column, options.columns, readers))
+    if isinstance(layout, ObjectRows):
+        options = replace(options, target=OBJECTS)
+    required = {
+        *options.named(options.target, options.exclude, options.split, options.group),
+        *(options.holdout or ()),
+    }
     result: dict[str, Table] = {}
     for name, table in tables.items():
         # The notes of the first table are enough: the tables have the same columns.
@@ -377,7 +416,11 @@ def _rearranged(
     for name, table in result.items():
         columns = {column: cells for column, cells in table.columns.items() if column in common}
         result[name] = replace(table, columns=columns)
-    return result
+    if isinstance(layout, Chats):
+        before = {layout.column}.union(*(table.columns for table in tables.values()))
+        files = [name for name in next(iter(result.values())).columns if name not in before]
+        options = replace(options, columns=_with_files(files, options.columns, readers))
+    return result, options
 
 
 def _read(path: Path, **options: Any) -> Table:
@@ -387,15 +430,14 @@ def _read(path: Path, **options: Any) -> Table:
     return read_table(path, **options)
 
 
-def _beside_chats(
-    column: str, words: str, columns: Mapping[str, Any], readers: Readers
-) -> dict[str, Any]:
+def _beside_chats(column: str, columns: Mapping[str, Any], readers: Readers) -> dict[str, Any]:
     """Return the columns of each modality next to a column of conversations.
 
     Columns of files are inferred, such as pictures that the messages are about. Others are inputs
     only if the user chose them.
     """
-    if not words:
+    words = next((name for name, reader in readers.items() if reader.words), None)
+    if words is None:
         raise UserError("adapters: no adapter in use reads text; set adapters=[text]")
     others = {
         name: columns.get(name, None if reader.files else []) for name, reader in readers.items()
