@@ -27,8 +27,7 @@ from playwright.sync_api import sync_playwright
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from dxn.models.attention import attend, attention_weights
-from dxn.models.scores import Score
+from dxn.models.attention import Score, attend, attention_weights
 from dxn.viz.figure import BLUE, GREY, ORANGE, new_figure, save, set_title
 
 DOCS = Path(__file__).parent

@@ -23,7 +23,7 @@ from dxn.runs.saved.card import Card
 from dxn.tasks import Task
 from dxn.tokenize.base import Adapter
 from dxn.training.device import to_device
-from dxn.training.score import task_results
+from dxn.training.predict import task_results
 
 
 class Model(models.MultimodalModel):

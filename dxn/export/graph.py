@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens
 from dxn.export.examples import PRESENT, Tensors
 from dxn.models.backbone import Backbone
-from dxn.models.ensemble import Ensemble
-from dxn.models.model import MultimodalModel, Network
+from dxn.models.model import Ensemble, MultimodalModel, Network
 from dxn.stacking.features import NOT_IN_GRAPHS, Features, features_of
 from dxn.stacking.stacked import Stacked, stacks_of
 from dxn.tasks import Task

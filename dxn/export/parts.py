@@ -21,9 +21,9 @@ from dxn.export.writing import (
     memory_of,
 )
 from dxn.models.decoding.decoder import Decoder, Memory
-from dxn.models.ensemble import Ensemble
+from dxn.models.model import Ensemble
 from dxn.runs.predictor.predictor import Predictor
-from dxn.tasks.segment.tiles import TiledHead
+from dxn.tasks.segment.head import TiledHead
 
 SEED = 0  # of the random examples
 

@@ -1,19 +1,18 @@
-"""Self-attention, based on the fused kernels of torch."""
+"""Self-attention, based on the fused kernels of torch, and the scores of queries and keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
+from einops import einsum
 from torch import Tensor, nn
 
 from dxn.core.dropout import check_rate
-from dxn.models.padded_rows import Pad, Unpad
 from dxn.models.positions import apply_rope
-from dxn.models.scores import Score, ScoreKind
 
 if TYPE_CHECKING:
     from dxn.models.decoding.decoder import KVCache
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 MAX_UNFUSED = 1024**2
 # In float32 with gradients, they are faster with AVX2, and the fused kernel is with AVX-512.
 MAX_UNFUSED_FLOAT32 = 128**2 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 0
+ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive", "bilinear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,3 +334,108 @@ def head_sizes(
             f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}"
         )
     return num_kv_heads, dim // num_heads if head_dim is None else head_dim
+
+
+class Score(nn.Module):
+    """The function of a query and a key whose softmax gives the attention weights.
+
+    - scaled_dot: q . k / sqrt(d) (arXiv:1706.03762, section 3.2.1)
+    - dot: q . k (arXiv:1508.04025, section 3.1)
+    - cosine: the cosine of q and k times a learned factor (arXiv:2010.04245, section 3), without
+      which the softmax of numbers up to 1 would be almost uniform
+    - bilinear: q^T W k with a learned W (arXiv:1508.04025, section 3.1, "general")
+    - additive: v . tanh(W q + U k) with learned v, W and U (arXiv:1409.0473, appendix A.1.2). It is
+      no dot product, so no fused kernel computes it, and it needs memory for (..., M, N, d).
+
+    Args:
+        kind: Kind of the score.
+        dim: Width d of queries and keys.
+        scale: Factor instead of 1 / sqrt(d) of a scaled_dot.
+        softcap: Limit c of the scores s, which become c tanh(s / c). Default: no limit.
+
+    Raises:
+        ValueError: If kind is not a ScoreKind, or has no scale.
+    """
+
+    def __init__(
+        self,
+        kind: ScoreKind,
+        dim: int,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ):
+        super().__init__()
+        if kind not in get_args(ScoreKind):
+            raise ValueError(f"score must be one of {', '.join(get_args(ScoreKind))}, got {kind!r}")
+        if scale is not None and kind != "scaled_dot":
+            raise ValueError(f"score_scale needs score=scaled_dot, got {kind}: remove one of them")
+        self.kind: ScoreKind = kind
+        self.scale = dim**-0.5 if scale is None else scale
+        self.softcap = softcap
+        # Whether a fused kernel can compute it.
+        self.is_fused = kind != "additive" and softcap is None
+        if kind == "cosine":
+            # Not (), because a single number cannot be divided over processes (trainer.shard).
+            self.factor = nn.Parameter(torch.tensor([10.0]))
+        elif kind == "bilinear":
+            # The initial score equals the scaled dot product.
+            self.weight = nn.Parameter(torch.eye(dim) * dim**-0.5)
+        elif kind == "additive":
+            self.of_query = nn.Linear(dim, dim, bias=False)
+            self.of_key = nn.Linear(dim, dim)
+            self.weight = nn.Parameter(torch.randn(dim) * dim**-0.5)
+
+    def sides(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform query (..., M, d) and key (..., N, d) so that their dot products are scores.
+
+        In this form, a fused kernel can compute any score but the additive one.
+        """
+        if self.kind == "scaled_dot":
+            return query * self.scale, key
+        if self.kind == "bilinear":
+            return query @ self.weight.to(query.dtype), key
+        if self.kind == "cosine":
+            query = F.normalize(query, dim=-1) * self.factor.to(query.dtype)
+            return query, F.normalize(key, dim=-1)
+        return query, key
+
+    def additive(self, query: Tensor, key: Tensor) -> Tensor:
+        """Compute the additive scores (..., M, N) of query (..., M, d) and key (..., N, d)."""
+        # All pairs of queries and keys: (..., M, 1, d) + (..., 1, N, d).
+        hidden = self.of_query(query).unsqueeze(-2) + self.of_key(key).unsqueeze(-3)
+        return einsum(hidden.tanh(), self.weight.to(hidden.dtype), "... m n d, d -> ... m n")
+
+
+class Pad(torch.autograd.Function):
+    """Select the rows of a group, with padding.
+
+    The gradient of the general selection would add up the rows one by one, because an index can
+    occur several times. Here, the gradient of padding is zero: attention masks padded keys, and the
+    outputs of padded queries are not used.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, real: Tensor) -> Tensor:
+        ctx.real = real
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0].index_select(0, ctx.real), None, None
+
+
+class Unpad(torch.autograd.Function):
+    """Select the rows of real tokens. The gradient of padding is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, real: Tensor) -> Tensor:
+        ctx.real = real
+        ctx.rows = len(x)
+        return x.index_select(0, real)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        grad = grads[0]
+        out = grad.new_zeros(ctx.rows, grad.shape[-1])
+        return out.index_copy_(0, ctx.real, grad), None

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout, Keys, Rate
 from dxn.core.schema import options
 from dxn.models import compiling
-from dxn.models.attention import Attention, Group
-from dxn.models.scores import ScoreKind
+from dxn.models.attention import Attention, Group, ScoreKind
 
 if TYPE_CHECKING:
     from dxn.models.cross_attention import CrossAttention

@@ -9,8 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import check_rate
-from dxn.models.attention import Group, attend, attention_weights, head_sizes
-from dxn.models.scores import Score, ScoreKind
+from dxn.models.attention import Group, Score, ScoreKind, attend, attention_weights, head_sizes
 
 
 class CrossAttention(nn.Module):

@@ -1,16 +1,17 @@
-"""The complete model: adapters, fusion, backbone and head."""
+"""The complete model: adapters, fusion, backbone and head; and several models as one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dxn.core.dropout import selected
-from dxn.core.tokens import RESERVED, Tokens
+from dxn.core.tokens import RESERVED, Tokens, can_read, join
 
 # A batch has the collated tensors of each input under the name of the input, "#size" (number of
 # samples), "#index" (their row numbers in the data set), and the keys of the task, such as
@@ -143,8 +144,6 @@ class MultimodalModel(Network):
         If the head separates the inputs, the vectors are `InputVectors`.
         """
         if self.separates_inputs:
-            from dxn.models.separate import encode_alone
-
             return encode_alone(self, parts)
         window = 0
         if len(self.inputs) == 1:
@@ -153,8 +152,6 @@ class MultimodalModel(Network):
             if adapter.parts > 1:
                 window = parts[0].x.shape[1] // adapter.parts
         if window and parts[0].x.shape[1] > window:
-            from dxn.models.separate import encode_windows
-
             return encode_windows(self, parts[0], window)
         return self.fusion(parts, self.backbone)
 
@@ -182,6 +179,132 @@ class MultimodalModel(Network):
     def embedding(self, pooled: Any) -> Tensor:
         """Compute the embedding of each sample from the vectors that `encode` returns."""
         return getattr(self.head, "pre", nn.Identity())(pooled)
+
+
+class Ensemble(Network):
+    """Models whose outputs are combined (deep ensembles, arXiv:1612.01474).
+
+    Args:
+        members: The models, with the same inputs and the same task.
+        combine: Function that combines the output of each member, such as `Task.combine`.
+    """
+
+    def __init__(self, members: Sequence[Network], combine: Callable[[Sequence[Any]], Any]):
+        super().__init__()
+        # Any, because a ModuleList does not know the type of its modules.
+        self.members: Any = nn.ModuleList(members)
+        self.combine = combine
+
+    @property
+    def models(self) -> list[MultimodalModel]:
+        """The models of all members."""
+        return [model for member in self.members for model in member.models]
+
+    def forward(self, batch: Batch) -> Any:
+        """Return the combined outputs of the members for a batch."""
+        # In float32, because members in bf16 would be averaged with three decimal places.
+        outputs = [member(batch) for member in self.members]
+        return self.combine([as_float(output) for output in outputs])
+
+    def vectors(self, batch: Batch) -> Tensor:
+        """Return the embeddings (B, E) of the members side by side.
+
+        The members were trained independently, so a mean of their embeddings would have no meaning.
+        """
+        parts = [member.vectors(batch).float() for member in self.members]
+        return torch.cat(parts, -1)
+
+
+def split_tensors(tensors: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """Return the state dict of each member, from the state dict of an ensemble.
+
+    Args:
+        tensors: Tensors by name, such as "members.0.head.out.weight".
+        count: Number of members.
+
+    Raises:
+        ValueError: If a tensor belongs to none of the members.
+    """
+    parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    prefixes = [f"members.{number}." for number in range(count)]
+    for name, tensor in tensors.items():
+        owners = [number for number, prefix in enumerate(prefixes) if name.startswith(prefix)]
+        if not owners:
+            raise ValueError(f"{name[:100]} belongs to none of the {count} members")
+        parts[owners[0]][name.removeprefix(prefixes[owners[0]])] = tensor
+    return parts
+
+
+class InputVectors(NamedTuple):
+    """The pooled vectors of inputs that were encoded alone.
+
+    Attributes:
+        x: (B, I, width). One vector for each of the I inputs of the model, zeros where a sample
+            lacks the input.
+        mask: (B, I) bool. True where the sample has the input.
+    """
+
+    x: Tensor
+    mask: Tensor
+
+
+def encode_alone(model: MultimodalModel, parts: Sequence[Tokens]) -> tuple[Tokens, InputVectors]:
+    """Apply the fusion and the backbone of a model to each part alone."""
+    encoded: list[Tokens] = []
+    vectors: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
+    for number, part in enumerate(parts):
+        name, size = part.spans[-1].name, part.x.shape[0]
+        mask = masks[name] = part.mask.any(1)
+        rows = torch.arange(size, device=mask.device)
+        if can_read(mask):  # otherwise all samples are computed, also those without the input
+            rows = mask.nonzero().flatten()
+            if not len(rows):  # every sample has an input, but this one is empty in all of them
+                continue
+        with selected(rows, number):
+            tokens, pooled = model.fusion([part.take(rows)], model.backbone)
+        tokens = tokens.spread(rows, size)
+        encoded.append(replace(tokens, mask=tokens.mask & mask[:, None], num_real=None))
+        pooled = pooled.new_zeros(size, pooled.shape[1]).index_copy(0, rows, pooled)
+        vectors[name] = torch.where(mask[:, None], pooled, 0.0)
+    some = next(iter(vectors.values()))
+    absent = torch.zeros_like(some)
+    x = torch.stack([vectors.get(name, absent) for name in model.inputs], 1)
+    no_rows = some.new_zeros(len(some), dtype=torch.bool)
+    mask = torch.stack([masks.get(name, no_rows) for name in model.inputs], 1)
+    return join(encoded), InputVectors(x, mask)
+
+
+def encode_windows(model: MultimodalModel, tokens: Tokens, window: int) -> tuple[Tokens, Tensor]:
+    """Encode each window of `window` columns alone.
+
+    The windows are encoded one after the other, so that a long input needs little memory.
+
+    Args:
+        model: The model.
+        tokens: Tokens of its only input.
+        window: Number of columns of a window.
+
+    Returns:
+        The encoded Tokens of all windows, and the mean (B, width) of the vectors of the windows of
+        each sample.
+    """
+    size = tokens.x.shape[0]
+    parts: list[Tokens] = []
+    totals: list[Tensor] = []
+    for start in range(0, tokens.x.shape[1], window):
+        mask = tokens.mask[:, start : start + window]
+        rows = mask.any(1).nonzero().flatten()  # the samples that are so long
+        columns = Tokens(tokens.x[rows, start : start + window], mask[rows])
+        with selected(rows, start // window):
+            encoded, vectors = model.fusion([columns], model.backbone)
+        parts.append(replace(encoded, spans=()).spread(rows, size))
+        totals.append(vectors.new_zeros(size, vectors.shape[1]).index_add(0, rows, vectors))
+    joined = join(parts)
+    if joined.x.shape[1] == tokens.x.shape[1]:  # there are no leading tokens
+        joined = replace(joined, spans=tokens.spans)
+    counts = torch.stack([part.mask.any(1) for part in parts]).sum(0)
+    return joined, torch.stack(totals).sum(0) / counts.clamp(min=1)[:, None]
 
 
 def module_key(name: str) -> str:

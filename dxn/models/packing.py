@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dxn.core.tokens import matmul_dtype
-from dxn.models.attention import Group
-from dxn.models.padded_rows import Unpad
+from dxn.models.attention import Group, Unpad
 
 if TYPE_CHECKING:
     from dxn.models.decoding.decoder import Memory

@@ -19,8 +19,7 @@ from dxn.models.model import MultimodalModel
 from dxn.runs.folder import is_run
 from dxn.tasks import Task
 from dxn.tasks.metric import NOT_MONITORED, OwnMetric
-from dxn.training.predict import predict
-from dxn.training.score import score
+from dxn.training.predict import predict, score
 
 MAX_SAMPLES = 64  # of the validation split, whose metrics tell the names
 

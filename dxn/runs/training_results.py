@@ -16,7 +16,7 @@ from dxn.core.results import ALL, BEST, Results
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.tasks import Task
 from dxn.training.log import read_log
-from dxn.training.score import task_results
+from dxn.training.predict import task_results
 from dxn.training.state import State
 
 if TYPE_CHECKING:

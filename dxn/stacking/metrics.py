@@ -14,8 +14,7 @@ from dxn.data.dataset import Samples
 from dxn.models.model import Batch, Network, as_float
 from dxn.stacking.stacked import Stacked, stacks_of
 from dxn.tasks import Task
-from dxn.training.predict import Predictions, run_batches
-from dxn.training.score import score
+from dxn.training.predict import Predictions, run_batches, score
 from dxn.training.state import State
 
 # Names of the parts of an evaluated model, and of their weighted sum.

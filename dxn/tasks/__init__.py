@@ -14,7 +14,6 @@ from dxn.tasks.task import TASKS, Task
 
 if TYPE_CHECKING:
     from dxn.tasks.any.task import WriteAny
-    from dxn.tasks.auto import Auto
     from dxn.tasks.classify import Classify
     from dxn.tasks.codec.task import Codec
     from dxn.tasks.contrastive import Contrastive
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from dxn.tasks.forecast.task import Forecast, Quantiles
     from dxn.tasks.generate.ctc import Ctc
     from dxn.tasks.generate.task import Generate
+    from dxn.tasks.infer import Auto
     from dxn.tasks.language import Language, Window
     from dxn.tasks.masked import Masked
     from dxn.tasks.multilabel import Bernoulli, Multilabel
@@ -69,7 +69,7 @@ __all__ = [
 
 # Modules of the tasks. They are imported when they are used, because a run needs one of them.
 MODULES = {
-    "Auto": "auto",
+    "Auto": "infer",
     "Bernoulli": "multilabel",
     "Classify": "classify",
     "Codec": "codec.task",

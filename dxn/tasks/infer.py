@@ -1,22 +1,29 @@
-"""Infer the task from the cells of the target column (head=auto), and what the cells contain."""
+"""head=auto: infer the task from the cells of the target column, and what the cells contain."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from torch import nn
 
 from dxn.core.errors import UserError
+from dxn.core.parts import imported
+from dxn.core.randomness import Probability
+from dxn.tasks.heads import HeadOptions
 from dxn.tasks.names import class_name
+from dxn.tasks.task import TASKS, Task
 from dxn.tokenize.cells.cell_values import NumberFormat, ParsedNumbers
-from dxn.tokenize.column_profile import ColumnProfile
+from dxn.tokenize.column_profile import ColumnProfile, profile_of
 
 SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"
 # Other texts between labels. They also occur in the names of classes, so they are only suggested.
@@ -58,6 +65,74 @@ MAX_CLOSE = 200
 MIN_ID_SHARE = 0.8
 # The choice between classes and a quantity is close only if the values repeat at least this often.
 MIN_CLOSE_REPEATS = 3
+
+
+@dataclass(kw_only=True, eq=False)
+class Auto(HeadOptions):
+    """Choose the task from the targets of the training split.
+
+    An option is passed to the chosen task if the task has an option of the same name. Other options
+    are ignored.
+
+    Args:
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1. Default: the default of the
+            chosen task.
+        balance: Whether to give rare classes a higher weight in the loss.
+        decoder: Decoder for a task that generates text. Null: head=auto cannot choose such a task.
+    """
+
+    is_supervised: ClassVar[bool] = True
+
+    label_smoothing: Probability | None = None
+    balance: bool = False
+    decoder: Callable[..., nn.Module] | None = None
+
+    def resolve(
+        self,
+        values: Sequence[Any],
+        words: Sequence[Any] | None = None,
+        hint: str | None = None,
+        *,
+        has_text: bool = True,
+    ) -> tuple[Task, dict[str, Any], str]:
+        """Return the best-fitting task, the configuration node that rebuilds it, and the reason.
+
+        Args:
+            values: Cells of the target column in the training split; None where missing.
+            words: Cells of an input that contains lists of words, one per row of `values`. None if
+                there is no such input.
+            hint: Name of the task, if the data source specifies one. It has priority.
+            has_text: Whether an input is a text.
+
+        Raises:
+            UserError: If there is no target or no task named `hint`, or if head=auto lacks a
+                required option of the chosen task.
+        """
+        name, reason = hint or "", ""
+        if not hint:
+            rows = () if words is None else list(zip(words, values, strict=True))
+            name, reason = infer(profile_of(values), rows, has_text=has_text)
+        if name not in TASKS:
+            raise UserError(f"head: there is no task {name!r}; choose one of {', '.join(TASKS)}")
+        cls = imported(TASKS[name])
+        parameters = inspect.signature(cls).parameters
+        # An option that is None is not passed on, so that the task's own default applies.
+        options = {
+            field.name: vars(self)[field.name]
+            for field in fields(self)
+            if field.name in parameters and vars(self)[field.name] is not None
+        }
+        if not cls.writes:
+            options.pop("decoder", None)  # that of a forecast does not generate text
+        required = {key for key, p in parameters.items() if p.default is p.empty}
+        if required - options.keys():
+            raise UserError(f"head=auto: the task that fits the target is {name}; set head={name}")
+        node = {"_target_": TASKS[name], **options}
+        if "decoder" in node:
+            # A decoder built from a configuration is a Partial, which stores its own node. The node
+            # is what a saved configuration needs.
+            node["decoder"] = getattr(node["decoder"], "node", node["decoder"])
+        return cls(**options), node, reason
 
 
 def infer(

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
-from dxn.models.unregistered import set_unregistered
+from dxn.models.decoding.output_layer import set_unregistered
 from dxn.tasks.heads import PreHead
-from dxn.tasks.per_input import PerInput, PredictedInputs
+from dxn.tasks.per_input import InputMetric, PerInput, PredictedInputs
 from dxn.tasks.space import Batch
 from dxn.tokenize.masking import SPAN, Masking, PatchMasking
 
@@ -197,7 +197,8 @@ class Masked(PerInput[MaskedInputs]):
                 raise ValueError(f"mask_ratio.{name} must be at least 0 and below 1, got {ratio}")
         if span < 1:
             raise ValueError(f"span must be at least 1, got {span}")
-        super().__init__(MaskedInputs(mask_ratio, span))
+        self.target = MaskedInputs(mask_ratio, span)
+        self.metric = InputMetric(self.target)
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head with one predictor for each masked input."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -81,10 +82,8 @@ class PerInput(Task[AnyInputs]):
     in the training split, see `prepare_loss`.
     """
 
-    def __init__(self, target: AnyInputs):
-        self.target = target
-        self.metric = InputMetric(target)
-        self.usual: dict[str, float] = {}  # predictions per sample, by input, see `prepare_loss`
+    # Predictions per sample, by input, see `prepare_loss`.
+    usual: Mapping[str, float] = MappingProxyType({})
 
     def prepare_loss(self, samples: Iterable[Mapping[str, Any]]) -> None:
         """Count the predictions of each input per sample.

@@ -44,8 +44,7 @@ from dxn.training.parallel import (
     is_any,
     stop_signals,
 )
-from dxn.training.predict import name_rows, predict
-from dxn.training.score import score
+from dxn.training.predict import name_rows, predict, score
 from dxn.training.state import State
 from dxn.training.trainer import Trainer, Waiting
 

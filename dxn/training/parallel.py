@@ -28,7 +28,7 @@ from dxn.models.model import MultimodalModel, as_float
 from dxn.tasks.task import Task
 from dxn.training.average import Average, weights_and_buffers
 from dxn.training.device import to_device
-from dxn.training.muon import Muon
+from dxn.training.optim import Muon
 
 UsedPrecision = Literal["float32", "tf32", "bf16", "fp16"]
 Precision = Literal["auto"] | UsedPrecision

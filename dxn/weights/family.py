@@ -67,10 +67,10 @@ class Architecture:
       `head={"share_tokenizer": True}`, which suits models from text to text, the embedding is that
       of the adapter and has no other name.
 
-    - "detect": learned queries find objects in a picture, see `dxn.tasks.detect.query_head`.
-    - "segment": learned queries find masks in a picture, see `dxn.tasks.segment.mask_head`.
+    - "detect": learned queries find objects in a picture, see `dxn.tasks.detect.head`.
+    - "segment": learned queries find masks in a picture, see `dxn.tasks.segment.head`.
     - "forecast": quantiles of the next values of a series, by a decoder with one token, see
-      `dxn.tasks.forecast.decoder_head`.
+      `dxn.tasks.forecast.head`.
 
     Args:
         dim: Embedding dimension D.

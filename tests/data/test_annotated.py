@@ -10,7 +10,7 @@ from PIL import Image
 from dxn.core.errors import UserError
 from dxn.data import annotated
 from dxn.data.sources.detect import infer_source
-from dxn.tasks.detect.target import DetectedObjects
+from dxn.tasks import Detect
 from dxn.tokenize import ImageAugment
 from dxn.tokenize.image.reader import ImageReader
 from dxn.tokenize.image.tokenizer import ImageTokenizer, ResizeOptions
@@ -91,7 +91,7 @@ def objects_of(source):
     tokenizer = ImageTokenizer(
         image_size=32, resize=ResizeOptions(), in_channels=3, augment=ImageAugment()
     )
-    target = DetectedObjects()
+    target = Detect().target
     target.tokenizers = {"image": tokenizer}
     cells, _, origins = source.targets()
     target.find_format(cells, origins)

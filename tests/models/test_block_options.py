@@ -21,12 +21,11 @@ from helpers.reference import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from dxn.models.attention import attend, attention_weights
+from dxn.models.attention import Score, attend, attention_weights
 from dxn.models.backbone import Backbone
 from dxn.models.blocks import PositionOptions, RopeScaling
 from dxn.models.layers import BucketBias
 from dxn.models.positions import apply_rope, rope_factors
-from dxn.models.scores import Score
 
 SCALINGS = [
     (RopeScaling("linear", 8.0), {"rope_type": "linear", "factor": 8.0}),

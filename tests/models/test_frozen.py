@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dxn.models.frozen import FrozenLinear, _levels, to_nf4
+from dxn.training.finetune import FrozenLinear, _levels, to_nf4
 
 # The table of arXiv:2305.14314, appendix E.
 NF4 = [

@@ -28,9 +28,8 @@ from dxn.models import (
 )
 from dxn.models.decoding import decoder as decoder_module
 from dxn.models.decoding import generation, language_model
+from dxn.models.decoding.code_writing import NOISE, Filling, Guided, num_masked
 from dxn.models.decoding.generation import Generation, beam_search, capture, generate
-from dxn.models.decoding.guidance import Guided
-from dxn.models.decoding.parallel import NOISE, Filling, num_masked
 from dxn.models.decoding.rules import Rules
 from dxn.models.decoding.search import (
     BatchSampler,

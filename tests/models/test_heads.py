@@ -5,8 +5,7 @@ import torch
 from helpers.reference import MASK, B, N, assert_same, backbone_of, lively, numbers, tokens_of
 
 from dxn.models import Attention, Decoder
-from dxn.models.attention import Group, attend
-from dxn.models.scores import Score
+from dxn.models.attention import Group, Score, attend
 
 
 @pytest.mark.parametrize("position", ["none", "rotary", "alibi"])

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dxn.models.attention import Attention, attend, attention_weights
-from dxn.models.scores import Score
+from dxn.models.attention import Attention, Score, attend, attention_weights
 
 M, N, D, E = 5, 7, 3, 11
 KINDS = ("scaled_dot", "dot", "cosine", "additive", "bilinear")

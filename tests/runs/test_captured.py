@@ -18,7 +18,7 @@ from models.test_device import FUSIONS, LAYERS, MODALITIES, TAGS, VALUES, model_
 from torch.utils._pytree import tree_leaves
 
 from dxn.models.decoding.decoder import Decoder
-from dxn.models.ensemble import Ensemble
+from dxn.models.model import Ensemble
 from dxn.runs.predictor import captured
 from dxn.runs.predictor.captured import REPEATS, Captured, Graph, captured_size
 from dxn.tasks import Classify, Contrastive, Generate, Multilabel, Regress, Tag

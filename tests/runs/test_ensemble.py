@@ -18,7 +18,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import write_sums
 from dxn.core.processes import Launch
 from dxn.models import Ensemble
-from dxn.models.ensemble import split_tensors
+from dxn.models.model import split_tensors
 from dxn.runs.ensemble import MEAN, ensemble_folder
 from dxn.runs.folder import trained_run
 from dxn.tasks import Classify, Contrastive, Multilabel, Regress, Tag

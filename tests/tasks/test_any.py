@@ -16,8 +16,8 @@ from PIL import Image
 import dxn
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
+from dxn.models.decoding.code_writing import Guided
 from dxn.models.decoding.decoder import Memory
-from dxn.models.decoding.guidance import Guided
 from dxn.runs.predictor.writing import Text, Writer
 from dxn.tasks import WriteAny
 from dxn.tasks.target import IGNORED

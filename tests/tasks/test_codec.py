@@ -23,9 +23,9 @@ from dxn.report.examples import Budget
 from dxn.report.sides import side_by_side
 from dxn.tasks import Codec
 from dxn.tasks.any.vocabulary import Codes
-from dxn.tasks.codec.metric import similarity
-from dxn.tasks.codec.quantize import FiniteScalars
+from dxn.tasks.codec.head import FiniteScalars
 from dxn.tasks.codec.stored import StoredCodec
+from dxn.tasks.codec.task import similarity
 from dxn.tokenize import (
     AudioAdapter,
     ImageAdapter,

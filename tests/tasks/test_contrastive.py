@@ -19,9 +19,10 @@ from dxn.tasks.contrastive import (
     Embedded,
     Projection,
     SimilarityHead,
+    chance_metrics,
     key_of,
+    search_metrics,
 )
-from dxn.tasks.retrieval import chance_metrics, search_metrics
 from dxn.tokenize import TextAdapter
 
 B, E = 7, 5

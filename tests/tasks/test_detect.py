@@ -18,11 +18,11 @@ from dxn.models import Backbone, EarlyFusion
 from dxn.runs.predictor import objects as written_objects
 from dxn.tasks import Detect
 from dxn.tasks.detect.boxes import overlaps
+from dxn.tasks.detect.head import log_odds
 from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
 from dxn.tasks.detect.objects import Objects, read_objects
-from dxn.tasks.detect.query_head import log_odds
 from dxn.tasks.detect.space import Detections, candidates, match
-from dxn.tasks.detect.target import DetectedObjects, to_places, to_prepared
+from dxn.tasks.detect.target import to_places, to_prepared
 from dxn.tasks.detect.task import without_duplicates
 from dxn.tasks.infer import infer
 from dxn.tokenize import AudioAdapter, ImageAdapter, ImageAugment
@@ -82,7 +82,7 @@ def test_a_bad_row_does_not_turn_boxes_into_classes(cell):
 
 
 def target_of(adapter, labels=("cat",), order=None):
-    target = DetectedObjects(order=order)
+    target = Detect(order=order).target
     target.labels = labels
     target.bind({"image": adapter})
     return target
@@ -192,7 +192,7 @@ def as_predictions(found, true):
 
 def precision(found, true, counts=None):
     """Return the metrics of lists of (class, score, box) and of (class, box), one per row."""
-    target = DetectedObjects()
+    target = Detect().target
     target.labels = ("a", "b")
     predictions, targets = as_predictions(found, true)
     once = torch.ones(1, len(true), dtype=torch.float64) if counts is None else counts
@@ -287,7 +287,7 @@ def test_a_resample_has_the_metrics_of_its_rows(seed):
 def test_the_threshold_has_the_highest_f1(seed):
     rows = random_rows(random.Random(seed), 13)
     predictions, targets = as_predictions(*zip(*rows, strict=True))
-    target = DetectedObjects()
+    target = Detect().target
     target.labels = ("a", "b")
 
     def f1(threshold):
@@ -504,7 +504,7 @@ def test_boxes_are_in_the_picture_and_events_in_the_sound():
         ([{"label": "cat", "box": [1, 2, 3, 4]}], "photo"),
         ([{"label": "bell", "start": 1, "end": 2}], "sound"),
     ):
-        target = DetectedObjects()
+        target = Detect().target
         target.find_format([cell, []], ["row 1", "row 2"])
         target.bind(adapters)
         assert target.input == name

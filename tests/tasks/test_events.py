@@ -10,8 +10,9 @@ from helpers.data import EXAMPLES
 from helpers.newcomer import printed
 from helpers.videos import write_video
 
+from dxn.tasks import Detect
 from dxn.tasks.detect.objects import Objects
-from dxn.tasks.detect.target import DEFAULT_THRESHOLD, DetectedObjects, to_places, to_prepared
+from dxn.tasks.detect.target import DEFAULT_THRESHOLD, to_places, to_prepared
 from dxn.tokenize import AudioAdapter, AudioAugment, SeriesAdapter, VideoAdapter
 from dxn.tokenize.audio.spectrogram import SpectrogramOptions
 from dxn.tokenize.series.tokenizer import SeriesAugment
@@ -28,7 +29,7 @@ def clip(start=0.9, stop=1.7, seconds=3.0):
 
 
 def target_of(adapter, name="sound"):
-    target = DetectedObjects()
+    target = Detect().target
     target.labels = ("tone",)
     target.bind({name: adapter})
     return target

@@ -49,7 +49,7 @@ def test_objects_of_a_class_have_own_masks():
     picture = np.zeros((32, 32, 3), np.uint8)
     crowd = {"label": "tree", "segmentation": LEFT, "iscrowd": 1}
     value = task.target.read([*SQUARES, crowd], "row 1", {"image": picture})
-    assert value.labels == ("square", "square") and value.size == (32, 32)
+    assert value.names == ("square", "square") and value.size == (32, 32)
     first, second = value.masks()
     assert first.sum() == 100 and second.sum() == 144 and not (first & second).any()
     with pytest.raises(UserError, match=r"row 1: head\.instances needs a list of objects"):

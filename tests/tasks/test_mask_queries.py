@@ -10,9 +10,10 @@ from helpers.newcomer import printed, refused
 from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, EarlyFusion
 from dxn.models.pooling import CLASS
-from dxn.tasks.detect.matching import assign
-from dxn.tasks.segment.mask_head import MaskHead
-from dxn.tasks.segment.mask_space import Segments, match, points_of, set_loss
+from dxn.tasks import Segment
+from dxn.tasks.detect.space import assign
+from dxn.tasks.segment.head import MaskHead
+from dxn.tasks.segment.space import Segments, match, points_of, set_loss
 from dxn.tokenize.patches import PatchGrid
 
 GRID = PatchGrid((8, 8), (8, 8))
@@ -36,8 +37,10 @@ def tokens_of(columns, mask=None):
 
 def head_of(**options):
     torch.manual_seed(0)
-    settings = {"num_classes": CLASSES, "input": "photo", "grid": GRID, "queries": QUERIES}
-    return MaskHead(DIM, **settings, **options).eval()
+    task = Segment(input="photo", queries=QUERIES, **options)
+    task.target.labels = [str(number) for number in range(CLASSES)]
+    task.target.grid = GRID
+    return MaskHead(task, DIM).eval()
 
 
 def batch_of(count, height, width):

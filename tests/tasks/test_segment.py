@@ -20,12 +20,11 @@ from dxn.core.marks import Areas
 from dxn.data import annotated
 from dxn.data.sources.detect import infer_source
 from dxn.datasets import objects
-from dxn.tasks.segment.head import SegmentHead
+from dxn.tasks import Segment
+from dxn.tasks.segment.head import SegmentHead, starts
 from dxn.tasks.segment.masks import data_url, decode, names_of, palette, png, read_mask
 from dxn.tasks.segment.metric import Overlap, Segmented
 from dxn.tasks.segment.space import PerPixel
-from dxn.tasks.segment.target import PixelClasses
-from dxn.tasks.segment.tiles import starts
 from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
 from dxn.tokenize.base import Placement, pad
@@ -101,7 +100,7 @@ def test_other_cells_are_refused(cell, problem):
 
 
 def target_of(adapter=None, masks=(VALUES,), **options):
-    target = PixelClasses(**options)
+    target = Segment(**options).target
     target.bind({"image": adapter or ImageAdapter(dim=8)})
     target.find_format(masks, [])
     target.fit([read_mask(mask, "row 1") for mask in masks])
@@ -175,7 +174,9 @@ def test_masks_move_with_an_augmented_picture(seed, mode):
 @pytest.mark.parametrize("patch_size", [3, 4, 6])
 def test_other_pictures_of_a_batch_have_no_effect(patch_size):
     adapter = ImageAdapter(dim=8, image_size=None, patch_size=patch_size, stride=patch_size)
-    head = SegmentHead(8, num_classes=3, input="image", adapter=adapter, channels=4).eval()
+    task = Segment(input="image", names=["a", "b", "c"], channels=4)
+    task.target.labels = task.names
+    head = SegmentHead(task, 8, adapter).eval()
     small, large = (
         adapter.tokenizer(torch.randint(256, (3, *size), dtype=torch.uint8))
         for size in ((13, 17), (19, 23))

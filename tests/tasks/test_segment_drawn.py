@@ -12,9 +12,9 @@ from dxn.core.errors import UserError
 from dxn.data import annotated
 from dxn.datasets.objects import box, mask, scene
 from dxn.datasets.shapes import SHAPES, draw, outline
+from dxn.tasks import Segment
 from dxn.tasks.detect.objects import read_objects
 from dxn.tasks.segment.drawn import Drawn, filled, read_drawn, run_lengths
-from dxn.tasks.segment.target import PixelClasses
 from dxn.tokenize import ImageAdapter
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.image.reader import ImageReader
@@ -120,7 +120,7 @@ def test_objects_without_an_area_are_refused(item, problem):
 
 
 def test_objects_have_their_own_names():
-    target = PixelClasses(names=["sky", "sea"])
+    target = Segment(names=["sky", "sea"]).target
     target.bind({"image": ImageAdapter(dim=8)})
     with pytest.raises(UserError, match=r"head\.names: the objects already have classes"):
         target.find_format([[{"label": "cat", "segmentation": SQUARE}]], ["row 1"])
@@ -157,7 +157,7 @@ def test_a_folder_in_the_format_of_coco_has_masks(tmp_path, capsys):
     source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
     (rows,) = source.splits.values()
     cells = list(rows.cells["target"])
-    target = PixelClasses()
+    target = Segment().target
     target.bind({"image": ImageAdapter(dim=8)})
     target.find_format(cells, rows.origin)
     inputs = [{"image": each} for each in rows.cells["image"]]

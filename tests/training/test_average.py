@@ -14,8 +14,7 @@ from dxn.training import checkpoint as checkpoints
 from dxn.training.average import Average
 from dxn.training.device import to_device
 from dxn.training.optim import adamw
-from dxn.training.predict import Predictions, predict
-from dxn.training.score import score
+from dxn.training.predict import Predictions, predict, score
 
 CPU = torch.device("cpu")
 

@@ -11,11 +11,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dxn.core.errors import UserError
-from dxn.models.frozen import FrozenLinear
 from dxn.models.model import count_parameters
 from dxn.training.average import Average
 from dxn.training.checkpoint import FILE, FROZEN, all_checkpoints
-from dxn.training.finetune import Finetune, LowRank, merged
+from dxn.training.finetune import Finetune, FrozenLinear, LowRank, merged
 from dxn.training.optim import sgd
 from dxn.training.predict import predict
 

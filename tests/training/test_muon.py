@@ -10,8 +10,7 @@ from torch import nn
 
 from dxn.models import Attention, Backbone, CrossAttention, EarlyFusion, Mlp, MultimodalModel
 from dxn.tasks import LinearHead, PreHead
-from dxn.training.muon import orthogonalized
-from dxn.training.optim import adamw, muon
+from dxn.training.optim import adamw, muon, orthogonalized
 
 
 def matrix(*singular_values, rows, columns):

@@ -15,14 +15,15 @@ from dxn.core.dropout import Dropout, Keys, Rate, check_rate, keep_mask
 from dxn.core.tokens import Tokens, can_read, sinusoidal
 from dxn.models.attention import Group
 from dxn.models.backbone import Backbone
-from dxn.models.decoding.output_layer import OutputLayer, OutputOptions
-from dxn.models.decoding.token_embedding import (
+from dxn.models.decoding.output_layer import (
+    OutputLayer,
+    OutputOptions,
     TokenEmbedding,
     VectorEmbedding,
     make_token_embedding,
+    set_unregistered,
 )
 from dxn.models.positions import last_index
-from dxn.models.unregistered import set_unregistered
 
 DecoderPosition = Literal["learned", "sinusoidal", "none"]
 

@@ -12,10 +12,10 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, Rate
+from dxn.models.attention import Score, ScoreKind
 from dxn.models.decoding.decoder import Memory, StepDecoder
-from dxn.models.decoding.token_embedding import make_token_embedding
+from dxn.models.decoding.output_layer import make_token_embedding
 from dxn.models.recurrent import CELLS, CellKind, State, check_cell, run_layer, step
-from dxn.models.scores import Score, ScoreKind
 
 
 @dataclass(slots=True)

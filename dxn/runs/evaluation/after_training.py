@@ -26,7 +26,7 @@ from dxn.runs.saved.card import Card, card_of
 from dxn.runs.training_results import best_figures, results_of
 from dxn.stacking.metrics import warn_about
 from dxn.tasks import Task
-from dxn.training.score import score
+from dxn.training.predict import score
 
 if TYPE_CHECKING:
     from dxn.runs.prepare import Training

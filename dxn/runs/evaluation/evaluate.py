@@ -27,7 +27,7 @@ from dxn.stacking.metrics import about_stack, metrics_of_parts
 from dxn.tasks import Task
 from dxn.tasks.metric import defined
 from dxn.tokenize.base import Reader
-from dxn.training.score import score, task_results
+from dxn.training.predict import score, task_results
 
 # With more inputs than this, "a+b+c" is harder to read than "all but d".
 MAX_LISTED_INPUTS = 3

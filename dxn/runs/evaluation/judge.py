@@ -18,7 +18,7 @@ from dxn.data.sources.table import JOINED
 from dxn.runs.evaluation.data import EvaluationSource, source_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import Record, prediction_records
-from dxn.training.score import score
+from dxn.training.predict import score
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from dxn.runs.folder import name_of
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.training.log import read_log
-from dxn.training.score import task_results
+from dxn.training.predict import task_results
 
 MAX_REASON = 200  # characters of an error in a warning
 

@@ -15,7 +15,7 @@ from dxn.core.runtime import choose_bf16
 from dxn.data.dataset import Samples
 from dxn.models.model import MultimodalModel, Network
 from dxn.runs.predictor.predictor import Predictor
-from dxn.training.score import score
+from dxn.training.predict import score
 
 Dtype: TypeAlias = Literal["auto", "float32", "bf16", "int8"]
 # A model with fewer weights in linear layers is used as it is: preparing its inputs takes longer

@@ -164,7 +164,7 @@ def _build_network(
     """
     parts = [tensors]
     if plan.members:
-        from dxn.models.ensemble import split_tensors
+        from dxn.models.model import split_tensors
 
         parts = split_tensors(tensors, plan.members)
     built = [_build(folder, plan, part, trust, dtype, device) for part in parts]
@@ -179,7 +179,7 @@ def _build_network(
         return networks[0], task, weights_dtype
     if task.space is None:
         raise UserError(f"{folder / CONFIG}: {task.name} models cannot be combined")
-    from dxn.models.ensemble import Ensemble
+    from dxn.models.model import Ensemble
 
     return Ensemble(networks, task.space.mean), task, weights_dtype
 

@@ -3,33 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from random import Random
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
 from dxn.core.display import print_line
+from dxn.core.dropout import Keys, keep_mask
 from dxn.core.errors import UserError
 from dxn.core.randomness import Probability, torch_generator
 from dxn.core.tokens import Tokens
+from dxn.models.decoding.code_writing import Delayed, Filling, Guided, num_masked
 from dxn.models.decoding.decoder import Decoder, Memory
-from dxn.models.decoding.delay import Delayed
 from dxn.models.decoding.generation import Generation, generate
-from dxn.models.decoding.guidance import Guided
-from dxn.models.decoding.parallel import Filling, num_masked
 from dxn.models.decoding.search import BatchSampler, Sampler
-from dxn.tasks.any.head import AnyHead
 from dxn.tasks.any.vocabulary import Codes, Vocabulary, writing_of
-from dxn.tasks.per_input import PerInput, PredictedInputs
+from dxn.tasks.generate.head import GenerateHead
+from dxn.tasks.per_input import InputMetric, PerInput, PredictedInputs
+from dxn.tasks.space import Batch
 from dxn.tasks.target import IGNORED
 
 # Scale of the guidance of codes by default: the best of 1, 2 and 3 for sounds and for small models
 # of shapes. Larger models of digits were better with 3. Texts are not guided: the most probable
 # caption was right less often with guidance.
 GUIDANCE = 2.0
+
+
+class AnyHead(GenerateHead):
+    """A decoder that writes a value of one of several inputs from the other inputs.
+
+    Args:
+        task: The task, whose target is bound to the inputs.
+        decoder: See `GenerateHead`.
+    """
+
+    def __init__(self, task: WriteAny, decoder: nn.Module):
+        super().__init__(decoder, label_smoothing=task.label_smoothing)
+        self.num_inputs = len(task.target.kinds)
+        self.stages = task.target.vocabulary.stages
+        self.unconditional = task.unconditional
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return statistics (B, I, 3) of each sample and each input.
+
+        The three numbers are the sum of the losses, the number of predicted tokens, and the number
+        of right ones.
+        """
+        memory = self.memory(tokens)
+        ids, labels = batch["target"]["ids"], batch["target"]["labels"]
+        states = self.decoder.states(ids, ids[..., 0] != IGNORED, memory)
+        known = (labels != IGNORED).any(-1)
+        logits = self.decoder.output(states[known]).float()
+        rows = known.nonzero()[:, 0]
+        sums = logits.new_zeros(len(ids), 3)
+        for stage, true in zip(self.stages, labels[known].unbind(-1), strict=True):
+            own = logits[:, stage.start : stage.stop]
+            losses = F.cross_entropy(
+                own,
+                true,
+                reduction="none",
+                label_smoothing=self.label_smoothing,
+                ignore_index=IGNORED,
+            )
+            right = own.argmax(-1) == true
+            each = torch.stack([losses, (true != IGNORED).float(), right.float()], -1)
+            sums = sums.index_add(0, rows, each)
+        number = batch["target"]["index"]
+        statistics = sums.new_zeros(len(ids), self.num_inputs, 3)
+        return statistics.index_put((torch.arange(len(ids), device=ids.device), number), sums)
+
+    def memory(self, tokens: Tokens) -> Memory:
+        """Return what the decoder attends to: zeros for some of the training samples."""
+        if self.training and self.unconditional:
+            keys = Keys.of_mask(tokens.mask)
+            draws = keys.step.draw(keys.samples, 0)
+            tokens = replace(tokens, x=tokens.x * keep_mask(draws, self.unconditional))
+        return Memory.from_tokens(tokens)
 
 
 class WrittenInput(PredictedInputs):
@@ -136,6 +190,7 @@ class WrittenInput(PredictedInputs):
         return int((target["labels"] != IGNORED).sum())
 
 
+@dataclass(kw_only=True, eq=False)
 class WriteAny(PerInput[WrittenInput]):
     """Write any input from the others: texts, and the codes of pictures, sounds, series and clips.
 
@@ -158,22 +213,16 @@ class WriteAny(PerInput[WrittenInput]):
     min_inputs = 2  # one is written from the others
     targets_are_inputs = True
 
-    def __init__(
-        self,
-        *,
-        decoder: Callable[..., nn.Module],
-        names: Sequence[str] = (),
-        unconditional: Probability = 0.1,
-        parallel: bool = False,
-        steps: Annotated[int, Ge(1)] = 8,
-        label_smoothing: Probability = 0.0,
-    ):
-        super().__init__(WrittenInput(names, parallel=parallel))
-        self.parallel = parallel
-        self.steps = steps
-        self.decoder = decoder
-        self.unconditional = unconditional
-        self.label_smoothing = label_smoothing
+    decoder: Callable[..., nn.Module]
+    names: Sequence[str] = ()
+    unconditional: Probability = 0.1
+    parallel: bool = False
+    steps: Annotated[int, Ge(1)] = 8
+    label_smoothing: Probability = 0.0
+
+    def __post_init__(self):
+        self.target = WrittenInput(self.names, parallel=self.parallel)
+        self.metric = InputMetric(self.target)
 
     def prepare_loss(self, samples: Iterable[Mapping[str, Any]]) -> None:
         """Count the tokens of each input, and name the inputs that are not written.
@@ -210,13 +259,7 @@ class WriteAny(PerInput[WrittenInput]):
                 "head.parallel: needs the decoder dxn.models.Decoder, got "
                 f"{type(decoder).__name__}; set head.parallel=false"
             )
-        return AnyHead(
-            decoder,
-            num_inputs=len(self.target.kinds),
-            stages=vocabulary.stages,
-            unconditional=self.unconditional,
-            label_smoothing=self.label_smoothing,
-        )
+        return AnyHead(self, decoder)
 
     @property
     def creates(self) -> Sequence[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from einops import rearrange, repeat
@@ -13,14 +14,106 @@ from torch import Tensor, nn
 from dxn.core.dropout import Keys
 from dxn.core.tokens import Tokens
 from dxn.models.pooling import registers_of
-from dxn.tasks.codec.quantize import FiniteScalars
 from dxn.tasks.codec.target import CodecTarget
 from dxn.tasks.space import Batch
 from dxn.tokenize.patches import ResidualConv
 from dxn.tokenize.positions import PosEmbed1d
 
+if TYPE_CHECKING:
+    from dxn.tasks.codec.task import Codec
+
+MAX_CODES = 2**20  # of one stage
 FEATURES = 16  # of a cell of a patch
 CONVS = 2  # before the layer whose outputs are values
+
+
+class FiniteScalars(nn.Module):
+    """Rounds each of d numbers to one of a few levels (FSQ, arXiv:2309.15505, section 3.1).
+
+    A number is limited to -1 to 1 by tanh, and rounded to one of L levels with equal distances.
+    The levels of all numbers together are a code. Gradients pass the rounding unchanged. With
+    several stages, each rounds what the previous one left over, on a grid that is finer by the
+    factor L - 1, so that the first codes alone are a coarse version.
+
+    Args:
+        levels: Number of levels L of each of the d numbers.
+        stages: Number R of codes per vector.
+
+    Raises:
+        ValueError: If a number of levels is below 2, or there are too many codes.
+    """
+
+    counts: Tensor
+    factors: Tensor
+
+    def __init__(self, levels: Sequence[int], *, stages: int = 1):
+        super().__init__()
+        check_levels(levels)
+        self.stages = stages
+        self.num_codes = math.prod(levels)
+        steps = torch.tensor(list(levels))
+        self.register_buffer("counts", steps, persistent=False)
+        factors = torch.cat([torch.ones(1).long(), steps.cumprod(0)[:-1]])
+        self.register_buffer("factors", factors, persistent=False)
+
+    @property
+    def width(self) -> int:
+        """Number d of numbers of a vector."""
+        return len(self.counts)
+
+    def forward(self, z: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the rounded vectors (..., d), from -1 to 1, and their codes (..., R).
+
+        Args:
+            z: Any numbers (..., d).
+            noise: (..., d). Numbers from -1 to 1, by which numbers are moved by up to half a level
+                of the last stage before they are rounded. None: they are not moved.
+        """
+        x = z.tanh()
+        highest = self.counts - 1
+        rest = x.detach()
+        if noise is not None:
+            rest = (rest + noise * highest.to(x.dtype) ** -self.stages).clamp(-1, 1)
+        total = torch.zeros_like(rest)
+        codes: list[Tensor] = []
+        for stage in range(self.stages):
+            scale = highest.to(x.dtype) ** -stage
+            index = ((rest / scale + 1) / 2 * highest).round()
+            index = index.clamp(torch.zeros_like(highest), highest)
+            value = (2 * index / highest - 1) * scale
+            total, rest = total + value, rest - value
+            codes.append((index.long() * self.factors).sum(-1))
+        return x + (total - x.detach()), torch.stack(codes, -1)
+
+    def distance(self, z: Tensor) -> Tensor:
+        """Return the distance of each number (..., d) from its middle level, before the rounding.
+
+        The unit is a level of the first stage, and distances are fractions of it too. The middle of
+        an even number of levels is the upper one of the two in the middle.
+        """
+        half = (self.counts - 1) / 2
+        return (z.tanh() * half - (self.counts // 2 - half)).abs()
+
+    def vectors(self, codes: Tensor) -> Tensor:
+        """Return the rounded vectors (..., d) of codes (..., R)."""
+        highest = self.counts - 1
+        index = codes[..., None] // self.factors % self.counts  # (..., R, d)
+        stage = torch.arange(codes.shape[-1], device=codes.device)[:, None]
+        scale = highest.float() ** -stage
+        return ((2 * index / highest - 1) * scale).sum(-2)
+
+
+def check_levels(levels: Sequence[int]) -> None:
+    """Check the numbers of levels.
+
+    Raises:
+        ValueError: If a number is below 2, or there are too many codes.
+    """
+    if not levels or min(levels) < 2 or math.prod(levels) > MAX_CODES:
+        raise ValueError(
+            f"levels must be numbers of at least 2 with a product of at most {MAX_CODES:,}, got "
+            f"{list(levels)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,38 +182,27 @@ class PatchDecoder(nn.Module):
 class CodecHead(nn.Module):
     """Rounds encoded tokens to codes, and decodes these by a second transformer.
 
+    With latents, registers become the codes, instead of the tokens of the input (TiTok,
+    arXiv:2406.07550).
+
     Args:
+        task: The task, whose target is bound to the input.
         dim: Width D of a token.
-        target: The input and the values of its patches.
-        levels: See `FiniteScalars`.
-        stages: Number R of codes of a token, see `FiniteScalars`.
-        latents: Number M of registers that become the codes, instead of the tokens of the input
-            (TiTok, arXiv:2406.07550). 0: each token of the input has its own codes.
-        decoder: Constructor of the transformer of the decoder.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        target: CodecTarget,
-        levels: Sequence[int],
-        decoder: Callable[[], nn.Module],
-        stages: int = 1,
-        latents: int = 0,
-    ):
+    def __init__(self, task: Codec, dim: int):
         super().__init__()
-        self.input = target.input
-        self.latents = latents
-        self.scalars = FiniteScalars(levels, stages=stages)
+        self.input = task.target.input
+        self.latents = task.latents
+        self.scalars = FiniteScalars(task.levels, stages=task.stages)
         self.down = nn.Linear(dim, self.scalars.width)
         self.up = nn.Linear(self.scalars.width, dim)
         # Sinusoids reach any number of columns, and a linear layer of them is as free as a table.
         self.codes_embed = PosEmbed1d("sinusoidal", dim=dim, max_len=0)
         self.places = nn.Linear(dim, dim)
-        self.latent_places = nn.Linear(dim, dim) if latents else None
-        self.decoder = decoder()
-        self.out = PatchDecoder(dim, target)
+        self.latent_places = nn.Linear(dim, dim) if task.latents else None
+        self.decoder = task.decoder()
+        self.out = PatchDecoder(dim, task.target)
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Coded:
         """Return the decoded values and the codes."""

@@ -14,7 +14,7 @@ from dxn.core.errors import UserError
 from dxn.core.parts import Recorded, arguments_of
 from dxn.core.tensors import TensorFiles, set_tensor, write_tensors
 from dxn.models.model import MultimodalModel
-from dxn.tasks.codec.quantize import FiniteScalars
+from dxn.tasks.codec.head import FiniteScalars
 from dxn.tasks.codec.task import Codec
 from dxn.tokenize.base import Reader
 

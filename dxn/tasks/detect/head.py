@@ -1,9 +1,13 @@
-"""The head of detection: each part of a token says which object is near to it, and where."""
+"""The heads of detection.
+
+Each part of a token says which object is near to it, and where, or each of some learned queries,
+tokens that are no part of an input, finds one.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +16,12 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
 from dxn.core.tokens import Tokens
+from dxn.models.pooling import registers_of
 from dxn.tasks.detect.boxes import ordered
 from dxn.tasks.space import Batch
-from dxn.tokenize.base import Tokenizer
+
+if TYPE_CHECKING:
+    from dxn.tasks.detect.task import Detect
 
 # Parts of a token along each axis, so that there are objects of which several fit into one token.
 PARTS_PER_AXIS = 2
@@ -31,43 +38,31 @@ class DetectHead(nn.Module):
     box is that of the part plus a multiple of the usual size of an object, and its size is a
     multiple of the usual size.
 
+    If each input is encoded alone, the vector of the sample is added to each token, so that other
+    inputs also have an effect.
+
     Args:
+        task: The task, whose target is fitted.
         dim: Width D of a token.
-        num_classes: Number K of classes.
-        input: Name of the input.
-        tokenizer: Tokenizer of the input.
-        usual_size: (A,). Usual size of an object, see `DetectedObjects`.
-        pooled_dim: Width of the vector of a sample, which is added to each token, so that other
-            inputs also have an effect if each input is encoded alone. 0: it is not added.
-        dropout: Dropout probability of the tokens.
+        pooled_dim: Width of the vector of a sample that is added to each token. 0: none is.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        num_classes: int,
-        input: str,
-        tokenizer: Tokenizer,
-        usual_size: Sequence[float],
-        pooled_dim: int = 0,
-        dropout: float = 0.0,
-    ):
+    def __init__(self, task: Detect, dim: int, pooled_dim: int):
         super().__init__()
-        self.input = input
-        self.num_classes = num_classes
-        self.tokenizer = tokenizer
-        self.axes = tokenizer.reader.axes
+        target = task.target
+        self.input = target.input
+        self.num_classes = len(target.labels)
+        self.tokenizer = target.tokenizers[target.input]
+        self.axes = self.tokenizer.reader.axes
         self.context = nn.Linear(pooled_dim, dim) if pooled_dim else None
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(task.dropout)
         self.hidden = nn.Linear(dim, PARTS_PER_AXIS**self.axes * dim)
-        width = num_classes + 2 * self.axes
-        self.out = nn.Linear(dim, width)
+        self.out = nn.Linear(dim, self.num_classes + 2 * self.axes)
         nn.init.trunc_normal_(self.out.weight, std=0.01)
         nn.init.zeros_(self.out.bias)
-        nn.init.constant_(self.out.bias[:num_classes], math.log(PRIOR / (1 - PRIOR)))
+        nn.init.constant_(self.out.bias[: self.num_classes], math.log(PRIOR / (1 - PRIOR)))
         self.usual_size: Tensor
-        self.register_buffer("usual_size", torch.tensor(usual_size, dtype=torch.float32))
+        self.register_buffer("usual_size", torch.tensor(target.usual_size, dtype=torch.float32))
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
         """Return logits and boxes (B, M, K + 2A), see `Detections`, of all parts of all tokens."""
@@ -108,3 +103,67 @@ class DetectHead(nn.Module):
         center = start[:, :, None] + middles * (stop - start)[:, :, None]
         usual = self.usual_size * unit / scale[:, 0, : self.axes].abs()
         return center.flatten(1, 2), usual[:, None]
+
+
+class QueryHead(nn.Module):
+    """Maps each of the last registers of the fusion to logits of classes and a box.
+
+    As in DETR (arXiv:2005.12872) and YOLOS (arXiv:2106.00666): both are computed by three linear
+    layers, there is an additional class for no object, and the center and the size of a box are
+    fractions of the prepared value.
+
+    Args:
+        task: The task, whose target is fitted.
+        dim: Width D of a token.
+    """
+
+    def __init__(self, task: Detect, dim: int):
+        super().__init__()
+        num_classes = len(task.target.labels)
+        self.input = task.target.input
+        self.queries = task.queries
+        self.dropout = Dropout(task.dropout)
+        self.classes = _layers(dim, num_classes + 1)
+        self.boxes = _layers(dim, 2 * len(task.target.usual_size))
+        # At first, nearly all queries have no object.
+        nothing = math.log(num_classes * (1 - PRIOR) / PRIOR)
+        nn.init.constant_(self.classes.get_parameter("4.bias")[-1:], nothing)
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Return logits and boxes (B, M, K + 2A), see `Detections`.
+
+        Raises:
+            UserError: If the fusion has fewer registers than there are queries.
+        """
+        part = registers_of(tokens, self.input, self.queries, option="head.queries")
+        x = self.dropout(part.x)
+        logits = log_odds(self.classes(x).float())
+        logits = logits.masked_fill(~part.mask[..., None], NOTHING)
+        center, size = self.boxes(x).float().sigmoid().chunk(2, -1)
+        return torch.cat([logits, center - size / 2, center + size / 2], -1)
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """Return log(p / (1 - p)) of the probabilities p of all classes but the last one.
+
+    So the sigmoid of the result is the softmax of the logits.
+
+    Args:
+        logits: (..., K + 1).
+
+    Returns:
+        (..., K).
+    """
+    log_p = logits.log_softmax(-1)
+    best = logits.argmax(-1, keepdim=True)
+    # 1 - p of the most probable class would be rounded, so it is the sum of the other classes.
+    rest = log_p.scatter(-1, best, -torch.inf).logsumexp(-1, keepdim=True)
+    others = torch.log1p(-log_p.scatter(-1, best, -1.0).exp()).scatter(-1, best, rest)
+    return (log_p - others)[..., :-1]
+
+
+def _layers(dim: int, width: int) -> nn.Sequential:
+    """Return three linear layers with ReLU between them."""
+    return nn.Sequential(
+        nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, width)
+    )

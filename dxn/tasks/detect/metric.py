@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dxn.core.marks import Described
 from dxn.tasks.detect.boxes import overlaps
 from dxn.tasks.detect.objects import Objects
 from dxn.tasks.metric import Metric, f1_scores
 from dxn.tasks.names import MAX_CLASS_COLUMNS
+
+if TYPE_CHECKING:
+    from dxn.tasks.detect.target import DetectedObjects
+    from dxn.tasks.segment.instances import ObjectMasks
 
 # As COCO defines the mean average precision: the mean over these overlaps, at 101 recalls.
 THRESHOLDS = torch.arange(0.5, 1.0, 0.05, dtype=torch.float64)
@@ -26,17 +32,30 @@ CHUNK = 2_000_000  # weights of outputs at a time, which limits the memory of re
 
 
 @dataclass(frozen=True, slots=True)
-class Detected:
+class ScoredObjects(ABC):
     """The prediction for one sample: its outputs with the highest scores, best first.
 
     Args:
         classes: (n,). Index of the class of each object.
         scores: (n,). Score of each object from 0 to 1.
-        boxes: (n, 2A). Places, see `Objects`.
     """
 
     classes: Tensor
     scores: Tensor
+
+    @abstractmethod
+    def iou(self, true: Any) -> Tensor:
+        """Return the intersection over union (n, m) float64 with each true object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detected(ScoredObjects):
+    """The boxes that are found in one sample, best first.
+
+    Args:
+        boxes: (n, 2A). Places, see `Objects`.
+    """
+
     boxes: Tensor
 
     def iou(self, true: Objects) -> Tensor:
@@ -44,46 +63,6 @@ class Detected:
         boxes = torch.tensor(true.boxes, dtype=torch.float64)
         iou, _ = overlaps(self.boxes.double()[:, None], boxes)
         return iou
-
-
-class ScoredObjects(Protocol):
-    """The prediction for one sample: its best outputs, such as `Detected`. Best first."""
-
-    @property
-    def classes(self) -> Tensor:
-        """(n,). Index of the class of each object."""
-        ...
-
-    @property
-    def scores(self) -> Tensor:
-        """(n,). Score of each object from 0 to 1."""
-        ...
-
-    def iou(self, true: Any) -> Tensor:
-        """Return the intersection over union (n, m) float64 with each true object."""
-        ...
-
-
-class ScoredNames(Protocol):
-    """The classes of the objects, in the order of their indices."""
-
-    threshold: float
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """The names."""
-        ...
-
-
-class TrueObjects(Protocol):
-    """The true objects of a sample, such as `Objects`."""
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """The class of each object."""
-        ...
-
-    def __len__(self) -> int: ...
 
 
 class AveragePrecision(Metric):
@@ -96,10 +75,10 @@ class AveragePrecision(Metric):
     monitored = "map"
     row = ("f1", "F1 of the objects")
 
-    def __init__(self, target: ScoredNames):
+    def __init__(self, target: DetectedObjects | ObjectMasks):
         self.target = target
 
-    def rows(self, predictions: Sequence[ScoredObjects], targets: Sequence[TrueObjects]) -> Tensor:
+    def rows(self, predictions: Sequence[ScoredObjects], targets: Sequence[Described]) -> Tensor:
         """Return the numbers of right, found and true objects of each row (n, 3).
 
         An object is right if it overlaps a true one of its class by at least 0.5. Found are those
@@ -110,7 +89,7 @@ class AveragePrecision(Metric):
         counts = torch.zeros(len(predictions), 3, dtype=torch.float64)
         counts[:, 0] = matched.rows[kept & matched.hits[:, 0]].bincount(minlength=len(counts))
         counts[:, 1] = matched.rows[kept].bincount(minlength=len(counts))
-        counts[:, 2] = torch.tensor([len(true) for true in targets])
+        counts[:, 2] = torch.tensor([len(true.names) for true in targets])
         return counts
 
     def value(self, sums: Tensor) -> dict[str, Tensor]:
@@ -119,7 +98,7 @@ class AveragePrecision(Metric):
         return {"f1": f1_scores(right, num_found, true)}
 
     def weighted(
-        self, predictions: Sequence[ScoredObjects], targets: Sequence[TrueObjects], counts: Tensor
+        self, predictions: Sequence[ScoredObjects], targets: Sequence[Described], counts: Tensor
     ) -> dict[str, Tensor]:
         """Return the mean average precision, that at an overlap of 0.5, and that of each class.
 
@@ -127,11 +106,11 @@ class AveragePrecision(Metric):
         objects that are never found.
         """
         labels = [*self.target.labels]
-        labels += sorted({n for true in targets for n in true.labels} - set(labels))
+        labels += sorted({n for true in targets for n in true.names} - set(labels))
         index = {name: i for i, name in enumerate(labels)}
         true = torch.zeros(len(labels), len(targets), dtype=counts.dtype)
         for row, objects in enumerate(targets):
-            for name in objects.labels:
+            for name in objects.names:
                 true[index[name], row] += 1
         matched = _match(predictions, targets, labels)
         by_class = torch.stack(
@@ -158,7 +137,7 @@ class AveragePrecision(Metric):
 
 
 def best_threshold(
-    predictions: Sequence[ScoredObjects], targets: Sequence[TrueObjects], labels: Sequence[str]
+    predictions: Sequence[ScoredObjects], targets: Sequence[Described], labels: Sequence[str]
 ) -> float | None:
     """Return the minimum score with which the F1 of the objects of all rows is highest.
 
@@ -169,7 +148,7 @@ def best_threshold(
     if not len(right):
         return None
     num_found = torch.arange(1, len(right) + 1)
-    f1 = f1_scores(right, num_found, torch.tensor(sum(map(len, targets))))
+    f1 = f1_scores(right, num_found, torch.tensor(sum(len(true.names) for true in targets)))
     # All outputs of the same score are found, or none of them.
     following = torch.cat([matched.scores[1:], torch.zeros(1)])
     is_last = following < matched.scores
@@ -204,7 +183,7 @@ class Matched:
 
 
 def _match(
-    predictions: Sequence[ScoredObjects], targets: Sequence[TrueObjects], labels: Sequence[str]
+    predictions: Sequence[ScoredObjects], targets: Sequence[Described], labels: Sequence[str]
 ) -> Matched:
     """Say which outputs find an object that no better output of the same row has found.
 
@@ -219,7 +198,7 @@ def _match(
     for objects, true in zip(predictions, targets, strict=True):
         scores.append(objects.scores)
         classes.append(objects.classes)
-        expected = torch.tensor([index.get(name, -1) for name in true.labels], dtype=torch.long)
+        expected = torch.tensor([index.get(name, -1) for name in true.names], dtype=torch.long)
         hits.append(_right(objects, expected, true))
     sizes = torch.tensor([len(objects.scores) for objects in predictions], dtype=torch.long)
     rows = torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -229,7 +208,7 @@ def _match(
     return Matched(joined[order], torch.cat(classes)[order], rows[order], is_right[order])
 
 
-def _right(objects: ScoredObjects, expected: Tensor, true: TrueObjects) -> np.ndarray:
+def _right(objects: ScoredObjects, expected: Tensor, true: Described) -> np.ndarray:
     """Return whether each output of a sample finds an object that no better one has found.
 
     Args:

@@ -7,15 +7,18 @@ with each object, at the lowest total cost (arXiv:2005.12872), so that each obje
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dxn.tasks.detect.boxes import centers, overlaps
-from dxn.tasks.detect.matching import Matches, assign
 from dxn.tasks.detect.target import DetectedObjects
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 
+LIMIT = 1e6  # of a cost
 # Weights of the classification, of the distance of the boxes and of their overlap.
 CLASS_WEIGHT, DISTANCE_WEIGHT, OVERLAP_WEIGHT = 1.0, 5.0, 2.0
 MATCH_CLASS_WEIGHT = 2.0  # in the cost of a match
@@ -25,6 +28,42 @@ NUM_CANDIDATES = 10  # parts of tokens per object
 MIN_QUALITY = 0.2  # of the part that is nearest to an object, also if it does not overlap it yet
 # Exponents of the score and of the overlap in the choice of candidates (arXiv:2108.07755).
 SCORE_POWER, OVERLAP_POWER = 0.5, 6.0
+
+
+class Matches(NamedTuple):
+    """Which outputs belong to which objects.
+
+    Args:
+        rows: (P,). Sample of each pair.
+        outputs: (P,). Index of the output in the sample.
+        objects: (P,). Index of the object in the sample.
+    """
+
+    rows: Tensor
+    outputs: Tensor
+    objects: Tensor
+
+
+@torch.no_grad()
+def assign(cost: Tensor, real: Tensor) -> Matches:
+    """Match each object with one output at the lowest total cost of each sample.
+
+    Args:
+        cost: (B, M, n). Cost of each output for each object.
+        real: (B, n) bool. False where there is no object.
+    """
+    from scipy.optimize import linear_sum_assignment  # it takes time to import
+
+    # One copy for all samples. A diverged model has NaN, which the solver refuses.
+    costs = cost.nan_to_num(LIMIT, LIMIT, -LIMIT).cpu().numpy()
+    is_real = real.cpu().numpy()
+    parts: list[np.ndarray] = []
+    for row in np.flatnonzero(is_real.any(1)).tolist():
+        objects = np.flatnonzero(is_real[row])
+        outputs, chosen = linear_sum_assignment(costs[row][:, objects])
+        parts.append(np.stack([np.full_like(outputs, row), outputs, objects[chosen]]))
+    pairs = np.concatenate(parts, 1) if parts else np.zeros((3, 0), np.int64)
+    return Matches(*torch.from_numpy(pairs).to(cost.device))
 
 
 class Detections(Space):

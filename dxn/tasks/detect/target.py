@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -19,6 +19,9 @@ from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
 from dxn.tasks.names import Names, NamesState
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import BadMedia, Placement
+
+if TYPE_CHECKING:
+    from dxn.tasks.detect.task import Detect
 
 # An object of which augmentation leaves less than this share in the picture is left out.
 MIN_VISIBLE = 0.25
@@ -38,9 +41,7 @@ class DetectedObjects(Names):
     """Any number of objects per row, each with a class and a box or interval.
 
     Args:
-        input: Name of the input in which the objects are. "": the first one with coordinates.
-        order: What the numbers of a box are. None: that follows from the keys of the objects.
-        fixed_threshold: Value of `threshold`. None: `Detect.calibrate` chooses it.
+        task: The task, whose options it reads.
 
     Attributes:
         usual_size: (A,). Median size of the objects along each axis, in the units of places.
@@ -51,20 +52,14 @@ class DetectedObjects(Names):
     State: ClassVar[type[Strict]] = ObjectsState
     needs_cells = True
 
-    def __init__(
-        self,
-        *,
-        input: str = "",
-        order: Order | None = None,
-        fixed_threshold: float | None = None,
-    ):
+    def __init__(self, task: Detect):
         super().__init__()
-        self.input = input
-        self.order: Order | None = order
+        self.input = task.input
+        self.order: Order | None = task.order
         self.usual_size: list[float] = []
         self.fractions = False
-        self.fixed_threshold = fixed_threshold
-        self.threshold = DEFAULT_THRESHOLD if fixed_threshold is None else fixed_threshold
+        self.fixed_threshold = task.threshold
+        self.threshold = DEFAULT_THRESHOLD if task.threshold is None else task.threshold
         self.axes = 0  # number A of axes of the boxes in the table; 0: unknown
         # Objects without an area and those that are cut, by row.
         self.unused: dict[str, int] = {}

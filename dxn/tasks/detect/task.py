@@ -20,10 +20,9 @@ from dxn.core.errors import UserError
 from dxn.core.marks import Mark
 from dxn.core.randomness import Probability
 from dxn.models.pooling import check_registers
-from dxn.tasks.detect.head import DetectHead
+from dxn.tasks.detect.head import DetectHead, QueryHead
 from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
 from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
-from dxn.tasks.detect.query_head import QueryHead
 from dxn.tasks.detect.space import Detections
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD, DetectedObjects, to_places
 from dxn.tasks.space import Batch
@@ -73,9 +72,7 @@ class Detect(Task[DetectedObjects]):
     queries: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self):
-        self.target = DetectedObjects(
-            input=self.input, order=self.order, fixed_threshold=self.threshold
-        )
+        self.target = DetectedObjects(self)
         self.space = Detections(self.target, once=self.queries > 0)
         self.metric = AveragePrecision(self.target)
 
@@ -97,23 +94,8 @@ class Detect(Task[DetectedObjects]):
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that maps each token of the input, or each query, to an object."""
         if self.queries:
-            return QueryHead(
-                dim,
-                num_classes=len(self.target.labels),
-                input=self.target.input,
-                axes=len(self.target.usual_size),
-                queries=self.queries,
-                dropout=self.dropout,
-            )
-        return DetectHead(
-            dim,
-            num_classes=len(self.target.labels),
-            input=self.target.input,
-            tokenizer=adapters[self.target.input].tokenizer,
-            usual_size=self.target.usual_size,
-            pooled_dim=pooled_dim if len(adapters) > 1 else 0,
-            dropout=self.dropout,
-        )
+            return QueryHead(self, dim)
+        return DetectHead(self, dim, pooled_dim if len(adapters) > 1 else 0)
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -19,7 +19,6 @@ from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.core.untrusted import shortened
-from dxn.tasks.forecast.decoder_head import DecoderForecastHead
 from dxn.tasks.forecast.futures import (
     ForecastMetric,
     Future,
@@ -29,7 +28,7 @@ from dxn.tasks.forecast.futures import (
     seasonal_naive,
     seasonal_scale,
 )
-from dxn.tasks.forecast.head import ForecastHead, count_tokens
+from dxn.tasks.forecast.head import DecoderForecastHead, ForecastHead
 from dxn.tasks.heads import Hidden, PreHead
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.target import Target
@@ -81,9 +80,7 @@ class FutureValues(Target):
     """The next H values of the first K channels of a series.
 
     Args:
-        season: Season length in steps. Default: that of the data source, or 1.
-        residual: See `Forecast`.
-        horizon: See `Forecast`.
+        task: The task, whose options it reads.
 
     Attributes:
         horizon: Number of future steps H.
@@ -99,17 +96,11 @@ class FutureValues(Target):
     State: ClassVar[type[Strict]] = FutureState
     needs_inputs: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *,
-        season: int | None = None,
-        residual: Residual | None = None,
-        horizon: int | None = None,
-    ):
-        self.chosen_season = season
-        self.chosen_horizon = horizon
-        self.residual = residual
-        self.season = season or 1
+    def __init__(self, task: Forecast):
+        self.chosen_season = task.season
+        self.chosen_horizon = task.horizon
+        self.residual: Residual | None = task.residual
+        self.season = task.season or 1
         self.horizon = 0
         self.context = self.num_channels = 0
         self.channels: list[str] = []
@@ -262,6 +253,7 @@ class Quantiles(Space):
         return {"quantiles": output.double() * scale[:, None, :, None] + loc[:, None, :, None]}
 
 
+@dataclass(kw_only=True, eq=False)
 class Forecast(Task[FutureValues]):
     """Predict the next values of a series, with quantiles.
 
@@ -295,45 +287,35 @@ class Forecast(Task[FutureValues]):
 
     name = "forecast"
 
-    def __init__(
-        self,
-        *,
-        quantiles: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9),
-        season: int | None = None,
-        residual: Residual | None = None,
-        horizon: Annotated[int, Ge(1)] | None = None,
-        decoder: Callable[..., nn.Module] | None = None,
-        steps: Annotated[int, Ge(1)] | None = None,
-        read: Read = "tokens",
-        hidden: Hidden = "none",
-        hidden_dim: Annotated[int, Ge(1)] | None = None,
-        norm: bool = False,
-        dropout: Rate = 0.1,
-    ):
-        self.quantiles = tuple(float(q) for q in quantiles)
+    quantiles: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9)
+    season: int | None = None
+    residual: Residual | None = None
+    horizon: Annotated[int, Ge(1)] | None = None
+    decoder: Callable[..., nn.Module] | None = None
+    steps: Annotated[int, Ge(1)] | None = None
+    read: Read = "tokens"
+    hidden: Hidden = "none"
+    hidden_dim: Annotated[int, Ge(1)] | None = None
+    norm: bool = False
+    dropout: Rate = 0.1
+
+    def __post_init__(self):
+        self.quantiles = tuple(float(q) for q in self.quantiles)
         ascending = all(a < b for a, b in itertools.pairwise(self.quantiles))
         in_range = all(0 < q < 1 for q in self.quantiles)
         if 0.5 not in self.quantiles or not ascending or not in_range:
             raise ValueError(
                 "quantiles must be ascending probabilities between 0 and 1 with 0.5 among them, "
-                f"got {list(quantiles)}"
+                f"got {list(self.quantiles)}"
             )
-        for key, value, known in (("residual", residual, Residual), ("read", read, Read)):
-            is_default = key == "residual" and value is None
-            if not is_default and value not in get_args(known):
-                raise ValueError(f"{key} must be one of {', '.join(get_args(known))}, got {value}")
-        if season is not None and season < 1:
-            raise ValueError(f"season must be at least 1, got {season}")
-        self.decoder = decoder
-        self.steps = steps
-        self.read: Read = read
-        self.pre_options = {
-            "hidden": hidden,
-            "hidden_dim": hidden_dim,
-            "norm": norm,
-            "dropout": dropout,
-        }
-        self.target = FutureValues(season=season, residual=residual, horizon=horizon)
+        if self.residual not in (None, *get_args(Residual)):
+            choices = ", ".join(get_args(Residual))
+            raise ValueError(f"residual must be one of {choices}, got {self.residual}")
+        if self.read not in get_args(Read):
+            raise ValueError(f"read must be one of {', '.join(get_args(Read))}, got {self.read}")
+        if self.season is not None and self.season < 1:
+            raise ValueError(f"season must be at least 1, got {self.season}")
+        self.target = FutureValues(self)
         self.space = Quantiles(self.target, self.quantiles)
         self.metric = ForecastMetric(self.quantiles)
 
@@ -357,10 +339,13 @@ class Forecast(Task[FutureValues]):
                 "independent"
             )
         if self.decoder is not None:
-            return self._decoder_head(self.decoder, adapter)
-        ahead = target.ahead
+            adapter.tokenizer.continue_from(target.context, is_fixed=False)
+            return DecoderForecastHead(self, self.decoder(vocab_size=1), adapter)
         adapter.tokenizer.continue_from(
-            target.context, ahead=ahead, num_known=target.num_known, horizon=target.horizon
+            target.context,
+            ahead=target.ahead,
+            num_known=target.num_known,
+            horizon=target.horizon,
         )
         if adapter.num_ahead and adapter.pos_embed.kind == "learned":
             needed = adapter.grid.count(target.context, 0) + adapter.num_ahead
@@ -369,45 +354,16 @@ class Forecast(Task[FutureValues]):
                     "adapters.series.max_len: learned positions of the past and the future frames "
                     f"need at least {needed}, got {adapter.tokenizer.max_len}"
                 )
-        shape = (target.context + ahead, target.num_channels)
-        num_tokens = 0 if self.read == "pooled" else count_tokens(adapter, shape)
-        num_channels = target.num_channels if num_tokens and not adapter.is_joint else 1
-        if num_tokens and adapter.cells is not None:
-            num_channels = len(adapter.cells)
-            num_tokens = adapter.num_ahead * num_channels  # those of the future are the last ones
-        num_read = 1 + (target.num_known if num_channels > 1 else 0)
-        width = num_read * num_tokens // num_channels * dim if num_tokens else pooled_dim
-        # The tokens of the series alone say nothing about other inputs if these are fused late.
-        reads_pooled = bool(num_tokens) and len(adapters) > 1
-        width += pooled_dim if reads_pooled else 0
-        cells = adapter.cells
-        return ForecastHead(
-            PreHead(width, **self.pre_options),
-            shape=(target.horizon, len(target.channels), len(self.quantiles)),
-            middle=self.quantiles.index(0.5),
-            input=target.input,
-            num_tokens=num_tokens,
-            num_channels=num_channels,
-            num_known=target.num_known,
-            reads_pooled=reads_pooled,
-            season={"season": target.season, "last": 1, "none": 0}[target.residual or "season"],
-            history=adapter.tokenizer.history,
-            places=None if cells is None or not num_tokens else cells.places(),
-            cells=1 if cells is None or not num_tokens else cells.size**2,
-        )
+        return ForecastHead(self, dim, pooled_dim, adapters)
 
-    def _decoder_head(self, make: Callable[..., nn.Module], adapter: Any) -> nn.Module:
-        target = self.target
-        adapter.tokenizer.continue_from(target.context, is_fixed=False)
-        decoder: Any = make(vocab_size=1)
-        return DecoderForecastHead(
-            decoder,
-            PreHead(decoder.backbone.dim, **self.pre_options),
-            shape=(self.steps or target.horizon, len(target.channels)),
-            horizon=target.horizon,
-            quantiles=self.quantiles,
-            input=target.input,
-            adapter=adapter,
+    def pre_head(self, width: int) -> PreHead:
+        """Build the layers between vectors of a width and the output layer of the head."""
+        return PreHead(
+            width,
+            hidden=self.hidden,
+            hidden_dim=self.hidden_dim,
+            norm=self.norm,
+            dropout=self.dropout,
         )
 
     def recipe(self, head: nn.Module) -> dict[str, Any]:

@@ -1,9 +1,14 @@
-"""The head of segmentation: tokens and pixels become logits of each pixel."""
+"""The heads of segmentation: logits of each pixel, or a class and a mask of each learned query.
+
+Large pictures are divided into tiles that overlap.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +17,95 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
 from dxn.core.tokens import Tokens
-from dxn.tasks.segment.tiles import TiledHead
+from dxn.models.pooling import registers_of
+from dxn.tasks.segment.target import tile_of
 from dxn.tasks.space import Batch
+from dxn.tokenize.base import pad
 from dxn.tokenize.image.normalization import normalize_pixels
 from dxn.tokenize.patches import PatchGrid, ResidualConv, activated, grid_mask
 
+if TYPE_CHECKING:
+    from dxn.tasks.segment.task import Segment
+
+KEYS = ("pixels", "sizes", "pixel_map")  # of a prepared picture
+MAX_TILES = 16  # that are encoded at once
+MIN_OVERLAP = 0.25  # of neighbouring tiles, as a fraction of their length
+EPSILON = 1e-6  # of the weights, where a picture is padding
 MAX_LEVELS = 2  # halvings of the resolution of the features of pixels
 BLOCKS = 2  # residual convolutions at each lower resolution
+NORM_EPS = 1e-6
+
+
+class TiledHead(nn.Module):
+    """A head of which large pictures are divided into tiles outside of a training.
+
+    Args:
+        task: The task, whose target is fitted.
+    """
+
+    min_overlap = MIN_OVERLAP
+
+    def __init__(self, task: Segment):
+        super().__init__()
+        self.input = task.target.input
+        self.tile = task.tile
+
+    def over_parts(self, batch: Batch, output_of: Callable[[Batch], Tensor]) -> Tensor:
+        """Return logits (B, K, H, W), outside of a training as means over tiles that overlap.
+
+        Args:
+            batch: Whole pictures.
+            output_of: Function that returns the logits of a batch.
+        """
+        if self.training or not self.tile:
+            return output_of(batch)
+        part = batch[self.input]
+        height, width = part["pixels"].shape[-2:]
+        if max(height, width) <= self.tile:
+            return output_of(batch)
+        sizes = part["sizes"].tolist()
+        places = [
+            (i, top, left)
+            for i, (h, w) in enumerate(sizes)
+            for top in starts(h, self.tile, self.min_overlap)
+            for left in starts(w, self.tile, self.min_overlap)
+        ]
+        total = weights = None
+        for first in range(0, len(places), MAX_TILES):
+            chosen = places[first : first + MAX_TILES]
+            samples = []
+            for i, top, left in chosen:
+                own = {key: part[key][i] for key in KEYS}
+                # Without the padding of the batch.
+                own["pixels"] = own["pixels"][:, : sizes[i][0], : sizes[i][1]]
+                samples.append(tile_of(own, top, left, self.tile))
+            tiles = pad(samples, {})
+            tiles["rows"] = torch.arange(len(samples), device=part["rows"].device)
+            logits = output_of({"#size": len(samples), self.input: tiles})
+            if total is None or weights is None:
+                total = logits.new_zeros(batch["#size"], logits.shape[1], height, width)
+                weights = logits.new_full((batch["#size"], 1, height, width), EPSILON)
+            for (i, top, left), sample, own in zip(chosen, samples, logits, strict=True):
+                h, w = sample["pixels"].shape[-2:]
+                row = part["rows"][i]
+                weight = (self.tile_weight(h, own)[:, None] * self.tile_weight(w, own))[None]
+                total[row, :, top : top + h, left : left + w] += weight * own[:, :h, :w]
+                weights[row, :, top : top + h, left : left + w] += weight
+        assert total is not None and weights is not None
+        return total / weights
+
+    def tile_weight(self, length: int, like: Tensor) -> Tensor:
+        """Return the weight (length,) of the pixels of a tile: those in the middle know more."""
+        index = torch.arange(length, device=like.device)
+        return torch.minimum(index + 1, length - index).to(like.dtype) / length
+
+
+def starts(length: int, tile: int, min_overlap: float = MIN_OVERLAP) -> list[int]:
+    """Return where tiles start that cover a length and overlap by at least a share of a tile."""
+    if length <= tile:
+        return [0]
+    count = math.ceil((length - tile) / (tile * (1 - min_overlap))) + 1
+    return [i * (length - tile) // (count - 1) for i in range(count)]
 
 
 class SegmentHead(TiledHead):
@@ -30,42 +117,29 @@ class SegmentHead(TiledHead):
     added again, as in a U-Net (arXiv:1505.04597). So the edges of areas are as sharp as those of
     the picture, and each token needs few features.
 
+    If each input is encoded alone, the vector of the sample is added to each token, so that other
+    inputs also have an effect.
+
     Args:
+        task: The task, whose target is fitted.
         dim: Width D of a token.
-        num_classes: Number K of classes.
-        input: Name of the input.
-        adapter: Adapter of the input.
-        channels: Number of features of a pixel. It doubles with each halving of the resolution.
-        tile: See `TiledHead`.
-        pooled_dim: Width of the vector of a sample, which is added to each token, so that other
-            inputs also have an effect if each input is encoded alone. 0: it is not added.
-        dropout: Dropout probability of the tokens.
+        adapter: Adapter of the pictures.
+        pooled_dim: Width of the vector of a sample that is added to each token. 0: none is.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        num_classes: int,
-        input: str,
-        adapter: Any,
-        channels: int = 16,
-        tile: int = 0,
-        pooled_dim: int = 0,
-        dropout: float = 0.0,
-    ):
-        super().__init__(input, tile)
+    def __init__(self, task: Segment, dim: int, adapter: Any, pooled_dim: int = 0):
+        super().__init__(task)
         self.grid = adapter.grid
         # Copies, because those of the adapter change in a model that is only used.
         self.register_buffer("mean", adapter.mean.detach().clone())
         self.register_buffer("std", adapter.std.detach().clone())
         self.context = nn.Linear(pooled_dim, dim) if pooled_dim else None
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(task.dropout)
         self.levels = levels_of(self.grid)
-        widths = [channels * 2**level for level in range(self.levels + 1)]
+        widths = [task.channels * 2**level for level in range(self.levels + 1)]
         self.cells = (self.grid.stride[0] >> self.levels, self.grid.stride[1] >> self.levels)
         self.features = nn.Linear(dim, widths[-1] * self.cells[0] * self.cells[1])
         # The bias keeps the brightness, which a norm alone would remove.
@@ -79,7 +153,7 @@ class SegmentHead(TiledHead):
             for i, width in enumerate(widths)
         )
         self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in pairwise(widths))
-        self.out = nn.Conv2d(channels, num_classes, 3, padding=1)
+        self.out = nn.Conv2d(task.channels, len(task.target.labels), 3, padding=1)
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
         """Return logits (B, K, H, W) of each pixel of the prepared pictures."""
@@ -134,3 +208,148 @@ class SegmentHead(TiledHead):
 def levels_of(grid: PatchGrid) -> int:
     """Return how often the resolution is halved: the stride of patches must be a multiple of it."""
     return next(n for n in range(MAX_LEVELS, -1, -1) if not any(s % 2**n for s in grid.stride))
+
+
+class MaskQueries(NamedTuple):
+    """The output of the queries.
+
+    Args:
+        classes: (B, M, K + 1). Logits of the classes of each query; the last one is no segment.
+        masks: (B, M, h, w). Logits of whether each part of the picture belongs to the query.
+    """
+
+    classes: Tensor
+    masks: Tensor
+
+
+class MaskHead(TiledHead):
+    """Maps each of the last registers of the fusion to a class and a mask (arXiv:2503.19108).
+
+    A mask is the product of a query and the tokens of the picture, whose resolution is increased.
+    In training, and if the segments are objects, the output is `MaskQueries`. Otherwise, it is the
+    logarithm (B, K, H, W) of the sum over the queries of the probability of their class times that
+    of the pixel.
+
+    Args:
+        task: The task, whose target is fitted.
+        dim: Width D of a token.
+    """
+
+    # As in training, all pixels of a tile count alike.
+    min_overlap = 0.0
+
+    def __init__(self, task: Segment, dim: int):
+        super().__init__(task)
+        self.instances = task.instances
+        self.grid = task.target.grid
+        self.queries = task.queries
+        self.dropout = Dropout(task.dropout)
+        self.classes = nn.Linear(dim, len(task.target.labels) + 1)
+        self.masks = nn.Sequential(
+            nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim)
+        )
+        self.upscale = nn.ModuleList(Upscale(dim) for _ in range(task.upscale))
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor | MaskQueries:
+        """Return the output of the queries, or that of the pixels.
+
+        Raises:
+            UserError: If the fusion has fewer registers than there are queries.
+        """
+        found = self.found(tokens, batch)
+        return found if self.training or self.instances else self.per_pixel(found, batch)
+
+    def found(self, tokens: Tokens, batch: Batch) -> MaskQueries:
+        """Return the classes and the masks of the queries."""
+        part = batch[self.input]
+        height, width = part["pixels"].shape[-2:]
+        queries = registers_of(tokens, self.input, self.queries, option="head.queries").x
+        queries = self.dropout(queries)
+        own = tokens.select(self.input)
+        # The patches are the last columns; there can be class tokens before them.
+        down, across = self.grid.count(height, 0), self.grid.count(width, 1)
+        x = self.dropout(own.x)[:, own.x.shape[1] - down * across :]
+        x = rearrange(x, "b (h w) d -> b d h w", h=down)
+        inside = None
+        if not own.has_no_padding:
+            inside = own.mask[:, own.x.shape[1] - down * across :].unflatten(1, (down, across))
+        for layer in self.upscale:
+            x, inside = layer(x, inside)
+        masks = torch.einsum("b m d, b d h w -> b m h w", self.masks(queries), x)
+        if inside is not None:
+            masks = repeated_edges(masks, inside)
+        return MaskQueries(self.classes(queries), masks)
+
+    def per_pixel(self, found: MaskQueries, batch: Batch) -> Tensor:
+        """Return the logarithm (B, K, H, W) of the scores of the classes of each pixel."""
+        size = batch[self.input]["pixels"].shape[-2:]
+        masks = at_pixels(found.masks, self.grid, len(self.upscale), size).sigmoid()
+        classes = found.classes.float().softmax(-1)[..., :-1]
+        scores = torch.einsum("b m k, b m h w -> b k h w", classes, masks)
+        return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
+
+    def over_parts(self, batch: Batch, output_of: Callable[[Batch], Tensor]) -> Tensor:
+        """Return the logarithm of the mean of the scores of tiles that overlap."""
+        if self.training or not self.tile:
+            return output_of(batch)
+        scores = super().over_parts(batch, lambda tiles: output_of(tiles).exp())
+        return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
+
+    def tile_weight(self, length: int, like: Tensor) -> Tensor:
+        """Return the same weight (length,) for all pixels of a tile."""
+        return like.new_ones(length)
+
+
+class Upscale(nn.Module):
+    """Doubles the resolution of features (B, D, h, w)."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.up = nn.ConvTranspose2d(dim, dim, 2, stride=2)
+        self.mix = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, bias=False)
+        self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
+
+    def forward(self, x: Tensor, inside: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return features (B, D, 2h, 2w), and where they are no padding.
+
+        Args:
+            x: (B, D, h, w).
+            inside: (B, h, w) bool. False at padding. None: there is none.
+        """
+        x = F.gelu(self.up(x))
+        if inside is not None:
+            inside = inside.repeat_interleave(2, 1).repeat_interleave(2, 2)
+            # Padding is 0 before the convolution, so that other samples have no effect.
+            x = x * inside[:, None]
+        x = self.mix(x).movedim(1, -1)
+        return self.norm(x).movedim(-1, 1), inside
+
+
+def covered(masks: Tensor, grid: PatchGrid, upscale: int) -> tuple[int, int]:
+    """Return the height and width in pixels that masks (..., h, w) cover."""
+    height, width = masks.shape[-2:]
+    return height * grid.stride[0] >> upscale, width * grid.stride[1] >> upscale
+
+
+def at_pixels(masks: Tensor, grid: PatchGrid, upscale: int, size: Sequence[int]) -> Tensor:
+    """Return masks (B, M, h, w) with the height and width of the pictures of a batch."""
+    whole = covered(masks, grid, upscale)
+    pixels = F.interpolate(masks.float(), whole, mode="bilinear", align_corners=False)
+    return pixels[..., : size[0], : size[1]]
+
+
+def repeated_edges(masks: Tensor, inside: Tensor) -> Tensor:
+    """Return masks (B, M, h, w) whose padding is that of the nearest part of the picture.
+
+    Args:
+        masks: The masks.
+        inside: (B, h, w) bool. False at padding, which is at the end.
+    """
+    for axis in (1, 2):
+        count = inside.any(3 - axis).sum(1)
+        index = torch.arange(inside.shape[axis], device=masks.device)
+        index = torch.minimum(index, count[:, None].clamp(min=1) - 1)
+        index = index[:, None, :, None] if axis == 1 else index[:, None, None]
+        # Not take_along_dim, which makes the number of samples a constant of an exported graph.
+        masks = masks.gather(axis + 1, index.expand_as(masks))
+    return masks

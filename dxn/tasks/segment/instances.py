@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from dxn.core.marks import Described, Mark
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.core.untrusted import shortened
+from dxn.tasks.detect.metric import ScoredObjects
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD
 from dxn.tasks.names import Names
 from dxn.tasks.segment.drawn import SEGMENTATION, Area, Drawn, compressed, read_areas, runs_of
@@ -26,6 +27,9 @@ from dxn.tasks.space import Batch
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import Placement
 from dxn.tokenize.image.tokenizer import TURNS
+
+if TYPE_CHECKING:
+    from dxn.tasks.segment.task import Segment
 
 EPSILON = 1e-6  # pixels of a mask, in the mean of its probabilities
 MIN_PIXEL = 0.5  # probability of a pixel that belongs to a mask
@@ -53,17 +57,12 @@ class Instances(Described):
         return len(self.areas)
 
     @property
-    def labels(self) -> Sequence[str]:
-        """The class of each object."""
-        return tuple(each.label for each in self.areas)
-
-    @property
     def names(self) -> Sequence[str]:
         """The class of each object."""
-        return self.labels
+        return tuple(area.label for area in self.areas)
 
     def __str__(self) -> str:
-        return ", ".join(self.labels) or "no objects"
+        return ", ".join(self.names) or "no objects"
 
     def masks(self) -> np.ndarray:
         """Return the masks (m, H, W) bool."""
@@ -77,8 +76,7 @@ class ObjectMasks(PixelClasses):
     """Any number of objects in a picture, each with a class and a mask. Masks can overlap.
 
     Args:
-        input: Name of the input with the pictures. "": the first one.
-        fixed_threshold: Value of `threshold`. None: it is chosen on the validation split.
+        task: The task, whose options it reads.
 
     Attributes:
         threshold: Minimum score of an object in answers.
@@ -86,14 +84,14 @@ class ObjectMasks(PixelClasses):
 
     State: ClassVar[type[Strict]] = InstanceState
 
-    def __init__(self, *, input: str = "", fixed_threshold: float | None = None):
-        super().__init__(input=input)
-        self.fixed_threshold = fixed_threshold
-        self.threshold = DEFAULT_THRESHOLD if fixed_threshold is None else fixed_threshold
+    def __init__(self, task: Segment):
+        super().__init__(task)
+        self.fixed_threshold = task.threshold
+        self.threshold = DEFAULT_THRESHOLD if task.threshold is None else task.threshold
 
     def names(self, value: Instances) -> Sequence[str]:
         """Return the class of each object."""
-        return value.labels
+        return value.names
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
         """Return nothing: each object has the name of its class."""
@@ -177,20 +175,16 @@ class ObjectMasks(PixelClasses):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundMasks:
+class FoundMasks(ScoredObjects):
     """The objects that are found in one picture, best first.
 
     Args:
-        classes: (n,). Index of the class of each object.
-        scores: (n,). Score of each object from 0 to 1.
         runs: Run lengths of the mask of each object in the prepared picture, which need less memory
             than its pixels.
         size: Height and width of the prepared picture.
         placement: Where the prepared picture lies in the original one.
     """
 
-    classes: Tensor
-    scores: Tensor
     runs: tuple[np.ndarray, ...]
     size: tuple[int, int]
     placement: Placement
@@ -308,7 +302,7 @@ def object_marks(value: FoundMasks | Instances, target: ObjectMasks) -> list[Mar
     labels = list(target.labels)
     found: list[Mark] = []
     if isinstance(value, Instances):
-        for label, mask in zip(value.labels, value.masks(), strict=True):
+        for label, mask in zip(value.names, value.masks(), strict=True):
             if mask.any():
                 number = labels.index(label) if label in labels else len(labels)
                 found.append(Mark(label, number, _box(mask)))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from random import Random
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from dxn.tokenize.base import BadMedia, Placement, Tokenizer
 from dxn.tokenize.image.tokenizer import TURNS
 from dxn.tokenize.patches import PatchGrid
 
+if TYPE_CHECKING:
+    from dxn.tasks.segment.task import Segment
+
 MAX_COUNTED = 2000  # masks in which the pixels of each class are counted
 WHITE = 255  # usual value of pixels without a class
 
@@ -39,11 +42,7 @@ class PixelClasses(Names):
     """A class for each pixel of a picture.
 
     Args:
-        input: Name of the input with the pictures. "": the first one.
-        names: Names of the classes, in the order of the values of their pixels.
-        ignore: Value of pixels without a class. None: 255, unless the only other value is 0.
-        balance: Whether `fit` computes class weights.
-        tile: Maximum height and width of a picture in training. 0: there is none.
+        task: The task, whose options it reads.
 
     Attributes:
         values: Value of the pixels of each class, sorted.
@@ -54,22 +53,14 @@ class PixelClasses(Names):
     State: ClassVar[type[Strict]] = MaskState
     needs_cells = True
 
-    def __init__(
-        self,
-        *,
-        input: str = "",
-        names: Sequence[str] = (),
-        ignore: int | None = None,
-        balance: bool = False,
-        tile: int = 0,
-    ):
-        super().__init__(balance=balance)
-        self.input = input
-        self.tile = tile
-        self.given_names = [str(name) for name in names]
+    def __init__(self, task: Segment):
+        super().__init__(balance=task.balance)
+        self.input = task.input
+        self.tile = task.tile
+        self.chosen_names = [str(name) for name in task.names]
         self.names_by_value: dict[int, str] = {}
-        self.ignore = ignore
-        self.ignored = ignore
+        self.ignore = task.ignore
+        self.ignored = task.ignore
         self.values: list[int] = []
         self.counted: dict[str, dict[int, int]] = {}  # pixels of each value, by the key of a mask
 
@@ -82,7 +73,7 @@ class PixelClasses(Names):
         for cell in cells:
             self.names_by_value |= names_of(cell)
         labels = labels_of(cells)
-        if labels and self.given_names:
+        if labels and self.chosen_names:
             raise UserError(
                 f"head.names: the objects already have classes ({', '.join(labels[:SHOWN])}); "
                 "remove head.names"
@@ -204,7 +195,7 @@ class PixelClasses(Names):
         Raises:
             UserError: If there is not one name per class.
         """
-        names = self.given_names
+        names = self.chosen_names
         if self.names_by_value and not names:
             values = sorted({*found, *self.names_by_value})
             return values, [self.names_by_value.get(value, str(value)) for value in values]

@@ -23,7 +23,7 @@ from dxn.models.pooling import check_registers
 from dxn.tasks.detect.metric import AveragePrecision, best_threshold
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD
 from dxn.tasks.names import MAX_CLASS_COLUMNS
-from dxn.tasks.segment.head import SegmentHead
+from dxn.tasks.segment.head import MaskHead, SegmentHead
 from dxn.tasks.segment.instances import (
     FoundMasks,
     Instances,
@@ -32,11 +32,9 @@ from dxn.tasks.segment.instances import (
     no_masks,
     object_marks,
 )
-from dxn.tasks.segment.mask_head import MaskHead
-from dxn.tasks.segment.mask_space import MaskClasses, MaskObjects
 from dxn.tasks.segment.masks import Mask, data_url, palette, png
 from dxn.tasks.segment.metric import Overlap, Segmented
-from dxn.tasks.segment.space import PerPixel
+from dxn.tasks.segment.space import MaskClasses, MaskObjects, PerPixel
 from dxn.tasks.segment.target import PixelClasses
 from dxn.tasks.space import Batch
 from dxn.tasks.task import Task
@@ -100,18 +98,12 @@ class Segment(Task[PixelClasses]):
 
     def __post_init__(self):
         if self.instances:
-            masks = ObjectMasks(input=self.input, fixed_threshold=self.threshold)
+            masks = ObjectMasks(self)
             self.target = masks
             self.space = MaskObjects(masks, self.upscale)
             self.metric = AveragePrecision(masks)
             return
-        self.target = PixelClasses(
-            input=self.input,
-            names=self.names,
-            ignore=self.ignore,
-            balance=self.balance,
-            tile=self.tile,
-        )
+        self.target = PixelClasses(self)
         self.space = PerPixel(self.target, dice=self.dice)
         if self.queries:
             self.space = MaskClasses(self.target, self.upscale)
@@ -188,27 +180,9 @@ class Segment(Task[PixelClasses]):
                     f"it cannot be combined with head.tile={self.tile}; use weights for instances "
                     "or panoptic segmentation, or leave out head.instances"
                 )
-            return MaskHead(
-                dim,
-                num_classes=len(self.target.labels),
-                input=self.target.input,
-                grid=self.target.grid,
-                queries=self.queries,
-                upscale=self.upscale,
-                tile=self.tile,
-                instances=self.instances,
-                dropout=self.dropout,
-            )
-        return SegmentHead(
-            dim,
-            num_classes=len(self.target.labels),
-            input=self.target.input,
-            adapter=adapters[self.target.input],
-            channels=self.channels,
-            tile=self.tile,
-            pooled_dim=pooled_dim if len(adapters) > 1 else 0,
-            dropout=self.dropout,
-        )
+            return MaskHead(self, dim)
+        others = pooled_dim if len(adapters) > 1 else 0
+        return SegmentHead(self, dim, adapters[self.target.input], others)
 
     def predict(
         self, head: nn.Module, output: Any, batch: Batch, *, draft: bool = False

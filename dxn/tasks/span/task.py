@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +17,153 @@ from torch import Tensor, nn
 from dxn.core.display import significant
 from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
+from dxn.core.tokens import Tokens
 from dxn.tasks.heads import PreHead
+from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum, Space
-from dxn.tasks.span.head import PADDING, PairPreHead, SpanHead
-from dxn.tasks.span.metric import SpanMetric
 from dxn.tasks.span.target import SpanTarget
+from dxn.tasks.span.windows import WINDOW, Windows
 from dxn.tasks.task import Task
 from dxn.tokenize.text.tokenizer import plain_text
+
+if TYPE_CHECKING:
+    from dxn.tasks.span.target import Answers
+
+# The logit of padding. Finite, because outputs that are not finite are reported as a fault.
+PADDING = -1e9
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+class PairPreHead(PreHead):
+    """The layers before the output layer, and the embeddings of the question and of the text.
+
+    The text adapter adds them to its tokens, if both texts are in the same sequence.
+
+    Args:
+        dim: Width D of a token.
+        dropout: Dropout probability of the encoded tokens.
+    """
+
+    def __init__(self, dim: int, *, dropout: float = 0.0):
+        super().__init__(dim, dropout=dropout)
+        self.segments = nn.Embedding(2, dim)
+        nn.init.zeros_(self.segments.weight)
+
+
+class SpanHead(nn.Module):
+    """A linear layer on each token of a text. Its first token stands for "no answer".
+
+    Args:
+        pre: Layers applied to the tokens before the output layer.
+        windows: How the text is cut.
+    """
+
+    def __init__(self, pre: PreHead, windows: Windows):
+        super().__init__()
+        self.pre = pre
+        self.cuts = windows
+        self.out = nn.Linear(pre.width, 2)
+
+    def over_parts(self, batch: Batch, output_of: Callable[[Batch], Tensor]) -> Tensor:
+        """Return the logits (B, K, 1 + n, 2) of K windows."""
+        outputs = [output_of(window) for window in self.windows(batch)]
+        size = max(output.shape[2] for output in outputs)
+        padded = [F.pad(x, (0, 0, 0, size - x.shape[2]), value=PADDING) for x in outputs]
+        return torch.cat(padded, 1)
+
+    def first_part(self, batch: Batch) -> Batch:
+        """Return the first window, which an embedding and an attention show."""
+        return self.windows(batch)[0]
+
+    def windows(self, batch: Batch) -> list[Batch]:
+        """Return the batch of each window of the text."""
+        windows = self.cuts.cut(batch)
+        for window in windows:
+            part = window[self.cuts.context]
+            # The only window of a batch that is one has them already.
+            has_segments = "segments" in part and "added" not in part
+            if isinstance(self.pre, PairPreHead) and has_segments:
+                part["added"] = self.pre.segments(part["segments"])
+        return windows
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Return the logits (B, 1, 1 + n, 2) of the first and the last token of the answer.
+
+        Those of "no answer" come first, then those of the n tokens of the window, and PADDING
+        after them.
+        """
+        place = batch[self.cuts.context][WINDOW]
+        text = tokens.select(self.cuts.context).x
+        # [CLS], or the first token of all inputs that the sample has.
+        none = text[:, 0]
+        if not self.cuts.lead:
+            first = tokens.mask.int().argmax(1)
+            none = tokens.x[torch.arange(first.shape[0], device=first.device), first]
+        special = len(self.cuts.lead) + len(self.cuts.tail)
+        size = text.shape[1] - special
+        if special:
+            columns = torch.arange(size, device=text.device)[None] + place.column[:, None]
+            columns = columns.clamp(max=text.shape[1] - 1)
+            text = text.gather(1, columns[..., None].expand(-1, -1, text.shape[2]))
+        logits = self.out(self.pre(torch.cat([none[:, None], text[:, :size]], 1)))
+        known = torch.arange(size + 1, device=text.device)[None] <= place.count[:, None]
+        return logits.float().masked_fill(~known[..., None], PADDING)[:, None]
+
+
+class SpanMetric(Metric):
+    """The share of answers that are equal to a right one, and the mean F1 of their words.
+
+    Upper case, punctuation, English articles and the number of spaces have no effect (SQuAD,
+    arXiv:1606.05250, section 6.1). Of several right answers, the best counts. Without a right
+    answer, an empty one has the score 1, and any other 0 (arXiv:1806.03822).
+    """
+
+    monitored = "f1_answer"
+    row: ClassVar = ("f1_answer", "F1 of the words")
+
+    def rows(self, predictions: Sequence[SpanAnswer], targets: Sequence[Answers]) -> Tensor:
+        """Return for all questions, and for those without an answer: exact matches, F1 and 1."""
+        rows: list[tuple[float, ...]] = []
+        for prediction, target in zip(predictions, targets, strict=True):
+            references = target.texts or ("",)
+            exact = max(normalized(prediction.text) == normalized(text) for text in references)
+            f1 = max(f1_of_words(prediction.text, text) for text in references)
+            is_none = not target.texts
+            rows.append((exact, f1, 1, exact * is_none, f1 * is_none, is_none))
+        return torch.tensor(rows, dtype=torch.float64).reshape(-1, 6)
+
+    def value(self, sums: Tensor) -> dict[str, Tensor]:
+        """Return the metrics. Those of a kind of questions that does not occur are NaN."""
+        exact, f1, total, exact_none, f1_none, none = sums.unbind(-1)
+        # 0 / 0 is NaN. With questions of one kind only, the others would repeat the metrics.
+        has_both = torch.where((none > 0) & (none < total), 1.0, torch.nan)
+        return {
+            "exact_match": exact / total,
+            "f1_answer": f1 / total,
+            "f1_with_answer": has_both * (f1 - f1_none) / (total - none),
+            "accuracy_without_answer": has_both * exact_none / none,
+        }
+
+    @property
+    def details(self) -> Collection[str]:
+        """The metrics that tables do not show."""
+        return {"f1_with_answer", "accuracy_without_answer"}
+
+
+def normalized(text: str) -> str:
+    """Return a text in lower case without punctuation, articles and repeated spaces."""
+    plain = ARTICLES.sub(" ", text.lower().translate(PUNCTUATION))
+    return " ".join(plain.split())
+
+
+def f1_of_words(predicted: str, true: str) -> float:
+    """Return the harmonic mean of precision and recall of the words of an answer."""
+    words, known = normalized(predicted).split(), normalized(true).split()
+    if not words or not known:
+        return float(words == known)
+    common = (Counter(words) & Counter(known)).total()
+    return 2 * common / (len(words) + len(known))
 
 
 @dataclass(frozen=True, slots=True)
