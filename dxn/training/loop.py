@@ -287,13 +287,15 @@ class Fit:
                         TrackerSink(name, self.folder, options=self.options, say=self.log.print)
                         for name in self.trainer.trackers
                     ]
+                self.ticked = perf_counter()
                 while not self.is_finished:
                     metrics = self.train_epoch()
                     if on_epoch is not None and not self.is_finished:
                         on_epoch(self.state.epoch, metrics)
-                # It arrived after the last batch. Everything is in the checkpoint of the epoch.
-                if self.signals:
-                    raise Interrupted.by(self.signals[-1])
+                # It arrived after the last batch, maybe in another process. Everything is in the
+                # checkpoint of the epoch.
+                if is_any(bool(self.signals), self.hardware.device):
+                    raise Interrupted.by(self.signals[-1] if self.signals else None)
                 self._say_why_it_stopped()
             finally:
                 self.log.close()
@@ -309,7 +311,6 @@ class Fit:
             The validation metrics by name. Empty without a validation split.
         """
         state, device = self.state, self.hardware.device
-        self.ticked = perf_counter()
         if self.hardware.num_processes > 1 and not state.batch:
             # Processes that share a seed would draw the same numbers for different samples. When a
             # training resumes in the middle of an epoch, the checkpoint has already restored the
@@ -359,15 +360,17 @@ class Fit:
             state.batch = batches
             self.save()
             raise
-        state.batches_per_epoch = batches
+        if batches == len(self.order):  # not if the time limit ended the epoch
+            state.batches_per_epoch = batches
         # The learning rate and the number of epochs depend on the time, and all processes must
         # agree on it, so the clock of the first process decides.
-        took = from_first(lambda: perf_counter() - self.ticked)
+        took = from_first(self._seconds_since_last)
         state.elapsed += took
         state.validation = max(state.validation, took)
         self.log.epochs = self.num_epochs
         self.log.epoch(metrics, state, shown=self.task.metric.shown(metrics), last=self.is_finished)
         self.save()
+        state.elapsed += from_first(self._seconds_since_last)  # with that of the checkpoint
         return metrics
 
     def train_step(self, micro_batches: Iterator[dict[str, Any]]) -> None:
@@ -406,8 +409,7 @@ class Fit:
                 rows += micro_batch["#index"]
 
         # 2. What the processes decide together. The first one has the clock.
-        now = perf_counter()
-        took, self.ticked = now - self.ticked, now
+        took = self._seconds_since_last()
         minutes = (monotonic() - self.saved_at) / 60
         is_due = minutes >= self.trainer.checkpoint_minutes > 0
         if not self.hardware.is_main:
@@ -680,7 +682,7 @@ class Fit:
         if (state.batch_size, state.batch_tokens) != sizes:
             # With resume.force. The batches that are done do not exist in the new order.
             state.batch_size, state.batch_tokens = sizes
-            state.batches_per_epoch = 0
+            state.batches_per_epoch, state.parts = 0, 1
             reason = "with the new batch size"
         elif state.batch and not self.order.restore(state.batch, order):
             reason = (
@@ -701,10 +703,17 @@ class Fit:
             return self.trainer.epochs
         return min(self.trainer.epochs, self.state.epochs_within(self.limit))
 
+    def _seconds_since_last(self) -> float:
+        """Return the time since the last call."""
+        before, self.ticked = self.ticked, perf_counter()
+        return self.ticked - before
+
     @property
     def is_out_of_time(self) -> bool:
-        """Whether no step fits into the time limit any more. The first epoch is completed."""
-        return self.state.epoch > 0 and self.state.elapsed >= self.limit - self.state.validation
+        """Whether no step fits into the time limit any more. The first step always does."""
+        state = self.state
+        has_begun = state.epoch > 0 or state.batch > 0
+        return has_begun and state.elapsed >= self.limit - state.validation
 
     def _waits(self, option: Waiting) -> bool:
         """Whether an option has no effect yet, because the model can still be at chance."""
@@ -772,6 +781,11 @@ class Fit:
             # At the end, as many epochs without improvement as the patience allows.
             epochs = round(self.patience_left + state.worse)
             self.log.print(f"stopped early: no better {figure} in {epochs} epochs")
+        elif self.is_out_of_time and not state.batches_per_epoch:
+            self.log.print(
+                f"stopped early: the time limit of {duration(self.limit)} ended the first epoch; "
+                "raise trainer.max_minutes, or use a smaller model"
+            )
         elif state.epoch < self.trainer.epochs:
             epochs = f"{state.epoch} of {self.trainer.epochs} epochs"
             limit = duration(self.limit)

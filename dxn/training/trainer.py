@@ -50,8 +50,8 @@ class Trainer:
             epoch, or has risen above its lowest value by 10% of that of the first epoch. Inputs
             are then dropped in the first half of the training only. Needs a validation split.
         max_minutes: Time limit of the training in minutes, with validation. If the epochs do not
-            fit, the learning rate follows the clock, and the last epoch ends early. The first epoch
-            is always complete. null: no limit.
+            fit, the learning rate follows the clock, and the last epoch ends early. Only the
+            validation of the first epoch, whose duration is unknown, can exceed it. null: no limit.
         ema_decay: Decay of an exponential moving average of the weights. The averaged weights are
             evaluated and saved. 0 turns averaging off.
         mixup: Parameter alpha of the Beta distribution of mixup (arXiv:1710.09412). 0 turns mixup

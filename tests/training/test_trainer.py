@@ -11,7 +11,7 @@ from helpers.runs import checkpoint_of, interrupt, log_of, same_tensors
 from helpers.training import fit, make_model, make_samples, make_task
 from safetensors.torch import save_file
 
-from dxn.core.errors import UserError
+from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import write_sums
 from dxn.data.dataset import Samples
 from dxn.training.checkpoint import FILE, all_checkpoints, read
@@ -144,9 +144,54 @@ def test_a_time_limit_reduces_the_number_of_epochs(tmp_path, capsys):
     assert state.epoch == len(saved) == 1
     output = capsys.readouterr().out
     assert "epoch 1/1" in output
-    assert "stopped early: 1 of 4 epochs fit into the time limit of 0 s" in output
+    assert "stopped early: the time limit of 0 s ended the first epoch" in output
     _, state, _ = fit(tmp_path / "run", epochs=4, max_minutes=60, resume=True)
     assert state.epoch == 4
+
+
+def test_a_time_limit_ends_the_first_epoch_too(tmp_path, monkeypatch, capsys):
+    clock = itertools.count()
+    monkeypatch.setattr("dxn.training.loop.perf_counter", lambda: float(next(clock)))
+    # Each of the five batches of an epoch takes a second.
+    _, state, saved = fit(tmp_path / "run", epochs=4, max_minutes=3 / 60, log_every=1)
+    assert (state.epoch, state.step, len(saved)) == (1, 3, 1)
+    assert "stopped early: the time limit of 3 s ended the first epoch" in capsys.readouterr().out
+    # The number of batches of an epoch that was ended says nothing about the next one.
+    assert state.batches_per_epoch == 0
+    _, state, _ = fit(tmp_path / "run", epochs=4, max_minutes=60, log_every=1, resume=True)
+    assert (state.epoch, state.step, state.batches_per_epoch) == (4, 3 + 3 * 5, 5)
+
+
+def test_the_time_limit_includes_the_checkpoints(tmp_path, monkeypatch, capsys):
+    minutes = [0.0]
+    save = Fit.save
+
+    def save_slowly(self):
+        minutes[0] += 1
+        save(self)
+
+    monkeypatch.setattr("dxn.training.loop.perf_counter", lambda: 60 * minutes[0])
+    monkeypatch.setattr(Fit, "save", save_slowly)
+    _, state, _ = fit(tmp_path / "run", epochs=9, max_minutes=3)
+    assert state.epoch == 3
+    output = capsys.readouterr().out
+    assert output.endswith("stopped early: 3 of 9 epochs fit into the time limit of 3 min 0 s\n")
+
+
+def test_a_signal_that_only_another_process_has_received_stops_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("dxn.training.loop.is_any", lambda value, device: True)
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "run", epochs=1)
+
+
+def test_a_resume_with_a_smaller_batch_size_starts_with_undivided_batches(tmp_path):
+    fit(tmp_path / "run", epochs=1)
+    (checkpoint,) = all_checkpoints(tmp_path / "run" / "checkpoints")
+    tensors, state = read(checkpoint)
+    save_file(tensors, checkpoint / FILE, {"state": json.dumps({**state, "parts": 8})})
+    write_sums(checkpoint)
+    _, state, _ = fit(tmp_path / "run", epochs=2, batch_size=5, resume=True)
+    assert (state.parts, state.batches_per_epoch) == (1, 10)
 
 
 @pytest.mark.parametrize(
