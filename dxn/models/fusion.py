@@ -102,7 +102,11 @@ class EarlyFusion(Recorded, nn.Module):
             x = tokens.x.take_along_dim(places.order[..., None], 1)
             tokens = replace(tokens, x=x, mask=places.mask, num_real=None)
         # A sample has at least one real column, see `Samples.collate`.
-        encoded = self._encode(self.pool.lead(tokens, all_real=True), backbone)
+        tokens = self.pool.lead(tokens, all_real=True)
+        if self.late_registers:
+            encoded = self._with_late_registers(tokens, backbone)
+        else:
+            encoded = backbone(tokens)
         if places is not None:
             lead = self.pool.leading
             moved = [
@@ -114,10 +118,8 @@ class EarlyFusion(Recorded, nn.Module):
             encoded = replace(encoded, x=x, mask=mask, num_real=None)
         return encoded, self.pool(encoded.x, encoded.mask)
 
-    def _encode(self, tokens: Tokens, backbone: Encoder) -> Tokens:
+    def _with_late_registers(self, tokens: Tokens, backbone: Encoder) -> Tokens:
         """Apply a backbone, in whose first blocks the late registers are as padding."""
-        if not self.late_registers:
-            return backbone(tokens)
         start, stop = self.pool.leading - self.late_registers, self.pool.leading
         mask = tokens.mask.clone()
         mask[:, start:stop] = False

@@ -92,7 +92,7 @@ def save(
             group[name] = result if result is tensor else result.cpu()
         return result
 
-    fixed = _frozen_names(model)
+    fixed = {n for n, parameter in model.named_parameters() if not parameter.requires_grad}
     for name, tensor in model.state_dict().items():
         group = frozen if name in fixed else tensors
         check_before_saving({name: take(f"model/{name}", tensor, group)})
@@ -121,10 +121,6 @@ def save(
         write_sums(new, digests)
     for path in all_checkpoints(folder)[NUM_CHECKPOINTS:]:
         shutil.rmtree(path)
-
-
-def _frozen_names(model: nn.Module) -> set[str]:
-    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
 def _digest_of_frozen(folder: Path, names: Collection[str]) -> dict[str, str]:

@@ -113,13 +113,12 @@ class AveragePrecision(Metric):
             for name in objects.names:
                 true[index[name], row] += 1
         matched = _match(predictions, targets, labels)
-        by_class = torch.stack(
-            [
-                _average_precision(*matched.of_class(i), counts @ true[i], counts)
-                for i in range(len(labels))
-            ],
-            1,
-        )  # (R, K, T)
+        precisions: list[Tensor] = []
+        for i in range(len(labels)):
+            is_class = matched.classes == i
+            hits, rows = matched.hits[is_class], matched.rows[is_class]
+            precisions.append(_average_precision(hits, rows, counts @ true[i], counts))
+        by_class = torch.stack(precisions, 1)  # (R, K, T)
         results = {
             "map": by_class.mean(2).nanmean(1),
             "map50": by_class[:, :, 0].nanmean(1),
@@ -175,11 +174,6 @@ class Matched:
     classes: Tensor
     rows: Tensor
     hits: Tensor
-
-    def of_class(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return the hits and the rows of the outputs of one class."""
-        own = self.classes == index
-        return self.hits[own], self.rows[own]
 
 
 def _match(

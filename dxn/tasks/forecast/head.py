@@ -63,7 +63,9 @@ class ForecastHead(nn.Module):
         places = None
         if task.read == "tokens":
             shape = target.context + target.ahead, target.num_channels
-            self.num_tokens = count_tokens(adapter, shape)
+            with torch.no_grad():
+                tokens = adapter(adapter.tokenizer.batch([torch.zeros(shape)]))
+            self.num_tokens = tokens.x.shape[1]
             if not adapter.is_joint:
                 self.num_channels, channels = target.num_channels, 1
             if adapter.cells is not None:
@@ -122,12 +124,6 @@ def last_tokens(tokens: Tokens, count: int) -> Tensor:
     mask = tokens.mask[:, -count:]
     x = tokens.x[:, -count:] * mask[..., None]
     return nn.functional.pad(x, (0, 0, count - x.shape[1], 0))
-
-
-@torch.no_grad()
-def count_tokens(adapter: Any, shape: tuple[int, int]) -> int:
-    """Return the number of tokens of a series with T steps and C channels."""
-    return adapter(adapter.tokenizer.batch([torch.zeros(shape)])).x.shape[1]
 
 
 class DecoderForecastHead(nn.Module):
