@@ -173,7 +173,7 @@ def place(mask: Tensor, sizes: Sequence[int], marks: Tensor | None) -> ColumnOrd
         marks = marks & mask[:, start:]
         number = marks.cumsum(1)
         used = torch.zeros_like(number[:, :1])
-        new_keys, ends, kept = [], back[:, start:], mask[:, start:]
+        new_keys, ends, is_real = [], back[:, start:], mask[:, start:]
         for first, real in zip(_starts(sizes), others, strict=True):
             is_there = real.any(1, keepdim=True)
             used = used + is_there
@@ -182,10 +182,10 @@ def place(mask: Tensor, sizes: Sequence[int], marks: Tensor | None) -> ColumnOrd
             new_keys.append(torch.where(is_mark.any(1, keepdim=True), index, -1).expand_as(real))
             last = first + torch.where(real, torch.arange(real.shape[1], device=real.device), 0)
             ends = torch.where(is_mark, last.amax(1, keepdim=True), ends)
-            kept = kept & ~is_mark
+            is_real = is_real & ~is_mark
         keys = torch.cat([*new_keys, keys[:, start:]], 1)
         back = torch.cat([back[:, :start], ends], 1)
-        mask = torch.cat([mask[:, :start], kept], 1)
+        mask = torch.cat([mask[:, :start], is_real], 1)
     # Stable, so that the columns of an input, and inputs before the text, keep their order.
     order = keys.masked_fill(~mask, num_columns).argsort(dim=1, stable=True)
     return ColumnOrder(order, mask.gather(1, order), order.argsort(dim=1).gather(1, back))

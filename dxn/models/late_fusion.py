@@ -133,14 +133,15 @@ class BottleneckFusion(Recorded, nn.Module):
         parts = [self.pool.lead(part) for part in parts]
         pairs = zip(backbones, parts, strict=True)
         xs = [
-            own.run(part.x, part.mask, 0, self.start, num_real=part.num_real) for own, part in pairs
+            encoder.run(part.x, part.mask, 0, self.start, num_real=part.num_real)
+            for encoder, part in pairs
         ]
         present = torch.stack([part.mask.any(1) for part in parts]).to(xs[0].dtype)  # (P, B)
         shared = repeat(self.shared, "k d -> b k d", b=parts[0].x.shape[0]).to(xs[0].dtype)
         for layer in range(self.start, depth):
             xs, shared = self._layer(backbones, layer, parts, xs, shared, present)
         columns = zip(backbones, parts, xs, strict=True)
-        encoded = [part.with_x(own.norm(x)) for own, part, x in columns]
+        encoded = [part.with_x(encoder.norm(x)) for encoder, part, x in columns]
         vectors = torch.stack([self.pool(part.x, part.mask) for part in encoded], 1)
         return join(encoded), masked_mean(vectors, rearrange(present, "p b -> b p").bool())
 

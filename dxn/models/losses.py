@@ -97,7 +97,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the gradients that `forward` computed."""
         pairs = zip(ctx.saved_tensors, ctx.needed, strict=True)
-        scaled = [grads[0] * each if need else None for each, need in pairs]
+        scaled = [grads[0] * gradient if need else None for gradient, need in pairs]
         return *scaled, None, None, None, None, None
 
 
@@ -196,7 +196,9 @@ def _(
 ) -> tuple[Tensor, ...]:
     total = x.new_empty((), dtype=torch.promote_types(dtype, torch.float32))
     pairs = zip((x, embedding), needed, strict=True)
-    return total, *(torch.empty_like(each) if need else each.new_empty(0) for each, need in pairs)
+    return total, *(
+        torch.empty_like(tensor) if need else tensor.new_empty(0) for tensor, need in pairs
+    )
 
 
 def unit(x: Tensor) -> Tensor:

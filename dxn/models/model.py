@@ -80,8 +80,8 @@ class MultimodalModel(Network):
             )
         missing = sorted(set(inputs.values()) - set(adapters))
         if missing:
-            known = ", ".join(adapters) or "none"
-            raise ValueError(f"unknown adapter {', '.join(missing)}: the adapters are {known}")
+            names = ", ".join(adapters) or "none"
+            raise ValueError(f"unknown adapter {', '.join(missing)}: the adapters are {names}")
         unused = [key for key in adapters if key not in inputs.values()]
         if unused:
             raise ValueError(f"no input uses the adapter {', '.join(unused)}: remove it")

@@ -201,7 +201,7 @@ def registers_of(tokens: Tokens, name: str, count: int, *, option: str) -> Token
     """
     names = [span.name for span in tokens.spans]
     # Fusions that encode each input alone have registers before each of them.
-    leading = [i for i, each in enumerate(names[: names.index(name)]) if each == CLASS]
+    leading = [i for i, span_name in enumerate(names[: names.index(name)]) if span_name == CLASS]
     part = tokens.split()[leading[-1]] if leading else None
     check_registers(count, 0 if part is None else part.x.shape[1], option=option)
     assert part is not None

@@ -239,12 +239,14 @@ def per_class(
         R values by metric. NaN: not defined for these rows.
     """
     parts = (scores.predicted & scores.true, scores.predicted, scores.true)
-    f1 = f1_scores(*(counts @ each.to(counts.dtype) for each in parts))
+    f1 = f1_scores(*(counts @ flags.to(counts.dtype) for flags in parts))
     results = {"f1_macro": f1.nanmean(1)}
     if len(names) > MAX_CLASS_COLUMNS:
         return results
     rankings = [ranking(scores.probabilities[:, k], scores.true[:, k], counts) for k in ranked]
-    areas, precisions = (torch.stack(each, 1).nanmean(1) for each in zip(*rankings, strict=True))
+    areas, precisions = (
+        torch.stack(values, 1).nanmean(1) for values in zip(*rankings, strict=True)
+    )
     results |= {"roc_auc": areas, "average_precision": precisions}
     return results | dict(zip(f1_names(names), f1.T, strict=False))  # not of unknown classes
 

@@ -352,10 +352,10 @@ class Contrastive(Task[InputKeys]):
                 cosine = own.x[:, query] @ others.x[:, key].T
                 logits = cosine * output.scale + output.bias
                 if self.kind == "sigmoid":
-                    each = sigmoid_loss(logits, right, ignored)
+                    pair_losses = sigmoid_loss(logits, right, ignored)
                 else:
-                    each = softmax_loss(logits, at, ignored, self.label_smoothing)
-                losses.append(each.where(has_both, 0).sum() / has_both.sum().clamp(min=1))
+                    pair_losses = softmax_loss(logits, at, ignored, self.label_smoothing)
+                losses.append(pair_losses.where(has_both, 0).sum() / has_both.sum().clamp(min=1))
                 counts.append(has_both.any())
         # Connects the loss to the weights of all inputs, also if no sample has two of them.
         connected = 0 * (own.x.sum() + output.scale + output.bias)
@@ -415,8 +415,8 @@ def search_metrics(
         # A wrong candidate that is as similar counts as better: a model whose vectors are all
         # equal must not have rank 1.
         ranks.append(1 + ((similarity >= best) & ~right).sum(1))
-        own = similarity[torch.arange(len(rows)), rows][:, None]
-        strict.append((similarity >= own).sum(1))
+        own_similarity = similarity[torch.arange(len(rows)), rows][:, None]
+        strict.append((similarity >= own_similarity).sum(1))
     rank = torch.cat(ranks).double()
     results = {f"recall@{k}": float((rank <= k).double().mean()) for k in TOP}
     own_rank = torch.cat(strict).double()
@@ -451,7 +451,7 @@ def chance_metrics(query_keys: Tensor, candidate_keys: Tensor) -> dict[str, floa
         for name in results[right]:
             results[right][name] *= number / count
     names = next(iter(results.values()))
-    return {name: math.fsum(each[name] for each in results.values()) for name in names}
+    return {name: math.fsum(figures[name] for figures in results.values()) for name in names}
 
 
 def average(results: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:

@@ -157,7 +157,7 @@ def describe_entities(
         the first character and end of the last one plus 1, both None if the source is a list.
     """
     words, positions = split_words(source, punctuation=punctuation)
-    found: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     for first, stop, label in entities(tags, scheme):
         text = " ".join(words[first:stop])
         start = end = None
@@ -167,8 +167,8 @@ def describe_entities(
             text = str(source[start:end])
         score = significant(statistics.fmean(scores[first:stop]))
         entity = {"text": text, "label": label, "score": score, "start_word": first}
-        found.append({**entity, "end_word": stop, "start": start, "end": end})
-    return found
+        described.append({**entity, "end_word": stop, "start": start, "end": end})
+    return described
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,8 @@ class PreHead(nn.Module):
     ):
         super().__init__()
         if hidden not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise ValueError(f"hidden must be one of {known}, got {hidden!r}")
+            choices = ", ".join(ACTIVATIONS)
+            raise ValueError(f"hidden must be one of {choices}, got {hidden!r}")
         # A layer that is turned off is an nn.Identity, so that the parameter names of the other
         # layers do not depend on the options.
         has_layer = hidden != "none"

@@ -126,8 +126,8 @@ class MaskedInputs(PredictedInputs):
             UserError: If mask_ratio contains an unknown input or one that cannot be masked, or if
                 no input is masked.
         """
-        known = {*adapters, *(adapter.modality for adapter in adapters.values())}
-        unknown = self.mask_ratio.keys() - known
+        names_or_modalities = {*adapters, *(adapter.modality for adapter in adapters.values())}
+        unknown = self.mask_ratio.keys() - names_or_modalities
         if unknown:
             names = ", ".join(adapters)
             raise UserError(
@@ -154,7 +154,7 @@ class MaskedInputs(PredictedInputs):
                 "for one of them, or choose another head"
             )
         self.prepared_inputs = tuple(self.maskings)
-        self.kinds = {name: each.num_outputs is None for name, each in self.maskings.items()}
+        self.kinds = {name: masking.num_outputs is None for name, masking in self.maskings.items()}
 
     def count(self, sample: Mapping[str, Any], name: str) -> int:
         """Return the number of values or tokens that are masked."""

@@ -161,7 +161,7 @@ class ErrorMetric(Metric):
         R² is NaN if all targets are equal.
         """
         total, *others = sums.unbind(-1)
-        squared, absolute, mean, square = (each / total for each in others)
+        squared, absolute, mean, square = (column / total for column in others)
         # The variance is the mean squared error of a model that always predicts the mean.
         variance = square - mean.square()
         r2 = torch.where(variance > ROUNDING * square, 1 - squared / variance, math.nan)
@@ -281,6 +281,6 @@ def _ranks(values: Tensor, counts: Tensor) -> Tensor:
 def _correlation(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
     """Return Pearson's correlation (R,) of numbers (R, n); NaN if all of one are equal."""
     total = counts.sum(1, keepdim=True)
-    x, y = (each - (counts * each).sum(1, keepdim=True) / total for each in (left, right))
+    x, y = (numbers - (counts * numbers).sum(1, keepdim=True) / total for numbers in (left, right))
     covariance = (counts * x * y).sum(1)
     return covariance / ((counts * x.square()).sum(1) * (counts * y.square()).sum(1)).sqrt()

@@ -162,10 +162,10 @@ class Categorical(Space):
         if target.is_floating_point():
             # As in cross_entropy, soft targets have the weight 1.
             return LossSum(total, total.new_tensor(len(target)))
-        known = target >= 0
+        has_class = target >= 0
         if weights is None:
-            return LossSum(total, known.sum().float())
-        return LossSum(total, (weights[target.clamp(min=0)] * known).sum())
+            return LossSum(total, has_class.sum().float())
+        return LossSum(total, (weights[target.clamp(min=0)] * has_class).sum())
 
     def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probabilities (B, K)."""

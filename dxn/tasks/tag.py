@@ -260,10 +260,18 @@ class EntityMetric(Metric):
                 )
             pairs = list(zip_longest(predicted, true, fillvalue=scheme.outside))
             # Entities are compared within a row, because their positions are relative to the row.
-            found = set(entities(predicted, scheme))
+            predicted_entities = set(entities(predicted, scheme))
             expected = set(entities(true, scheme))
             right = sum(p == t for p, t in pairs)
-            rows.append((len(pairs), right, len(found), len(expected), len(found & expected)))
+            rows.append(
+                (
+                    len(pairs),
+                    right,
+                    len(predicted_entities),
+                    len(expected),
+                    len(predicted_entities & expected),
+                )
+            )
         return torch.tensor(rows, dtype=torch.float64).reshape(-1, 5)
 
     def value(self, sums: Tensor) -> dict[str, Tensor]:
@@ -342,7 +350,7 @@ class Tag(Task[Tags]):
         if source is None:
             return {"prediction": prediction.tags}
         punctuation = self.target.punctuation
-        found = describe_entities(
+        described = describe_entities(
             prediction.tags,
             prediction.scores,
             source,
@@ -352,7 +360,7 @@ class Tag(Task[Tags]):
         return {
             "prediction": prediction.tags,
             "words": split_words(source, punctuation=punctuation)[0],
-            "entities": found,
+            "entities": described,
         }
 
     def columns(

@@ -267,8 +267,8 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         Returns:
             Default: one row with the target, if it is known, and `columns`.
         """
-        known = {} if target is None else {"target": target}
-        return [known | self.columns(prediction, target, inputs)]
+        truth = {} if target is None else {"target": target}
+        return [truth | self.columns(prediction, target, inputs)]
 
     def columns(
         self, prediction: Any, target: Any = None, inputs: Mapping[str, Any] | None = None

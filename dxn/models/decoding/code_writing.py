@@ -210,10 +210,10 @@ class Filling(SampleSearch):
                 row.exponential_(generator=sampler.generator).log_().mul_(-sampler.temperature)
         confidence += self.scales[self.step] * noise
         # Tokens that were kept before stay.
-        kept = ids != self.mask_id
-        order = confidence.masked_fill_(kept, torch.inf).argsort(1)
-        masked = kept.scatter(1, order, self.masked[self.step].expand_as(kept))
-        ids.copy_(torch.where(kept, ids, chosen).masked_fill(masked, self.mask_id))
+        is_written = ids != self.mask_id
+        order = confidence.masked_fill_(is_written, torch.inf).argsort(1)
+        masked = is_written.scatter(1, order, self.masked[self.step].expand_as(is_written))
+        ids.copy_(torch.where(is_written, ids, chosen).masked_fill(masked, self.mask_id))
         self.step += 1
         self._append(self.ids.flatten())
         return self.ids.flatten(), None

@@ -439,5 +439,5 @@ def _positions_in_rows(length: int, dim: int, row: int) -> Tensor:
     """Return positions (n, D): a half of the index, and quarters of the row and the column."""
     index = torch.arange(length)
     quarter = dim // 8 * 2  # even, because it consists of sines and cosines
-    rows, columns = (sinusoidal(each, quarter) for each in (index // row, index % row))
+    rows, columns = (sinusoidal(numbers, quarter) for numbers in (index // row, index % row))
     return torch.cat([sinusoidal(index, dim - 2 * quarter), rows, columns], 1)

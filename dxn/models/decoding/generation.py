@@ -267,11 +267,11 @@ class Generation:
         Args:
             on_tokens: See `generate`.
         """
-        found: dict[int, list[Hypothesis]] = {}
+        hypotheses_of: dict[int, list[Hypothesis]] = {}
 
         def keep(done: Sequence[int]) -> None:
             for i, hypotheses in zip(done, self.search.hypotheses(done), strict=True):
-                found[self.samples[i]] = hypotheses
+                hypotheses_of[self.samples[i]] = hypotheses
 
         for number in range(1, self.search.max_new):
             if number % self.check_every == 0 or (number == 1 and on_tokens is not None):
@@ -287,7 +287,9 @@ class Generation:
         if on_tokens is not None:
             self._report(on_tokens)
         keep(range(len(self.samples)))
-        return [each for sample in range(self.num_added) for each in found[sample]]
+        return [
+            hypothesis for sample in range(self.num_added) for hypothesis in hypotheses_of[sample]
+        ]
 
     def step(self) -> None:
         """Choose the next token of each row."""
@@ -380,9 +382,9 @@ class Generation:
         """Remove the samples that are finished."""
         if not any(finished):
             return
-        kept = [i for i, is_finished in enumerate(finished) if not is_finished]
-        self.samples = [self.samples[i] for i in kept]
-        index = torch.tensor(kept, dtype=torch.long, device=self.device)
+        remaining = [i for i, is_finished in enumerate(finished) if not is_finished]
+        self.samples = [self.samples[i] for i in remaining]
+        index = torch.tensor(remaining, dtype=torch.long, device=self.device)
         beams = torch.arange(self.search.width, device=self.device)
         rows = (index[:, None] * self.search.width + beams).flatten()
         # The caches have the order of the rows before the last choice.
@@ -395,7 +397,7 @@ class Generation:
             self.running.select(rows)
         self.memory = self.memory and self.memory.select(index)
         self.ids, self.lengths = self.ids[rows], self.lengths[rows]
-        if self.is_on_cpu and kept:
+        if self.is_on_cpu and remaining:
             self.longest = int(self.lengths.max())
             if len(self.columns) > self.longest + 1 + GROWTH:
                 self._set_columns(self.longest + 1)

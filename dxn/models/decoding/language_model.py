@@ -66,8 +66,8 @@ class TokenCache:
         self.longest, self.columns = int(lengths.max()), int(mask.sum(1).max())
         if self.longest <= max_len:
             return False
-        kept = max(max_len // 2, 1)
-        start = torch.where(lengths > max_len, lengths - kept, 0)
+        num_kept = max(max_len // 2, 1)
+        start = torch.where(lengths > max_len, lengths - num_kept, 0)
         self.dropped = start if self.dropped is None else self.dropped + start
         lengths = lengths - start
         self.longest = int(lengths.max())
@@ -130,8 +130,8 @@ def _joined(first: Memory | None, second: Memory | None, counts: tuple[int, int]
         real.append(list(mask.split(sizes, 1)))
     for parts in (columns, real):
         num_inputs = max(map(len, parts))
-        for own in parts:
-            own += [own[0][:, :0]] * (num_inputs - len(own))
+        for inputs in parts:
+            inputs += [inputs[0][:, :0]] * (num_inputs - len(inputs))
     xs = [stacked(*pair, dim=1) for pair in zip(*columns, strict=True)]
     masks = [stacked(*pair, dim=1) for pair in zip(*real, strict=True)]
     sizes = tuple(x.shape[1] for x in xs)

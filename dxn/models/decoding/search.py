@@ -102,13 +102,13 @@ class SampleSearch:
 
         None: it cannot, because other samplers can contain any Python code.
         """
-        found: dict[torch.Generator, None] = {}
+        generators: dict[torch.Generator, None] = {}
         for sampler in self.samplers:
             if isinstance(sampler, RandomSampler):
-                found[sampler.generator] = None
+                generators[sampler.generator] = None
             elif sampler is not greedy:
                 return None
-        return list(found)
+        return list(generators)
 
     @property
     def finished(self) -> Tensor:
@@ -167,8 +167,8 @@ class SampleSearch:
             self.sampler = BatchSampler([*self.samplers, *other.samplers])
         self.max_new = max(self.max_new, other.max_new)
         self.tokens, other.tokens = (
-            F.pad(each.tokens, (0, self.max_new + 1 - each.tokens.shape[2]))
-            for each in (self, other)
+            F.pad(search.tokens, (0, self.max_new + 1 - search.tokens.shape[2]))
+            for search in (self, other)
         )
         for name in self._PARTS:
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
@@ -182,11 +182,11 @@ class SampleSearch:
         tokens, lengths, scores = (
             part.tolist() for part in (self.tokens, self.lengths, self.scores)
         )
-        found: list[list[Hypothesis]] = []
+        hypotheses: list[list[Hypothesis]] = []
         for i in samples:
             rows = zip(tokens[i], lengths[i], scores[i], strict=True)
-            found.append([Hypothesis(ids[:length], score) for ids, length, score in rows])
-        return found
+            hypotheses.append([Hypothesis(ids[:length], score) for ids, length, score in rows])
+        return hypotheses
 
     def new_tokens(self) -> list[list[list[int]]]:
         """Return the tokens since the last call of each sample and sequence, without end tokens."""
@@ -281,9 +281,9 @@ class Beams:
         ):
             best.copy_(torch.where(better, new, best))
         # Missing beams are filled up with disabled ones.
-        scores, kept = values.masked_fill(ends, -torch.inf).topk(k, -1)
-        tokens = tokens.gather(1, kept)
-        parents = parents.gather(1, kept)
+        scores, places = values.masked_fill(ends, -torch.inf).topk(k, -1)
+        tokens = tokens.gather(1, places)
+        parents = parents.gather(1, places)
         self.scores.copy_(scores)
         self.tokens.index_copy_(2, self.step, tokens[..., None])
         self.parents.index_copy_(2, self.step, parents[..., None])
@@ -309,25 +309,25 @@ class Beams:
         lengths = torch.where(better, self.step, self.best_lengths).tolist()
         scores = torch.where(better, scores, self.best_scores).tolist()
         tokens, parents = self.tokens.tolist(), self.parents.tolist()
-        found: list[list[Hypothesis]] = []
+        hypotheses: list[list[Hypothesis]] = []
         for i in samples:
             ids: list[int] = []
             beam = beams[i]
             for step in reversed(range(lengths[i])):
                 ids.append(tokens[i][beam][step])
                 beam = parents[i][beam][step]
-            found.append([Hypothesis(ids[::-1], scores[i])])
-        return found
+            hypotheses.append([Hypothesis(ids[::-1], scores[i])])
+        return hypotheses
 
 
 def is_end(tokens: Tensor, ends: Sequence[int]) -> Tensor:
     """Return whether each of the tokens is one of the end tokens."""
     if not ends:
         return torch.zeros_like(tokens, dtype=torch.bool)
-    found = tokens == ends[0]
+    is_any = tokens == ends[0]
     for end in ends[1:]:
-        found |= tokens == end
-    return found
+        is_any |= tokens == end
+    return is_any
 
 
 def best_tokens(

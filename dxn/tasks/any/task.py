@@ -57,22 +57,22 @@ class AnyHead(GenerateHead):
         memory = self.memory(tokens)
         ids, labels = batch["target"]["ids"], batch["target"]["labels"]
         states = self.decoder.states(ids, ids[..., 0] != IGNORED, memory)
-        known = (labels != IGNORED).any(-1)
-        logits = self.decoder.output(states[known]).float()
-        rows = known.nonzero()[:, 0]
+        is_label = (labels != IGNORED).any(-1)
+        logits = self.decoder.output(states[is_label]).float()
+        rows = is_label.nonzero()[:, 0]
         sums = logits.new_zeros(len(ids), 3)
-        for stage, true in zip(self.stages, labels[known].unbind(-1), strict=True):
-            own = logits[:, stage.start : stage.stop]
+        for stage, true in zip(self.stages, labels[is_label].unbind(-1), strict=True):
+            stage_logits = logits[:, stage.start : stage.stop]
             losses = F.cross_entropy(
-                own,
+                stage_logits,
                 true,
                 reduction="none",
                 label_smoothing=self.label_smoothing,
                 ignore_index=IGNORED,
             )
-            right = own.argmax(-1) == true
-            each = torch.stack([losses, (true != IGNORED).float(), right.float()], -1)
-            sums = sums.index_add(0, rows, each)
+            right = stage_logits.argmax(-1) == true
+            columns = torch.stack([losses, (true != IGNORED).float(), right.float()], -1)
+            sums = sums.index_add(0, rows, columns)
         number = batch["target"]["index"]
         statistics = sums.new_zeros(len(ids), self.num_inputs, 3)
         return statistics.index_put((torch.arange(len(ids), device=ids.device), number), sums)
@@ -115,14 +115,16 @@ class WrittenInput(PredictedInputs):
                 f"head=any: needs two inputs or more, one of which is written from the others, got "
                 f"{', '.join(adapters)}"
             )
-        found = {name: writing_of(each, parallel=self.parallel) for name, each in adapters.items()}
-        writings = {name: each for name, each in found.items() if each is not None}
+        by_name = {
+            name: writing_of(adapter, parallel=self.parallel) for name, adapter in adapters.items()
+        }
+        writings = {name: writing for name, writing in by_name.items() if writing is not None}
         for name in self.names:
             if name not in writings:
-                known = ", ".join(writings) or "none"
+                choices = ", ".join(writings) or "none"
                 advice = "pictures and sounds need the adapters image_codes and audio_codes"
                 raise UserError(
-                    f"data.target: {name} cannot be written; the inputs that can are {known} "
+                    f"data.target: {name} cannot be written; the inputs that can are {choices} "
                     f"({advice})"
                 )
         if self.names:
@@ -154,7 +156,7 @@ class WrittenInput(PredictedInputs):
         present = [name for name in self.kinds if name in sample]
         name = rand.choice(present) if present else next(iter(self.kinds))
         number = self.vocabulary.begin(name)
-        if not present or sum(isinstance(each, Mapping) for each in sample.values()) < 2:
+        if not present or sum(isinstance(part, Mapping) for part in sample.values()) < 2:
             ids = torch.full((1, len(self.vocabulary.stages)), number)
             return {"index": number, "ids": ids, "labels": torch.full_like(ids, IGNORED)}
         tokens, labels = self.vocabulary.encode(name, sample.pop(name))

@@ -131,8 +131,8 @@ class Codes(Writing):
             return None
         assert self.vectors is not None
         blank = int(self.vectors.square().sum(1).argmin())
-        known = F.pad(ids, (0, 0, 0, self.length - len(ids)), value=UNWRITTEN)
-        return self.value(known.masked_fill(known == UNWRITTEN, blank))
+        padded = F.pad(ids, (0, 0, 0, self.length - len(ids)), value=UNWRITTEN)
+        return self.value(padded.masked_fill(padded == UNWRITTEN, blank))
 
 
 def writing_of(adapter: Any, *, parallel: bool = False) -> Writing | None:
@@ -175,7 +175,7 @@ class Vocabulary:
     def parts(self) -> dict[tuple[str, int], range]:
         """The ids of each stage of the first input of each group."""
         kinds = dict.fromkeys(self.groups.values())
-        most = max((each.stages for each in self.writings.values()), default=1)
+        most = max((writing.stages for writing in self.writings.values()), default=1)
         parts: dict[tuple[str, int], range] = {}
         start = self.end + 1
         for stage in range(most):
@@ -205,17 +205,17 @@ class Vocabulary:
 
     def vectors(self) -> Tensor | None:
         """Return the known vectors (V, d) of all ids, in columns of their own for each stage."""
-        found: list[Tensor] = []
+        columns: list[Tensor] = []
         for (name, _), ids in self.parts.items():
-            own = self.writings[name].vectors
-            if own is not None:
-                found.append(F.pad(own, (0, 0, ids.start, self.size - ids.stop)))
-        return torch.cat(found, 1) if found else None
+            vectors = self.writings[name].vectors
+            if vectors is not None:
+                columns.append(F.pad(vectors, (0, 0, ids.start, self.size - ids.stop)))
+        return torch.cat(columns, 1) if columns else None
 
     @property
     def row(self) -> int:
         """Number of tokens of a row of the first pictures; 0 if there are none."""
-        return next((each.row for each in self.writings.values() if each.row), 0)
+        return next((writing.row for writing in self.writings.values() if writing.row), 0)
 
     @property
     def mask(self) -> int:
@@ -225,7 +225,7 @@ class Vocabulary:
     @property
     def max_len(self) -> int:
         """Maximum number of tokens of a sequence, with those before and after the value."""
-        return max(each.max_len + each.stages - 1 for each in self.writings.values()) + 2
+        return max(writing.max_len + writing.stages - 1 for writing in self.writings.values()) + 2
 
     def encode(self, name: str, sample: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the tokens (n, R) of a prepared value, and their labels (n, R).

@@ -150,11 +150,11 @@ class StoredCodec(Recorded, nn.Module):
 
     def encode(self, raws: Sequence[Any]) -> list[Tensor]:
         """Return the codes (M, R) of raw values."""
-        found: list[Tensor] = []
+        codes: list[Tensor] = []
         for start in range(0, len(raws), BATCH):
             part = raws[start : start + BATCH]
-            found += self._encoded(self.tokenizer.batch(part), len(part))
-        return found
+            codes += self._encoded(self.tokenizer.batch(part), len(part))
+        return codes
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Any:
@@ -183,8 +183,8 @@ class StoredCodec(Recorded, nn.Module):
         codes = self.model.head.codes(tokens)
         mask = tokens.select(self.input).mask
         if self.model.head.latents:
-            return [own.clone() for own in codes]
-        return [own[real] for own, real in zip(codes, mask, strict=True)]
+            return [sample.clone() for sample in codes]
+        return [sample[real] for sample, real in zip(codes, mask, strict=True)]
 
     def save(self, path: Path) -> None:
         """Write the weights to a file."""
@@ -197,16 +197,16 @@ class StoredCodec(Recorded, nn.Module):
             UserError: If they are not those of this codec.
         """
         tensors = TensorFiles([path])
-        known = self.model.state_dict()
-        missing = [name for name in known if name not in tensors]
-        wrong = [n for n in known if n in tensors and tensors[n].shape != known[n].shape]
+        expected = self.model.state_dict()
+        missing = [name for name in expected if name not in tensors]
+        wrong = [n for n in expected if n in tensors and tensors[n].shape != expected[n].shape]
         if missing or wrong:
             raise UserError(
                 f"{path}: is not the weights of this codec: {(missing + wrong)[0]} is missing or "
                 "has another shape; copy the model again"
             )
         with torch.no_grad():
-            for name in known:  # large weights have no values yet, see `without_values`
+            for name in expected:  # large weights have no values yet, see `without_values`
                 set_tensor(self.model, name, tensors[name])
         self._codes.clear()
         # The values of patches contain copies of the statistics of the input.

@@ -97,8 +97,10 @@ class CodecTarget(Target):
     def collate(self, targets: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Pad the patches of the samples to (B, N, K), and stack the sizes (B, 3)."""
         pad = nn.utils.rnn.pad_sequence
-        padded = {key: pad([each[key] for each in targets], True) for key in ("values", "valid")}
-        return {**padded, "size": torch.stack([each["size"] for each in targets])}
+        padded = {
+            key: pad([target[key] for target in targets], True) for key in ("values", "valid")
+        }
+        return {**padded, "size": torch.stack([target["size"] for target in targets])}
 
     def prepare(self, samples: Iterable[Mapping[str, Any]]) -> None:
         """Find the size of the samples.

@@ -79,15 +79,15 @@ class Fidelity(Metric):
         """Return the sums of each sample, and its similarity and its bits."""
         rows = [
             (
-                each.error,
-                each.power,
-                each.count,
-                0.0 if math.isnan(each.ssim) else each.ssim,
-                not math.isnan(each.ssim),
-                each.codes.numel() * math.log2(self.num_codes),
+                prediction.error,
+                prediction.power,
+                prediction.count,
+                0.0 if math.isnan(prediction.ssim) else prediction.ssim,
+                not math.isnan(prediction.ssim),
+                prediction.codes.numel() * math.log2(self.num_codes),
                 1.0,
             )
-            for each in predictions
+            for prediction in predictions
         ]
         return torch.tensor(rows, dtype=torch.float64).reshape(-1, 7)
 
@@ -113,7 +113,7 @@ class Fidelity(Metric):
         if not predictions:
             return results
         used, entropies = 0.0, 0.0
-        codes = torch.cat([each.codes for each in predictions])
+        codes = torch.cat([prediction.codes for prediction in predictions])
         for stage in codes.T:
             counts = stage.unique(return_counts=True)[1]
             frequencies = counts.double() / len(stage)
@@ -229,28 +229,32 @@ class Codec(Task[CodecTarget]):
         assert contents is not None
         rows = batch[self.target.input]["rows"].tolist()
         values, codes, mask = (x.detach().cpu() for x in (output.values, output.codes, output.mask))
-        targets = {key: each.cpu() for key, each in batch["target"].items()}
-        found: list[Reconstruction] = []
+        targets = {key: tensor.cpu() for key, tensor in batch["target"].items()}
+        predictions: list[Reconstruction] = []
         for i in rows:
             true, valid = targets["values"][i], targets["valid"][i]
             groups, height, width = targets["size"][i].tolist()
             size = groups, height, width
             count = contents.count(size)
-            true, valid, own = true[:count], valid[:count], values[i, :count]
-            first, second, known = (contents.joined(x[None], size)[0] for x in (own, true, valid))
+            true, valid, decoded = true[:count], valid[:count], values[i, :count]
+            first, second, is_valid = (
+                contents.joined(x[None], size)[0] for x in (decoded, true, valid)
+            )
             scale = contents.scale.expand(first.shape[1:])
-            error = ((first - second) * scale)[known].square().sum()
-            power = (second * scale)[known].square().sum()
+            error = ((first - second) * scale)[is_valid].square().sum()
+            power = (second * scale)[is_valid].square().sum()
             ssim = math.nan
             if contents.peak is not None and self.target.size[0] == 1:
                 pair = (contents.natural(x[0]).clamp(0, 1) for x in (first, second))
                 ssim = similarity(*pair)
-            kept = codes[i][mask[i]].to(torch.int32)
-            number = int(known.sum())
-            found.append(
-                Reconstruction(kept, own.half(), size, float(error), float(power), number, ssim)
+            real_codes = codes[i][mask[i]].to(torch.int32)
+            number = int(is_valid.sum())
+            predictions.append(
+                Reconstruction(
+                    real_codes, decoded.half(), size, float(error), float(power), number, ssim
+                )
             )
-        return found
+        return predictions
 
     def answer(
         self, prediction: Reconstruction, inputs: Mapping[str, Any] | None = None

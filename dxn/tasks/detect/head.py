@@ -91,8 +91,8 @@ class DetectHead(nn.Module):
         placement = self.tokenizer.placement(batch[self.input])
         shape = part.x.shape[0], self.axes
         origin, scale, unit = (
-            each.new_ones(shape, dtype=torch.float32).index_copy(0, rows, each.float())
-            for each in placement
+            tensor.new_ones(shape, dtype=torch.float32).index_copy(0, rows, tensor.float())
+            for tensor in placement
         )
         coords = part.spans[-1].coords[..., : 2 * self.axes].nan_to_num()
         origin, scale = origin.tile(2)[:, None], scale.tile(2)[:, None]

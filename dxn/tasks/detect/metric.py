@@ -85,10 +85,10 @@ class AveragePrecision(Metric):
         whose score is at least the threshold of the target.
         """
         matched = _match(predictions, targets, self.target.labels)
-        kept = matched.scores >= self.target.threshold
+        is_answer = matched.scores >= self.target.threshold
         counts = torch.zeros(len(predictions), 3, dtype=torch.float64)
-        counts[:, 0] = matched.rows[kept & matched.hits[:, 0]].bincount(minlength=len(counts))
-        counts[:, 1] = matched.rows[kept].bincount(minlength=len(counts))
+        counts[:, 0] = matched.rows[is_answer & matched.hits[:, 0]].bincount(minlength=len(counts))
+        counts[:, 1] = matched.rows[is_answer].bincount(minlength=len(counts))
         counts[:, 2] = torch.tensor([len(true.names) for true in targets])
         return counts
 
@@ -220,9 +220,9 @@ def _right(objects: ScoredObjects, expected: Tensor, true: Described) -> np.ndar
     limits = THRESHOLDS.numpy() - EPSILON
     free = np.ones((len(THRESHOLDS), len(expected)), bool)
     for i in np.flatnonzero((iou >= limits[0]).any(1)):
-        own = np.where(free, iou[i], -1.0)  # (T, m)
-        best = own.argmax(1)
-        right[i] = own.max(1) >= limits
+        free_iou = np.where(free, iou[i], -1.0)  # (T, m)
+        best = free_iou.argmax(1)
+        right[i] = free_iou.max(1) >= limits
         free[right[i], best[right[i]]] = False
     return right
 
@@ -265,9 +265,9 @@ def _at_recalls(weights: Tensor, num_found: Tensor, hits: Tensor, total: Tensor)
         total: (R,). Number of objects.
     """
     means: list[Tensor] = []
-    for own in hits.T:
-        right = weights[:, own].cumsum(1)
-        precision = right / num_found[:, own].clamp(min=EPSILON)
+    for is_right in hits.T:
+        right = weights[:, is_right].cumsum(1)
+        precision = right / num_found[:, is_right].clamp(min=EPSILON)
         # The highest precision at this or any higher recall.
         precision = precision.flip(1).cummax(1).values.flip(1) if precision.numel() else precision
         recall = right / total.clamp(min=EPSILON)[:, None]

@@ -157,7 +157,7 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
         # A region with many objects instead of one.
         if isinstance(item, Mapping) and item.get("iscrowd"):
             continue
-        numbers, own = _box_of(item, origin, example)
+        numbers, order_of_key = _box_of(item, origin, example)
         label = label_of(item)
         if label is None or len(numbers) != 2 * axes:
             raise UserError(
@@ -165,7 +165,7 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
                 f"got {shortened(item)}"
             )
         labels.append(label)
-        boxes.append(_corners(numbers, order or own))
+        boxes.append(_corners(numbers, order or order_of_key))
     return Objects(tuple(labels), tuple(boxes))
 
 

@@ -89,9 +89,9 @@ class Detections(Space):
         labels, boxes = batch["target"]["labels"], batch["target"]["boxes"]
         num_classes = output.shape[-1] - boxes.shape[-1]
         # float32: boxes in bfloat16 would be accurate to a percent only.
-        logits, found = output.float().split([num_classes, boxes.shape[-1]], -1)
+        logits, predicted = output.float().split([num_classes, boxes.shape[-1]], -1)
         loss = _set_loss if self.once else _dense_loss
-        return LossSum(loss(logits, found, labels, boxes), (labels >= 0).sum().float())
+        return LossSum(loss(logits, predicted, labels, boxes), (labels >= 0).sum().float())
 
     def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the scores (B, M, K) and the boxes (B, M, 2A) in the prepared picture."""
@@ -100,17 +100,17 @@ class Detections(Space):
         return {"scores": output[..., :num_classes].sigmoid(), "boxes": output[..., num_classes:]}
 
 
-def _set_loss(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) -> Tensor:
+def _set_loss(logits: Tensor, predicted: Tensor, labels: Tensor, boxes: Tensor) -> Tensor:
     """Return the sum of the losses of outputs of which each object has exactly one.
 
     Args:
         logits: (B, M, K).
-        found: (B, M, 2A). Boxes of the outputs.
+        predicted: (B, M, 2A). Boxes of the outputs.
         labels: (B, n). Classes of the objects, negative where there is none.
         boxes: (B, n, 2A). Boxes of the objects.
     """
-    pairs = match(logits, found, labels, boxes)
-    matched, true = found[pairs.rows, pairs.outputs], boxes[pairs.rows, pairs.objects]
+    pairs = match(logits, predicted, labels, boxes)
+    matched, true = predicted[pairs.rows, pairs.outputs], boxes[pairs.rows, pairs.objects]
     iou, generalized = overlaps(matched, true)
     quality = torch.zeros_like(logits)
     classes = labels[pairs.rows, pairs.objects]
@@ -123,13 +123,13 @@ def _set_loss(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) -> T
     return CLASS_WEIGHT * of_classes + DISTANCE_WEIGHT * distance + OVERLAP_WEIGHT * overlap
 
 
-def _dense_loss(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) -> Tensor:
+def _dense_loss(logits: Tensor, predicted: Tensor, labels: Tensor, boxes: Tensor) -> Tensor:
     """Return the sum of the losses of outputs of which each object has several.
 
     The arguments are those of `_set_loss`.
     """
-    pairs, quality = candidates(logits, found, labels, boxes)
-    matched, true = found[pairs.rows, pairs.outputs], boxes[pairs.rows, pairs.objects]
+    pairs, quality = candidates(logits, predicted, labels, boxes)
+    matched, true = predicted[pairs.rows, pairs.outputs], boxes[pairs.rows, pairs.objects]
     _, generalized = overlaps(matched, true)
     targets = torch.zeros_like(logits)
     classes = labels[pairs.rows, pairs.objects]
@@ -146,7 +146,7 @@ def _dense_loss(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) ->
 
 
 @torch.no_grad()
-def match(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) -> Matches:
+def match(logits: Tensor, predicted: Tensor, labels: Tensor, boxes: Tensor) -> Matches:
     """Match each object with one output at the lowest total cost of each sample.
 
     The arguments are those of `_set_loss`. An object whose class is not in the training split has
@@ -154,15 +154,15 @@ def match(logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor) -> Match
     """
     index = labels.clamp(min=0)[:, None].expand(-1, logits.shape[1], -1)
     scores = logits.sigmoid().gather(2, index)
-    distance = torch.cdist(found, boxes, p=1)
-    _, generalized = overlaps(found[:, :, None], boxes[:, None])
+    distance = torch.cdist(predicted, boxes, p=1)
+    _, generalized = overlaps(predicted[:, :, None], boxes[:, None])
     cost = DISTANCE_WEIGHT * distance - OVERLAP_WEIGHT * generalized - MATCH_CLASS_WEIGHT * scores
     return assign(cost, labels >= 0)
 
 
 @torch.no_grad()
 def candidates(
-    logits: Tensor, found: Tensor, labels: Tensor, boxes: Tensor
+    logits: Tensor, predicted: Tensor, labels: Tensor, boxes: Tensor
 ) -> tuple[Matches, Tensor]:
     """Choose the outputs that fit each object best, and how well each of them fits.
 
@@ -177,8 +177,8 @@ def candidates(
     real = labels >= 0
     index = labels.clamp(min=0)[:, None].expand(-1, logits.shape[1], -1)
     scores = logits.sigmoid().gather(2, index)  # (B, M, n)
-    iou, _ = overlaps(found[:, :, None], boxes[:, None])
-    center = centers(found)[:, :, None]
+    iou, _ = overlaps(predicted[:, :, None], boxes[:, None])
+    center = centers(predicted)[:, :, None]
     start, stop = boxes[:, None].chunk(2, -1)
     inside = ((center >= start) & (center <= stop)).all(-1)
     distance = (center - centers(boxes)[:, None]).square().sum(-1)

@@ -117,14 +117,16 @@ class DetectedObjects(Names):
         boxes: list[Box] = []
         for label, box in zip(objects.labels, objects.boxes, strict=True):
             scaled = [number / length for number, length in zip(box, (*extent,) * 2, strict=True)]
-            kept = _clipped(scaled, limits)
-            if any(stop <= start for start, stop in zip(kept[:axes], kept[axes:], strict=True)):
+            clipped = _clipped(scaled, limits)
+            if any(
+                stop <= start for start, stop in zip(clipped[:axes], clipped[axes:], strict=True)
+            ):
                 self.unused[origin] = self.unused.get(origin, 0) + 1
                 continue
-            if max(abs(a - b) for a, b in zip(kept, scaled, strict=True)) > 1e-2:
+            if max(abs(a - b) for a, b in zip(clipped, scaled, strict=True)) > 1e-2:
                 self.clipped[origin] = self.clipped.get(origin, 0) + 1
             labels.append(label)
-            boxes.append(kept)
+            boxes.append(clipped)
         return Objects(tuple(labels), tuple(boxes))
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
@@ -136,9 +138,9 @@ class DetectedObjects(Names):
         self.tokenizers = {name: adapter.tokenizer for name, adapter in adapters.items()}
         name = self.input or self._located()
         if name not in self.tokenizers or not self.tokenizers[name].reader.axes:
-            known = ", ".join(f"{n} ({t.modality})" for n, t in self.tokenizers.items())
+            inputs = ", ".join(f"{n} ({t.modality})" for n, t in self.tokenizers.items())
             raise UserError(
-                f"head=detect: needs an input with coordinates, such as a picture, got {known}; "
+                f"head=detect: needs an input with coordinates, such as a picture, got {inputs}; "
                 "set head.input to one"
             )
         self.input = name
@@ -150,9 +152,9 @@ class DetectedObjects(Names):
         Without boxes, it is the first one with any axes.
         """
         axes = len(self.usual_size) or self.axes
-        found = {name: each.reader.axes for name, each in self.tokenizers.items()}
-        names = [name for name, number in found.items() if number]
-        return next((name for name in names if found[name] == axes), names[0] if names else "")
+        num_axes = {name: tokenizer.reader.axes for name, tokenizer in self.tokenizers.items()}
+        names = [name for name, number in num_axes.items() if number]
+        return next((name for name in names if num_axes[name] == axes), names[0] if names else "")
 
     def fit(self, values: Sequence[Objects]) -> None:
         """Collect the classes, and compute the usual size of an object.
@@ -188,8 +190,8 @@ class DetectedObjects(Names):
         boxes = boxes.reshape(len(value), 2 * tokenizer.reader.axes)
         boxes = to_prepared(boxes, tokenizer.placement(sample[self.input]))
         visible = boxes.clamp(0, 1)
-        kept = areas(visible) >= MIN_VISIBLE * areas(boxes)
-        return {"labels": labels[kept], "boxes": visible[kept]}
+        is_visible = areas(visible) >= MIN_VISIBLE * areas(boxes)
+        return {"labels": labels[is_visible], "boxes": visible[is_visible]}
 
     def collate(self, targets: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Pad the classes to (B, n) with IGNORED, and the boxes to (B, n, 2A) with 0."""
@@ -218,13 +220,13 @@ class DetectedObjects(Names):
 
 def to_prepared(boxes: Tensor, placement: Placement) -> Tensor:
     """Convert boxes (n, 2A) from places to fractions of a prepared value."""
-    origin, scale, unit = (each.tile(2) for each in placement)
+    origin, scale, unit = (part.tile(2) for part in placement)
     return ordered((boxes * unit - origin) / scale)
 
 
 def to_places(boxes: Tensor, placement: Placement) -> Tensor:
     """Convert boxes (n, 2A) from fractions of a prepared value to places: undo `to_prepared`."""
-    origin, scale, unit = (each.tile(2) for each in placement)
+    origin, scale, unit = (part.tile(2) for part in placement)
     return ordered((boxes * scale + origin) / unit)
 
 

@@ -106,27 +106,27 @@ class Detect(Task[DetectedObjects]):
         scores, boxes = decoded["scores"].cpu(), decoded["boxes"].cpu()
         part = batch[self.target.input]
         tokenizer = self.target.tokenizers[self.target.input]
-        placements = [each.cpu().float() for each in tokenizer.placement(part)]
+        placements = [tensor.cpu().float() for tensor in tokenizer.placement(part)]
         num_classes = scores.shape[2]
         nothing = Detected(
             torch.zeros(0).long(), torch.zeros(0), boxes.new_zeros(0, boxes.shape[2])
         )
-        found = [nothing] * batch["#size"]
+        predictions = [nothing] * batch["#size"]
         for i, row in enumerate(part["rows"].tolist()):
             count = self.max_objects * (1 if self.queries else SURPLUS)
             best = scores[row].flatten().topk(min(count, scores[row].numel()))
             chosen = boxes[row][best.indices // num_classes].clamp(0, 1)
             classes = best.indices % num_classes
-            kept = torch.arange(len(classes))
+            selected = torch.arange(len(classes))
             if not self.queries:
-                kept = without_duplicates(chosen, best.values, classes, self.duplicate)
-                kept = kept[: self.max_objects]
-            placement = Placement(*(each[i] for each in placements))
-            places = to_places(chosen[kept], placement)
+                selected = without_duplicates(chosen, best.values, classes, self.duplicate)
+                selected = selected[: self.max_objects]
+            placement = Placement(*(tensor[i] for tensor in placements))
+            places = to_places(chosen[selected], placement)
             if places.shape[1] == 4:  # a prepared picture can have an edge outside of the picture
                 places = places.clamp(0, 1)
-            found[row] = Detected(classes[kept], best.values[kept], places)
-        return found
+            predictions[row] = Detected(classes[selected], best.values[selected], places)
+        return predictions
 
     def calibrate(self, predictions: Sequence[Detected], targets: Sequence[Objects]) -> None:
         """Choose the threshold with the highest F1 of the objects, if the user has set none."""
@@ -150,11 +150,14 @@ class Detect(Task[DetectedObjects]):
             # A picture that is gone leaves fractions.
             with suppress(BadMedia):
                 extent = self.target.tokenizers[self.target.input].reader.extent(source)
-        kept = prediction.scores >= self.target.threshold
-        boxes = prediction.boxes[kept].double() * torch.tensor([*extent, *extent])
+        is_answer = prediction.scores >= self.target.threshold
+        boxes = prediction.boxes[is_answer].double() * torch.tensor([*extent, *extent])
         objects: list[dict[str, Any]] = []
         for index, score, box in zip(
-            prediction.classes[kept].tolist(), prediction.scores[kept].tolist(), boxes, strict=True
+            prediction.classes[is_answer].tolist(),
+            prediction.scores[is_answer].tolist(),
+            boxes,
+            strict=True,
         ):
             start, stop = (part.flip(0).tolist() for part in box.chunk(2))
             places = dict(zip(PLACES[axes], map(significant, [*start, *stop]), strict=True))
@@ -179,17 +182,17 @@ class Detect(Task[DetectedObjects]):
         if len(self.target.usual_size) != 2:
             return {}
         labels = list(self.target.labels)
-        found: list[Mark] = []
+        marks: list[Mark] = []
         if isinstance(value, Objects):
             for label, box in zip(value.labels, value.boxes, strict=True):
                 index = labels.index(label) if label in labels else len(labels)
-                found.append(Mark(label, index, box))
-            return {self.target.input: found}
-        kept = value.scores >= self.target.threshold
-        classes, boxes = value.classes[kept].tolist(), value.boxes[kept].tolist()
-        for index, box, score in zip(classes, boxes, value.scores[kept].tolist(), strict=True):
-            found.append(Mark(labels[index], index, tuple(box), score))
-        return {self.target.input: found}
+                marks.append(Mark(label, index, box))
+            return {self.target.input: marks}
+        is_answer = value.scores >= self.target.threshold
+        classes, boxes = value.classes[is_answer].tolist(), value.boxes[is_answer].tolist()
+        for index, box, score in zip(classes, boxes, value.scores[is_answer].tolist(), strict=True):
+            marks.append(Mark(labels[index], index, tuple(box), score))
+        return {self.target.input: marks}
 
     def columns(
         self, prediction: Detected, target: Any = None, inputs: Mapping[str, Any] | None = None

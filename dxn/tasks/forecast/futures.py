@@ -181,14 +181,14 @@ class ForecastMetric(Metric):
         if len(levels) == 1:
             inside = torch.full_like(inside, torch.nan)
         error, pinballs, inside = (
-            each.masked_fill(missing, torch.nan) for each in (error, pinballs, inside)
+            figures.masked_fill(missing, torch.nan) for figures in (error, pinballs, inside)
         )
         naive = (_naive(targets, true) - true).square().masked_fill(missing, torch.nan)
         scaled = error.nanmean(1) / _scales(targets)
         # A channel without a history has no naive forecast to compare with.
         compared = error.square().masked_fill(naive.isnan(), torch.nan)
         values = (scaled, error, error.square(), compared, naive, pinballs, inside)
-        columns = [each.flatten(1) for each in values]
+        columns = [figures.flatten(1) for figures in values]
         sums = [column.nansum(1) for column in columns]
         numbers = [(~column.isnan()).sum(1).double() for column in columns]
         return torch.stack([*sums, *numbers], 1)
@@ -240,7 +240,7 @@ def read_values(cell: Any) -> Tensor | None:
 
 def _row(item: Any) -> Any:
     if isinstance(item, list | tuple):
-        return [_row(one) for one in item]
+        return [_row(entry) for entry in item]
     return math.nan if item is None else float(item)
 
 

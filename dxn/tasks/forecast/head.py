@@ -97,9 +97,9 @@ class ForecastHead(nn.Module):
         if self.num_tokens:
             x = last_tokens(tokens.select(self.input), self.num_tokens)
             x = rearrange(x, "b (t c) d -> b c (t d)", c=self.num_channels)
-            known = x[:, self.num_channels - self.num_known :].flatten(1)
+            of_known = x[:, self.num_channels - self.num_known :].flatten(1)
             x = x[:, : self.output_shape[1]]  # the channels that are predicted come first
-            beside = [known] if self.num_known else []
+            beside = [of_known] if self.num_known else []
             beside += [pooled] if self.reads_pooled else []
             x = torch.cat([x, *(repeat(y, "b d -> b c d", c=x.shape[1]) for y in beside)], -1)
         raw = rearrange(

@@ -159,10 +159,10 @@ class FutureValues(Target):
         """
         candidates = [name for name, adapter in adapters.items() if adapter.reader.steps]
         if len(candidates) != 1:
-            found = ", ".join(candidates) or f"none among {', '.join(adapters)}"
+            names = ", ".join(candidates) or f"none among {', '.join(adapters)}"
             raise UserError(
                 "head=forecast: needs exactly one series as an input, whose next values are "
-                f"predicted, got {found}; other inputs, such as texts, can be added to it"
+                f"predicted, got {names}; other inputs, such as texts, can be added to it"
             )
         (self.input,) = self.required = self.prepared_inputs = tuple(candidates)
 

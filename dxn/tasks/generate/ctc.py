@@ -73,7 +73,8 @@ class Transcripts(Target):
         """Return a text in the letter case of the vocabulary, if it has only one."""
         cases = ((char, char.upper(), char.lower()) for char in text)
         return "".join(
-            next((char for char in each if char in self.index), each[0]) for each in cases
+            next((char for char in spellings if char in self.index), spellings[0])
+            for spellings in cases
         )
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> str:
@@ -137,7 +138,7 @@ class Transcripts(Target):
         ids = [ids for ids, _ in targets]
         return {
             "ids": nn.utils.rnn.pad_sequence(ids, True),
-            "lengths": [len(each) for each in ids],
+            "lengths": [len(row) for row in ids],
             "counts": [count for _, count in targets],
         }
 
@@ -239,8 +240,8 @@ class Ctc(Task[Transcripts]):
 
 def _input_of(tokenizers: Mapping[str, Any]) -> str:
     """Return the name of the first input with a known number of tokens, "" if there is none."""
-    known = (name for name, each in tokenizers.items() if each.count_columns is not None)
-    return next(known, "")
+    names = (name for name, tokenizer in tokenizers.items() if tokenizer.count_columns is not None)
+    return next(names, "")
 
 
 def _tokens_needed(text: str) -> int:

@@ -101,8 +101,8 @@ class GenerateHead(nn.Module):
             index, ids = choice
             before = prompt[:, :index]
             logits = self.decoder(before, torch.ones_like(before, dtype=torch.bool), memory)[:, -1]
-            known = torch.tensor(ids, device=prompt.device)
-            prompt[:, index] = known[logits[:, known].argmax(1)]
+            allowed = torch.tensor(ids, device=prompt.device)
+            prompt[:, index] = allowed[logits[:, allowed].argmax(1)]
         return prompt
 
     def write(
@@ -132,13 +132,13 @@ class GenerateHead(nn.Module):
             indices = rows.tolist()
             others = memory.mask[:, start + window :].any(1).nonzero().flatten().tolist()
             part = Tokens(memory.x[rows, start : start + window], mask[rows])
-            found = self.write_window(
+            hypotheses = self.write_window(
                 Memory.from_tokens(part),
                 sampler=sampler.of(indices) if isinstance(sampler, BatchSampler) else sampler,
                 on_tokens=on_tokens and partial(_pass_on, on_tokens, indices, others),
                 **options,
             )
-            for i, new in zip(indices, found, strict=True):
+            for i, new in zip(indices, hypotheses, strict=True):
                 texts[i] = Hypothesis([*texts[i].ids, *new.ids], texts[i].score + new.score)
         return texts
 

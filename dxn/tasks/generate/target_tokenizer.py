@@ -264,7 +264,7 @@ def _languages(token: str, tokenizer: Tokenizer) -> dict[str, int]:
     """
     pattern = re.compile(re.escape(token).replace(re.escape("{language}"), LANGUAGE))
     added = tokenizer.get_added_tokens_decoder()
-    matches = ((pattern.fullmatch(each.content), i) for i, each in added.items())
+    matches = ((pattern.fullmatch(token_of_id.content), i) for i, token_of_id in added.items())
     languages = {match[1]: i for match, i in matches if match is not None}
     if not languages:
         raise UserError(

@@ -143,7 +143,7 @@ class TextMetric(ErrorRates):
             metric._extract_corpus_statistics(list(predictions), [references])
             for metric, _ in self.corpus_metrics.values()
         ]
-        parts = [torch.tensor(each, dtype=torch.float64) for each in stats]
+        parts = [torch.tensor(rows, dtype=torch.float64) for rows in stats]
         return torch.cat([*parts, super().rows(predictions, targets)], 1)
 
     def value(self, sums: Tensor) -> dict[str, Tensor]:

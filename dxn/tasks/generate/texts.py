@@ -76,8 +76,8 @@ def bare_words(text: str) -> list[str]:
     text = APOSTROPHES.sub("", unicodedata.normalize("NFC", text).lower())
     if text.isascii():
         return ASCII_PUNCTUATION.sub(" ", text).split()
-    kept = (" " if unicodedata.category(char)[0] in "PS" else char for char in text)
-    return "".join(kept).split()
+    chars = (" " if unicodedata.category(char)[0] in "PS" else char for char in text)
+    return "".join(chars).split()
 
 
 def distance(left: Sequence[str], right: Sequence[str]) -> int:

@@ -67,8 +67,8 @@ class Drawn:
 def labels_of(cells: Sequence[Any]) -> list[str]:
     """Return the sorted classes of the objects in cells, of which other cells have none."""
     items = (item for cell in cells for item in list_of_objects(cell) or ())
-    found = {label_of(item) for item in items if isinstance(item, Mapping)}
-    return sorted(label for label in found if label is not None and label != BACKGROUND)
+    labels = {label_of(item) for item in items if isinstance(item, Mapping)}
+    return sorted(label for label in labels if label is not None and label != BACKGROUND)
 
 
 def read_drawn(
@@ -88,12 +88,12 @@ def read_drawn(
     Raises:
         UserError: If an object has no class, or neither polygons nor run lengths.
     """
-    found = read_areas(cell, origin, size)
-    if found is None:
+    areas = read_areas(cell, origin, size)
+    if areas is None:
         return None
-    found = sorted(found, key=lambda each: not each.is_crowd)  # keeps the order of equal keys
+    areas = sorted(areas, key=lambda area: not area.is_crowd)  # keeps the order of equal keys
     names = {**values, BACKGROUND: 0}
-    return Drawn(tuple((names.get(each.label, UNKNOWN), each.area) for each in found), size)
+    return Drawn(tuple((names.get(area.label, UNKNOWN), area.area) for area in areas), size)
 
 
 def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | None:
@@ -109,7 +109,7 @@ def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | No
     items = list_of_objects(cell)
     if items is None:
         return None
-    found: list[Area] = []
+    areas: list[Area] = []
     for item in items:
         label = label_of(item) if isinstance(item, Mapping) else None
         if label is None or SEGMENTATION not in item:
@@ -122,8 +122,8 @@ def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | No
             _ = run_lengths(area, size) if isinstance(area, Mapping) else polygons(area)
         except BadMedia as error:
             raise UserError(f"{origin}: {error}") from error
-        found.append(Area(label, area, bool(item.get("iscrowd"))))
-    return found
+        areas.append(Area(label, area, bool(item.get("iscrowd"))))
+    return areas
 
 
 def polygons(area: Any) -> list[np.ndarray]:
@@ -133,10 +133,10 @@ def polygons(area: Any) -> list[np.ndarray]:
         BadMedia: If they are anything else.
     """
     try:
-        found = [np.asarray(each, np.float64).reshape(-1, 2) for each in area]
+        corners = [np.asarray(polygon, np.float64).reshape(-1, 2) for polygon in area]
         # Only a damaged file has corners that far outside of a picture.
-        if all(np.abs(each).max(initial=0) < 1e6 for each in found):
-            return [each for each in found if len(each) > 2]
+        if all(np.abs(polygon).max(initial=0) < 1e6 for polygon in corners):
+            return [polygon for polygon in corners if len(polygon) > 2]
     except (TypeError, ValueError, OverflowError):
         pass
     raise BadMedia(
@@ -188,7 +188,7 @@ def run_lengths(area: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
         BadMedia: If they do not fit the picture.
     """
     try:
-        own = tuple(map(int, area["size"]))
+        written_size = tuple(map(int, area["size"]))
         counts = area["counts"]
         if isinstance(counts, bytes):
             counts = counts.decode("ascii")
@@ -199,8 +199,10 @@ def run_lengths(area: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
         raise BadMedia(
             f"run lengths must have the keys size and counts, got {shortened(area)}"
         ) from error
-    if own != size:
-        raise BadMedia(f"run lengths of {own[::-1]} pixels do not fit the picture of {size[::-1]}")
+    if written_size != size:
+        raise BadMedia(
+            f"run lengths of {written_size[::-1]} pixels do not fit the picture of {size[::-1]}"
+        )
     total = sum(runs.tolist())  # that of NumPy overflows for huge runs
     expected = size[0] * size[1]
     if (runs < 0).any() or total != expected:

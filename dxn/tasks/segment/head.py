@@ -75,21 +75,23 @@ class TiledHead(nn.Module):
             chosen = places[first : first + MAX_TILES]
             samples = []
             for i, top, left in chosen:
-                own = {key: part[key][i] for key in KEYS}
+                picture = {key: part[key][i] for key in KEYS}
                 # Without the padding of the batch.
-                own["pixels"] = own["pixels"][:, : sizes[i][0], : sizes[i][1]]
-                samples.append(tile_of(own, top, left, self.tile))
+                picture["pixels"] = picture["pixels"][:, : sizes[i][0], : sizes[i][1]]
+                samples.append(tile_of(picture, top, left, self.tile))
             tiles = pad(samples, {})
             tiles["rows"] = torch.arange(len(samples), device=part["rows"].device)
             logits = output_of({"#size": len(samples), self.input: tiles})
             if total is None or weights is None:
                 total = logits.new_zeros(batch["#size"], logits.shape[1], height, width)
                 weights = logits.new_full((batch["#size"], 1, height, width), EPSILON)
-            for (i, top, left), sample, own in zip(chosen, samples, logits, strict=True):
+            for (i, top, left), sample, tile_logits in zip(chosen, samples, logits, strict=True):
                 h, w = sample["pixels"].shape[-2:]
                 row = part["rows"][i]
-                weight = (self.tile_weight(h, own)[:, None] * self.tile_weight(w, own))[None]
-                total[row, :, top : top + h, left : left + w] += weight * own[:, :h, :w]
+                weight = (
+                    self.tile_weight(h, tile_logits)[:, None] * self.tile_weight(w, tile_logits)
+                )[None]
+                total[row, :, top : top + h, left : left + w] += weight * tile_logits[:, :h, :w]
                 weights[row, :, top : top + h, left : left + w] += weight
         assert total is not None and weights is not None
         return total / weights
@@ -173,17 +175,17 @@ class SegmentHead(TiledHead):
         # Padding is 0 in each layer, so that other samples have no effect.
         inside = grid_mask(sizes, height, width)[:, None]
         y = (plain * inside).to(x.dtype).contiguous(memory_format=torch.channels_last)
-        known: list[tuple[Tensor, Tensor]] = []  # features and their mask at each level
+        levels: list[tuple[Tensor, Tensor]] = []  # features and their mask at each level
         for level, (conv, norm) in enumerate(zip(self.down, self.norms, strict=True)):
             if level:
                 sizes = (sizes + 1) // 2  # kernel size 3, stride 2 and padding 1
             y = conv(y)
             inside = grid_mask(sizes, y.shape[2], y.shape[3])[:, None]
             y = activated(y, norm, inside)
-            known.append((y, inside))
+            levels.append((y, inside))
         x = y + self._fitted(x, y.shape[2], y.shape[3]) * inside
-        for level in reversed(range(len(known))):
-            y, inside = known[level]
+        for level in reversed(range(len(levels))):
+            y, inside = levels[level]
             if level < self.levels:
                 x = self.up[level](x)[:, :, : y.shape[2], : y.shape[3]] * inside + y
             for block in cast("nn.ModuleList", self.blocks[level]):
@@ -256,23 +258,25 @@ class MaskHead(TiledHead):
         Raises:
             UserError: If the fusion has fewer registers than there are queries.
         """
-        found = self.found(tokens, batch)
-        return found if self.training or self.instances else self.per_pixel(found, batch)
+        output = self.queried(tokens, batch)
+        return output if self.training or self.instances else self.per_pixel(output, batch)
 
-    def found(self, tokens: Tokens, batch: Batch) -> MaskQueries:
+    def queried(self, tokens: Tokens, batch: Batch) -> MaskQueries:
         """Return the classes and the masks of the queries."""
         part = batch[self.input]
         height, width = part["pixels"].shape[-2:]
         queries = registers_of(tokens, self.input, self.queries, option="head.queries").x
         queries = self.dropout(queries)
-        own = tokens.select(self.input)
+        patches = tokens.select(self.input)
         # The patches are the last columns; there can be class tokens before them.
         down, across = self.grid.count(height, 0), self.grid.count(width, 1)
-        x = self.dropout(own.x)[:, own.x.shape[1] - down * across :]
+        x = self.dropout(patches.x)[:, patches.x.shape[1] - down * across :]
         x = rearrange(x, "b (h w) d -> b d h w", h=down)
         inside = None
-        if not own.has_no_padding:
-            inside = own.mask[:, own.x.shape[1] - down * across :].unflatten(1, (down, across))
+        if not patches.has_no_padding:
+            inside = patches.mask[:, patches.x.shape[1] - down * across :].unflatten(
+                1, (down, across)
+            )
         for layer in self.upscale:
             x, inside = layer(x, inside)
         masks = torch.einsum("b m d, b d h w -> b m h w", self.masks(queries), x)
@@ -280,11 +284,11 @@ class MaskHead(TiledHead):
             masks = repeated_edges(masks, inside)
         return MaskQueries(self.classes(queries), masks)
 
-    def per_pixel(self, found: MaskQueries, batch: Batch) -> Tensor:
+    def per_pixel(self, output: MaskQueries, batch: Batch) -> Tensor:
         """Return the logarithm (B, K, H, W) of the scores of the classes of each pixel."""
         size = batch[self.input]["pixels"].shape[-2:]
-        masks = at_pixels(found.masks, self.grid, len(self.upscale), size).sigmoid()
-        classes = found.classes.float().softmax(-1)[..., :-1]
+        masks = at_pixels(output.masks, self.grid, len(self.upscale), size).sigmoid()
+        classes = output.classes.float().softmax(-1)[..., :-1]
         scores = torch.einsum("b m k, b m h w -> b k h w", classes, masks)
         return scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
 

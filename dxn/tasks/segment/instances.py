@@ -67,8 +67,8 @@ class Instances(Described):
     def masks(self) -> np.ndarray:
         """Return the masks (m, H, W) bool."""
         masks = np.zeros((len(self.areas), *self.size), bool)
-        for mask, each in zip(masks, self.areas, strict=True):
-            mask[:] = Drawn(((1, each.area),), self.size).values() > 0
+        for mask, area in zip(masks, self.areas, strict=True):
+            mask[:] = Drawn(((1, area.area),), self.size).values() > 0
         return masks
 
 
@@ -117,7 +117,7 @@ class ObjectMasks(PixelClasses):
                 f"{shortened(cell)}; for a mask with the class of each pixel, leave out "
                 "head.instances"
             )
-        return Instances(tuple(each for each in areas if not each.is_crowd), size)
+        return Instances(tuple(area for area in areas if not area.is_crowd), size)
 
     def fit(self, values: Sequence[Any]) -> None:
         """Collect the classes and their frequencies.
@@ -145,11 +145,15 @@ class ObjectMasks(PixelClasses):
         part = sample[self.input]
         placement = self.tokenizers[self.input].placement(part)
         turned = np.rot90(value.masks().transpose(1, 2, 0), int(part.get(TURNS, 0)))
-        masks, known = mask_at(turned, placement, part["sizes"].tolist())
-        found = torch.from_numpy(masks & known[..., None]).permute(2, 0, 1)
+        masks, is_inside = mask_at(turned, placement, part["sizes"].tolist())
+        in_picture = torch.from_numpy(masks & is_inside[..., None]).permute(2, 0, 1)
         labels = Names.encode(self, value, sample, rand)
-        kept = found.flatten(1).any(1)
-        return {"labels": labels[kept], "masks": found[kept], "known": torch.from_numpy(known)}
+        is_visible = in_picture.flatten(1).any(1)
+        return {
+            "labels": labels[is_visible],
+            "masks": in_picture[is_visible],
+            "known": torch.from_numpy(is_inside),
+        }
 
     def collate(self, targets: Sequence[Any]) -> Any:
         """Pad the classes to (B, n) with IGNORED, and the masks to (B, n, H, W) with False."""
@@ -157,13 +161,13 @@ class ObjectMasks(PixelClasses):
         count = max(len(target["labels"]) for target in targets)
         labels = torch.full((len(targets), count), IGNORED)
         masks = torch.zeros(len(targets), count, height, width, dtype=torch.bool)
-        known = torch.zeros(len(targets), height, width, dtype=torch.bool)
+        is_inside = torch.zeros(len(targets), height, width, dtype=torch.bool)
         for i, target in enumerate(targets):
             n, h, w = target["masks"].shape
             labels[i, :n] = target["labels"]
             masks[i, :n, :h, :w] = target["masks"]
-            known[i, :h, :w] = target["known"]
-        return {"labels": labels, "masks": masks, "known": known}
+            is_inside[i, :h, :w] = target["known"]
+        return {"labels": labels, "masks": masks, "known": is_inside}
 
     def describe(self, values: Sequence[Any]) -> str:
         """Return the number of objects per class."""
@@ -196,8 +200,8 @@ class FoundMasks(ScoredObjects):
         """
         runs = self.runs[index]
         flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
-        own = flat.reshape(self.size[::-1]).T
-        return own[
+        prepared = flat.reshape(self.size[::-1]).T
+        return prepared[
             np.ix_(
                 *(
                     nearest(self.placement, axis, length, self.size[axis])
@@ -212,9 +216,9 @@ class FoundMasks(ScoredObjects):
         areas = masks.sum(1)
         result = np.zeros((len(self.scores), len(true)))
         for i, row in enumerate(result):
-            own = self.mask(i, true.size).ravel()
-            common = masks[:, own].sum(1)
-            row[:] = common / np.maximum(areas + own.sum() - common, 1)
+            mask = self.mask(i, true.size).ravel()
+            common = masks[:, mask].sum(1)
+            row[:] = common / np.maximum(areas + mask.sum() - common, 1)
         return torch.from_numpy(result)
 
     def objects(
@@ -227,13 +231,13 @@ class FoundMasks(ScoredObjects):
             threshold: Minimum score.
             size: Height and width of the picture.
         """
-        found: list[dict[str, Any]] = []
+        objects: list[dict[str, Any]] = []
         for i in (self.scores >= threshold).nonzero().flatten().tolist():
             mask = self.mask(i, size)
             if not mask.any():  # smaller than a pixel
                 continue
             top, left, bottom, right = extent(mask)
-            found.append(
+            objects.append(
                 {
                     "label": labels[int(self.classes[i])],
                     "score": significant(float(self.scores[i])),
@@ -244,7 +248,7 @@ class FoundMasks(ScoredObjects):
                     SEGMENTATION: {"size": [*size], "counts": compressed(runs_of(mask))},
                 }
             )
-        return found
+        return objects
 
 
 def extent(mask: np.ndarray) -> tuple[int, int, int, int]:
@@ -268,8 +272,10 @@ def found_masks(
         max_objects: Maximum number of objects of a picture.
     """
     part = batch[target.input]
-    placements = [each.cpu().float() for each in target.tokenizers[target.input].placement(part)]
-    found = [no_masks()] * batch["#size"]
+    placements = [
+        tensor.cpu().float() for tensor in target.tokenizers[target.input].placement(part)
+    ]
+    predictions = [no_masks()] * batch["#size"]
     for i, row in enumerate(part["rows"].tolist()):
         height, width = part["sizes"][i].tolist()
         pixels = decoded["masks"][row, :, :height, :width]
@@ -281,14 +287,14 @@ def found_masks(
         order = scores.argsort(descending=True, stable=True)
         order = order[(counts > 0).cpu()[order]][:max_objects]
         masks = inside[order.to(inside.device)].cpu().numpy()
-        found[row] = FoundMasks(
+        predictions[row] = FoundMasks(
             classes.cpu()[order],
             scores[order],
             tuple(map(runs_of, masks)),
             (height, width),
-            Placement(*(each[i] for each in placements)),
+            Placement(*(tensor[i] for tensor in placements)),
         )
-    return found
+    return predictions
 
 
 def no_masks() -> FoundMasks:
@@ -300,20 +306,20 @@ def no_masks() -> FoundMasks:
 def object_marks(value: FoundMasks | Instances, target: ObjectMasks) -> list[Mark]:
     """Return the boxes around predicted or true objects."""
     labels = list(target.labels)
-    found: list[Mark] = []
+    marks: list[Mark] = []
     if isinstance(value, Instances):
         for label, mask in zip(value.names, value.masks(), strict=True):
             if mask.any():
                 number = labels.index(label) if label in labels else len(labels)
-                found.append(Mark(label, number, _box(mask)))
-        return found
+                marks.append(Mark(label, number, _box(mask)))
+        return marks
     for i in (value.scores >= target.threshold).nonzero().flatten().tolist():
         number = int(value.classes[i])
         # The placement is needed only in fractions, so any size of the original does.
         mask = value.mask(i, value.size)
         if mask.any():
-            found.append(Mark(labels[number], number, _box(mask), float(value.scores[i])))
-    return found
+            marks.append(Mark(labels[number], number, _box(mask), float(value.scores[i])))
+    return marks
 
 
 def _box(mask: np.ndarray) -> tuple[float, ...]:

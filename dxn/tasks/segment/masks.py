@@ -155,9 +155,9 @@ def _opened(source: Any) -> Image.Image:
     except (OSError, ValueError, SyntaxError) as error:
         if isinstance(error, BadMedia):
             raise
-        known = ", ".join(FORMATS)
         raise BadMedia(
-            f"not a picture without loss ({known}), as a file with the class of each pixel must be"
+            f"not a picture without loss ({', '.join(FORMATS)}), as a file with the class of each "
+            "pixel must be"
         ) from error
     except Image.DecompressionBombError as error:
         raise BadMedia("too many pixels") from error
@@ -171,13 +171,13 @@ def count_values(values: np.ndarray) -> dict[int, int]:
     if values.dtype == np.uint8:  # several times faster than sorting
         counts = np.bincount(values.ravel(), minlength=256)
         return {value: int(counts[value]) for value in np.flatnonzero(counts).tolist()}
-    found, counts = np.unique(values, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+    distinct, counts = np.unique(values, return_counts=True)
+    return dict(zip(distinct.tolist(), counts.tolist(), strict=True))
 
 
-def indexed(values: np.ndarray, known: Sequence[int], other: int) -> np.ndarray:
-    """Return the index (H, W) int64 of each value in the sorted list `known`, or else `other`."""
-    table = np.asarray(known)
+def indexed(values: np.ndarray, expected: Sequence[int], other: int) -> np.ndarray:
+    """Return the index (H, W) int64 of each value in the sorted list `expected`, or `other`."""
+    table = np.asarray(expected)
     index = np.searchsorted(table, values).clip(max=len(table) - 1)
     return np.where(table[index] == values, index, other)
 

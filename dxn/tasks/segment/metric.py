@@ -47,7 +47,7 @@ class Segmented:
 
 def nearest(placement: Placement, axis: int, length: int, count: int) -> np.ndarray:
     """Return the row or column of the prepared picture at each one of the original picture."""
-    origin, scale, unit = (float(each[axis]) for each in placement)
+    origin, scale, unit = (float(tensor[axis]) for tensor in placement)
     fractions = ((np.arange(length) + 0.5) / length * unit - origin) / scale
     return np.floor(fractions * count).astype(np.int64).clip(0, count - 1)
 
@@ -76,10 +76,10 @@ class Overlap(Metric):
         rows = torch.zeros(len(predictions), 3, count, dtype=torch.float64)
         for row, prediction, mask in zip(rows, predictions, targets, strict=True):
             true = self.target.index_of(mask)
-            known = true != IGNORED
-            true, predicted = true[known], prediction.at(mask.size)[known]
-            for i, each in enumerate((true[true == predicted], predicted, true)):
-                row[i] = torch.from_numpy(np.bincount(each, minlength=count))
+            has_class = true != IGNORED
+            true, predicted = true[has_class], prediction.at(mask.size)[has_class]
+            for i, classes in enumerate((true[true == predicted], predicted, true)):
+                row[i] = torch.from_numpy(np.bincount(classes, minlength=count))
         return rows.flatten(1)
 
     def value(self, sums: Tensor) -> dict[str, Tensor]:

@@ -59,9 +59,9 @@ class PerPixel(Categorical):
 def _dice(output: Tensor, batch: Batch) -> Tensor:
     """Return 1 minus the mean Dice coefficient of the classes in a batch (arXiv:1606.04797)."""
     target = batch["target"]
-    known = (target != IGNORED)[:, None]
-    probabilities = output.float().softmax(1) * known
-    true = F.one_hot(target.clamp(min=0), output.shape[1]).movedim(-1, 1) * known
+    has_class = (target != IGNORED)[:, None]
+    probabilities = output.float().softmax(1) * has_class
+    true = F.one_hot(target.clamp(min=0), output.shape[1]).movedim(-1, 1) * has_class
     common = (probabilities * true).sum((0, 2, 3))
     total = probabilities.sum((0, 2, 3)) + true.sum((0, 2, 3))
     present = true.sum((0, 2, 3)) > 0
@@ -108,8 +108,8 @@ class MaskClasses(PerPixel):
         masks = F.one_hot(target.clamp(min=0), len(self.names.labels)).mT * (target >= 0)[:, None]
         labels = torch.arange(masks.shape[1], device=masks.device)
         labels = labels.where(masks.any(2), IGNORED)
-        known = (target != IGNORED).float()
-        return set_loss(output.classes, points, Segments(labels, masks.float(), known))
+        has_class = (target != IGNORED).float()
+        return set_loss(output.classes, points, Segments(labels, masks.float(), has_class))
 
 
 class MaskObjects(MaskClasses):
@@ -125,8 +125,8 @@ class MaskObjects(MaskClasses):
         step = point_step(target["known"])
         points = points_of(output.masks, self.names.grid, self.upscale, target["known"], step)
         masks = target["masks"][..., ::step, ::step].flatten(2).float()
-        known = target["known"][:, ::step, ::step].flatten(1).float()
-        return set_loss(output.classes, points, Segments(target["labels"], masks, known))
+        has_class = target["known"][:, ::step, ::step].flatten(1).float()
+        return set_loss(output.classes, points, Segments(target["labels"], masks, has_class))
 
     def decode(self, output: Tensor | MaskQueries, batch: Batch) -> dict[str, Tensor]:
         """Return the probabilities (B, M, K) of the classes of the queries, and their masks.
@@ -177,11 +177,11 @@ def set_loss(classes: Tensor, masks: Tensor, true: Segments) -> LossSum:
     weights = logits.new_ones(logits.shape[2])
     weights[-1] = NOTHING_WEIGHT
     of_classes = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weights)
-    found, known = masks[pairs.rows, pairs.outputs], true.known[pairs.rows]
+    predicted, has_class = masks[pairs.rows, pairs.outputs], true.known[pairs.rows]
     expected = true.masks[pairs.rows, pairs.objects]
-    each = F.binary_cross_entropy_with_logits(found, expected, known, reduction="none")
-    of_pixels = (each.sum(1) / known.sum(1).clamp(min=1)).sum()
-    chances = found.sigmoid() * known
+    losses = F.binary_cross_entropy_with_logits(predicted, expected, has_class, reduction="none")
+    of_pixels = (losses.sum(1) / has_class.sum(1).clamp(min=1)).sum()
+    chances = predicted.sigmoid() * has_class
     common = (chances * expected).sum(1)
     dice = (1 - (2 * common + 1) / (chances.sum(1) + expected.sum(1) + 1)).sum()
     count = (true.labels >= 0).sum().float()
@@ -195,10 +195,10 @@ def match(classes: Tensor, masks: Tensor, true: Segments) -> Matches:
     index = true.labels.clamp(min=0)[:, None].expand(-1, classes.shape[1], -1)
     scores = classes.softmax(-1).gather(2, index)
     # The cross-entropy is softplus(x) - x where the mask is 1, and softplus(x) elsewhere.
-    known = true.known[:, None]
-    rest = (F.softplus(masks) * known).sum(2, keepdim=True)
-    of_pixels = (rest - masks @ true.masks.mT) / known.sum(2, keepdim=True).clamp(min=1)
-    chances = masks.sigmoid() * known
+    has_class = true.known[:, None]
+    rest = (F.softplus(masks) * has_class).sum(2, keepdim=True)
+    of_pixels = (rest - masks @ true.masks.mT) / has_class.sum(2, keepdim=True).clamp(min=1)
+    chances = masks.sigmoid() * has_class
     total = chances.sum(2, keepdim=True) + true.masks.sum(2)[:, None]
     dice = 1 - (2 * chances @ true.masks.mT + 1) / (total + 1)
     cost = MASK_WEIGHT * of_pixels + DICE_WEIGHT * dice - CLASS_WEIGHT * scores

@@ -130,10 +130,10 @@ class PixelClasses(Names):
         name = self.input or pictured(self.tokenizers)
         grid = getattr(adapters.get(name), "grid", None)
         if grid is None or self.tokenizers[name].reader.axes != 2:
-            known = ", ".join(f"{n} ({t.modality})" for n, t in self.tokenizers.items())
+            inputs = ", ".join(f"{n} ({t.modality})" for n, t in self.tokenizers.items())
             raise UserError(
                 f"head=segment: needs an input of pictures that are divided into patches, got "
-                f"{known}; set head.input to one"
+                f"{inputs}; set head.input to one"
             )
         if self.tile and len(adapters) > 1:
             raise UserError(
@@ -155,19 +155,19 @@ class PixelClasses(Names):
         counts = self._counts(chosen)
         if self.ignore is None and counts.keys() - {0, WHITE} and WHITE not in self.names_by_value:
             self.ignored = WHITE
-        found = sorted(counts.keys() - {self.ignored})
-        if not found:
+        present = sorted(counts.keys() - {self.ignored})
+        if not present:
             raise UserError(
                 f"data.target: all pixels of the masks are {self.ignored}, which is not a class; "
                 "check the masks, or set head.ignore=-1"
             )
-        if len(found) > MAX_VALUES:
+        if len(present) > MAX_VALUES:
             raise UserError(
-                f"data.target: the masks have {len(found):,} different values, at most "
+                f"data.target: the masks have {len(present):,} different values, at most "
                 f"{MAX_VALUES} are possible; a mask has the same value at all pixels of a class, "
                 "which a lossy format such as JPEG changes"
             )
-        self.values, self.labels = self._named(found)
+        self.values, self.labels = self._named(present)
         # The classes of a prediction are bytes.
         if len(self.labels) > MAX_VALUES:
             raise UserError(
@@ -180,7 +180,7 @@ class PixelClasses(Names):
                 f"data.target: several classes of the masks have the name {repeated[0]!r}; give "
                 "each class another name"
             )
-        total = sum(counts[value] for value in found)
+        total = sum(counts[value] for value in present)
         self.frequencies = [counts[value] / total for value in self.values]
         self.class_weights = None
         if self.balance:
@@ -189,7 +189,7 @@ class PixelClasses(Names):
             weights = [max(by_name[name], 1) for name in self.labels]
             self.class_weights = [total / (len(weights) * weight) for weight in weights]
 
-    def _named(self, found: list[int]) -> tuple[list[int], list[str]]:
+    def _named(self, present: list[int]) -> tuple[list[int], list[str]]:
         """Return the values of the classes and their names.
 
         Raises:
@@ -197,19 +197,19 @@ class PixelClasses(Names):
         """
         names = self.chosen_names
         if self.names_by_value and not names:
-            values = sorted({*found, *self.names_by_value})
+            values = sorted({*present, *self.names_by_value})
             return values, [self.names_by_value.get(value, str(value)) for value in values]
         if not names:
-            return found, [str(value) for value in found]
-        if found[-1] < len(names):
+            return present, [str(value) for value in present]
+        if present[-1] < len(names):
             return list(range(len(names))), names
-        if len(names) != len(found):
-            shown = ", ".join(map(str, found[:SHOWN]))
+        if len(names) != len(present):
+            shown = ", ".join(map(str, present[:SHOWN]))
             raise UserError(
                 f"head.names: must have one name per class, got {len(names)} names for "
-                f"{len(found)} values of pixels ({shown})"
+                f"{len(present)} values of pixels ({shown})"
             )
-        return found, names
+        return present, names
 
     def index_of(self, mask: Mask) -> np.ndarray:
         """Return the class (H, W) int64 of each pixel, IGNORED where there is none.
@@ -234,8 +234,8 @@ class PixelClasses(Names):
         placement = self.tokenizers[self.input].placement(part)
         turned = np.rot90(value.values(), int(part.get(TURNS, 0)))
         values = mask_at(turned, placement, (height, width))
-        known = torch.from_numpy(indexed(values[0], self.values, IGNORED))
-        return known.masked_fill(~torch.from_numpy(values[1]), IGNORED)
+        index = torch.from_numpy(indexed(values[0], self.values, IGNORED))
+        return index.masked_fill(~torch.from_numpy(values[1]), IGNORED)
 
     def collate(self, targets: Sequence[Tensor]) -> Tensor:
         """Pad the classes to (B, H, W) with IGNORED."""
@@ -299,8 +299,8 @@ def mask_at(
         _positions(placement, axis, count, values.shape[axis]) for axis, count in enumerate(size)
     )
     inside = [
-        (each >= 0) & (each < length)
-        for each, length in zip((rows, columns), values.shape[:2], strict=True)
+        (index >= 0) & (index < length)
+        for index, length in zip((rows, columns), values.shape[:2], strict=True)
     ]
     height, width = values.shape[:2]
     picked = values[np.ix_(rows.clip(0, height - 1), columns.clip(0, width - 1))]
@@ -309,11 +309,11 @@ def mask_at(
 
 def _positions(placement: Placement, axis: int, count: int, length: int) -> np.ndarray:
     """Return the row or column (count,) of a mask at each pixel of a prepared picture."""
-    origin, scale, unit = (float(each[axis]) for each in placement)
+    origin, scale, unit = (float(tensor[axis]) for tensor in placement)
     fractions = (origin + scale * (np.arange(count) + 0.5) / count) / unit
     return np.floor(fractions * length).astype(np.int64)
 
 
 def pictured(tokenizers: Mapping[str, Tokenizer]) -> str:
     """Return the name of the first input of pictures, "" if there is none."""
-    return next((name for name, each in tokenizers.items() if each.reader.axes == 2), "")
+    return next((name for name, tokenizer in tokenizers.items() if tokenizer.reader.axes == 2), "")

@@ -196,15 +196,15 @@ class Segment(Task[PixelClasses]):
         part = batch[self.target.input]
         sizes = part["sizes"].tolist()
         placement = self.target.tokenizers[self.target.input].placement(part)
-        placements = [each.cpu().float() for each in placement]
+        placements = [tensor.cpu().float() for tensor in placement]
         nothing = torch.zeros(1, 1, dtype=torch.uint8)
-        found = [Segmented(nothing, WHOLE)] * batch["#size"]
+        predictions = [Segmented(nothing, WHOLE)] * batch["#size"]
         for i, row in enumerate(part["rows"].tolist()):
             height, width = sizes[i]
             # A copy: a view would keep the padding of the batch.
-            own = classes[row, :height, :width].clone()
-            found[row] = Segmented(own, Placement(*(each[i] for each in placements)))
-        return found
+            picture = classes[row, :height, :width].clone()
+            predictions[row] = Segmented(picture, Placement(*(tensor[i] for tensor in placements)))
+        return predictions
 
     def calibrate(self, predictions: Sequence[Any], targets: Sequence[Any]) -> None:
         """Choose the threshold with the highest F1 of the objects, if the user has set none."""
@@ -281,8 +281,8 @@ class Segment(Task[PixelClasses]):
         inputs: Mapping[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
         """Return one row with the path of the mask or the objects, if known, and `columns`."""
-        known = {} if target is None else {"target": getattr(target, "key", target)}
-        return [known | self.columns(prediction, target, inputs)]
+        truth = {} if target is None else {"target": getattr(target, "key", target)}
+        return [truth | self.columns(prediction, target, inputs)]
 
     def _mask(self, prediction: Segmented, inputs: Mapping[str, Any] | None) -> np.ndarray:
         height, width = prediction.classes.shape

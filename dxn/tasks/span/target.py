@@ -87,7 +87,7 @@ class SpanTarget(Target):
             UserError: If the cell contains no answers, or none of them is in the text.
         """
         try:
-            found = list(read_answers(cell))
+            texts_and_starts = list(read_answers(cell))
         except (TypeError, ValueError, OverflowError):
             raise UserError(
                 f"{origin}: the target must be an answer, a list of answers, or an object with the "
@@ -97,10 +97,10 @@ class SpanTarget(Target):
         self.lengths.update({name: len(text) for name, text in texts.items()})
         # The names of all rows: this one can lack the text.
         name = self._context(self.lengths)
-        answers = tuple(dict.fromkeys(text for text, _ in found))
+        answers = tuple(dict.fromkeys(text for text, _ in texts_and_starts))
         if not answers or name not in texts:
             return Answers(answers)
-        for text, start in found:
+        for text, start in texts_and_starts:
             position = nearest(texts[name], text, start)
             if position >= 0:
                 is_unclear = start is None and texts[name].count(text) > 1
@@ -123,13 +123,13 @@ class SpanTarget(Target):
         Raises:
             UserError: If there is no such text, or no other input.
         """
-        texts = {name: each for name, each in adapters.items() if each.reader.words}
+        texts = {name: adapter for name, adapter in adapters.items() if adapter.reader.words}
         self.context = self._context(texts)
         if self.context not in texts:
-            known = ", ".join(texts) or "none"
+            names = ", ".join(texts) or "none"
             raise UserError(
                 f"head.context: must be the name of an input that is a text, got "
-                f"{self.context or 'no text'}; the texts are {known}, and data.text=NAME reads a "
+                f"{self.context or 'no text'}; the texts are {names}, and data.text=NAME reads a "
                 "column as a text"
             )
         if len(adapters) < 2:
@@ -141,7 +141,7 @@ class SpanTarget(Target):
         tokenizer = adapter.tokenizer
         tokenizer.is_cut = False  # long texts have several windows
         special = special_tokens(tokenizer)
-        same = [name for name, each in texts.items() if each is adapter and name != self.context]
+        same = [name for name, other in texts.items() if other is adapter and name != self.context]
         question = same[0] if special and same else ""
         self.windows = Windows(
             self.context,

@@ -107,8 +107,8 @@ class SpanHead(nn.Module):
             columns = columns.clamp(max=text.shape[1] - 1)
             text = text.gather(1, columns[..., None].expand(-1, -1, text.shape[2]))
         logits = self.out(self.pre(torch.cat([none[:, None], text[:, :size]], 1)))
-        known = torch.arange(size + 1, device=text.device)[None] <= place.count[:, None]
-        return logits.float().masked_fill(~known[..., None], PADDING)[:, None]
+        is_token = torch.arange(size + 1, device=text.device)[None] <= place.count[:, None]
+        return logits.float().masked_fill(~is_token[..., None], PADDING)[:, None]
 
 
 class SpanMetric(Metric):
@@ -159,11 +159,11 @@ def normalized(text: str) -> str:
 
 def f1_of_words(predicted: str, true: str) -> float:
     """Return the harmonic mean of precision and recall of the words of an answer."""
-    words, known = normalized(predicted).split(), normalized(true).split()
-    if not words or not known:
-        return float(words == known)
-    common = (Counter(words) & Counter(known)).total()
-    return 2 * common / (len(words) + len(known))
+    words, true_words = normalized(predicted).split(), normalized(true).split()
+    if not words or not true_words:
+        return float(words == true_words)
+    common = (Counter(words) & Counter(true_words)).total()
+    return 2 * common / (len(words) + len(true_words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +313,8 @@ class Span(Task[SpanTarget]):
         self, prediction: SpanAnswer, target: Any = None, inputs: Mapping[str, Any] | None = None
     ) -> list[dict[str, Any]]:
         """Return one row with the right answers, if they are known, and the answer."""
-        known = {} if target is None else {"target": str(target)}
-        return [known | self.columns(prediction)]
+        truth = {} if target is None else {"target": str(target)}
+        return [truth | self.columns(prediction)]
 
     def columns(
         self, prediction: SpanAnswer, target: Any = None, inputs: Mapping[str, Any] | None = None
