@@ -79,17 +79,12 @@ class ClassMetric(Metric):
     MAX_CLASS_COLUMNS classes, the fraction of rows whose class is among the TOP most probable ones
     takes the place of the metrics of single classes. With two classes, the average precision is
     that of the rarer one.
-
-    Args:
-        target: The classes.
     """
 
+    target: Class
     monitored = "accuracy"
     lower_is_better = ("log_loss",)
     row: ClassVar = ("accuracy", "correct")
-
-    def __init__(self, target: Class):
-        self.target = target
 
     def class_scores(self, predictions: Sequence[Tensor], targets: Sequence[str]) -> ClassScores:
         """Return the probabilities of the classes, of which exactly one is predicted."""

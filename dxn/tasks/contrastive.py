@@ -208,16 +208,11 @@ class SearchMetric(Metric):
 
     Each sample searches with one of its inputs for another one among all samples. The results are
     the means over all pairs of inputs, in both directions.
-
-    Args:
-        target: The inputs.
     """
 
+    target: InputKeys
     monitored = "mrr"
     lower_is_better = ("median_rank",)
-
-    def __init__(self, target: InputKeys):
-        self.target = target
 
     def metrics(
         self, predictions: Sequence[Embedded], targets: Sequence[Any], loss: float

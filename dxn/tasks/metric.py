@@ -67,12 +67,18 @@ class Metric(CheckedMembers):
         row: Metric of `value` that scores single rows, and the name of this score in a report.
             None: reports show no single rows.
         own: Metrics of the user by name, in addition to those of the task.
+
+    Args:
+        target: Target of the task, if the metric needs it.
     """
 
     monitored: str = "loss"
     lower_is_better: Collection[str] = ()
     row: ClassVar[tuple[str, str] | None] = None
     own: Mapping[str, OwnMetric] = MappingProxyType({})
+
+    def __init__(self, target: Any = None):
+        self.target = target
 
     def rows(self, predictions: Sequence[Any], targets: Sequence[Any]) -> Tensor:
         """Return statistics (n, S) of n rows, float64, whose sums determine the metrics.

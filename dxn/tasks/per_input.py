@@ -40,13 +40,9 @@ class InputMetric(Metric):
     """The loss of each input, their mean, and the accuracy of the predicted token ids.
 
     Inputs without any prediction are left out.
-
-    Args:
-        target: The predicted inputs.
     """
 
-    def __init__(self, target: PredictedInputs):
-        self.target = target
+    target: PredictedInputs
 
     def rows(self, predictions: Sequence[Tensor], targets: Sequence[Any]) -> Tensor:
         """Return the statistics of the head as (n, 3 I)."""

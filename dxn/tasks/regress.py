@@ -133,18 +133,12 @@ class Number(Space):
 
 
 class ErrorMetric(Metric):
-    """Errors of predicted numbers, R², and the rank correlation.
+    """Errors of predicted numbers, R², and the rank correlation."""
 
-    Args:
-        target: The numbers.
-    """
-
+    target: NumberTarget
     monitored = "rmse"
     lower_is_better = ("rmse", "mae", "median_absolute_error")
     row: ClassVar = ("mae", "absolute error")
-
-    def __init__(self, target: NumberTarget):
-        self.target = target
 
     def rows(self, predictions: Sequence[Tensor], targets: Sequence[float]) -> Tensor:
         """Return 1, the squared and the absolute error, and both moments of the targets."""

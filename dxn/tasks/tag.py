@@ -236,16 +236,11 @@ class EntityMetric(Metric):
     """The accuracy per word, and precision, recall and F1 per entity as in conlleval.
 
     A word that was truncated by max_len has no prediction and counts as outside of entities.
-
-    Args:
-        target: The tags.
     """
 
+    target: Tags
     monitored = "f1_entity"
     row: ClassVar = ("accuracy", "share of right tags")
-
-    def __init__(self, target: Tags):
-        self.target = target
 
     def rows(self, predictions: Sequence[Tagged], targets: Sequence[Sequence[str]]) -> Tensor:
         """Count words, words with the right tag, and predicted, true and right entities."""

@@ -10,6 +10,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from operator import call
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -486,9 +487,13 @@ class Fit:
         # The random numbers of the dropouts depend on the step and the samples.
         key = f"{self.trainer.seed}/{state.epoch}/{state.step}"
         seed = random.Random(key).randrange(MAX_SEED)
-        compute = self._run
-        if batch["#size"] == 1 < self.order.fewest // state.parts:
-            compute = call  # a single sample that is left would need a variant of its own
+        compute = call
+        # A single sample that is left would need a compiled variant of its own.
+        is_left_over = batch["#size"] == 1 < self.order.fewest // state.parts
+        if self.compiles_model and not is_left_over:
+            # DDP and FSDP2 exchange gradients and weights between several graphs.
+            fullgraph = self.hardware.num_processes == 1
+            compute = partial(compiling.call, fullgraph=fullgraph)
         with keyed(torch.tensor(batch["#index"]), seed, device):
             model, precision = self.parallel.wrapped, self.hardware.precision
             loss = compute(_loss, self.task, model, batch, mixing, device, precision)
@@ -497,13 +502,6 @@ class Fit:
                 loss = LossSum(0 * loss.total, 0 * loss.weight)
             self.scaler.scale(loss.total if as_sum else loss.mean).backward()
         return LossSum(loss.total.detach(), loss.weight.detach())
-
-    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Compute function(*args), as one graph if the model is compiled."""
-        if not self.compiles_model:
-            return function(*args)
-        # DDP and FSDP2 exchange gradients and weights between several graphs.
-        return compiling.call(function, *args, fullgraph=self.hardware.num_processes == 1)
 
     def _norm_of_gradients(self, loss: LossSum, *, as_sum: bool) -> Tensor:
         """Return the norm of the gradient of the mean loss, which replaces that of the sum.

@@ -27,6 +27,7 @@ from dxn.models.fusion import EarlyFusion
 from dxn.models.model import MultimodalModel, as_float
 from dxn.tasks.task import Task
 from dxn.training.average import Average, weights_and_buffers
+from dxn.training.checkpoint import unchanged
 from dxn.training.device import to_device
 from dxn.training.optim import Muon
 
@@ -210,7 +211,11 @@ class Replicated:
     Attributes:
         trained: The module whose parameters the optimizer changes.
         wrapped: The module whose forward and backward passes exchange gradients.
+        whole, divided: Functions that return a tensor of the trained model as it is.
     """
+
+    whole = staticmethod(unchanged)
+    divided = staticmethod(unchanged)
 
     def __init__(self, model: MultimodalModel, device: torch.device, *, task: Task, train: Samples):
         self.device = device
@@ -218,7 +223,7 @@ class Replicated:
         self.trained: nn.Module = model
         self.wrapped: nn.Module = model
         # Only the first process has fitted the statistics of the inputs.
-        use_first(_tensors_of(model), device)
+        use_first((tensor for _, tensor in weights_and_buffers(model)), device)
         if processes()[1] > 1:
             with warnings.catch_warnings():
                 # The new name does not exist in torch 2.11.
@@ -248,14 +253,6 @@ class Replicated:
             # weights that are kept are those of the first process.
             use_first(self.model.buffers(), self.device)
             yield
-
-    def whole(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the trained model as it is."""
-        return tensor
-
-    def divided(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """Return a tensor for the trained model as it is."""
-        return tensor
 
 
 class Sharded:
@@ -293,7 +290,7 @@ class Sharded:
                 )
         self.device = device
         self.model = model.to("cpu")
-        use_first(_tensors_of(model), device)
+        use_first((tensor for _, tensor in weights_and_buffers(model)), device)
         mesh = init_device_mesh(device.type, (processes()[1],))
         trained = copy.deepcopy(model)
         # All processes must gather a block at the same time. With another fusion, the backbone runs
@@ -350,10 +347,6 @@ class Sharded:
             return tensor
         on_device = tensor.to(like.device)
         return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
-
-
-def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
-    return (tensor for _, tensor in weights_and_buffers(model))
 
 
 def _lacks_gradients(

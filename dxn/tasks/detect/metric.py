@@ -66,17 +66,11 @@ class Detected(ScoredObjects):
 
 
 class AveragePrecision(Metric):
-    """The average precision per class, and its mean, as COCO computes them.
+    """The average precision per class, and its mean, as COCO computes them."""
 
-    Args:
-        target: The classes of the objects, and the minimum score of answers.
-    """
-
+    target: DetectedObjects | ObjectMasks
     monitored = "map"
     row = ("f1", "F1 of the objects")
-
-    def __init__(self, target: DetectedObjects | ObjectMasks):
-        self.target = target
 
     def rows(self, predictions: Sequence[ScoredObjects], targets: Sequence[Described]) -> Tensor:
         """Return the numbers of right, found and true objects of each row (n, 3).

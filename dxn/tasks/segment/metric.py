@@ -56,16 +56,11 @@ class Overlap(Metric):
     """The share of right pixels, and the intersection over union (IoU) of each class.
 
     All pixels of the original pictures count that have a class.
-
-    Args:
-        target: The classes.
     """
 
+    target: PixelClasses
     monitored = "miou"
     row: ClassVar = ("pixel_accuracy", "share of right pixels")
-
-    def __init__(self, target: PixelClasses):
-        self.target = target
 
     def rows(self, predictions: Sequence[Segmented], targets: Sequence[Mask]) -> Tensor:
         """Count the right, predicted and true pixels of each class.
