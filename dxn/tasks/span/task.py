@@ -309,13 +309,6 @@ class Span(Task[SpanTarget]):
             return result
         return result | {"excerpt": excerpt(plain_text(source), prediction)}
 
-    def table(
-        self, prediction: SpanAnswer, target: Any = None, inputs: Mapping[str, Any] | None = None
-    ) -> list[dict[str, Any]]:
-        """Return one row with the right answers, if they are known, and the answer."""
-        truth = {} if target is None else {"target": str(target)}
-        return [truth | self.columns(prediction)]
-
     def columns(
         self, prediction: SpanAnswer, target: Any = None, inputs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
