@@ -13,6 +13,7 @@ import sys  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from importlib.metadata import entry_points, version  # noqa: E402
 from pathlib import Path  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
@@ -152,6 +153,14 @@ def _precision_is_float32() -> Iterator[None]:
         patch.setattr(
             "dxn.training.parallel.choose_bf16", lambda device: (False, "float32: in tests")
         )
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _garbage_is_not_collected_for_memory() -> Iterator[None]:
+    """After a batch that does not fit, the collector searches all objects of all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dxn.core.runtime.gc", SimpleNamespace(collect=lambda: 0))
         yield
 
 

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.exhaustive
 PROGRAM = Path(__file__).parent / "faults" / "faults.py"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.exhaustive
 PROGRAM = Path(__file__).parent / "fuzz" / "fuzz.py"
 
 

@@ -51,7 +51,14 @@ def check_equal(cut, whole):
     assert (cut / "predictions.csv").read_bytes() == (whole / "predictions.csv").read_bytes()
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task",
+    [
+        "detect",
+        pytest.param("segment", marks=pytest.mark.exhaustive),
+        pytest.param("span", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_an_interrupted_training_resumes_bit_for_bit(task, tmp_path, monkeypatch):
     train(tmp_path / "whole", *TASKS[task])
     with interrupt(monkeypatch, step=9):
@@ -60,6 +67,7 @@ def test_an_interrupted_training_resumes_bit_for_bit(task, tmp_path, monkeypatch
     check_equal(tmp_path / "cut", tmp_path / "whole")
 
 
+@pytest.mark.exhaustive
 def test_two_processes_resume_bit_for_bit_and_share_the_rows_of_an_evaluation(tmp_path):
     run_ranks(SCRIPT, tmp_path, json.dumps(TASKS))
     check_equal(tmp_path / "cut", tmp_path / "detect")

@@ -60,6 +60,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, whole, cu
     assert same_tensors(checkpoint_of(tmp_path / "cut"), checkpoint_of(whole))
 
 
+@pytest.mark.exhaustive
 def test_a_run_with_muon_resumes_bit_for_bit(tmp_path, monkeypatch):
     settings = [*SETTINGS, "optimizer=muon"]
     train(tmp_path / "whole", *settings)
@@ -89,6 +90,7 @@ def test_resuming_does_not_train_the_tokenizer_again(tmp_path, monkeypatch):
     assert (tmp_path / "run" / "model" / "tokenizer.json").read_bytes() == before
 
 
+@pytest.mark.exhaustive
 def test_the_number_of_workers_does_not_change_the_result(tmp_path, whole):
     train(tmp_path / "two", *SETTINGS, "loader.num_workers=2")
     assert same_tensors(weights_of(tmp_path / "two"), weights_of(whole))

@@ -132,6 +132,7 @@ def test_the_learning_rate_never_rises_if_a_stream_has_more_rows_than_estimated(
     assert decay[-1] < 0.01 * decay[0]
 
 
+@pytest.mark.exhaustive
 def test_two_processes_read_every_row_once(name, tmp_path):
     options = [f"data.name={name}", "loader.num_workers=0", f"run={tmp_path}/run"]
     output, _ = run_ranks(SCRIPT, tmp_path, *ASKED, *options)

@@ -207,6 +207,7 @@ TONES = [
 ]
 
 
+@pytest.mark.exhaustive
 def test_a_small_model_finds_the_tones_of_a_dialled_number(tmp_path, capsys):
     run = tmp_path / "run"
     printed(capsys, "train", *TONES, f"run={run}")

@@ -100,6 +100,7 @@ def squares(path, count=24):
     return path / "table.jsonl"
 
 
+@pytest.mark.exhaustive
 def test_two_squares_get_two_masks(tmp_path, capsys):
     table, run = squares(tmp_path), tmp_path / "run"
     options = ["data.target=objects", "head=segment", "head.instances=true", "head.queries=4"]

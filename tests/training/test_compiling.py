@@ -46,7 +46,7 @@ def _run(model, lengths, seed):
     "options",
     [
         {},
-        {"dropout": 0.3, "drop_path": 0.2},
+        pytest.param({"dropout": 0.3, "drop_path": 0.2}, marks=pytest.mark.exhaustive),
         {"dropout": 0.3, "activation_checkpointing": True},
         {"norm": NormOptions(kind="rms", place="post"), "block": BlockOptions(mlp="swiglu")},
     ],
@@ -68,6 +68,7 @@ def test_compiled_blocks_compute_the_same_as_eager_ones(options, monkeypatch):
     assert not compiling._failures
 
 
+@pytest.mark.exhaustive
 def test_all_blocks_and_ragged_batches_share_one_compilation():
     model = Backbone(24, depth=6, num_heads=2, dropout=0.1, drop_path=0.3).train()
     number_layers(model)
@@ -91,6 +92,7 @@ def test_names_of_weights_copies_and_pickles_do_not_change():
     assert list(copy.deepcopy(model).state_dict()) == names
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_training_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     options = {"compile": True, "epochs": 2, "checkpoint_every": 2, "ema_decay": 0.9}
     whole, _, _ = fit(tmp_path / "whole", **options)
@@ -105,6 +107,7 @@ def test_a_compiled_training_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     assert blocks and not any(block.compiled for block in blocks)
 
 
+@pytest.mark.exhaustive
 def test_the_whole_model_is_compiled_on_other_devices(tmp_path, monkeypatch):
     options = {"epochs": 1, "count": 45}  # four batches of eleven samples, and one of a sample
     _, expected, _ = fit(tmp_path / "eager", **options)

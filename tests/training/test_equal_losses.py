@@ -96,6 +96,7 @@ def losses_of(folder):
     return [row[name] for row in log_of(folder) for name in names if name in row]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shard", [False, True], ids=["ddp", "fsdp2"])
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_have_the_losses_of_one(trained, name, shard):
@@ -104,6 +105,7 @@ def test_two_processes_have_the_losses_of_one(trained, name, shard):
     assert losses_of(trained / f"{name}-{shard}") == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "other"), [("plain", "plain-copy"), ("weights", "weights-True")], ids=["1-2", "2-1"]
 )
@@ -128,6 +130,7 @@ def test_a_single_process_cannot_be_sharded(tmp_path):
         train(tmp_path, "plain", batch_size=12, shard=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shard", [False, True], ids=["ddp", "fsdp2"])
 def test_two_processes_compile_a_model(trained, shard):
     expected = losses_of(trained / "plain-False")

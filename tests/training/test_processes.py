@@ -14,23 +14,29 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers.newcomer import write_csv
 from helpers.ranks import start_ranks
 from helpers.runs import TINY_DIGITS, checkpoint_of, log_of, metrics_of, same_tensors
 from helpers.training import fit, without_randomness
+from safetensors.torch import load_file, save_file
 
 import dxn
 from dxn.cli import main
+from dxn.models.losses import gather, softmax_loss, unit
 from dxn.training.checkpoint import all_checkpoints
 from dxn.training.optim import sgd
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 ASKED = ["train", *TINY_DIGITS, "trainer.epochs=2", "trainer.log_every=1", "trainer.device=cpu"]
+ASKED += ["report=false"]
 SCRIPT = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/training")
+from test_processes import gather_vectors
 from torch import distributed as dist
 from helpers.training import fit, without_randomness
 from dxn.cli import main
@@ -41,6 +47,7 @@ folder = Path(sys.argv[1])
 
 options = dict(epochs=2, checkpoint_every=1, ema_decay=0.9, mixup=0.5, log_every=1, batch_size=5)
 fit(folder / "whole", **options)
+gather_vectors(dist.get_rank(), folder)
 step = Fit.train_step
 
 def interrupted(trainer, parts):
@@ -64,7 +71,8 @@ try:
 except KeyboardInterrupt:
     pass
 Fit.train_step = step
-fit(folder / "dropout", epochs=1, batch_size=6, optimizer=sgd)
+for shard in (False, True):
+    fit(folder / f"dropout-{shard}", epochs=1, batch_size=6, optimizer=sgd, shard=shard)
 assert main([*json.loads(sys.argv[2]), f"output={folder}", "name=digits"]) == 0
 run = next((folder / "digits").iterdir())
 options = [f"run={run}", "batch_size=3", "device=cpu"]
@@ -207,14 +215,52 @@ def test_one_process_continues_a_training_of_two_and_loses_no_sample(trained, tm
     assert left == pytest.approx(right, abs=1e-5)
 
 
-def test_two_processes_take_the_steps_of_one_with_dropout(trained, tmp_path):
+@pytest.mark.parametrize("shard", [False, True], ids=["ddp", "fsdp2"])
+def test_two_processes_take_the_steps_of_one_with_dropout(trained, tmp_path, shard):
     folder, *_ = trained
-    options = {"epochs": 1, "batch_size": 12, "optimizer": sgd}
-    fit(tmp_path / "alone", **options)
-    alone, shared = checkpoint_of(tmp_path / "alone"), checkpoint_of(folder / "dropout")
+    fit(tmp_path / "alone", epochs=1, batch_size=12, optimizer=sgd)
+    alone, shared = checkpoint_of(tmp_path / "alone"), checkpoint_of(folder / f"dropout-{shard}")
     weights = [name for name in alone if name.startswith("model/")]
+    assert len(weights) > 10
     for name in weights:
         torch.testing.assert_close(shared[name], alone[name], rtol=0, atol=1e-5)
+
+
+SIZES = (3, 5)  # samples per process; the last batches of an epoch can differ
+
+
+def contrastive_vectors():
+    torch.manual_seed(0)
+    return torch.randn(sum(SIZES), 2, 7, dtype=torch.double)
+
+
+def contrastive_loss(x, others, at):
+    """The mean loss of the samples x, compared with all others that are not zero."""
+    present = others.abs().sum((1, 2)) > 0
+    ignored = ~present.expand(len(x), -1)
+    return softmax_loss(unit(x[:, 0]) @ F.normalize(others[:, 1], dim=-1).T, at, ignored).mean()
+
+
+def gather_vectors(rank, folder):
+    """Write the gradients of the vectors of a process, which are compared with those of all."""
+    start = sum(SIZES[:rank])
+    x = contrastive_vectors()[start : start + SIZES[rank]].requires_grad_()
+    keys = torch.arange(start + 1, start + SIZES[rank] + 1)[:, None].expand(-1, 2)
+    (others, other_keys), first = gather((x, keys))
+    assert first == rank * max(SIZES)
+    assert other_keys.shape == others.shape[:2] == (len(SIZES) * max(SIZES), 2)
+    assert torch.equal(other_keys[first : first + len(x)], keys)
+    loss = contrastive_loss(x, others, first + torch.arange(len(x)))
+    (loss * SIZES[rank]).backward()
+    save_file({"grad": x.grad}, folder / f"grad-{rank}.safetensors")
+
+
+def test_gathered_vectors_have_the_gradients_of_one_large_batch(trained):
+    folder, *_ = trained
+    x = contrastive_vectors().requires_grad_()
+    (contrastive_loss(x, x, torch.arange(len(x))) * len(x)).backward()
+    parts = [load_file(folder / f"grad-{rank}.safetensors")["grad"] for rank in (0, 1)]
+    torch.testing.assert_close(torch.cat(parts), x.grad)
 
 
 @pytest.fixture
@@ -256,6 +302,7 @@ def test_processes_save_a_checkpoint_and_end_when_torchrun_was_killed(orphans, t
     assert int(checkpoints[0].name.removeprefix("step-")) >= max(steps, default=0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("orphans", [1], indirect=True)
 def test_a_process_that_waits_for_another_one_ends_when_torchrun_was_killed(orphans):
     launcher, ranks = orphans
