@@ -17,12 +17,11 @@ from dxn.datasets import objects
 from dxn.models import Backbone, EarlyFusion
 from dxn.runs.predictor import objects as written_objects
 from dxn.tasks import Detect
-from dxn.tasks.detect.boxes import overlaps
 from dxn.tasks.detect.head import log_odds
 from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
 from dxn.tasks.detect.objects import Objects, read_objects
 from dxn.tasks.detect.space import Detections, candidates, match
-from dxn.tasks.detect.target import to_places, to_prepared
+from dxn.tasks.detect.target import overlaps, to_places, to_prepared
 from dxn.tasks.detect.task import without_duplicates
 from dxn.tasks.infer import infer
 from dxn.tokenize import AudioAdapter, ImageAdapter, ImageAugment

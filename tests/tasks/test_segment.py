@@ -23,8 +23,8 @@ from dxn.datasets import objects
 from dxn.tasks import Segment
 from dxn.tasks.segment.head import SegmentHead, starts
 from dxn.tasks.segment.masks import data_url, decode, names_of, palette, png, read_mask
-from dxn.tasks.segment.metric import Overlap, Segmented
 from dxn.tasks.segment.space import PerPixel
+from dxn.tasks.segment.target import Overlap, Segmented
 from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
 from dxn.tokenize.base import Placement, pad

@@ -13,7 +13,7 @@ from dxn.core.schema import validated
 from dxn.core.untrusted import load_json
 from dxn.runs.folder import model_folder
 from dxn.tasks import Codec
-from dxn.tasks.codec.target import CodecState
+from dxn.tasks.codec.task import CodecState
 from dxn.tokenize.base import STATE_FILE, read_state
 
 

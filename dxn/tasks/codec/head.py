@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from dxn.core.dropout import Keys
 from dxn.core.tokens import Tokens
 from dxn.models.pooling import registers_of
-from dxn.tasks.codec.target import CodecTarget
 from dxn.tasks.space import Batch
 from dxn.tokenize.patches import ResidualConv
 from dxn.tokenize.positions import PosEmbed1d
 
 if TYPE_CHECKING:
-    from dxn.tasks.codec.task import Codec
+    from dxn.tasks.codec.task import Codec, CodecTarget
 
 MAX_CODES = 2**20  # of one stage
 FEATURES = 16  # of a cell of a patch

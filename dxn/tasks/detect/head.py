@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout
 from dxn.core.tokens import Tokens
 from dxn.models.pooling import registers_of
-from dxn.tasks.detect.boxes import ordered
+from dxn.tasks.detect.target import ordered
 from dxn.tasks.space import Batch
 
 if TYPE_CHECKING:

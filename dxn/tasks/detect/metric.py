@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dxn.core.marks import Described
-from dxn.tasks.detect.boxes import overlaps
 from dxn.tasks.detect.objects import Objects
+from dxn.tasks.detect.target import overlaps
 from dxn.tasks.metric import Metric, f1_scores
 from dxn.tasks.names import MAX_CLASS_COLUMNS
 

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dxn.tasks.detect.boxes import centers, overlaps
-from dxn.tasks.detect.target import DetectedObjects
+from dxn.tasks.detect.target import DetectedObjects, centers, overlaps
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 
 LIMIT = 1e6  # of a cost

@@ -1,4 +1,8 @@
-"""The target of detection: the objects of each sample, as places in one of its inputs."""
+"""The target of detection: the objects of each sample, as places in one of its inputs.
+
+Boxes (..., 2A) along A axes have the start on each axis, then the stop on each axis. A box of a
+picture is top, left, bottom, right; an event of a sound is start, stop.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
-from dxn.tasks.detect.boxes import areas, ordered
 from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
 from dxn.tasks.names import Names, NamesState
 from dxn.tasks.target import IGNORED
@@ -234,3 +237,49 @@ def _clipped(box: Sequence[float], limits: Sequence[float] | None) -> Box:
     """Return the part of a box from 0 to the limits of each axis, if there are limits."""
     tops = [float("inf")] * len(box) if limits is None else (*limits, *limits)
     return tuple(min(max(number, 0.0), top) for number, top in zip(box, tops, strict=True))
+
+
+def extents(boxes: Tensor) -> Tensor:
+    """Return the lengths (..., A) of boxes (..., 2A) along each axis."""
+    start, stop = boxes.chunk(2, -1)
+    return stop - start
+
+
+def centers(boxes: Tensor) -> Tensor:
+    """Return the centers (..., A) of boxes (..., 2A)."""
+    start, stop = boxes.chunk(2, -1)
+    return (start + stop) / 2
+
+
+def areas(boxes: Tensor) -> Tensor:
+    """Return the areas (...) of boxes (..., 2A), 0 where a stop is before a start."""
+    return extents(boxes).clamp(min=0).prod(-1)
+
+
+def ordered(boxes: Tensor) -> Tensor:
+    """Return boxes (..., 2A) whose starts and stops are exchanged where they are mirrored."""
+    start, stop = boxes.chunk(2, -1)
+    return torch.cat([torch.minimum(start, stop), torch.maximum(start, stop)], -1)
+
+
+def intersections(a: Tensor, b: Tensor) -> Tensor:
+    """Return the areas (...) of the intersections of boxes (..., 2A), which are broadcast."""
+    (a_start, a_stop), (b_start, b_stop) = a.chunk(2, -1), b.chunk(2, -1)
+    sides = torch.minimum(a_stop, b_stop) - torch.maximum(a_start, b_start)
+    return sides.clamp(min=0).prod(-1)
+
+
+def overlaps(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the intersection over union and its generalization (...) of boxes (..., 2A).
+
+    The generalized value, from -1 to 1, also tells distant boxes apart (arXiv:1902.09630). The
+    boxes are broadcast.
+    """
+    common = intersections(a, b)
+    union = areas(a) + areas(b) - common
+    (a_start, a_stop), (b_start, b_stop) = a.chunk(2, -1), b.chunk(2, -1)
+    hull = torch.maximum(a_stop, b_stop) - torch.minimum(a_start, b_start)
+    hull = hull.clamp(min=0).prod(-1)
+    tiny = torch.finfo(common.dtype).tiny
+    iou = common / union.clamp(min=tiny)
+    return iou, iou - (hull - union) / hull.clamp(min=tiny)

@@ -21,8 +21,7 @@ from dxn.tasks.detect.metric import ScoredObjects
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD
 from dxn.tasks.names import Names
 from dxn.tasks.segment.drawn import SEGMENTATION, Area, Drawn, compressed, read_areas, runs_of
-from dxn.tasks.segment.metric import nearest
-from dxn.tasks.segment.target import MaskState, PixelClasses, mask_at
+from dxn.tasks.segment.target import MaskState, PixelClasses, mask_at, nearest
 from dxn.tasks.space import Batch
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import Placement

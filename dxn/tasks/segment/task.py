@@ -33,9 +33,8 @@ from dxn.tasks.segment.instances import (
     object_marks,
 )
 from dxn.tasks.segment.masks import Mask, data_url, palette, png
-from dxn.tasks.segment.metric import Overlap, Segmented
 from dxn.tasks.segment.space import MaskClasses, MaskObjects, PerPixel
-from dxn.tasks.segment.target import PixelClasses
+from dxn.tasks.segment.target import Overlap, PixelClasses, Segmented
 from dxn.tasks.space import Batch
 from dxn.tasks.task import Task
 from dxn.tokenize.base import BadMedia, Placement
