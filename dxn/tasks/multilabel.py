@@ -39,7 +39,7 @@ YES = frozenset({"1", "1.0", "true", "yes", "t", "y"})
 NO = frozenset({"0", "0.0", "false", "no", "f", "n"})
 
 
-class LabelsState(NamesState):
+class LabelSetsState(NamesState):
     """The content of labels.json."""
 
     separator: Annotated[str, Field(min_length=1)] = SEPARATOR
@@ -48,7 +48,7 @@ class LabelsState(NamesState):
     constant: list[str] | None = None
 
     @model_validator(mode="after")
-    def _check_constant(self) -> LabelsState:
+    def _check_constant(self) -> LabelSetsState:
         if not set(self.constant or ()) <= set(self.labels):
             raise ValueError("constant must be a list of labels or null")
         return self
@@ -69,7 +69,7 @@ class LabelSets(Names):
         constant: The best constant prediction. None: unknown.
     """
 
-    State: ClassVar[type[Strict]] = LabelsState
+    State: ClassVar[type[Strict]] = LabelSetsState
     nouns = ("label", "labels")
 
     def __init__(self, separator: str = SEPARATOR, *, balance: bool = False):
