@@ -15,17 +15,7 @@ from dxn.models.attention import Group, Score, ScoreKind, attend, attention_weig
 class CrossAttention(nn.Module):
     """Multi-head attention to another sequence, the memory (arXiv:1706.03762, section 3.2.3).
 
-    Args:
-        dim: Width D of a token.
-        num_heads: Number of attention heads H.
-        num_kv_heads: Number of heads G of the keys and values, see `Attention`. Default: H.
-        head_dim: Width d of a head. Default: D / H.
-        dropout: Dropout probability of the attention weights.
-        bias: Add a bias to the output layer.
-        qkv_bias: Add a bias to the layers of queries, keys and values. Default: bias.
-        score: Kind of the attention score.
-        score_scale: Factor of the dot product. Default: 1 / sqrt(d).
-        score_softcap: Limit of the scores. Default: no limit.
+    The arguments are those of `Attention`.
     """
 
     def __init__(

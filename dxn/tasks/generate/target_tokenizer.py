@@ -50,16 +50,7 @@ class MarkOptions:
 class TargetTokenizer:
     """Adds begin and end tokens to the token ids of target texts, and has the rules of generation.
 
-    Args:
-        vocab_size: Maximum number of tokens of a trained tokenizer.
-        tokenizer: Options of the tokenizer.
-        max_len: Maximum number of tokens of a text, including the end token. Longer texts are
-            truncated.
-        subword_dropout: Probability that a token is split into two shorter ones in training.
-        marks: Options of the tokens before and after a text.
-        rules: Rules about the tokens of a generated text.
-        language: What replaces {language} in a token of marks.begin. Empty: the model chooses the
-            token when it generates.
+    The arguments are the options of `Generate` with these names.
 
     Attributes:
         text_tokenizer: Converts texts to token ids without marks, and back.
