@@ -37,19 +37,19 @@ class Attend(FromWeights):
     def execute(self) -> int:
         """Draw the attention, and print the share of each input."""
         from dxn.core.display import print_line
-        from dxn.runs.predictor.attend import draw_attention
+        from dxn.runs.predictor.attention import PAGE, draw_attention
         from dxn.runs.predictor.option import read_sample
 
         predictor = self.load()
         sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
         folder = Path(self.output)
         name = str(self.run or self.weights.source)
-        result = draw_attention(predictor, sample, folder, model_name=name)
-        for name, share in result.shares.items():
+        shares, notes = draw_attention(predictor, sample, folder, model_name=name)
+        for name, share in shares.items():
             print_line(f"{name}: {share:.1%} of the attention")
-        for note in result.notes:
+        for note in notes:
             print_line(note)
-        print_line(f"written: {result.page}; open it in a browser")
+        print_line(f"written: {folder / PAGE}; open it in a browser")
         return 0
 
 

@@ -120,11 +120,10 @@ class Search(FromRun, TableInput, Compute):
         """Find the rows that are most similar to each query."""
         from dxn.core.display import count, next_step, print_line, records_table
         from dxn.data.dataset import Samples
-        from dxn.runs.index import check_only, read_index
+        from dxn.runs.index import check_only, model_of, read_index, search
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.output import check_suffix, write_records
         from dxn.runs.saved.loading import load_predictor
-        from dxn.runs.search import model_of, search
 
         output = check_suffix(self.output)
         index = read_index(self.index)
@@ -144,7 +143,7 @@ class Search(FromRun, TableInput, Compute):
             samples = Samples(opened, predictor.tokenizers, only=only)
             if not len(samples):
                 raise UserError(f"input: no row has any of the inputs {', '.join(only or ())}")
-        results = search(
+        records = search(
             index,
             predictor,
             samples,
@@ -152,7 +151,6 @@ class Search(FromRun, TableInput, Compute):
             k=self.k,
             batch_size=self.batch_size,
         )
-        records = list(results.records())
         if output is not None:
             write_records(output, records)
             print_line(f"written: {output} ({count(len(records), 'row')})")

@@ -1,4 +1,7 @@
-"""The index folder: embeddings of rows, what the rows contain, and which model they are from."""
+"""The index of `dxn index`, and its search: the rows whose embeddings are most similar to a query.
+
+The folder of an index contains embeddings, what their rows contain, and which model they are from.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,9 @@ VECTORS = "vectors.npy"
 ROWS = "rows.jsonl"
 MODEL_OPTIONS = ("run", "weights")  # options that name the model
 WEIGHT_NAMES = ("source", "revision", "part")  # options of `weights` that are texts
+CHUNK = 2**24  # similarities that are computed at once: 64 MB
+# Columns of the results. A column of the index with such a name gets the prefix "table_".
+RESULT_COLUMNS = ("rank", "score")
 
 
 @dataclass(frozen=True)
@@ -213,3 +219,104 @@ def _are_weights(weights: Any) -> bool:
         return weights is None
     are_names = all(isinstance(weights[key], str | None) for key in WEIGHT_NAMES)
     return are_names and isinstance(weights["strict"], bool)
+
+
+def model_of(index: Index, run: str | None) -> tuple[str | None, Mapping[str, Any] | None]:
+    """Return the options run and weights of the model of an index.
+
+    Args:
+        index: The index.
+        run: Its folder, if the command names it.
+
+    Raises:
+        UserError: If the folder of the model does not exist any more, or has other weights.
+    """
+    weights = None
+    if run is None:
+        run, weights = index.model["run"], index.model["weights"]
+        if run is not None and not Path(run).is_dir():
+            raise UserError(
+                f"index: the model of this index is not at {run} any more; set run=RUN to its new "
+                "folder"
+            )
+    if weights_digest(run) != index.digest:
+        raise UserError(
+            f"index: {index.folder} was written with other weights than those of {run}; "
+            "write it again with dxn index, or set run to the model that wrote it"
+        )
+    return run, weights
+
+
+def search(
+    index: Index,
+    predictor: Predictor,
+    samples: Samples,
+    *,
+    is_single: bool,
+    k: int,
+    batch_size: int,
+) -> list[dict[str, Any]]:
+    """Embed queries, and find the most similar rows of each.
+
+    Args:
+        index: The index.
+        predictor: The model of the index.
+        samples: The queries.
+        is_single: Whether there is only one, so that the results need not tell which it is.
+        k: Number of results per query.
+        batch_size: Number of samples per batch.
+
+    Returns:
+        One record per result, sorted by query and rank: the file, the row number and the inputs of
+        the query, the rank, the cosine similarity, and the row of the index.
+
+    Raises:
+        UserError: If the queries do not fit the index.
+    """
+    rows, vectors = predictor.vectors(samples, batch_size=batch_size)
+    queries = unit_vectors(vectors)
+    if queries.shape[1] != index.vectors.shape[1]:
+        raise UserError(
+            f"index: its vectors have {index.vectors.shape[1]} numbers, but those of the model "
+            f"have {queries.shape[1]}; write the index again with dxn index"
+        )
+    neighbors, scores = nearest(index.vectors, queries, min(k, len(index.rows)))
+    records: list[dict[str, Any]] = []
+    for query_row, similar_rows, similarities in zip(rows, neighbors, scores, strict=True):
+        query = {} if is_single else row_record(samples.opened, query_row)
+        query = {f"query_{name}": value for name, value in query.items()}
+        for rank, (row, score) in enumerate(zip(similar_rows, similarities, strict=True), 1):
+            columns = {
+                f"table_{name}" if name in RESULT_COLUMNS else name: value
+                for name, value in index.rows[row].items()
+            }
+            records.append({**query, "rank": rank, "score": round(float(score), 6), **columns})
+    return records
+
+
+def nearest(vectors: np.ndarray, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Find the nearest of all vectors, by comparing each with each.
+
+    Args:
+        vectors: (N, E) float32. Unit vectors, possibly in a file.
+        queries: (Q, E) float32. Unit vectors.
+        count: Number of results K per query, at most N.
+
+    Returns:
+        Row (Q, K) and cosine (Q, K) of each result, the most similar one first. Rows with equal
+        similarity are in the order of the index.
+    """
+    rows = np.empty((len(queries), 0), np.int64)
+    scores = np.empty((len(queries), 0), np.float32)
+    size = max(count, CHUNK // len(queries))
+    # The best rows so far are compared with those of the next chunk, so that an index that is
+    # larger than the memory can be searched too.
+    for start in range(0, len(vectors), size):
+        chunk = queries @ np.asarray(vectors[start : start + size]).T
+        numbers = np.broadcast_to(np.arange(start, start + chunk.shape[1]), chunk.shape)
+        scores = np.concatenate([scores, chunk], 1)
+        rows = np.concatenate([rows, numbers], 1)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        scores = np.take_along_axis(scores, best, 1)
+        rows = np.take_along_axis(rows, best, 1)
+    return rows, scores

@@ -11,7 +11,7 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.runs.search import nearest
+from dxn.runs.index import nearest
 
 COLORS = {"red": (220, 20, 20), "blue": (20, 20, 220), "green": (20, 200, 20), "white": (250,) * 3}
 KINDS = ("shirt", "shoe", "hat")
@@ -260,7 +260,7 @@ def test_an_index_of_other_weights_or_of_a_lost_model_is_refused(index, capsys, 
 
 @pytest.mark.parametrize("chunk", [1, 40, 2**24])
 def test_the_exact_search_does_not_depend_on_its_chunks(chunk, monkeypatch):
-    monkeypatch.setattr("dxn.runs.search.CHUNK", chunk)
+    monkeypatch.setattr("dxn.runs.index.CHUNK", chunk)
     random = np.random.default_rng(0)
     vectors = random.normal(size=(53, 3)).astype(np.float32)
     vectors[17] = vectors[5]  # equal rows keep their order

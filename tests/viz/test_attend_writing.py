@@ -25,7 +25,7 @@ from dxn.models import (
     Recurrent,
     RecurrentDecoder,
 )
-from dxn.runs.predictor.attend import draw_attention
+from dxn.runs.predictor.attention import draw_attention
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
 from dxn.tasks import Generate
@@ -181,10 +181,10 @@ def page_of(folder):
 def test_the_answer_and_what_it_read_of_each_input_is_drawn(tmp_path, decoder, beams, shown):
     predictor = make_writer(decoder=decoder, beams=beams)
     sample = {name: SAMPLE[name] for name in shown}
-    drawn = draw_attention(predictor, sample, tmp_path / "new")
-    assert drawn.notes == [f"answer: {predictor.predict(**sample)['prediction']}"]
-    assert sum(drawn.shares.values()) == pytest.approx(1, abs=1e-5)
-    assert {name for name, share in drawn.shares.items() if share > 0} == set(shown)
+    shares, notes = draw_attention(predictor, sample, tmp_path / "new")
+    assert notes == [f"answer: {predictor.predict(**sample)['prediction']}"]
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
+    assert {name for name, share in shares.items() if share > 0} == set(shown)
     written = page_of(tmp_path / "new")["written"]
     assert written["names"] and len(written["maps"]) == written["depth"] * written["heads"]
 
@@ -205,9 +205,9 @@ ENCODERS = {
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_without_a_map_leaves_the_attention_of_the_answer(tmp_path, name):
     make_options, reason = ENCODERS[name]
-    drawn = draw_attention(make_writer(**make_options()), SAMPLE, tmp_path)
-    assert drawn.notes[1:] == [f"no attention of the encoder: {reason}"]
-    assert sum(drawn.shares.values()) == pytest.approx(1, abs=1e-5)
+    shares, notes = draw_attention(make_writer(**make_options()), SAMPLE, tmp_path)
+    assert notes[1:] == [f"no attention of the encoder: {reason}"]
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
     data = page_of(tmp_path)
     assert (data["depth"], data["heads"], data["maps"], data["rollout"]) == (0, 0, [], None)
     written = data["written"]
@@ -243,9 +243,9 @@ def test_each_word_has_the_weights_with_which_it_was_chosen(tmp_path, monkeypatc
 
     monkeypatch.setattr(predictor.model.head.decoder, "cross_attention_weights", weights)
     answer_with(monkeypatch, predictor, written)
-    drawn = draw_attention(predictor, {"text": "a red bell"}, tmp_path)
+    _, notes = draw_attention(predictor, {"text": "a red bell"}, tmp_path)
     page = page_of(tmp_path)["written"]
-    assert drawn.notes[0] == "answer: a red mug"
+    assert notes[0] == "answer: a red mug"
     assert page["names"] == ["a", "red", "mug", "[EOS]"]
     steps = np.frombuffer(base64.b64decode(page["maps"][0]["steps"]), np.uint8).reshape(4, -1)
     assert steps.argmax(1).tolist() == [i % steps.shape[1] for i in range(4)]
@@ -275,7 +275,7 @@ def test_the_shares_follow_the_answer_through_the_encoder(tmp_path):
     for block in predictor.model.backbone.blocks:
         block.attn.weights = lambda x, group: torch.eye(x.shape[0]).expand(1, 2, -1, -1)
     sample = {name: SAMPLE[name] for name in ("text", "image")}
-    drawn = draw_attention(predictor, sample, tmp_path)
+    shares, _ = draw_attention(predictor, sample, tmp_path)
     for hook in hooks:
         hook.remove()
     # The last pass has all tokens of the answer; the search before it has one at a time.
@@ -283,8 +283,8 @@ def test_the_shares_follow_the_answer_through_the_encoder(tmp_path):
     whole = [weights for weights in captured if weights.shape[2] == longest]
     rows = len(page_of(tmp_path)["written"]["names"])
     read = torch.stack(whole).mean((0, 1, 2))[:rows].mean(0)
-    assert drawn.shares["text"] == pytest.approx(float(read[:3].sum()), abs=1e-5)
-    assert drawn.shares["image"] == pytest.approx(float(read[3:].sum()), abs=1e-5)
+    assert shares["text"] == pytest.approx(float(read[:3].sum()), abs=1e-5)
+    assert shares["image"] == pytest.approx(float(read[3:].sum()), abs=1e-5)
 
 
 def test_the_command_prints_the_answer_and_the_files(tmp_path, capsys):

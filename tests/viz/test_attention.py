@@ -19,7 +19,7 @@ from dxn.models import (
     NormOptions,
     PositionOptions,
 )
-from dxn.runs.predictor.attend import draw_attention
+from dxn.runs.predictor.attention import draw_attention
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Classify
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
@@ -182,15 +182,14 @@ def make_predictor(fusion):
 def test_the_inputs_of_a_sample_are_drawn(tmp_path, pool, shown):
     predictor = make_predictor(EarlyFusion(D, inputs=INPUTS, pool=pool))
     folder = tmp_path / "new" / "folder"
-    drawn = draw_attention(predictor, {name: SAMPLE[name] for name in shown}, folder)
+    shares, notes = draw_attention(predictor, {name: SAMPLE[name] for name in shown}, folder)
     answer = predictor.predict(**{name: SAMPLE[name] for name in shown})
     likely = answer["probabilities"][answer["prediction"]]
-    assert drawn.notes == [f"answer: {answer['prediction']} ({likely:.0%})"]
-    assert sum(drawn.shares.values()) == pytest.approx(1, abs=1e-5)
-    counted = {name for name, share in drawn.shares.items() if share > 0}
+    assert notes == [f"answer: {answer['prediction']} ({likely:.0%})"]
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
+    counted = {name for name, share in shares.items() if share > 0}
     assert counted == {*shown, *(["class"] if pool == "cls" else [])}
-    assert drawn.page == folder / "attention.html"
-    assert list(folder.iterdir()) == [drawn.page]
+    assert list(folder.iterdir()) == [folder / "attention.html"]
 
 
 def test_the_model_and_the_sample_are_named(tmp_path):

@@ -61,11 +61,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Source:
+class BulkInput:
     """A table, or rows of files such as pictures, which are divided into parts.
 
     Args:
-        index: Position among the sources, which is the order of the answers.
+        index: Position among the inputs, which is the order of the answers.
         content: Path of the table, or the rows.
         done: Indices of the parts that are finished.
     """
@@ -96,8 +96,8 @@ class Reading:
     on_bad: OnBad = "skip"
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def read(self, source: Source) -> Iterator[Part]:
-        """Yield the parts of a source that are not finished."""
+    def read(self, source: BulkInput) -> Iterator[Part]:
+        """Yield the parts of an input that are not finished."""
         try:
             rows = self._rows(source.content)
         except UserError as error:
@@ -137,8 +137,8 @@ class Reading:
         shown = Opened({}, None, opened.origin, ids=opened.ids, cells=opened.cells)
         bad: list[Record] = []
         for issue in sorted(opened.bad, key=lambda issue: issue.row):
-            known = {"input": issue.input, "path": issue.path, "reason": issue.reason}
-            bad.append({**locate(issue.origin), **{n: v for n, v in known.items() if v}})
+            about = {"input": issue.input, "path": issue.path, "reason": issue.reason}
+            bad.append({**locate(issue.origin), **{n: v for n, v in about.items() if v}})
         rows = samples.rows.tolist()
         return Tokenized(part.name, part.is_last, shown, rows, batches, bad)
 
@@ -214,37 +214,27 @@ def part_name(source: int, index: int) -> str:
     return f"part-{source:06}-{index:06}"
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The finished parts of a folder of answers: name, and content of the file in `progress/`."""
-
-    parts: Mapping[str, Mapping[str, Any]]
-
-    @classmethod
-    def of(cls, folder: Path) -> Progress:
-        """Read the progress of a folder."""
-        files = sorted((folder / PROGRESS).glob("part-*.json"))
-        return cls({file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files})
-
-    def total(self, key: str) -> int:
-        """Return the number of "rows" or "bad" rows of all finished parts."""
-        return sum(part[key] for part in self.parts.values())
-
-    def missing(self, sources: Sequence[Source]) -> list[Source]:
-        """Return the sources that have unfinished parts, with their finished parts."""
-        done: dict[int, set[int]] = {}
-        sizes: dict[int, int] = {}
-        for name, part in self.parts.items():
-            source, index = map(int, name.split("-")[1:])
-            done.setdefault(source, set()).add(index)
-            if part["last"]:
-                sizes[source] = index + 1
-        left = [each for each in sources if len(done.get(each.index, ())) != sizes.get(each.index)]
-        return [replace(each, done=frozenset(done.get(each.index, ()))) for each in left]
+def read_progress(folder: Path) -> dict[str, Any]:
+    """Return the finished parts of a folder of answers: the content of the file of each name."""
+    files = sorted((folder / PROGRESS).glob("part-*.json"))
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
-def open_folder(folder: Path, command: Mapping[str, Any], files: Sequence[str]) -> Progress:
-    """Create a folder of answers, or return what it contains already.
+def unfinished(inputs: Sequence[BulkInput], finished: Mapping[str, Any]) -> list[BulkInput]:
+    """Return the inputs that have unfinished parts, with their finished parts."""
+    done: dict[int, set[int]] = {}
+    sizes: dict[int, int] = {}
+    for name, part in finished.items():
+        source, index = map(int, name.split("-")[1:])
+        done.setdefault(source, set()).add(index)
+        if part["last"]:
+            sizes[source] = index + 1
+    left = [item for item in inputs if len(done.get(item.index, ())) != sizes.get(item.index)]
+    return [replace(item, done=frozenset(done.get(item.index, ()))) for item in left]
+
+
+def open_folder(folder: Path, command: Mapping[str, Any], files: Sequence[str]) -> dict[str, Any]:
+    """Create a folder of answers, or return the finished parts that it contains.
 
     Args:
         folder: The folder.
@@ -258,7 +248,7 @@ def open_folder(folder: Path, command: Mapping[str, Any], files: Sequence[str]) 
     for file in files:
         status = Path(file).stat()
         content.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    known = {**command, "files": content.hexdigest()}
+    described = {**command, "files": content.hexdigest()}
     file = folder / COMMAND
     if not file.exists():
         if folder.is_dir() and any(folder.iterdir()):
@@ -266,21 +256,21 @@ def open_folder(folder: Path, command: Mapping[str, Any], files: Sequence[str]) 
                 f"output: {folder} is not empty, and contains no {COMMAND} of a command to "
                 "continue; choose a new folder"
             )
-        write_text(file, json.dumps(known, indent=1, default=str) + "\n")
-        return Progress({})
+        write_text(file, json.dumps(described, indent=1, default=str) + "\n")
+        return {}
     saved = json.loads(file.read_text(encoding="utf-8"))
-    now = json.loads(json.dumps(known, default=str))
+    now = json.loads(json.dumps(described, default=str))
     different = [key for key in {**saved, **now} if saved.get(key) != now.get(key)]
     if different:
         reasons = {"files": "a file of the input has changed", "model": "the model has changed"}
         # A changed option is the user's, so it comes before what has changed in the files.
-        key = next((each for each in different if each not in reasons), different[0])
+        key = next((name for name in different if name not in reasons), different[0])
         reason = reasons.get(key, key)
         raise UserError(
             f"output: {folder} contains the answers of another command ({reason}); choose another "
             "folder, or delete this one"
         )
-    return Progress.of(folder)
+    return read_progress(folder)
 
 
 def unify(folder: Path) -> None:

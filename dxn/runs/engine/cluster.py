@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,13 +29,14 @@ from dxn.runs.engine.bulk import (
     BATCHES,
     FILE_BATCHES,
     Answering,
+    BulkInput,
     Part,
-    Progress,
     Reading,
-    Source,
     Tokenized,
     answer,
     open_folder,
+    read_progress,
+    unfinished,
     unify,
 )
 from dxn.runs.index import check_only
@@ -128,31 +129,21 @@ def quiet() -> Iterator[None]:
         os.close(saved)
 
 
-class Replicas(NamedTuple):
-    """Copies of the model on a cluster.
+def replicas_on(ray: Any, chosen: int | None) -> tuple[int, int, int]:
+    """Return how the copies of the model divide a cluster.
 
-    Attributes:
-        size: Number of copies.
-        num_gpus: Number of GPUs of each copy.
-        num_cpus: Number of processors per copy.
+    Args:
+        ray: The module.
+        chosen: Number of copies. None: one per GPU, without GPUs one per core.
+
+    Returns:
+        The number of copies, and the numbers of GPUs and of threads of each. Ray itself would give
+        it a single thread.
     """
-
-    size: int
-    num_gpus: int
-    num_cpus: float
-
-    @property
-    def num_threads(self) -> int:
-        """Number of threads of each copy. Ray itself would give it a single one."""
-        return max(int(self.num_cpus), 1)
-
-
-def replicas_on(ray: Any, chosen: int | None) -> Replicas:
-    """Return how the copies of the model divide a cluster, whose number the user can choose."""
     resources = ray.cluster_resources()
     num_gpus, num_cpus = int(resources.get("GPU", 0)), resources.get("CPU", 1)
     size = chosen or num_gpus or max(int(num_cpus), 1)
-    return Replicas(size, min(num_gpus, 1), num_cpus / size)
+    return size, min(num_gpus, 1), max(int(num_cpus / size), 1)
 
 
 def answer_rows(
@@ -202,9 +193,9 @@ def answer_rows(
         predictor.model_inputs, str(input), batch_size, only, dict(table_options)
     )
     progress = open_folder(folder, {**command, "part_rows": reading.part_rows}, files)
-    left = progress.missing(sources)
-    done = progress.total("rows")
-    if progress.parts:
+    left = unfinished(sources, progress)
+    done = sum(part["rows"] for part in progress.values())
+    if progress:
         print_line(f"continues in {folder}: {count(done, 'row')} are done")
     if left:
         del predictor  # each copy of the model is in a process of its own
@@ -218,9 +209,10 @@ def answer_rows(
         finally:
             display.close()
     unify(folder)
-    progress = Progress.of(folder)
-    print_line(f"written: {folder / ANSWERS} ({count(progress.total('rows'), 'row')})")
-    if not (bad := progress.total("bad")):
+    progress = read_progress(folder)
+    num_rows = sum(part["rows"] for part in progress.values())
+    print_line(f"written: {folder / ANSWERS} ({count(num_rows, 'row')})")
+    if not (bad := sum(part["bad"] for part in progress.values())):
         return 0
     number = count(bad, "row or file", "rows and files")
     print_line(f"bad: {folder / BAD} ({number}, with the reason of each)")
@@ -233,7 +225,7 @@ def plan(
     batch_size: int,
     only: Sequence[str] | None,
     options: dict[str, Any],
-) -> tuple[Reading, list[Source], list[str], int]:
+) -> tuple[Reading, list[BulkInput], list[str], int]:
     """Return how the input is read, its sources, its files, and about how many rows it has."""
     on_bad, confine = options.pop("on_bad"), options["confine"]
     has_files = any(reader.files for reader in inputs.readers.values())
@@ -245,22 +237,22 @@ def plan(
         reading = Reading(inputs, batch_size, part_rows, only=only, on_bad=on_bad)
         starts = range(0, len(rows), part_rows)
         parts = [rows.take(range(i, min(i + part_rows, len(rows)))) for i in starts]
-        sources = [Source(index, part) for index, part in enumerate(parts)]
+        sources = [BulkInput(index, part) for index, part in enumerate(parts)]
         return reading, sources, list(rows.origin), len(rows)
     # The first table determines the columns of all of them.
-    known = {name: value for name, value in options.items() if name not in ("columns", "keep")}
-    inputs, found = inputs.with_columns(tables[0], options["columns"], **known)
-    only = only or found
+    reading_options = {n: value for n, value in options.items() if n not in ("columns", "keep")}
+    inputs, names = inputs.with_columns(tables[0], options["columns"], **reading_options)
+    only = only or names
     first = inputs.rows(tables[0], only=only, **options)
     options["keep"] = list(first.ids)
     reading = Reading(inputs, batch_size, part_rows, only, on_bad, options)
-    sources = [Source(index, table) for index, table in enumerate(tables)]
+    sources = [BulkInput(index, table) for index, table in enumerate(tables)]
     return reading, sources, tables, len(first) * len(tables)
 
 
 def compute(
     ray: Any,
-    sources: Sequence[Source],
+    sources: Sequence[BulkInput],
     reading: Reading,
     load: Callable[..., Predictor],
     rows_of: Answering,
@@ -293,7 +285,7 @@ def compute(
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     # Few parts do not need all copies of the model.
     warnings.filterwarnings("ignore", "The minimum number of concurrent actors", UserWarning)
-    copies = replicas_on(ray, replicas)
+    size, num_gpus, num_threads = replicas_on(ray, replicas)
     # One task per processor, because each process that runs tasks imports torch.
     task_cpus = TASK_CPUS * min(ray.cluster_resources().get("CPU", 1), 2)
     held = ray.put(reading)
@@ -305,10 +297,10 @@ def compute(
         .map_batches(tokenize, fn_kwargs={"held": [held]}, num_cpus=task_cpus, **one)
         .map_batches(
             Answers,
-            fn_constructor_args=(load, rows_of, folder, copies.num_threads),
-            compute=data.ActorPoolStrategy(size=copies.size),
+            fn_constructor_args=(load, rows_of, folder, num_threads),
+            compute=data.ActorPoolStrategy(size=size),
             num_cpus=MODEL_CPUS,
-            num_gpus=copies.num_gpus,
+            num_gpus=num_gpus,
             **one,
         )
     )

@@ -1,30 +1,33 @@
-"""The attention of a model on one sample: of the encoder, and of the words that it writes."""
+"""The attention of a model on one sample, and the page of `dxn attend` that shows it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dxn import viz
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.decoder import Memory
 from dxn.models.fusion import EarlyFusion
 from dxn.models.model import MultimodalModel
-from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.predictor import Predictor, Values
 from dxn.viz.rollout import recorded, rollout, token_shares
 
 # Attention weights of a sample that a web page may need, 4 bytes each.
 MAX_WEIGHTS = 50_000_000
+PAGE = "attention.html"  # in the folder of `dxn attend`
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenText:
     """The text that a model generated for one sample, with its cross-attention weights.
 
     Args:
@@ -60,7 +63,7 @@ class Attention:
 
     maps: list[Tensor]
     encoded: Tokens
-    written: Written | None
+    written: WrittenText | None
     shares: Tensor
     obstacle: str = ""
     limits: str = ""
@@ -127,7 +130,7 @@ def limits_of(predictor: Predictor) -> str:
     return f"the answer is {formula}, and the attention is that of the transformer alone"
 
 
-def answer_of(predictor: Predictor, encoded: Tokens) -> Written:
+def answer_of(predictor: Predictor, encoded: Tokens) -> WrittenText:
     """Generate the text, and compute the cross-attention weights of each of its tokens.
 
     Args:
@@ -157,7 +160,7 @@ def answer_of(predictor: Predictor, encoded: Tokens) -> Written:
     # A text that fills all positions was cut off before EOS was generated.
     if len(hypothesis.ids) == head.decoder.max_len - len(first):
         words, weights = words[:-1], weights[:, :, :-1]
-    return Written(tokenizer.decode(hypothesis.ids), words, weights)
+    return WrittenText(tokenizer.decode(hypothesis.ids), words, weights)
 
 
 def _backbone_of(model: MultimodalModel, names: Sequence[str]) -> Any:
@@ -192,7 +195,7 @@ def obstacle_of(model: MultimodalModel, names: Sequence[str]) -> str:
 
 
 def _shares_of(
-    maps: Sequence[Tensor], encoded: Tokens, written: Written | None, pool: str
+    maps: Sequence[Tensor], encoded: Tokens, written: WrittenText | None, pool: str
 ) -> Tensor:
     """Return the share (N,) of each column in the pooled vector or in the generated text."""
     if written is None:
@@ -211,3 +214,64 @@ def _check_size(backbone: Any, num_tokens: int, max_weights: int) -> None:
             f"attention: {num_tokens:,} tokens are too many to draw their attention; take a "
             "shorter input, or use dxn attend"
         )
+
+
+@torch.inference_mode()
+def draw_attention(
+    predictor: Predictor, sample: Values, folder: Path, *, model_name: str = ""
+) -> tuple[dict[str, float], list[str]]:
+    """Write attention.html, the attention of a model on one sample.
+
+    The page shows the attention of each head of the encoder. For a model that generates text, it
+    shows the cross-attention of each generated token, too: on each input, and as an alignment. If
+    the encoder has no attention, it shows only that of the generated tokens.
+
+    Args:
+        predictor: The model.
+        sample: The inputs of the sample.
+        folder: Folder to write to.
+        model_name: Name of the model in the page, such as the path of its run folder.
+
+    Returns:
+        The share of the attention of each input, and of the class tokens, whose sum is 1, and lines
+        to print: the answer, and which attention is not drawn and why.
+
+    Raises:
+        UserError: If neither the encoder nor a decoder has attention.
+    """
+    samples = predictor.samples([sample])
+    attention = attention_on(predictor, predictor.batch(samples, 0), list(sample))
+    written = attention.written
+    if written is not None:
+        answer: Mapping[str, Any] | None = {"prediction": written.text}
+    else:
+        answer = predictor.predict(**sample) if predictor.task.is_supervised else None
+    shares = attention.shares.cpu().numpy()
+    raws = {name: column[samples.rows[0]] for name, column in samples.opened.raws.items()}
+    view = viz.sample.SampleView.of(attention.encoded, predictor.adapters, raws, sample)
+    line = "" if answer is None else viz.sample.answer_line(answer)
+    notes: list[str] = []
+    if answer is not None:
+        notes.append(f"answer: {line}")
+    if attention.limits:
+        notes.append(f"note: {attention.limits}")
+    if attention.obstacle:
+        notes.append(f"no attention of the encoder: {attention.obstacle}")
+    heading = {
+        "answer": line,
+        "probabilities": [] if answer is None else viz.sample.listed_probabilities(answer),
+        "sample": viz.sample.describe_sample(sample),
+        "model": model_name,
+        "note": attention.limits,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    weights_of_words = None if written is None else (written.words, written.weights)
+    notes += viz.page.attention_page(
+        view, shares, attention.maps, folder / PAGE, heading=heading, written=weights_of_words
+    )
+    # A sum, because late fusion has one span of class tokens per input, all of the same name.
+    shares_by_input: dict[str, float] = {}
+    for span in attention.encoded.spans:
+        share = float(shares[span.start : span.stop].sum())
+        shares_by_input[span.name] = shares_by_input.get(span.name, 0.0) + share
+    return shares_by_input, notes
