@@ -118,7 +118,7 @@ def strings(node: ast.AST) -> Iterator[ast.Constant]:
 NOT_IMPORTED = {
     "dxn.runs.train": (
         "dxn.runs.evaluation dxn.runs.predictor dxn.runs.ensemble dxn.runs.tune dxn.runs.index "
-        "dxn.runs.search dxn.runs.saved dxn.runs.weights dxn.report dxn.stacking dxn.viz "
+        "dxn.runs.saved dxn.runs.weights dxn.report dxn.stacking dxn.viz "
         "dxn.weights dxn.serve"
     ),
     "dxn.runs.saved.loading": (

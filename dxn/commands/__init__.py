@@ -37,6 +37,8 @@ VERBS = (
 # Commands that share the module of another one.
 MODULES = {
     "show": "train",
+    "check": "train",
+    "generate": "predict",
     "search": "index",
     "neighbors": "attend",
     "compare": "report",

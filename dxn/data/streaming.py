@@ -103,7 +103,7 @@ class StreamedSamples(Samples):
         shard: tuple[int, int],
         **options: Any,
     ) -> Loader:
-        assert batch_tokens is None  # see dxn.runs.plan: the lengths are not known
+        assert batch_tokens is None  # see dxn.runs.decide: the lengths are not known
         return StreamLoader(StreamOrder(self, batch_size, seed=seed, shard=shard), **options)
 
     def open(self, numbers: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> Samples:

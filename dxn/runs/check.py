@@ -11,9 +11,8 @@ from dxn.config.instantiate import build
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
 from dxn.data.inspect.check import Report, check, remove_earlier, write_bad
-from dxn.runs.build import build_adapters
-from dxn.runs.data import find_formats, fit_adapters
-from dxn.runs.plan import (
+from dxn.runs.build import build_adapters, find_formats, fit_adapters
+from dxn.runs.decide import (
     assign_inputs,
     check_combinations,
     decide_task,

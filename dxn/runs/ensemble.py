@@ -51,7 +51,7 @@ from dxn.runs.folder import (
     run_folder,
 )
 from dxn.runs.monitoring import build_metrics
-from dxn.runs.resume import folder_before_restart
+from dxn.runs.plan import folder_before_restart
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
 from dxn.runs.train import Trained, connected, train_one

@@ -206,13 +206,18 @@ def run_folder(config: Mapping[str, Any], name: str) -> Path:
 
 def refuse_other_run(folder: Path) -> None:
     """Raise a UserError if a folder contains a run that a new one would overwrite."""
-    # A run that stopped before its first checkpoint starts again. If it stopped while it wrote that
-    # checkpoint, it has a model already, which the same training writes again.
-    has_model_only = (folder / MODEL).exists() and not (folder / CHECKPOINTS).exists()
-    if is_started(folder) or (folder / METRICS).exists() or has_model_only:
+    if is_started(folder):
         raise UserError(
             f"run: {folder} already contains a run; set resume={folder} to continue it, or choose "
             "another folder"
+        )
+    # A run that stopped before its first checkpoint starts again. If it stopped while it wrote that
+    # checkpoint, it has a model already, which the same training writes again.
+    has_model_only = (folder / MODEL).exists() and not (folder / CHECKPOINTS).exists()
+    if (folder / METRICS).exists() or has_model_only:
+        raise UserError(
+            f"run: {folder} already contains a run, which has no checkpoint to continue from; "
+            "choose another folder, or delete this one"
         )
 
 

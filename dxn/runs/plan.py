@@ -1,399 +1,57 @@
 """The plan of a run: what settings, weights and data determine, as plain data.
 
-The first part decides it, before anything is built. The second part saves it, so that a run that
-continues takes the same decisions: the folder checkpoints/start of a run folder contains the plan,
-and the fitted tokenizers and labels.
+The folder checkpoints/start of a run folder contains the plan, and the fitted tokenizers and
+labels, so that a run that continues takes the same decisions. It stops if something has changed.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from dxn.config.instantiate import build, completed, resolve, signature_of
 from dxn.config.model_plan import Input, ModelPlan
-from dxn.config.settings import Settings, plain
-from dxn.config.values import lookup
+from dxn.config.settings import FOLDER as CONFIG_FOLDER
+from dxn.config.settings import Settings, merge_overrides, plain
+from dxn.config.values import is_below, leaves, lookup
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
-from dxn.core.files import CHECKPOINTS, SUMS, check_sums, replace_folder, write_sums
+from dxn.core.files import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    SUMS,
+    check_sums,
+    link,
+    replace_folder,
+    write_sums,
+)
+from dxn.core.processes import launch
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
-from dxn.data.rows import AUTO, TARGET, InputSpec, Source
-from dxn.data.splits.split import without_unlabeled
-from dxn.data.tables.read import as_list
-from dxn.models.pooling import WITH_CLASS
+from dxn.data.inspect.fingerprint import differences
 from dxn.runs.build import save_fitted
-from dxn.tasks import Auto, Task
-from dxn.tasks.space import AnswerKind
-from dxn.tasks.task import check_parts
-from dxn.tokenize.base import ADAPTERS, Adapter, Reader
-from dxn.tokenize.column_profile import LazyReaders, by_modality
-from dxn.tokenize.text.chat import is_conversation
-
-Config = Mapping[str, Any]
+from dxn.runs.folder import is_run, is_started, member_folders, runs_below
+from dxn.tasks import Task
 
 FOLDER = Path(CHECKPOINTS) / "start"
 PLAN = "plan.json"
-# Parts that need no data. A wrong option of them is reported before the data is read.
-PARTS = ("finetune", "loader", "optimizer", "scheduler", "trainer")
-# Options that depend on the metrics of the validation split, and how to turn them off.
-NEED_VALIDATION = {"trainer.once_learning": "[]", "trainer.monitor": "null"}
-
-# Deciding
-
-
-def check_options(config: Config, trust: Sequence[str] = (), *, ensemble: int = 1) -> Task | Auto:
-    """Report wrong options before any data is read, which can take minutes.
-
-    Args:
-        config: The configuration.
-        trust: Top-level packages besides dxn whose code may be used.
-        ensemble: Number of models whose outputs will be combined.
-
-    Returns:
-        The head as it is configured, which can be `Auto`.
-
-    Raises:
-        UserError: If an option is out of range, or parts cannot be combined.
-    """
-    head = build(config["head"], key="head", trust=trust)
-    if isinstance(head, Task):
-        check_parts(head)
-    check_combinations(config, head, trust, ensemble=ensemble)
-    if config["pretrain"]:
-        read_pretraining(config, trust)
-    for name in PARTS:
-        build(config[name], key=name, trust=trust)
-    return head
-
-
-def readers_of(config: Config, trust: Sequence[str] = ()) -> LazyReaders:
-    """Return a reader of every chosen adapter, by adapter key.
-
-    The built-in modalities come first, in the order of ADAPTERS, then user-defined adapters. Data
-    sources need the readers to infer the modality of each column, before it is known which adapters
-    the model has. No adapter is built, and a reader of dxn only when it is needed.
-
-    Raises:
-        UserError: If a user-defined adapter has no reader.
-    """
-    built_in = {path: modality for modality, path in ADAPTERS.items()}
-    chosen = {k: node for k, node in config["adapters"].items() if node and "_target_" in node}
-    modalities: dict[str, str] = {}
-    classes: dict[str, type[Reader]] = {}
-    # The order must not depend on how the user lists the adapters: the fusion numbers the inputs
-    # by it.
-    for key in sorted(chosen, key=[*ADAPTERS, *chosen].index):
-        node = chosen[key]
-        # With an encoder, its adapter reads the input.
-        while isinstance(inner := node.get("adapter"), Mapping):
-            node = inner
-        target = node["_target_"]
-        if target in built_in:
-            modalities[key] = built_in[target]
-            continue
-        adapter: Any = resolve(target, key=f"adapters.{key}", trust=trust)
-        if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
-            raise UserError(f"adapters.{key}: {target} must be a subclass of dxn.tokenize.Adapter")
-        classes[key] = adapter.reader
-        modalities[key] = adapter.reader.modality
-    return LazyReaders(modalities, classes)
-
-
-def with_written_inputs(config: dict[str, Any], trust: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the configuration for a task whose target columns are inputs that it writes.
-
-    Without data.target, all columns are inputs, also those that other tasks take as the target.
-    """
-    head, data = config["head"], config["data"]
-    if "_target_" not in head:
-        return config  # a later error says what is missing
-    task: Any = resolve(head["_target_"], key="head", trust=trust)
-    parameters = signature_of(data.get("_target_"), key="data", trust=trust).parameters
-    is_task = isinstance(task, type) and issubclass(task, Task)
-    if not (is_task and task.targets_are_inputs and "target" in parameters):
-        return config
-    if data.get("target") is not None:
-        head = {**head, "names": as_list(data["target"])}
-    return {**config, "head": head, "data": {**data, "target": []}}
-
-
-def open_source(
-    config: Config,
-    readers: Mapping[str, Reader],
-    task: Task | Auto,
-    trust: Sequence[str] = (),
-) -> Source:
-    """Build the data source `data`, which infers the modalities of its columns if necessary.
-
-    A validation or test split without targets is left out, if the task needs them.
-
-    Args:
-        config: Configuration with the node `data`.
-        readers: Readers by any key, such as the adapter key or the input name.
-        task: The task, which need not be fitted.
-        trust: Top-level packages besides dxn whose code the node may use.
-    """
-    node = config["data"]
-    # A stream of texts can also consist of conversations, whose columns have usual names.
-    is_stream = not isinstance(task, Auto) and task.target.source == "stream"
-    options = signature_of(node.get("_target_"), key="data", trust=trust).parameters
-    if is_stream and "chat" in options and node.get("chat") is None:
-        node = {**node, "chat": AUTO}
-    finds_objects = isinstance(task, Auto) or task.answer_kind is AnswerKind.OBJECTS
-    if finds_objects and "objects" in options and node.get("objects") is None:
-        node = {**node, "objects": AUTO}
-    source = build(node, key="data", trust=trust, readers=by_modality(readers))
-    return without_unlabeled(source, node) if task.is_supervised else source
-
-
-def decide_task(
-    head: Task | Auto,
-    config: Config,
-    source: Source,
-    readers: LazyReaders,
-    trust: Sequence[str] = (),
-) -> tuple[Task, Config, list[str]]:
-    """Return the task, its configuration node, and why the targets chose it.
-
-    A run saves the node, so that resuming never infers the task again.
-
-    Args:
-        head: The head as it is configured. `Auto` is resolved by the target values.
-        config: The configuration.
-        source: The data source.
-        readers: Readers by adapter key.
-        trust: Top-level packages besides dxn whose code may be used.
-
-    Raises:
-        UserError: If a target is needed but not chosen, or no task fits the targets.
-    """
-    if head.is_supervised and not any(TARGET in rows.cells for rows in source.splits.values()):
-        columns = ", ".join(source.candidates)
-        example = next(iter(source.candidates), "COLUMN")
-        listed = f"; the columns are {columns}" if columns else ""
-        cells = [cell for name in source.inputs for cell in source.column(name)[:1]]
-        other = "head=masked to train without a target"
-        if any(map(is_conversation, cells)):
-            other = "head=language backbone.causal=true to learn the answers of conversations"
-        raise UserError(
-            f"data.target: needs a value{listed}; for example data.target={example} (or {other})"
-        )
-    if not isinstance(head, Auto):
-        return head, config["head"], []
-    # Targets that are lists are tags if the input has as many words, and labels otherwise.
-    targets, words, _ = source.targets()
-    in_use = by_modality(readers)
-    modalities = {spec.modality for spec in source.inputs.values()} & in_use.keys()
-    has_text = any(in_use[modality].words for modality in modalities)
-    task, node, reason = head.resolve(targets, words, source.task, has_text=has_text)
-    # With all defaults, as the preset returns it.
-    node = completed(node, trust, key="head")
-    return task, node, [f"target {source.target}: {reason}"] if reason else []
-
-
-def without_target(source: Source) -> Source:
-    """Return the data source without its target column, for a task that needs no targets."""
-    splits = {}
-    for split, rows in source.splits.items():
-        cells = {name: values for name, values in rows.cells.items() if name != TARGET}
-        splits[split] = replace(rows, cells=cells)
-    return replace(source, splits=splits, target=None)
-
-
-def assign_inputs(
-    config: Config,
-    specs: Mapping[str, InputSpec],
-    readers: LazyReaders,
-    column: Callable[[str], Sequence[Any]],
-) -> tuple[dict[str, Input], dict[str, str]]:
-    """Choose the adapter of each input, and sort the inputs by the order of their adapters.
-
-    An input uses the adapter of the same name if there is one, otherwise the first adapter of its
-    modality. With share_adapters=false, each input gets its own copy of that adapter, and so does
-    an input whose adapter cannot be shared, or whose values have another layout than those of the
-    first input. An input whose modality has no adapter is left out.
-
-    Args:
-        config: Configuration of the training.
-        specs: Modality and column of each input.
-        readers: Readers by adapter key.
-        column: Function that returns the cells of an input.
-
-    Returns:
-        The inputs by name, and the key of the options of each adapter, by its key in the model.
-
-    Raises:
-        UserError: If no input has an adapter.
-    """
-    nodes: dict[str, str] = {}
-    for name, spec in specs.items():
-        candidates = [key for key in readers if readers.modalities[key] == spec.modality]
-        if candidates:
-            nodes[name] = name if name in candidates else candidates[0]
-    if not nodes:
-        data = ", ".join(f"{name} ({spec.modality})" for name, spec in specs.items()) or "none"
-        chosen = ", ".join(readers)
-        raise UserError(
-            f"adapters: none fits the inputs of the data: {data}; got adapters=[{chosen}]"
-        )
-    order = list(readers)
-    names = sorted(nodes, key=lambda name: order.index(nodes[name]))
-    # Inputs that share the adapter of this key. It is known first, because an adapter of an input
-    # must not get the key of a shared one.
-    shared: dict[str, str] = {}
-    first: dict[str, Hashable] = {}
-    for name in names:
-        node, reader = nodes[name], readers[nodes[name]]
-        if not config.get("share_adapters", True) or reader.tabular:
-            continue
-        layout = reader.layout([cell for cell in column(name) if cell is not None])
-        if layout is None or first.setdefault(node, layout) == layout:
-            shared[name] = node
-    inputs: dict[str, Input] = {}
-    options: dict[str, str] = {}
-    taken = set(shared.values())
-    for name in names:
-        key = shared.get(name)
-        if key is None:
-            # A column can have the name of an adapter that other inputs share.
-            key = name
-            while key in taken:
-                key = f"{nodes[name]}_{key}"
-            taken.add(key)
-        spec = specs[name]
-        inputs[name] = Input(column=spec.column, modality=spec.modality, adapter=key)
-        options[key] = nodes[name]
-    return inputs, options
-
-
-def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task:
-    """Build the task of the node `pretrain`.
-
-    Raises:
-        UserError: If an option of `pretrain` is out of range, or the task cannot be combined with
-            the rest of the configuration.
-    """
-    node = config["pretrain"]
-    for name, least, below in (("epochs", 1, math.inf), ("warmup", 0, 1), ("lr", 0, math.inf)):
-        value = node[name]
-        is_real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_real or not least <= value < below:
-            limit = "" if below == math.inf else f" and less than {below}"
-            limit = " and finite" if value == math.inf else limit
-            raise UserError(f"pretrain.{name}: must be at least {least}{limit}, got {value}")
-    if not isinstance(node["epochs"], int):
-        raise UserError(f"pretrain.epochs: must be a whole number, got {node['epochs']}")
-    task = build(node["task"], key="pretrain.task", trust=trust)
-    if task.is_supervised:
-        raise UserError(
-            f"pretrain.task: must be a task that needs no targets, such as masked, got {task.name}"
-        )
-    # Pretraining does not use mixup, see MAIN_TASK_ONLY in train.py. With it, the check of a task
-    # that does not support it would fail, but the main task may support it.
-    trainer = {**config["trainer"], "mixup": 0.0}
-    check_combinations({**config, "head": node["task"], "trainer": trainer}, task, trust)
-    return task
-
-
-def check_combinations(
-    config: Config, task: Task | Auto, trust: Sequence[str] = (), *, ensemble: int = 1
-) -> None:
-    """Check that the parts can be combined, before any data is read.
-
-    Args:
-        config: The configuration.
-        task: The task.
-        trust: Top-level packages besides dxn whose code may be used.
-        ensemble: Number of models whose outputs will be combined.
-
-    Raises:
-        UserError: If the task cannot use the settings, class tokens or bottleneck tokens are in
-            front of the inputs of a causal backbone, the first block with bottleneck tokens does
-            not exist, parts have different widths, or inputs with separate backbones would be
-            encoded together.
-    """
-    # With head=auto, the task is checked after it has been inferred from the targets.
-    if not isinstance(task, Auto):
-        task.check({**config, "ensemble": ensemble})
-    fusion = config["fusion"]
-    leading = fusion.get("pool") in WITH_CLASS or "num_tokens" in fusion
-    if leading and config["backbone"].get("causal"):
-        raise UserError(
-            "backbone.causal: class tokens and bottleneck tokens are in front of the inputs, so "
-            "with a causal backbone they cannot attend to them; set backbone.causal=false, or "
-            "fusion=early fusion.pool=mean"
-        )
-    start, depth = fusion.get("start"), config["backbone"].get("depth")
-    if start is not None and depth is not None and start >= depth:
-        raise UserError(
-            f"fusion.start: must be below the number of blocks (backbone.depth={depth}), got "
-            f"{start}; lower it, or set backbone.depth={start + 1} or more"
-        )
-    # `dim` of a part of another package can be something else.
-    parts = {"backbone": config["backbone"], "fusion": fusion}
-    parts |= {f"adapters.{key}": node for key, node in config["adapters"].items() if node}
-    targets = {key: node.get("_target_", "") for key, node in parts.items()}
-    dims = {k: v["dim"] for k, v in parts.items() if "dim" in v and targets[k].startswith("dxn.")}
-    width = dims.get("backbone")
-    other = next((key for key, dim in dims.items() if width is not None and dim != width), None)
-    if other is not None:
-        raise UserError(
-            f"backbone.dim: all parts of a model have the same width, got {width}, and "
-            f"{other}.dim={dims[other]}; set dim={width} instead"
-        )
-    is_separate = not isinstance(task, Auto) and task.separates_inputs
-    if not config.get("share_backbone", True) and not is_separate:
-        fusion_class = resolve(fusion.get("_target_"), key="fusion", trust=trust)
-        if getattr(fusion_class, "joins_inputs", True):
-            raise UserError(
-                "share_backbone: must be true, because this fusion encodes all inputs together; "
-                "set fusion=late or fusion=bottleneck to use one backbone per input"
-            )
-    if config["data"].get("streaming"):
-        _check_stream(config, task)
-
-
-def _check_stream(config: Config, task: Task | Auto) -> None:
-    """Refuse options that need all rows of a data set in memory."""
-    loader = config["loader"]
-    for key, default in (("repeats", 1), ("overfit", 0)):
-        if loader[key] != default:
-            raise UserError(
-                f"loader.{key}: cannot be combined with data.streaming=true, got {loader[key]}; "
-                f"set loader.{key}={default}, or data.streaming=false"
-            )
-    if (batch_tokens := config["trainer"].get("batch_tokens")) is not None:
-        raise UserError(
-            "trainer.batch_tokens: cannot be combined with data.streaming=true, whose rows have "
-            f"unknown lengths before they are read, got {batch_tokens}; set batch_size instead"
-        )
-    if not isinstance(task, Auto) and task.target.source == "stream":
-        raise UserError(
-            f"data.streaming: cannot be combined with head={task.name}, which joins the texts of "
-            "all rows; set data.streaming=false"
-        )
-
-
-def check_unvalidated(config: Config) -> None:
-    """Refuse options that would have no effect without a validation split."""
-    for key, off in NEED_VALIDATION.items():
-        _, value = lookup(config, key)
-        if value:
-            raise UserError(
-                f"{key}: got {value}, but there is no validation split, whose metrics this option "
-                f"needs; add one, or set {key}={off}"
-            )
-
-
-# Saving
+# Keys that have no effect on the weights, or only on the end of the training.
+MAY_CHANGE = (
+    *("resume", "run", "output", "name", "trust", "report"),
+    *("loader.num_workers", "loader.cache_gb", "loader.timeout"),
+    *("trainer.epochs", "trainer.patience", "trainer.max_minutes"),
+    *("trainer.log_every", "trainer.checkpoint_minutes", "trainer.tracker"),
+    # The fingerprint tells whether it is the same data.
+    *("data.path", "data.train", "data.validation", "data.test", "data.confine"),
+    # Compared as the batch size over all processes.
+    *("batch_size", "trainer.batch_size"),
+)
 
 
 class SplitFingerprint(Strict):
@@ -497,3 +155,145 @@ def plan_text(plan: Plan, settings: Settings) -> str:
     """Return the content of plan.json."""
     content = {**plan.model_dump(), "config": plain(settings.values)}
     return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def newest_unfinished(settings: Settings) -> Settings:
+    """Return the settings for `resume=auto`, which continue a run of the same command, if any.
+
+    That is the newest run in the folder `run`, or below the folder `output`, whose command had the
+    same words, that has a checkpoint, and that has no metrics.json yet. Without one, a new run
+    starts.
+    """
+    values = {**settings.values, "resume": {**settings.values["resume"], "run": None}}
+    words = tuple(word for word in settings.overrides if not word.startswith("resume"))
+    settings = replace(settings, values=values, overrides=words)
+    folders = [Path(values["run"])] if values["run"] else runs_below(Path(values["output"]))
+    candidates: list[tuple[int, Path]] = []
+    for folder in folders:
+        runs = [folder, *member_folders(folder)]
+        started = any(is_started(run) for run in runs)
+        if not started or (folder / METRICS).exists() or not is_run(folder):
+            continue
+        if Settings.load(folder, settings.trust).overrides == words:
+            written = (folder / CONFIG_FOLDER / CONFIG).stat().st_mtime_ns
+            candidates.append((written, folder))
+    if not candidates:
+        return settings
+    _, folder = max(candidates)
+    print_line(f"resume: {folder}")
+    return continued(folder, settings)
+
+
+def continued(folder: Path, settings: Settings) -> Settings:
+    """Return the settings that continue a run, whose command is the same.
+
+    Args:
+        folder: The run folder.
+        settings: The settings of the command.
+    """
+    saved = Settings.load(folder, settings.trust)
+    resumed = {"resume": {"run": str(folder), "force": False}, "run": str(folder)}
+    return replace(saved, values=saved.values | resumed)
+
+
+def folder_before_restart(values: Mapping[str, Any]) -> Path | None:
+    """Return the run folder of this training before torchrun restarted its processes.
+
+    Returns:
+        The folder. None if there was no restart, or the processes failed before the first
+        checkpoint, so that the training starts again.
+    """
+    started = launch()
+    if started is None or not started.is_restart:
+        return None
+    folders = [Path(values["run"])] if values["run"] else Path(values["output"]).glob("*/*")
+    for folder in folders:
+        # The folder of an ensemble has no plan of its own.
+        runs = [folder] if values["ensemble"] == 1 else member_folders(folder)
+        plans = [read_plan(run) for run in runs if (run / FOLDER / PLAN).is_file()]
+        if any(plan.launch == started.id for plan in plans):
+            # An ensemble decides for each of its members.
+            may_continue = values["ensemble"] > 1 or is_started(folder)
+            return folder if may_continue else None
+    return None
+
+
+def write_changes(folder: Path, plan: Plan, settings: Settings) -> None:
+    """Save the options of a resumed run, so that the next resume continues with them.
+
+    Args:
+        folder: The run folder.
+        plan: The plan of the resumed run.
+        settings: Its settings.
+    """
+    start = folder / FOLDER
+    # The next resume must be asked again, and it may be a resume of a copy of this folder.
+    values = {**settings.values, "resume": {"run": None, "force": False}}
+    saved = Settings.load(folder, settings.trust)
+    overrides = merge_overrides(saved.overrides, settings.overrides)
+    settings = replace(settings, values=values, overrides=overrides)
+    text = plan_text(plan, settings)
+    if (start / PLAN).read_text(encoding="utf-8") == text:
+        return
+    settings.save(folder)
+    with replace_folder(start) as new:
+        for path in start.iterdir():
+            if path.name not in (PLAN, SUMS):
+                link(path, new / path.name)
+        (new / PLAN).write_text(text, encoding="utf-8")
+        write_sums(new)
+
+
+def check_config(old: Plan, settings: Settings, num_processes: int) -> int:
+    """Compare the settings with those of the start of the run.
+
+    Args:
+        old: Its plan.
+        settings: The settings of the resumed run.
+        num_processes: Number of processes of the resumed run.
+
+    Returns:
+        Number of samples per batch over all processes.
+
+    Raises:
+        UserError: If an option changed, and resume.force is not set.
+    """
+    # Written and read in the same way as the old ones, so that equal values are equal.
+    new = plain(settings.values)
+    keys = dict.fromkeys([*leaves(old.config), *leaves(new)])
+    changed = [
+        f"{key} was {lookup(old.config, key)[1]!r} and is now {lookup(new, key)[1]!r}"
+        for key in keys
+        if not is_below(key, MAY_CHANGE) and lookup(old.config, key) != lookup(new, key)
+    ]
+    batch_size = old.batch_size
+    # A run that continues with another number of processes keeps its batches. Only a user who
+    # asks for another number of samples per process changes them.
+    if old.config["batch_size"] != new["batch_size"]:
+        batch_size = new["batch_size"] * num_processes
+    if batch_size != old.batch_size:
+        changed.append(
+            f"batch_size: {old.batch_size} samples per batch over all processes, and now "
+            f"{batch_size}"
+        )
+    stop_if_changed(changed, settings, "the configuration")
+    return batch_size
+
+
+def check_data(old: Plan, data: Mapping[str, Any], settings: Settings) -> None:
+    """Compare the fingerprint of the data with that of the start of the run.
+
+    Raises:
+        UserError: If it changed, and resume.force is not set.
+    """
+    before = {name: split.model_dump() for name, split in old.data.items()}
+    stop_if_changed(differences(before, data), settings, "the data")
+
+
+def stop_if_changed(changes: Sequence[str], settings: Settings, what: str) -> None:
+    """Raise an error that lists the changes, unless resume.force is set."""
+    if changes and not settings.values["resume"]["force"]:
+        raise UserError(
+            f"resume: {what} changed since the run started: {'; '.join(changes)}; undo the change, "
+            "train a new run, or set resume.force=true to continue nevertheless"
+        )

@@ -35,40 +35,42 @@ from dxn.data.rows import Source
 from dxn.data.token_windows import make_samples
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.presets.preset import choose_options
-from dxn.runs.build import build_adapters, build_model
-from dxn.runs.data import (
-    count_classes,
-    data_name,
-    describe,
+from dxn.runs.build import (
+    build_adapters,
+    build_model,
     find_formats,
     fit_adapters,
     fitted_files,
-    input_lines,
     open_splits,
-    print_paths,
     read_fitted,
     use_files,
+)
+from dxn.runs.decide import (
+    PARTS,
+    assign_inputs,
+    build_parts,
+    check_combinations,
+    check_unvalidated,
+    decide_task,
+    open_source,
+    print_paths,
+    readers_of,
+    with_written_inputs,
+    without_target,
 )
 from dxn.runs.folder import locked, refuse_other_run, run_folder
 from dxn.runs.monitoring import check_metrics
 from dxn.runs.plan import (
-    PARTS,
+    FOLDER,
     Plan,
     SplitFingerprint,
-    assign_inputs,
-    check_combinations,
-    check_options,
-    check_unvalidated,
-    decide_task,
-    open_source,
+    check_config,
+    check_data,
     read_plan,
-    read_pretraining,
-    readers_of,
-    with_written_inputs,
-    without_target,
+    write_changes,
     write_plan,
 )
-from dxn.runs.resume import check_config, check_data, write_changes
+from dxn.runs.record import count_classes, data_name, describe, input_lines
 from dxn.tasks import Task
 from dxn.tasks.metric import check_own_metrics
 from dxn.tokenize.base import Adapter, Tokenizer
@@ -217,14 +219,18 @@ def prepare(
         asked = settings.values
     else:
         asked, weights = _options_of_weights(settings)
-    head = check_options(asked, trust, ensemble=members)
+    options = asked
+    if old is not None and asked["trainer"]["precision"] == "auto":
+        # The precision that the run measured when it started.
+        options = {**asked, "trainer": {**asked["trainer"], "precision": old.precision}}
+    parts = build_parts(options, trust, ensemble=members)
 
     # 2. The data, which determines the task and the inputs.
     if old is not None:
         print_paths(asked["data"])
     readers = readers_of(asked, trust)
-    source = open_source(asked, readers, head, trust)
-    task, head_options, notes = decide_task(head, asked, source, readers, trust)
+    source = open_source(asked, readers, parts["head"], trust)
+    task, head_options, notes = decide_task(parts["head"], asked, source, readers, trust)
     if not task.is_supervised:
         source = without_target(source)
     inputs, option_keys = assign_inputs(asked, source.inputs, readers, source.column)
@@ -247,19 +253,17 @@ def prepare(
     if old is None and members > 1 and minutes is not None:
         config["trainer"] = {**config["trainer"], "max_minutes": minutes / members}
 
-    # 4. Each part, and the plan.
+    # 4. The parts whose options the preset has chosen, and the plan.
     if config["head"] != head_options:
         task = build(config["head"], key="head", trust=trust)
+    for name in PARTS:
+        if config[name] != asked[name]:
+            parts[name] = build(config[name], key=name, trust=trust)
+    trainer: Trainer = parts["trainer"]
+    pretraining: Task | None = parts["pretrain"]
     if task.is_supervised:
         targets, _, origins = source.targets()
         notes += task.target.find_format(targets, origins)
-    pretraining = read_pretraining(config, trust) if config["pretrain"] else None
-    options = {name: config[name] for name in PARTS}
-    if old is not None and config["trainer"]["precision"] == "auto":
-        # The precision that the run measured when it started.
-        options["trainer"] = {**config["trainer"], "precision": old.precision}
-    parts = {name: build(options[name], key=name, trust=trust) for name in PARTS}
-    trainer: Trainer = parts["trainer"]
     name = str(config["name"] or source.name or source.target or "run")
     started = launch()
     plan = Plan(
@@ -283,7 +287,7 @@ def prepare(
     # Training a tokenizer again can give another one: ties of a unigram model are broken by the
     # order of a hash table.
     if fitted_from is not None:
-        read_fitted(fitted_from, adapters, task, config["seed"])
+        read_fitted(fitted_from / FOLDER, adapters, task, config["seed"])
     # After the labels have been read, which contain the metric that was monitored before.
     _use_metrics(task, trainer, settings)
     by_input = {name: adapters[key] for name, key in plan.model.keys.items()}

@@ -20,7 +20,7 @@ from dxn.core.randomness import named_draws
 from dxn.core.tokens import Tokens, join
 from dxn.data.dataset import Opened, Samples
 from dxn.runs.build import build_adapters
-from dxn.runs.plan import readers_of
+from dxn.runs.decide import readers_of
 from dxn.runs.predictor.option import read_sample
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.resumable import AnsweredRows, Chunks, write_answers

@@ -19,9 +19,9 @@ from dxn.core.randomness import named_draws, seed_of
 from dxn.core.results import Results
 from dxn.models.model import MultimodalModel
 from dxn.runs.folder import has_checkpoint, is_started
+from dxn.runs.plan import continued, folder_before_restart
 from dxn.runs.prepare import Training, prepare, run_finetune
-from dxn.runs.resume import continued, folder_before_restart
-from dxn.runs.training_results import best_figures, results_of
+from dxn.runs.record import best_figures, results_of
 from dxn.tasks import Task
 from dxn.training.loop import Fit
 from dxn.training.optim import adamw, cosine

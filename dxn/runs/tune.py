@@ -42,10 +42,10 @@ from dxn.core.display import (
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import CHECKPOINTS, atomic_file, link, new_folder, replace_folder
 from dxn.core.results import BEST, read_results
+from dxn.runs.decide import build_parts, decide_task, open_source, readers_of
 from dxn.runs.folder import BEST_RUN, TRIALS, has_checkpoint, locked, refuse_other_run
 from dxn.runs.monitoring import build_metrics
-from dxn.runs.plan import check_options, decide_task, open_source, readers_of
-from dxn.runs.resume import continued
+from dxn.runs.plan import continued
 from dxn.runs.train import train_one
 from dxn.tasks.metric import Metric
 
@@ -215,7 +215,7 @@ def _check_options(settings: Settings) -> None:
     """Build the parts of a training that need no data, so that wrong options are found."""
     config, trust = settings.values, settings.trust
     refuse_without_effect(config, settings.overrides)
-    check_options(config, trust)
+    build_parts(config, trust)
     build(config["backbone"], key="backbone", trust=trust)
 
 

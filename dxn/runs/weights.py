@@ -16,8 +16,8 @@ from dxn.config.instantiate import completed, merge_options
 from dxn.config.settings import Settings
 from dxn.config.values import assign, is_below, leaves, lookup
 from dxn.core.errors import UserError
+from dxn.runs.decide import readers_of
 from dxn.runs.filling import InitialWeights
-from dxn.runs.plan import readers_of
 from dxn.weights.public import PublicModel
 
 # Options of an adapter that its weights determine. The user can override all others, such as the

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from dxn.core.errors import UserError
-from dxn.runs.predictor.creating import created_input
+from dxn.runs.predictor.generating import created_input
 from dxn.runs.predictor.writing import Text, make_samplers
 from dxn.serve.answers import event_stream, json_answer, while_connected
 from dxn.serve.body import check_count

@@ -12,8 +12,7 @@ import yaml
 
 from dxn.commands import command
 from dxn.commands.evaluate import Evaluate
-from dxn.commands.generate import Generate
-from dxn.commands.predict import Predict
+from dxn.commands.predict import Generate, Predict
 from dxn.commands.train import Train, settings_of_run
 from dxn.config.compose import compose
 from dxn.config.groups import options

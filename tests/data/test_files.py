@@ -14,7 +14,7 @@ from dxn.data.files import in_parts, survey, with_files
 from dxn.data.rows import Column, Origins, as_column
 from dxn.data.splits.duplicates import codes_of
 from dxn.data.tables.read import Table
-from dxn.runs.data import fit_adapters
+from dxn.runs.build import fit_adapters
 from dxn.tokenize import TextAdapter, TokenizerOptions
 from dxn.tokenize.image.reader import ImageReader
 
@@ -125,7 +125,7 @@ def test_long_arrays_in_a_list_are_compared_completely():
 
 def test_vocabularies_are_fitted_on_evenly_spaced_rows_of_a_stated_number(monkeypatch, capsys):
     monkeypatch.setattr("dxn.data.rows.FIT_ROWS", 40)
-    monkeypatch.setattr("dxn.runs.data.FIT_ROWS", 40)
+    monkeypatch.setattr("dxn.runs.build.FIT_ROWS", 40)
     adapter = TextAdapter(8, tokenizer=TokenizerOptions(kind="word"))
     texts = [f"{'early' if i < 200 else 'late'} row" for i in range(400)]
     train = Opened({"text": as_column(texts)}, None, ["row"] * 400)

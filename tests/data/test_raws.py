@@ -27,7 +27,7 @@ from dxn.data.raws import (
 )
 from dxn.data.reading import open_rows
 from dxn.data.rows import Column, InputSpec, Rows, Source
-from dxn.runs.data import open_splits
+from dxn.runs.build import open_splits
 from dxn.tasks import Classify, Tag
 from dxn.tokenize import (
     AudioAdapter,

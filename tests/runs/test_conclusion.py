@@ -13,7 +13,7 @@ from helpers.runs import SMALL, TEXT, TINY_DIGITS, interrupt, log_of, refused, t
 import dxn
 from dxn.cli import main
 from dxn.core.display import number
-from dxn.runs.data import data_name
+from dxn.runs.record import data_name
 from dxn.tasks.classify import ClassMetric
 from dxn.training.loop import Fit
 

@@ -248,11 +248,11 @@ def test_a_restart_continues_the_ensemble_in_the_folder_run(tmp_path, monkeypatc
     with pytest.raises(UserError, match="already contains an ensemble"):
         ensemble_folder(settings)
     launched = Launch("torchrun", is_restart=True, connection={})
-    monkeypatch.setattr("dxn.runs.resume.launch", lambda: launched)
+    monkeypatch.setattr("dxn.runs.plan.launch", lambda: launched)
     with pytest.raises(UserError, match="already contains an ensemble"):
         ensemble_folder(settings)  # of another torchrun
     plan = tmp_path / "members" / "0" / "checkpoints" / "start" / "plan.json"
     plan.parent.mkdir(parents=True)
     plan.touch()
-    monkeypatch.setattr("dxn.runs.resume.read_plan", lambda run: SimpleNamespace(launch="torchrun"))
+    monkeypatch.setattr("dxn.runs.plan.read_plan", lambda run: SimpleNamespace(launch="torchrun"))
     assert ensemble_folder(settings) == tmp_path

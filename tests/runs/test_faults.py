@@ -224,6 +224,16 @@ def test_a_second_training_in_a_folder_is_refused(whole, capsys):
     assert "already contains a run; set resume=" in line
 
 
+def test_a_run_whose_checkpoints_were_deleted_is_not_said_to_be_resumable(whole, tmp_path, capsys):
+    run = shutil.copytree(whole, tmp_path / "run")
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        shutil.rmtree(checkpoint)
+    (line,) = refused(capsys, ["train", *OPTIONS, f"run={run}"])
+    assert line.endswith(
+        "has no checkpoint to continue from; choose another folder, or delete this one"
+    )
+
+
 def test_a_resume_of_a_training_that_runs_is_refused(whole, capsys, monkeypatch):
     # A POSIX lock does not exclude its own process, so another process is simulated.
     def taken(*arguments):

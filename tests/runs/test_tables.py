@@ -10,8 +10,8 @@ import pytest
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.runs.data import input_lines
 from dxn.runs.evaluation.evaluate import evaluated_groups, subsets
+from dxn.runs.record import input_lines
 
 SMALL = ["dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"]
 FUSIONS = ("early", "late", "bottleneck")

@@ -15,7 +15,7 @@ import dxn
 from dxn.core.errors import UserError
 from dxn.datasets import objects
 from dxn.models import Backbone, EarlyFusion
-from dxn.runs.predictor import objects as written_objects
+from dxn.runs.predictor import prediction_files
 from dxn.tasks import Detect
 from dxn.tasks.detect.head import log_odds
 from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
@@ -376,14 +376,14 @@ def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys, m
     left, top, width, height = results[0]["bbox"]
     assert 0 <= left < left + width <= 48 and 0 <= top < top + height <= 48
     # Pictures without objects are normal, also in the first batch, and in all of them.
-    answer = written_objects._answer
+    answer = prediction_files._answer
     for without in (range(8), range(30)):
 
         def partly(*args, without=without):
             return {"prediction": []} if args[2] in without else answer(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(written_objects, "_answer", partly)
+            patch.setattr(prediction_files, "_answer", partly)
             command = ["predict", f"run={run}", f"input={table}", "batch_size=4"]
             printed(capsys, *command, f"output={coco}")
         assert len(json.loads(coco.read_text())) == 3 * (30 - len(without))

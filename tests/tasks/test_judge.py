@@ -13,8 +13,7 @@ from helpers.shades import SHADES, train_any
 from PIL import Image
 
 import dxn
-from dxn.runs.evaluation.created_values import share_equal
-from dxn.runs.evaluation.judge import frechet_distance
+from dxn.runs.evaluation.created_values import frechet_distance, share_equal
 from dxn.tokenize import TextAdapter
 from dxn.tokenize.text.options import TokenizerOptions
 

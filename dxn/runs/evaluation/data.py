@@ -18,8 +18,7 @@ from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, OnBad, Rows, Source
 from dxn.data.sources.table import JOINED
 from dxn.data.splits.split import UNDIVIDED
-from dxn.runs.data import print_paths
-from dxn.runs.plan import open_source
+from dxn.runs.decide import open_source, print_paths
 from dxn.runs.predictor.inputs import print_columns
 from dxn.runs.predictor.option import is_table
 from dxn.runs.predictor.predictor import Predictor

@@ -8,10 +8,14 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
+from rich.table import Table
+from rich.text import Text
+
 from dxn import viz
-from dxn.core.display import count, is_main_process, now, print_line
+from dxn.core.display import count, is_main_process, now, number, print_line, print_table
 from dxn.core.errors import UserError
 from dxn.core.files import PREDICTIONS, TOKENS, new_folder, refuse_links_out
+from dxn.core.printable import printable
 from dxn.core.processes import from_first
 from dxn.core.results import ALL, DataFacts, Figures, Interval, Results
 from dxn.data.dataset import Samples
@@ -19,7 +23,6 @@ from dxn.data.inspect.quality import check_known_targets
 from dxn.report.answers import Answers
 from dxn.report.intervals import metric_intervals
 from dxn.runs.evaluation.data import EvaluationData
-from dxn.runs.evaluation.results_table import print_results
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import prediction_records
@@ -295,3 +298,42 @@ def _chosen(
     # In the order of the model, so that the name of the subset does not depend on the command.
     shown = tuple(name for name in everything if name in only)
     return {subset_name(shown, everything): shown}
+
+
+def print_results(results: Results) -> None:
+    """Print one row per subset of the inputs and one column per metric.
+
+    The 95% intervals of the largest subset are two rows below it.
+    """
+    figures = results.figures()
+    table = Table()
+    table.add_column("inputs")
+    for metric in results.shown:
+        # Bold: the metric that selected the best epoch.
+        style = "bold" if metric == results.monitored else None
+        heading = Text(printable(metric))
+        table.add_column(heading, justify="right", style=style, overflow="fold")
+    largest = {metric: _largest(figures, metric) for metric in results.shown}
+    for row, heading in results.headings().items():
+        # A row can lack a metric, such as the loss of an input that its subset does not contain.
+        cells = [
+            number(figures[row][metric], largest[metric]) if metric in figures[row] else ""
+            for metric in results.shown
+        ]
+        # Text, because rich would read brackets in the name of a column as markup.
+        table.add_row(Text(printable(heading)), *cells)
+        # Two rows, because both ends in one cell would not fit into a terminal of 80 characters.
+        ends = results.intervals.get(row, {}) if row == results.subsets[-1] else {}
+        for i, name in enumerate(("95% from", "95% to") if ends else ()):
+            cells = [
+                number(ends[metric][i], largest[metric]) if metric in ends else ""
+                for metric in results.shown
+            ]
+            table.add_row(name, *cells, style="dim")
+    print_table(table)
+
+
+def _largest(results: Figures, metric: str) -> float:
+    """Return the largest absolute value of a metric, without NaN and infinity."""
+    values = [abs(figures.get(metric, 0.0)) for figures in results.values()]
+    return max((value for value in values if math.isfinite(value)), default=0.0)

@@ -20,12 +20,12 @@ from dxn.core.results import Results, read_results
 from dxn.core.untrusted import check_file
 from dxn.data.dataset import Opened, Samples
 from dxn.report.answers import Answers, Evidence
-from dxn.runs.data import data_name
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.next_commands import report_again
 from dxn.runs.folder import name_of
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.record import data_name
 from dxn.training.log import read_log
 from dxn.training.predict import task_results
 

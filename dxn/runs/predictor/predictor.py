@@ -392,7 +392,7 @@ class Predictor:
         Raises:
             UserError: If the model does not generate text, or cannot use what it gets.
         """
-        from dxn.runs.predictor.generation_inputs import texts_to_write
+        from dxn.runs.predictor.generating import texts_to_write
         from dxn.runs.predictor.writing import Writer, make_samplers
 
         writer = Writer(self.model, self.task)
@@ -460,7 +460,7 @@ class Predictor:
             UserError: If the model does not create this input, was not trained for guidance, or an
                 option is out of range.
         """
-        from dxn.runs.predictor.generation_inputs import values_to_create
+        from dxn.runs.predictor.generating import values_to_create
         from dxn.runs.predictor.writing import Writer, make_samplers
 
         values = values_to_create(self, name, inputs, count=count, guidance=guidance)

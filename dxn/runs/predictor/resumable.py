@@ -52,7 +52,7 @@ Chunks = Callable[[], Iterator[pyarrow.Table]]
 Finish = Callable[[Chunks, Path], None]
 
 
-class Written(Strict):
+class Progress(Strict):
     """The content of NAME.part.json.
 
     Args:
@@ -102,7 +102,7 @@ class RowWriter:
                 f"output: {self.part} exists, but {self.progress.name}, which describes it, does "
                 "not; move or delete it"
             )
-        self.written = Written(identity=identity)
+        self.written = Progress(identity=identity)
         if not self.part.exists():
             self._save()  # before the file, so that a file without it is not ours
         self.file = open_own(self.part, binary=True)
@@ -175,11 +175,11 @@ class RowWriter:
         # Only now: without it, the rows so far would be lost.
         self.progress.unlink()
 
-    def _saved(self, identity: str) -> Written:
+    def _saved(self, identity: str) -> Progress:
         """Return what NAME.part contains for this identity."""
-        new = Written(identity=identity)
+        new = Progress(identity=identity)
         try:
-            saved = validated(Written, load_json(self.progress), self.progress)
+            saved = validated(Progress, load_json(self.progress), self.progress)
         except UserError:  # the machine lost power while it was written
             return new
         if saved.identity != identity:

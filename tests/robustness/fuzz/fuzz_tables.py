@@ -18,7 +18,7 @@ from fuzz_bytes import mutate
 from fuzz_pool import canary
 from PIL import Image
 
-from dxn.commands.check import Check
+from dxn.commands.train import Check
 from dxn.config.compose import compose
 from dxn.core.printable import UNSAFE
 from dxn.runs.check import check_data

@@ -1,4 +1,4 @@
-"""Answers about pictures as files: results in the format of COCO, pictures with boxes, masks."""
+"""Predictions that are no table: results in the format of COCO, pictures, and arrays of frames."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from dxn.core.display import count, is_main_process, significant
 from dxn.core.errors import UserError
+from dxn.core.files import atomic_file
 from dxn.data.dataset import Opened, Samples
+from dxn.data.formats import ARRAYS
+from dxn.data.series.grid import read_grid
 from dxn.runs.predictor.output import SUFFIXES, list_suffixes
 from dxn.runs.predictor.table import Predicted, locate, predicted_batches
+from dxn.tasks.forecast.task import FutureValues
 from dxn.tokenize.media import embedded_file
 
 if TYPE_CHECKING:
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 COCO = ".coco.json"  # end of the name of a file of results
 # Origin of a row of annotations in the format of COCO.
 IMAGE_ID = re.compile(r".+\.json image (?P<id>\d+)")
+ARRAY = ARRAYS[0]  # suffix of the file of forecasts
 
 
 def picture_input(predictor: Predictor, output: str) -> str:
@@ -129,3 +135,43 @@ def write_pictures(folder: Path, predictor: Predictor, opened: Opened, batches: 
 def _answer(predictor: Predictor, opened: Opened, row: int, prediction: Any) -> dict[str, Any]:
     inputs = {name: cells[row] for name, cells in opened.cells.items()}
     return predictor.task.answer(prediction, inputs)
+
+
+def write_frames(output: Path, predictor: Predictor, source: Any) -> str:
+    """Write the next frames of one sequence (S, H, W), or of several ones (N, S, H, W).
+
+    Args:
+        output: .npy file.
+        predictor: A model that forecasts frames.
+        source: .npy or .npz file of the sequences, see `dxn.data.series.grid.read_grid`.
+
+    Returns:
+        The shape of the array as text.
+
+    Raises:
+        UserError: If the model forecasts no frames, or the file cannot be read.
+    """
+    task: Any = predictor.task
+    target = task.target
+    if not isinstance(target, FutureValues) or target.frame is None:
+        raise UserError(
+            f"output: only a model that forecasts frames of cells can write a {ARRAY} file, got "
+            f"{output}; use a .csv file"
+        )
+    if not str(source).lower().endswith(ARRAYS):
+        raise UserError(
+            f"input: must be a {' or '.join(ARRAYS)} file of frames for output={output}, got "
+            f"{source}"
+        )
+    sequences = read_grid(Path(str(source)))
+    samples = predictor.samples([{target.input: sequence} for sequence in sequences])
+    predictions = predictor.run(samples)
+    order = np.argsort(predictions.rows)
+    forecasts = torch.stack([predictions.predicted[i] for i in order])
+    middle = task.quantiles.index(0.5)
+    frames = forecasts[..., middle].float().unflatten(2, target.frame).numpy(force=True)
+    is_one = len(frames) == 1
+    array = frames[0] if is_one else frames
+    with atomic_file(output) as partial, partial.open("wb") as file:
+        np.save(file, array)
+    return f"{count(len(frames), 'forecast')}, shape {'×'.join(map(str, array.shape))}"
