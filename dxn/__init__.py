@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dxn.core.tokens import Tokens, join
     from dxn.parts import Model
     from dxn.runs.predictor.predictor import Predictor
-    from dxn.runs.saved.public import from_public
+    from dxn.runs.saved.loading import from_public
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,7 +42,7 @@ _MODULES = {
     "Run": "dxn.api",
     "Tokens": "dxn.core.tokens",
     "UserError": "dxn.core.errors",
-    "from_public": "dxn.runs.saved.public",
+    "from_public": "dxn.runs.saved.loading",
     "join": "dxn.core.tokens",
     "load": "dxn.api",
     "train": "dxn.api",

@@ -110,8 +110,10 @@ class Run:
         shown = self.results.shown
         texts: dict[str, dict[str, str]] = {}
         for row, heading in self.results.headings().items():
-            own = figures[row]
-            texts[heading] = {name: number(own[name]) for name in shown if name in own}
+            row_figures = figures[row]
+            texts[heading] = {
+                name: number(row_figures[name]) for name in shown if name in row_figures
+            }
         return self.results.split, texts
 
 
@@ -314,8 +316,8 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder / DATA, ignore_errors=True)
     # The run folder, the folder of all runs with this target, and the output folder.
     with contextlib.suppress(OSError):  # not empty
-        for each in (folder, *folder.parents[:2]):
-            each.rmdir()
+        for path in (folder, *folder.parents[:2]):
+            path.rmdir()
 
 
 def _with_names(message: str, data: Any, files: dict[str, Path]) -> str:

@@ -75,7 +75,7 @@ class _Estimator(BaseEstimator):
         if "files_" in state:
             self.model_ = _load(state["files_"], state["trust_"])
 
-    def _fit(self, frame: pd.DataFrame, target: list[Any], given: Mapping[str, Any]) -> None:
+    def _fit(self, frame: pd.DataFrame, target: list[Any], data_options: Mapping[str, Any]) -> None:
         """Train a model on a data frame, and keep it in memory."""
         name = TARGET
         while name in frame.columns:
@@ -93,7 +93,7 @@ class _Estimator(BaseEstimator):
             "data.fractions": list(FRACTIONS) if is_divided else None,
             # Not needed: the caller evaluates.
             "report": False,
-            **given,
+            **data_options,
             **(self.options or {}),
         }
         trust = options.get("trust") or ()
@@ -163,13 +163,13 @@ class Classifier(ClassifierMixin, _Estimator):
             UserError: A ValueError, if the data or an option cannot be used.
         """
         with self._kept_if_failed():
-            frame, labels, given = _validated(self, X, y, numeric=False)
+            frame, labels, data_options = _validated(self, X, y, numeric=False)
             check_classification_targets(labels)
             classes, index = np.unique(labels, return_inverse=True)
             if len(classes) < 2:
                 raise ValueError("Classifier needs samples of at least 2 classes, got 1 class")
             # Not the classes themselves: two of them can have the same text, such as 1 and "1".
-            self._fit(frame, [f"class {i}" for i in index], given)
+            self._fit(frame, [f"class {i}" for i in index], data_options)
             self.classes_ = classes
         return self
 
@@ -206,8 +206,8 @@ class Regressor(RegressorMixin, _Estimator):
             UserError: A ValueError, if the data or an option cannot be used.
         """
         with self._kept_if_failed():
-            frame, numbers, given = _validated(self, X, y, numeric=True)
-            self._fit(frame, [float(number) for number in numbers], given)
+            frame, numbers, data_options = _validated(self, X, y, numeric=True)
+            self._fit(frame, [float(number) for number in numbers], data_options)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
@@ -253,7 +253,7 @@ def _framed(X: Any) -> Any:  # noqa: N803
     if isinstance(X, pd.Series):
         return X.to_frame(COLUMN if X.name is None else str(X.name))
     is_list = isinstance(X, list | tuple) or (isinstance(X, np.ndarray) and X.ndim == 1)
-    are_texts = is_list and len(X) and all(isinstance(each, str) for each in X)
+    are_texts = is_list and len(X) and all(isinstance(cell, str) for cell in X)
     return pd.DataFrame({COLUMN: X}) if are_texts else X
 
 

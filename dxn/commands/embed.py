@@ -41,10 +41,12 @@ class Embed(FromWeights, ManyRows, Compute):
         from dxn.runs.predictor.output import (
             VECTOR_SUFFIXES,
             check_suffix,
+            ids_file,
             list_suffixes,
             vector_lines,
+            write_array,
         )
-        from dxn.runs.predictor.resumable import ids_file, write_answers, write_array
+        from dxn.runs.predictor.resumable import write_answers
         from dxn.runs.predictor.table import embedded_rows
 
         if self.engine == "ray":

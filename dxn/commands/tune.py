@@ -65,9 +65,11 @@ class Tune(Train):
         words = [*(word for word in below if word.partition("=")[0] not in typed), *words]
         fixed, space = split(words)
         excluded = {*cls._own(), *FOLDERS}
-        if several := [each for each in space if each.key in excluded]:
+        if several := [option for option in space if option.key in excluded]:
             raise UserError(
-                "\n".join(f"{each.key}: must be one value, got {each.word}" for each in several)
+                "\n".join(
+                    f"{option.key}: must be one value, got {option.word}" for option in several
+                )
             )
         commands = [cls.of(compose(cls, [*fixed, *values])) for values in covering(space)]
         largest = max(command.ensemble for command in commands)

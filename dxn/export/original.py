@@ -21,7 +21,7 @@ from dxn.export.examples import examples
 from dxn.export.original_chat import write_chat
 from dxn.models.decoding.decoder import Memory
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.saved.public import from_public
+from dxn.runs.saved.loading import from_public
 from dxn.stacking.stacked import stacks_of
 from dxn.tasks import Classify, Ctc
 from dxn.tasks.generate.head import GenerateHead

@@ -52,9 +52,9 @@ def lines() -> Iterator[str]:
 def _extras() -> Iterator[str]:
     for extra, packages in EXTRAS.items():
         versions = [_version(package) for package in packages]
-        found = ", ".join(f"{n} {v}" for n, v in zip(packages, versions, strict=True) if v)
+        installed = ", ".join(f"{n} {v}" for n, v in zip(packages, versions, strict=True) if v)
         advice = f"not installed (pip install 'dxn[{extra}]')"
-        yield f"extra {extra}: {found if all(versions) else advice}"
+        yield f"extra {extra}: {installed if all(versions) else advice}"
 
 
 def _devices() -> Iterator[str]:
@@ -76,11 +76,13 @@ def _formats() -> Iterator[str]:
 
     pictures = [name for key, name in PICTURES.items() if features.check(key)]
     yield f"images: {', '.join([*pictures, 'BMP', 'GIF'])} (Pillow)"
-    known = av.codec.codecs_available
-    yield f"video: {', '.join(name for name in VIDEO if name in known)} (PyAV)"
-    yield f"sound: {', '.join(name for name in SOUND if name in known)} (PyAV)"
-    own = [name for name in ("WAV", "FLAC", "OGG", "MP3") if name in soundfile.available_formats()]
-    yield f"sound files: {', '.join(own)} (libsndfile {soundfile.__libsndfile_version__})"
+    codecs = av.codec.codecs_available
+    yield f"video: {', '.join(name for name in VIDEO if name in codecs)} (PyAV)"
+    yield f"sound: {', '.join(name for name in SOUND if name in codecs)} (PyAV)"
+    sounds = [
+        name for name in ("WAV", "FLAC", "OGG", "MP3") if name in soundfile.available_formats()
+    ]
+    yield f"sound files: {', '.join(sounds)} (libsndfile {soundfile.__libsndfile_version__})"
 
 
 def _has_gpu() -> bool:

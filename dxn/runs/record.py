@@ -197,7 +197,7 @@ def results_of(
 
 def environment(device: str) -> dict[str, str]:
     """Return versions and hardware, without anything that identifies the machine or the user."""
-    found = {
+    facts = {
         "time": datetime.now().strftime("%Y-%m-%d %H:%M"),
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -205,13 +205,13 @@ def environment(device: str) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
     }
     if device.startswith("cuda"):
-        found["GPU"] = torch.cuda.get_device_name()
+        facts["GPU"] = torch.cuda.get_device_name()
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            facts[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return facts
 
 
 def best_figures(folder: Path, state: State) -> dict[str, float]:

@@ -22,8 +22,9 @@ from dxn.data.dataset import Opened, Samples
 from dxn.runs.build import build_adapters
 from dxn.runs.decide import readers_of
 from dxn.runs.predictor.option import read_sample
+from dxn.runs.predictor.output import Chunks
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.resumable import AnsweredRows, Chunks, write_answers
+from dxn.runs.predictor.resumable import AnsweredRows, write_answers
 from dxn.runs.predictor.table import Record, identify
 from dxn.tokenize.media import BadMedia
 from dxn.training.predict import run_batches

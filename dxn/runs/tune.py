@@ -339,11 +339,11 @@ class Search:
                 for name in (f"{results.split}/{metric}" for metric in results.shown):
                     if name in results.metrics:
                         figures.setdefault(name, []).append(results.metrics[name])
-            kept = self.folder / BEST_RUN
+            best_run = self.folder / BEST_RUN
             run = Path(best[0].user_attrs[FOLDER])
             is_here = has_checkpoint(run)
             if is_here:
-                with replace_folder(kept) as new:
+                with replace_folder(best_run) as new:
                     shutil.copytree(run, new, copy_function=_link, dirs_exist_ok=True)
         if figures:
             texts = [f"{name} {_mean_and_deviation(values)}" for name, values in figures.items()]
@@ -351,8 +351,8 @@ class Search:
         print_line(f"best options: {self._title(best[0].params)}")
         names = [*([f"{BEST_RUN}/"] if is_here else []), TABLE, CHART, f"{TRIALS}/"]
         print_line(f"written: {self.folder} ({', '.join(names)})")
-        own = f"run={kept}"
-        return [[own if w.startswith("run=") else w for w in words] for words in commands]
+        new_word = f"run={best_run}"
+        return [[new_word if w.startswith("run=") else w for w in words] for words in commands]
 
     def _locked(self, stack: ExitStack) -> bool:
         try:

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from dxn.core.errors import UserError
-from dxn.runs.saved.public import from_public
+from dxn.runs.saved.loading import from_public
 from dxn.tasks.segment.drawn import run_lengths
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers", "ignore::FutureWarning")

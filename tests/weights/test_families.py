@@ -8,7 +8,7 @@ from helpers.peers import CASES, cases, parity
 from safetensors.torch import save_file
 
 from dxn.core.errors import UserError
-from dxn.runs.saved.public import from_public
+from dxn.runs.saved.loading import from_public
 from dxn.weights import Checkpoint, hf, read_public, resize_tensor
 from dxn.weights.families.vit import VIT
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 import dxn
 from dxn.cli import main
 from dxn.models.model import as_float
-from dxn.runs.saved.public import from_public
+from dxn.runs.saved.loading import from_public
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers", "ignore::FutureWarning")
 

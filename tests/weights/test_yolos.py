@@ -9,7 +9,7 @@ import transformers
 
 from dxn.core.errors import UserError
 from dxn.models.model import as_float
-from dxn.runs.saved.public import from_public
+from dxn.runs.saved.loading import from_public
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers", "ignore::FutureWarning")
 

@@ -31,9 +31,9 @@ from dxn.data.loader import BatchOrder
 from dxn.data.reading import survey_rows
 from dxn.data.rows import OnBad, Rows
 from dxn.runs.predictor.inputs import ModelInputs
-from dxn.runs.predictor.output import Record, write_records
+from dxn.runs.predictor.output import Record, common_schema, with_schema, write_records
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.resumable import AnsweredRows, common_schema, with_schema
+from dxn.runs.predictor.resumable import AnsweredRows
 from dxn.runs.predictor.table import locate
 
 # Rows of a part, as a multiple of the batch size: large enough that files and messages cost little,

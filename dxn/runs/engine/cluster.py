@@ -290,18 +290,18 @@ def compute(
     task_cpus = TASK_CPUS * min(ray.cluster_resources().get("CPU", 1), 2)
     held = ray.put(reading)
     contents = [{"content": pickle.dumps(source)} for source in sources]
-    one = {"batch_size": 1, "batch_format": "numpy"}
+    one_part = {"batch_size": 1, "batch_format": "numpy"}
     parts = (
         data.from_items(contents, override_num_blocks=len(contents))
-        .map_batches(read, fn_kwargs={"held": [held]}, num_cpus=task_cpus, **one)
-        .map_batches(tokenize, fn_kwargs={"held": [held]}, num_cpus=task_cpus, **one)
+        .map_batches(read, fn_kwargs={"held": [held]}, num_cpus=task_cpus, **one_part)
+        .map_batches(tokenize, fn_kwargs={"held": [held]}, num_cpus=task_cpus, **one_part)
         .map_batches(
             Answers,
             fn_constructor_args=(load, rows_of, folder, num_threads),
             compute=data.ActorPoolStrategy(size=size),
             num_cpus=MODEL_CPUS,
             num_gpus=num_gpus,
-            **one,
+            **one_part,
         )
     )
     try:

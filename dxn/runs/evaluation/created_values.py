@@ -81,12 +81,12 @@ def evaluate_created(
             "a classifier; set judge=RUN"
         )
     rows = predictor.model_inputs.of_source(data.source, data.split)
-    given = _given(predictor, rows, create, only)
-    cells: dict[str, Sequence[Any]] = {name: rows.cells[name] for name in (create, *given)}
+    others = _inputs_beside(predictor, rows, create, only)
+    cells: dict[str, Sequence[Any]] = {name: rows.cells[name] for name in (create, *others)}
     if judge is not None:
         cells[TARGET] = judge.truths(rows, data, predictor)
-    rows = _complete(replace(rows, cells=cells), create, given)
-    used = {name: predictor.tokenizers[name] for name in given}
+    rows = _complete(replace(rows, cells=cells), create, others)
+    used = {name: predictor.tokenizers[name] for name in others}
     opened = open_rows(rows, used, on_bad=data.source.on_bad)
     rows = rows.take(opened.kept)
     values = predictor.create(create, Samples(opened, used), batch_size=batch_size, **sampling)
@@ -111,8 +111,8 @@ def evaluate_created(
         equal = share_equal(values, rows.cells[create], tokenizer)
         figures[CREATED] = {"equal_text": equal} | figures.get(CREATED, {})
     answering = predictor if judge is None else judge.model
-    results = _results(figures, answering, data, given, remarks)
-    print_line(f"{data.about}: {count(len(rows), f'{create} value')} from {' and '.join(given)}")
+    results = _results(figures, answering, data, others, remarks)
+    print_line(f"{data.about}: {count(len(rows), f'{create} value')} from {' and '.join(others)}")
     print_results(results)
     for remark in results.remarks:
         print_line(f"note: {remark}")
@@ -222,7 +222,7 @@ def _results(
     figures: Figures,
     answering: Predictor,
     data: EvaluationSource,
-    given: list[str],
+    others: list[str],
     remarks: list[str],
 ) -> Results:
     """Return the results, in which the created values are the only set of inputs."""
@@ -237,7 +237,7 @@ def _results(
         higher_is_better=metric.is_higher_better(monitored),
         metrics=flat(data.split, shown),
         shown=metric.shown(names),
-        inputs=given,
+        inputs=others,
         subsets=[CREATED],
         references=[key for key in shown if key != CREATED],
         remarks=remarks,
@@ -245,7 +245,9 @@ def _results(
     )
 
 
-def _given(predictor: Predictor, rows: Rows, create: str, only: Sequence[str] | None) -> list[str]:
+def _inputs_beside(
+    predictor: Predictor, rows: Rows, create: str, only: Sequence[str] | None
+) -> list[str]:
     """Return the inputs that values are created from.
 
     Raises:
@@ -265,19 +267,19 @@ def _given(predictor: Predictor, rows: Rows, create: str, only: Sequence[str] | 
     return [name for name in others if not only or name in only]
 
 
-def _complete(rows: Rows, create: str, given: Sequence[str]) -> Rows:
+def _complete(rows: Rows, create: str, others: Sequence[str]) -> Rows:
     """Return the rows with a value to compare with, an input to create it from, and an answer.
 
     Raises:
         UserError: If there are none.
     """
     present = {name: [v is not None for v in column] for name, column in rows.cells.items()}
-    has_input = np.any([present.pop(name) for name in given], axis=0)
+    has_input = np.any([present.pop(name) for name in others], axis=0)
     complete_rows = np.flatnonzero(np.all([has_input, *present.values()], axis=0))
     if not len(complete_rows):
         raise UserError(
             f"create: none of {count(len(rows), 'row')} has {create}, one of "
-            f"{', '.join(given)}, and an answer for the judge; set split or data to other rows"
+            f"{', '.join(others)}, and an answer for the judge; set split or data to other rows"
         )
     return rows.take(complete_rows)
 

@@ -100,8 +100,8 @@ def evaluation_source(
         print_line(f"note: {note}")
     split = split or default_split(source.splits)
     if not source.splits.get(split):
-        known = ", ".join(name for name, rows in source.splits.items() if len(rows))
-        raise UserError(f"split: the data has {known}, got {split}")
+        splits = ", ".join(name for name, rows in source.splits.items() if len(rows))
+        raise UserError(f"split: the data has {splits}, got {split}")
     path = node.get("path")
     about = split
     if isinstance(path, str):
@@ -253,8 +253,8 @@ def _with_layout(
     Options that the user chose are kept.
     """
     options = {} if predictor.layout is None else predictor.layout.options()
-    known = signature_of(node.get("_target_"), key="data", trust=trust).parameters
-    if not set(options) <= set(known):
+    parameters = signature_of(node.get("_target_"), key="data", trust=trust).parameters
+    if not set(options) <= set(parameters):
         return dict(node)
     added = {name: v for name, v in options.items() if not _is_chosen(f"data.{name}", chosen)}
     # The layout of a model folder has a mapping for a group of options, such as data.long.

@@ -79,10 +79,10 @@ def next_commands(run: Training) -> list[list[str]]:
         return [["generate", *model, *others, *prompt]]
     if run.task.creates:
         name = run.task.creates[-1]
-        given = [word for word in sample if not word.startswith(f"input.{name}=")]
+        others = [word for word in sample if not word.startswith(f"input.{name}=")]
         formats = run.tokenizers[name].reader.formats
         output = [f"output={name}{formats[0]}"] if formats else []
-        return [["generate", *model, *given, f"create={name}", *output]] if given else []
+        return [["generate", *model, *others, f"create={name}", *output]] if others else []
     rows = _rows_options(run.settings.values["data"])
     commands: list[list[str]] = []
     if run.task.is_supervised:
@@ -144,7 +144,7 @@ def _prompt(first: Any) -> list[str]:
     """
     if is_conversation(first):
         # The other parts of a message are inputs.
-        first = next((text_of(each) for each in first if each["role"] == "user"), None)
+        first = next((text_of(message) for message in first if message["role"] == "user"), None)
     words = first.split()[:MAX_WORDS] if isinstance(first, str) else []
     prompt = " ".join(words)
     return [f"prompt={prompt}"] if prompt.isprintable() and 0 < len(prompt) <= MAX_CHARS else []

@@ -146,9 +146,9 @@ class Captured:
         self.model = model
         self.name = name
         self.record = record
-        tokenizers = {each: model.adapter(each).tokenizer for each in model.inputs}
-        self.fills = {each: dict(tokenizer.fill) for each, tokenizer in tokenizers.items()}
-        self.limits = {each: tokenizer.max_len for each, tokenizer in tokenizers.items()}
+        tokenizers = {name: model.adapter(name).tokenizer for name in model.inputs}
+        self.fills = {key: dict(tokenizer.fill) for key, tokenizer in tokenizers.items()}
+        self.limits = {key: tokenizer.max_len for key, tokenizer in tokenizers.items()}
         # By shapes, the least recently used ones first: the number of calls, or the graph. None:
         # there is none.
         self.states: OrderedDict[Hashable, int | Graph | None] = OrderedDict()

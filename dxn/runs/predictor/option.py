@@ -78,8 +78,8 @@ def read_sample(
 ) -> dict[str, Any]:
     """Return the inputs of one sample by name, from input.NAME=... or from a single input=...
 
-    A single value is assigned to the input whose reader scores it best. The name of a .txt
-    file is replaced by its content.
+    A single value is assigned to the input whose reader scores it best. The name of an existing
+    .txt file is replaced by its content, if the input is a text.
 
     Args:
         value: Values by input name, or a single value.
@@ -96,8 +96,15 @@ def read_sample(
             raise UserError(
                 f"input.{unknown[0]}: there is no such input; the inputs are {', '.join(readers)}"
             )
-        present = {name: item for name, item in value.items() if item is not None}
-        return {name: _content(item, readers[name]) for name, item in present.items()}
+        sample: dict[str, Any] = {}
+        for name, item in value.items():
+            # A reader that reads files receives the path. A text that only ends in .txt is kept.
+            is_text = isinstance(item, str) and not readers[name].files
+            if is_text and item.lower().endswith(TEXT_SUFFIX) and Path(item).is_file():
+                sample[name] = read_text(Path(item))
+            elif item is not None:
+                sample[name] = item
+        return sample
     if has_many_samples(value):
         raise UserError(
             f"input: must be one sample, got a table, a folder or several files: {value}; set "
@@ -152,15 +159,6 @@ def inputs_beside(
 
 def _choices(names: Iterable[str]) -> str:
     return " or ".join(f"input.{name}=..." for name in names)
-
-
-def _content(value: Any, reader: Reader) -> Any:
-    """Replace the name of an existing .txt file by its content, if the input is a text."""
-    # A reader that reads files receives the path. A text that only ends in .txt is kept.
-    is_text_file = isinstance(value, str) and value.lower().endswith(TEXT_SUFFIX)
-    if is_text_file and not reader.files and Path(value).is_file():
-        return read_text(Path(value))
-    return value
 
 
 def _modality_of_text(text: str, readers: Mapping[str, Reader]) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from io import StringIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 from torch import Tensor
@@ -21,7 +21,14 @@ from dxn.core.printable import csv_cell, json_text, valid_text
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 VECTOR_SUFFIXES = (".npy", ".csv", ".parquet")
 
+# A row group of a Parquet file ends after this number of rows or bytes, which are in memory.
+GROUP_ROWS, GROUP_BYTES = 10_000, 1 << 26
+VECTOR = "vector"  # column of the embeddings before they become an array
+
 Record = dict[str, Any]  # one row: values by column
+# Reads the rows of a file from the start, in tables of Arrow that fit into memory.
+Chunks = Callable[[], Iterator[pyarrow.Table]]
+Finish = Callable[[Chunks, Path], None]  # writes a file from them
 
 
 def check_suffix(output: str | None, suffixes: Sequence[str] = SUFFIXES) -> Path | None:
@@ -61,14 +68,11 @@ def write_records(path: Path, records: Sequence[Record], *, separator: str = "|"
         records: The rows. A value that a record lacks is missing in its row.
         separator: Separator of the items of a list in a CSV cell.
     """
-    suffix = path.suffix.lower()
-    with atomic_file(path) as partial:
-        if suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
+        with atomic_file(path) as partial:
             pyarrow.parquet.write_table(arrow_table(records), partial)
-            return
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            for text in encode_rows([records], suffix, columns_of(records), separator):
-                file.write(text)
+    else:
+        write_text_rows(path, [records], columns_of(records), separator)
 
 
 def columns_of(records: Sequence[Record]) -> list[str]:
@@ -79,41 +83,42 @@ def columns_of(records: Sequence[Record]) -> list[str]:
     return list(columns)
 
 
-def encode_rows(
-    batches: Iterable[Sequence[Record]], suffix: str, columns: Sequence[str], separator: str
-) -> Iterator[str]:
-    """Yield the parts of a text file that contains rows.
+def write_text_rows(
+    path: Path, batches: Iterable[Sequence[Record]], columns: Sequence[str], separator: str = "|"
+) -> None:
+    """Write rows to a CSV, JSON or JSON lines file.
 
     Args:
+        path: File to write.
         batches: The rows, in parts that fit into memory.
-        suffix: Suffix of the file: .csv, .json or .jsonl.
         columns: Names of the columns of a CSV file.
         separator: Separator of the items of a list in a CSV cell.
     """
-    if suffix == ".csv":
-        # The name of a column comes from a table too.
-        yield _csv_lines([map(csv_cell, columns)])
-        for records in batches:
-            yield _csv_lines(
-                [format_cell(record.get(name), separator) for name in columns] for record in records
-            )
-    elif suffix == ".jsonl":
-        for records in batches:
-            yield "".join(f"{json_text(record)}\n" for record in records)
-    else:
-        before = "[\n"
-        for records in batches:
-            for record in records:
-                # One line per row: the lists in a row, such as words, would take one per item.
-                yield before + json_text(record)
-                before = ",\n"
-        yield "[]\n" if before == "[\n" else "\n]\n"
-
-
-def _csv_lines(rows: Iterable[Iterable[str]]) -> str:
-    file = StringIO(newline="")
-    csv.writer(file).writerows(rows)
-    return file.getvalue()
+    suffix = path.suffix.lower()
+    with (
+        atomic_file(path) as unfinished,
+        unfinished.open("w", newline="", encoding="utf-8") as file,
+    ):
+        if suffix == ".csv":
+            table = csv.writer(file)
+            # The name of a column comes from a table too.
+            table.writerow(map(csv_cell, columns))
+            for records in batches:
+                table.writerows(
+                    [format_cell(record.get(name), separator) for name in columns]
+                    for record in records
+                )
+        elif suffix == ".jsonl":
+            for records in batches:
+                file.writelines(f"{json_text(record)}\n" for record in records)
+        else:
+            before = "[\n"
+            for records in batches:
+                for record in records:
+                    # One line per row: the lists in a row, such as words, would take one per item.
+                    file.write(before + json_text(record))
+                    before = ",\n"
+            file.write("[]\n" if before == "[\n" else "\n]\n")
 
 
 def arrow_table(records: Sequence[Record]) -> pyarrow.Table:
@@ -167,3 +172,77 @@ def _array(values: Sequence[Any]) -> pyarrow.Array:
 def texts_of(values: Sequence[Any]) -> pyarrow.Array:
     """Return a column whose values have different types as texts."""
     return pyarrow.array([None if value is None else format_cell(value) for value in values])
+
+
+def write_rows(chunks: Chunks, path: Path, *, separator: str) -> None:
+    """Write chunks as one CSV, JSON or JSON lines file."""
+    columns = common_schema(chunk.schema for chunk in chunks()).names
+    write_text_rows(path, (chunk.to_pylist() for chunk in chunks()), columns, separator)
+
+
+def write_parquet(chunks: Chunks, path: Path) -> None:
+    """Write chunks as one Parquet file. A column whose types differ contains texts."""
+    schema = common_schema(chunk.schema for chunk in chunks())
+    with (
+        atomic_file(path) as unfinished,
+        pyarrow.parquet.ParquetWriter(unfinished, schema) as writer,
+    ):
+        group: list[pyarrow.Table] = []
+        for chunk in chunks():
+            group.append(with_schema(chunk, schema))
+            num_bytes = sum(table.nbytes for table in group)
+            if num_bytes >= GROUP_BYTES or sum(map(len, group)) >= GROUP_ROWS:
+                writer.write_table(pyarrow.concat_tables(group).combine_chunks())
+                group = []
+        if group:
+            writer.write_table(pyarrow.concat_tables(group).combine_chunks())
+
+
+def write_array(chunks: Chunks, path: Path) -> None:
+    """Write the column of vectors as a .npy file, and the others as a CSV file beside it."""
+    num_rows = sum(map(len, chunks()))
+    size = len(next(chunks())[VECTOR][0])
+    header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, size)}
+    columns = next(chunks()).drop_columns([VECTOR]).column_names
+    ids = (chunk.drop_columns([VECTOR]).to_pylist() for chunk in chunks())
+    write_text_rows(ids_file(path), ids, columns)
+    with atomic_file(path) as unfinished, unfinished.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for chunk in chunks():
+            file.write(chunk[VECTOR].combine_chunks().flatten().to_numpy().tobytes())
+
+
+def ids_file(path: Path) -> Path:
+    """Return the file with the columns that identify the rows of an array."""
+    return path.with_suffix(".ids.csv")
+
+
+def common_schema(schemas: Iterable[pyarrow.Schema]) -> pyarrow.Schema:
+    """Return all columns of tables. A column whose types differ contains texts."""
+    common: dict[str, pyarrow.Field] = {}
+    for schema in schemas:
+        for field in schema:
+            column = common.setdefault(field.name, field)
+            if column.type == field.type:
+                continue
+            pair = [pyarrow.schema([column]), pyarrow.schema([field])]
+            try:
+                merged = pyarrow.unify_schemas(pair, promote_options="permissive").field(0)
+            except pyarrow.ArrowException:
+                merged = field.with_type(pyarrow.string())
+            common[field.name] = merged
+    return pyarrow.schema(list(common.values()))
+
+
+def with_schema(table: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
+    """Return a table with the columns of `common_schema`."""
+    columns: list[Any] = []
+    for field in schema:
+        if field.name not in table.column_names:
+            columns.append(pyarrow.nulls(len(table), field.type))
+            continue
+        column = table[field.name]
+        is_text = field.type == pyarrow.string() and not pyarrow.types.is_null(column.type)
+        is_mixed = is_text and column.type != field.type
+        columns.append(texts_of(column.to_pylist()) if is_mixed else column.cast(field.type))
+    return pyarrow.table(columns, schema=schema)

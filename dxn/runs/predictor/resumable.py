@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import pyarrow.parquet
 import dxn
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
-from dxn.core.files import atomic_file, explain_full_disk, lock, open_own, write_text
+from dxn.core.files import explain_full_disk, lock, open_own, write_text
 from dxn.core.printable import json_text
 from dxn.core.processes import from_first
 from dxn.core.schema import Strict, validated
@@ -31,25 +31,25 @@ from dxn.core.untrusted import load_json
 from dxn.data.dataset import Opened, Samples
 from dxn.data.raws import RawFiles
 from dxn.runs.folder import model_folder
-from dxn.runs.predictor.output import Record, arrow_table, encode_rows, rows_text, texts_of
+from dxn.runs.predictor.output import (
+    Finish,
+    Record,
+    arrow_table,
+    rows_text,
+    write_parquet,
+    write_rows,
+)
 
 if TYPE_CHECKING:
     from dxn.runs.predictor.predictor import Predictor
 
 INTERVAL = 2.0  # seconds of work that can be lost; each record of the progress waits for the disk
 LENGTH = 8  # bytes of the number in front of each table of Arrow
-# A row group of a Parquet file ends after this number of rows or bytes, which are in memory.
-GROUP_ROWS, GROUP_BYTES = 10_000, 1 << 26
-VECTOR = "vector"  # column of the embeddings before they become an array
 
 # The rows of a batch in the split, their records in the file, and the largest shape of an answer.
 AnsweredRows = tuple[Sequence[int], Sequence[Record], Sequence[int]]
 # Computes the answers of samples: model, samples, batch size, number of batches to leave out.
 Answers = Callable[["Predictor", Samples, int, int], Iterator[AnsweredRows]]
-# Reads the tables of NAME.part from the start.
-Chunks = Callable[[], Iterator[pyarrow.Table]]
-# Writes a file from the tables.
-Finish = Callable[[Chunks, Path], None]
 
 
 class Progress(Strict):
@@ -312,92 +312,3 @@ def identity_of_model(run: str | None, weights: str | None) -> str:
                 status = file.stat()
                 content.update(repr((file.name, status.st_size, status.st_mtime_ns)).encode())
     return content.hexdigest()
-
-
-def write_rows(chunks: Chunks, path: Path, *, separator: str) -> None:
-    """Write chunks as one CSV, JSON or JSON lines file."""
-    suffix = path.suffix.lower()
-    columns = common_schema(chunk.schema for chunk in chunks()).names
-    with (
-        atomic_file(path) as unfinished,
-        unfinished.open("w", newline="", encoding="utf-8") as file,
-    ):
-        batches = (chunk.to_pylist() for chunk in chunks())
-        for text in encode_rows(batches, suffix, columns, separator):
-            file.write(text)
-
-
-def write_parquet(chunks: Chunks, path: Path) -> None:
-    """Write chunks as one Parquet file. A column whose types differ contains texts."""
-    schema = common_schema(chunk.schema for chunk in chunks())
-    with (
-        atomic_file(path) as unfinished,
-        pyarrow.parquet.ParquetWriter(unfinished, schema) as writer,
-    ):
-        group: list[pyarrow.Table] = []
-        for chunk in chunks():
-            group.append(with_schema(chunk, schema))
-            num_bytes = sum(table.nbytes for table in group)
-            if num_bytes >= GROUP_BYTES or sum(map(len, group)) >= GROUP_ROWS:
-                writer.write_table(pyarrow.concat_tables(group).combine_chunks())
-                group = []
-        if group:
-            writer.write_table(pyarrow.concat_tables(group).combine_chunks())
-
-
-def write_array(chunks: Chunks, path: Path) -> None:
-    """Write the column of vectors as a .npy file, and the others as a CSV file beside it."""
-    num_rows = sum(map(len, chunks()))
-    size = len(next(chunks())[VECTOR][0])
-    header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, size)}
-    columns = next(chunks()).drop_columns([VECTOR]).column_names
-    with (
-        atomic_file(ids_file(path)) as unfinished,
-        unfinished.open("w", newline="", encoding="utf-8") as file,
-    ):
-        ids = (chunk.drop_columns([VECTOR]).to_pylist() for chunk in chunks())
-        for text in encode_rows(ids, ".csv", columns, "|"):
-            file.write(text)
-    with atomic_file(path) as unfinished, unfinished.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for chunk in chunks():
-            file.write(chunk[VECTOR].combine_chunks().flatten().to_numpy().tobytes())
-
-
-def ids_file(path: Path) -> Path:
-    """Return the file with the columns that identify the rows of an array."""
-    return path.with_suffix(".ids.csv")
-
-
-def common_schema(schemas: Iterable[pyarrow.Schema]) -> pyarrow.Schema:
-    """Return all columns of tables. A column whose types differ contains texts."""
-    kinds: dict[str, pyarrow.DataType] = {}
-    for schema in schemas:
-        for field in schema:
-            kinds[field.name] = _common(kinds.get(field.name, pyarrow.null()), field.type)
-    return pyarrow.schema(list(kinds.items()))
-
-
-def with_schema(table: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
-    """Return a table with the columns of `common_schema`."""
-    columns = [_typed(table, field.name, field.type) for field in schema]
-    return pyarrow.table(columns, schema=schema)
-
-
-def _common(old: pyarrow.DataType, new: pyarrow.DataType) -> pyarrow.DataType:
-    """Return the type of a column that has two types in its chunks."""
-    if old == new:
-        return old
-    try:
-        schemas = [pyarrow.schema([("x", kind)]) for kind in (old, new)]
-        return pyarrow.unify_schemas(schemas, promote_options="permissive").field(0).type
-    except pyarrow.ArrowException:
-        return pyarrow.string()
-
-
-def _typed(chunk: pyarrow.Table, name: str, kind: pyarrow.DataType) -> Any:
-    if name not in chunk.column_names:
-        return pyarrow.nulls(len(chunk), kind)
-    column = chunk[name]
-    is_text = kind == pyarrow.string() and not pyarrow.types.is_null(column.type)
-    return texts_of(column.to_pylist()) if is_text and column.type != kind else column.cast(kind)

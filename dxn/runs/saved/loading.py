@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dxn.config.instantiate import build, merge_options
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
+from dxn.core.tensors import without_values
+from dxn.models.model import MultimodalModel
+from dxn.runs.build import build_adapters, build_model
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
-from dxn.runs.saved.dtypes import Dtype
-from dxn.runs.saved.public import from_public
+from dxn.runs.saved.dtypes import Dtype, dtype_of_weights, set_dtype
+from dxn.tasks import Task
 
 if TYPE_CHECKING:
     from dxn.commands.options import Weights
+    from dxn.weights import PublicModel
+
+MAX_REASON = 300  # characters of the message of an error
 
 
 def load_predictor(
@@ -95,3 +103,77 @@ def load_predictor(
     if texts is not None:
         return zero_shot.tower_classifier(predictor, texts, labels, template, scale=scale)
     return zero_shot.classifier(predictor, labels, template)
+
+
+def from_public(
+    source: str,
+    *,
+    revision: str | None = None,
+    part: str | None = None,
+    strict: bool = True,
+    device: str = "cpu",
+    dtype: Dtype = "auto",
+    trust: Sequence[str] = (),
+    head: Mapping[str, Any] | None = None,
+) -> Predictor:
+    """Load a public checkpoint, such as ViT, BERT or AST, with the interface of a trained model.
+
+    It can predict if the checkpoint contains a classifier.
+
+    Args:
+        source: Path of a file or folder, or OWNER/NAME on the Hugging Face hub.
+        revision: Branch, tag or commit on the hub.
+        part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
+        strict: Whether missing and unexpected tensors are an error.
+        device: Device to run on, such as "cuda".
+        dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
+            large and the device has instructions for bf16.
+        trust: Top-level packages besides dxn whose code the family of the checkpoint may use.
+        head: Options of the head in place of those of the checkpoint, such as {"language": "de"}.
+
+    Raises:
+        UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
+    """
+    from dxn.weights import read_public
+
+    public = read_public(source, revision=revision, part=part, trust=tuple(trust))
+    # Without values, so that only the weights of the checkpoint are in memory, in their dtype.
+    with without_values():
+        model, task = _build_public(public, trust, head or {})
+    weights_dtype = dtype_of_weights(model, dtype, device)
+    if weights_dtype is not None:
+        from dxn.models.inference import cast
+
+        cast(model, weights_dtype)  # first, so that the weights are loaded in their dtype
+    public.fill(model, strict=strict)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        # The checkpoint lacks some of the large ones, such as with strict=false.
+        model, task = _build_public(public, trust, head or {})
+        public.fill(model, strict=strict)
+    model = model.to(device).eval()
+    return Predictor(model, task, dtype=set_dtype(model, dtype, weights_dtype)).captured()
+
+
+def _build_public(
+    public: PublicModel, trust: Sequence[str], head: Mapping[str, Any]
+) -> tuple[MultimodalModel, Task]:
+    """Build the model and the task of a public checkpoint."""
+    plan = public.plan()
+    plan = plan.model_copy(update={"head": merge_options(plan.head, head)})
+    try:
+        plan = plan.with_defaults(trust, where="" if head else "weights: ")
+        adapters = build_adapters(plan.adapters, trust, where="weights: ")
+        # The tokenizer first: its size is the number of rows of the embedding.
+        public.prepare(adapters)
+        task = build(plan.head, key="head" if head else "weights: head", trust=trust)
+        if state := public.task_state():
+            task.target.load(state)
+        task.target.bind({name: adapters[key] for name, key in plan.keys.items()})
+        return build_model(plan, task, adapters, trust=trust), task
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(
+            f"weights: {public.checkpoint.source}: its config.json does not describe a model "
+            f"({type(error).__name__}: {shorten(str(error), MAX_REASON)}); download it again"
+        ) from error
