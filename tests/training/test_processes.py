@@ -1,4 +1,4 @@
-"""Two processes that train one model, started as a user starts them.
+"""Two processes that train one model.
 
 Starting two processes takes longer than the trainings, so they are started once.
 """
@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.newcomer import write_csv
-from helpers.ranks import start_ranks
+from helpers.ranks import run_ranks, start_ranks
 from helpers.runs import TINY_DIGITS, checkpoint_of, log_of, metrics_of, same_tensors
 from helpers.training import fit, without_randomness
 from safetensors.torch import load_file, save_file
@@ -40,9 +40,11 @@ from test_processes import gather_vectors
 from torch import distributed as dist
 from helpers.training import fit, without_randomness
 from dxn.cli import main
+from dxn.runs.evaluation import evaluate
 from dxn.training.optim import sgd
 from dxn.training.loop import Fit
 
+evaluate.draw_tokens = lambda *_, **__: None
 folder = Path(sys.argv[1])
 
 options = dict(epochs=2, checkpoint_every=1, ema_decay=0.9, mixup=0.5, log_every=1, batch_size=5)
@@ -134,11 +136,8 @@ def trained(tmp_path_factory):
     for number in range(2):
         write_csv(folder / f"{number}.csv", ["text", "label"], rows)
         rows[0][0] = "another text"
-    (folder / "script.py").write_text(SCRIPT)
-    command = [*LAUNCH, str(folder / "script.py"), str(folder), json.dumps(ASKED)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode == 0, done.stderr[:6000]
-    return folder, done.stdout, done.stderr
+    output, errors = run_ranks(SCRIPT, folder, json.dumps(ASKED))
+    return folder, output, errors
 
 
 def test_the_command_line_trains_and_evaluates_one_model(trained):
@@ -151,6 +150,15 @@ def test_the_command_line_trains_and_evaluates_one_model(trained):
     printed = (f"run folder: {run}\n", f"next: dxn predict run={run} ")
     assert [output.count(each) for each in printed] == [1, 1]
     assert dxn.load(run).predict(text="seven")
+
+
+@pytest.mark.exhaustive
+def test_torchrun_starts_the_same_training(trained, tmp_path):
+    folder, *_ = trained
+    (run,) = (folder / "digits").iterdir()
+    command = [*LAUNCH, "-m", "dxn", *ASKED, f"run={tmp_path / 'run'}"]
+    subprocess.run(command, cwd=ROOT, timeout=300, check=True)
+    assert log_of(tmp_path / "run") == log_of(run)
 
 
 def test_two_processes_share_the_rows_of_an_evaluation(trained, tmp_path):
