@@ -49,11 +49,16 @@ def test_a_missing_input_is_handled(shop, monkeypatch):
     assert dxn.load("out").predict(title="red shirt")["prediction"] in COLOURS
 
 
-def test_a_run_is_evaluated_verified_and_exported(shop, monkeypatch):
+@pytest.mark.exhaustive
+def test_a_run_is_exported(shop, monkeypatch):
+    monkeypatch.chdir(shop)
+    assert main(["export", "run=out", "format=torch", "output=exported"]) == 0
+
+
+def test_a_run_is_evaluated_verified_and_explained(shop, monkeypatch):
     monkeypatch.chdir(shop)
     assert main(["evaluate", "run=out"]) == 0
     assert main(["verify", "run=out"]) == 0
-    assert main(["export", "run=out", "format=torch", "output=exported"]) == 0
     assert main(["attend", "run=out", "input.title=red shirt", "output=seen"]) == 0
 
 

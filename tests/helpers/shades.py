@@ -35,10 +35,10 @@ def train_codec(folder):
     )
 
 
-def train_any(folder, run, *options, codec="codec"):
+def train_any(folder, run, *options, codec="codec", table="rows.csv"):
     """Train a model of the texts and pictures of `train_codec`."""
     dxn.train(
-        folder / "rows.csv",
+        folder / table,
         *("data.text=text", "data.image=image", "head=any", "adapters=[text,image_codes]"),
         *(*TINY, f"adapters.image_codes.codec={folder / codec}", *options, f"run={folder / run}"),
     )

@@ -45,7 +45,7 @@ def evaluated(table):
 
 def test_a_search_ends_with_the_best_run_and_no_other_one_saw_the_test_split(table, capsys):
     space = ["backbone.depth=1..2", "optimizer.lr=1e-4..1e-1:log", "head.dropout=0,0.1"]
-    rows = search(table, *space, "trials=7", "trainer.epochs=3")
+    rows = search(table, *space, "trials=5", "trainer.epochs=3")
     folder = table.parent / "search"
     for row in rows:
         assert row["backbone.depth"] in ("1", "2")
@@ -53,7 +53,7 @@ def test_a_search_ends_with_the_best_run_and_no_other_one_saw_the_test_split(tab
         assert row["head.dropout"] in ("0", "0.1")
     complete = [row for row in rows if row["state"] == "complete"]
     pruned = [row for row in rows if row["state"] == "pruned"]
-    assert len(rows) == 7 and pruned and int(pruned[0]["epochs"]) < 3
+    assert len(rows) == 5 and pruned and int(pruned[0]["epochs"]) < 3
     # The lower loss decides between equal metrics.
     best = max(complete, key=lambda row: (float(row["validation/accuracy"]), -float(row["loss"])))
     assert evaluated(table) == [best["trial"]]

@@ -167,9 +167,9 @@ def write_signals(path, count):
 
 def test_a_small_model_finds_the_events_of_series(tmp_path, capsys):
     table, run = tmp_path / "signals.jsonl", tmp_path / "run"
-    write_signals(table, 150)
-    options = ["dim=32", "backbone.depth=1", "trainer.epochs=25", "trainer.device=cpu"]
-    options += ["optimizer.lr=0.005", "batch_size=8", "adapters.series.augment.crop=0.2"]
+    write_signals(table, 120)
+    options = ["dim=32", "backbone.depth=1", "trainer.epochs=12", "trainer.device=cpu"]
+    options += ["optimizer.lr=0.01", "batch_size=8", "adapters.series.augment.crop=0.2"]
     text = printed(capsys, "train", str(table), "target=events", *options, f"run={run}")
     assert "events (detect)" in text  # and not positions in a text
     assert json.loads((run / "metrics.json").read_text())["test/map50"] > 0.5

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.newcomer import printed, refused
-from helpers.runs import SMALL_IMAGES
+from helpers.runs import SMALL_IMAGES, metrics_of, train
 from PIL import Image
 
 from dxn.core.errors import UserError
@@ -19,7 +19,7 @@ from dxn.tokenize.base import Placement
 
 LEFT, RIGHT = [[2, 2, 12, 2, 12, 12, 2, 12]], [[18, 16, 30, 16, 30, 28, 18, 28]]
 SQUARES = [{"label": "square", "segmentation": each} for each in (LEFT, RIGHT)]
-DATA = ["data=objects", "data.instances=true", "data.size=32", "data.num_train=48"]
+DATA = ["data=objects", "data.instances=true", "data.size=32", "data.num_train=24"]
 SMALL = ["data.num_validation=8", "data.num_test=8", "head=segment", "head.instances=true"]
 QUERY = ["head.queries=7", "fusion.registers=7", *SMALL_IMAGES]
 
@@ -123,13 +123,20 @@ def test_two_squares_get_two_masks(tmp_path, capsys):
     assert np.mean(overlaps) > 0.7
 
 
-def test_generated_objects_are_trained_evaluated_and_exported(tmp_path, capsys):
-    run = tmp_path / "run"
-    text = printed(capsys, "train", *DATA, *SMALL, *QUERY, f"run={run}", "trainer.epochs=1")
-    assert "no object" in text
-    metrics = json.loads((run / "metrics.json").read_text())
-    assert 0 <= metrics["test/map50"] <= 1
-    printed(capsys, "evaluate", f"run={run}")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("objects") / "run"
+    train(folder, *DATA, *SMALL, *QUERY, "trainer.epochs=1", "baseline=none", "report=false")
+    return folder
+
+
+def test_generated_objects_are_trained_and_evaluated(run, tmp_path, capsys):
+    assert 0 <= metrics_of(run)["test/map50"] <= 1
+    assert "no object" in printed(capsys, "evaluate", f"run={run}", f"output={tmp_path}")
+
+
+@pytest.mark.exhaustive
+def test_a_model_of_objects_is_exported(run, tmp_path, capsys):
     printed(capsys, "export", f"run={run}", f"output={tmp_path / 'exported'}", "format=torch")
 
 

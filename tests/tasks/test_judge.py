@@ -41,12 +41,12 @@ def folder(tmp_path_factory):
     table = folder / "rows.csv"
     dxn.train(
         *(table, *IMAGES, "head=codec", "head.levels=[5,5]", "head.stages=2"),
-        *(*LEARNED, "trainer.epochs=30", f"run={folder / 'codec'}"),
+        *(*LEARNED, "trainer.epochs=15", f"run={folder / 'codec'}"),
     )
     learned = ["backbone.dropout=0", "optimizer.lr=0.01", *LEARNED]
-    train_any(folder, "any", *learned, "trainer.epochs=80")
+    train_any(folder, "any", *learned, "trainer.epochs=40")
     for target, run in (("shade", "judge"), ("text", "named")):
-        options = [*IMAGES, *LEARNED, "trainer.epochs=15", "preset=plain", "head=classify"]
+        options = [*IMAGES, *LEARNED, "trainer.epochs=8", "preset=plain", "head=classify"]
         dxn.train(table, f"target={target}", *options, f"run={folder / run}")
     return folder
 

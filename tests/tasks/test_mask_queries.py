@@ -1,11 +1,10 @@
 """Segmentation with learned queries: the head, its loss, and a trained model."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.newcomer import printed, refused
+from helpers.runs import metrics_of, train
 
 from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, EarlyFusion
@@ -142,18 +141,27 @@ def test_costs_that_are_not_finite_are_matched():
     assert pairs.outputs.tolist() == [1, 2] and pairs.objects.tolist() == [1, 0]
 
 
-DATA = ["data=objects", "data.masks=true", "data.size=32", "data.num_train=64"]
+DATA = ["data=objects", "data.masks=true", "data.size=32", "data.num_train=24"]
 SMALL = ["data.num_validation=8", "data.num_test=8", "trainer.epochs=1", "head=segment"]
 QUERY = ["head.queries=6", "fusion.registers=8", "fusion.late_registers=6", "fusion.late_blocks=1"]
 IMAGES = ["adapters.image.image_size=32", "adapters.image.patch_size=8", "dim=16"]
 
 
-def test_a_model_with_queries_trains_and_predicts(tmp_path, capsys):
-    run = tmp_path / "run"
-    text = printed(capsys, "train", *DATA, *SMALL, *QUERY, *IMAGES, f"run={run}")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("queries") / "run"
+    train(folder, *DATA, *SMALL, *QUERY, *IMAGES, "baseline=none", "report=false")
+    return folder
+
+
+def test_a_model_with_queries_trains_and_predicts(run, tmp_path, capsys):
+    assert 0 <= metrics_of(run)["test/miou"] <= 1
+    text = printed(capsys, "evaluate", f"run={run}", f"output={tmp_path}")
     assert "always background" in text
-    assert 0 <= json.loads((run / "metrics.json").read_text())["test/miou"] <= 1
-    # The exported model is compared with the original.
+
+
+@pytest.mark.exhaustive
+def test_an_exported_model_with_queries_answers_like_the_original(run, tmp_path, capsys):
     printed(capsys, "export", f"run={run}", f"output={tmp_path / 'exported'}", "format=torch")
 
 
