@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dxn.tasks.task import Task
     from dxn.tokenize.base import Tokenizer
 
-PARTS, POSITION = "#parts", "#position"  # keys of what a reader returns for each key
+BATCH_PARTS, POSITION = "#parts", "#position"  # keys of what a reader returns for each key
 # Bytes of a position in a checkpoint, because tensors of all processes must have the same size. A
 # position in ten shards, the most that `datasets` reads at the same time, has about 1,500 bytes.
 POSITION_BYTES = 4096
@@ -238,7 +238,7 @@ class StreamOrder(BatchOrder):
         """Return the next batch of a reader, in parts; none if it has no further rows."""
         if key.is_first:
             self._readers[key.reader] = self._read(key)
-        end = {PARTS: [], POSITION: (key.reader, None), "#size": 0}
+        end = {BATCH_PARTS: [], POSITION: (key.reader, None), "#size": 0}
         return next(self._readers[key.reader], end)
 
     def _read(self, key: ReaderKey) -> Iterator[dict[str, Any]]:
@@ -271,7 +271,7 @@ class StreamOrder(BatchOrder):
                 parts.append(part if len(indices) else {**part, "#filler": True})
             position = key.reader, json.dumps(rows.state_dict())
             # `Loader` prints the reasons, and needs the size.
-            yield {PARTS: parts, POSITION: position, "#size": len(samples), BAD: bad}
+            yield {BATCH_PARTS: parts, POSITION: position, "#size": len(samples), BAD: bad}
             bad = {}
 
 
@@ -344,4 +344,4 @@ class StreamLoader(Loader):
                 order.is_over = not with_rows
             else:
                 positions[reader] = position
-                yield item[PARTS], list(positions)
+                yield item[BATCH_PARTS], list(positions)

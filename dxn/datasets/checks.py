@@ -29,16 +29,3 @@ def check_corrupt(corrupt: float) -> None:
     """
     if corrupt < 0:
         raise UserError(f"data.corrupt: must be at least 0 (no corruption), got {corrupt}")
-
-
-def check_lengths(shortest: int, longest: int) -> None:
-    """Check the minimum and maximum length of strings.
-
-    Raises:
-        UserError: If they do not satisfy 1 <= shortest <= longest.
-    """
-    if not 1 <= shortest <= longest:
-        raise UserError(
-            "data.shortest, data.longest: must satisfy 1 <= shortest <= longest, "
-            f"got {shortest} and {longest}"
-        )

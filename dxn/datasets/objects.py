@@ -129,7 +129,7 @@ def _rows(
     """Generate the rows of a split, see `objects`. Each row depends only on (seed, split, row)."""
     images: list[np.ndarray] = []
     texts: list[str] = []
-    found: list[Any] = []
+    targets: list[Any] = []
     for row in range(count):
         rng = np.random.default_rng([seed, SPLITS.index(split), row])
         things = scene(rng)
@@ -143,8 +143,8 @@ def _rows(
             texts.append(f"the {colour} {shape}")
             things = [t for t in things if (t.colour, t.shape) == (colour, shape)]
         describe = instance if instances else box
-        found.append(mask(things, size) if masks else [describe(t, size) for t in things])
-    cells: dict[str, Any] = {"image": images, TARGET: found}
+        targets.append(mask(things, size) if masks else [describe(t, size) for t in things])
+    cells: dict[str, Any] = {"image": images, TARGET: targets}
     if ask:
         cells = {"text": texts, **cells}
     return Rows(cells, [f"objects row {i + 1}" for i in range(count)])

@@ -10,7 +10,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import TARGET, InputSpec, Rows, Source
-from dxn.datasets.checks import check_corrupt, check_counts, check_lengths
+from dxn.datasets.checks import check_corrupt, check_counts
 from dxn.datasets.digits import SAMPLE_RATE, key_tones
 
 # Minimum and maximum durations in seconds, close to those of a person who dials fast.
@@ -131,3 +131,16 @@ def _tones(rng: np.random.Generator, digit: str) -> np.ndarray:
     time = np.arange(round(rng.uniform(*TONE_SECONDS) * SAMPLE_RATE)) / SAMPLE_RATE
     low, high = (np.sin(2 * np.pi * (hertz * time + rng.random())) for hertz in key_tones(digit))
     return low + high
+
+
+def check_lengths(shortest: int, longest: int) -> None:
+    """Check the minimum and maximum length of strings.
+
+    Raises:
+        UserError: If they do not satisfy 1 <= shortest <= longest.
+    """
+    if not 1 <= shortest <= longest:
+        raise UserError(
+            "data.shortest, data.longest: must satisfy 1 <= shortest <= longest, "
+            f"got {shortest} and {longest}"
+        )

@@ -15,9 +15,10 @@ from dxn.core.errors import UserError
 from dxn.data.rows import TARGET, InputSpec, Rows, Source
 from dxn.data.splits.split import UNDIVIDED, complete_splits, divide_table
 from dxn.data.tables.read import Table, read_table
-from dxn.datasets.checks import check_counts, check_lengths
+from dxn.datasets.checks import check_counts
 from dxn.tokenize.audio.reader import AudioReader, audio_rate
 from dxn.tokenize.base import BadMedia
+from dxn_examples.dialled import check_lengths
 
 # Fractions of training, validation and test clips, if the table does not define the splits.
 FRACTIONS = (0.8, 0.1, 0.1)

@@ -8,7 +8,8 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import TARGET, VALUES, InputSpec, Rows, Source
-from dxn.datasets.checks import check_corrupt, check_counts, check_lengths
+from dxn.datasets.checks import check_corrupt, check_counts
+from dxn_examples.dialled import check_lengths
 
 # Phase of the second channel relative to the first one, as a fraction of a period.
 PHASES = {"together": 0.0, "behind": 0.25, "opposite": 0.5, "ahead": 0.75}

@@ -19,7 +19,7 @@ from dxn.core.errors import UserError
 from dxn.data import hub as read_hub
 from dxn.data.reading import open_rows
 from dxn.data.rows import as_column
-from dxn.data.sources.shards import SHARD_ROWS, to_columns
+from dxn.data.sources.shards import SHARD_ROWS, read_shard, to_columns
 from dxn.data.splits.split import without_unlabeled
 from dxn.data.streaming import StreamedSamples
 from dxn.tasks import Classify
@@ -373,6 +373,23 @@ def test_a_bad_tar_file_is_named(tmp_path, change, words):
     assert "\n" not in str(error.value)
 
 
+def test_rows_of_tar_files_with_different_suffixes_are_refused_in_plain_words(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("1.png", "2.jpg"):
+            (tmp_path / name).write_bytes(b"1")
+            archive.add(tmp_path / name, name)
+    with pytest.raises(UserError, match="its first rows have files with different suffixes"):
+        source_of(str(tmp_path / "a.tar"))
+
+
+def test_a_cut_tar_file_with_a_suffix_in_upper_case_is_named(tmp_path):
+    write_tars(tmp_path / "bad")
+    file = (tmp_path / "bad" / "part-02.tar").rename(tmp_path / "a.TAR")
+    cut(file)
+    with pytest.raises(UserError, match=r"a\.TAR: the tar file is cut off"):
+        read_shard(file)
+
+
 def test_a_cut_tar_file_on_a_server_is_named(tmp_path):
     files = bad_shards(tmp_path, cut).rpartition("/")[2]
     with served(tmp_path / "bad") as url, pytest.raises(UserError) as error:
@@ -421,8 +438,8 @@ def test_bad_pictures_are_left_out_or_named(tmp_path, capsys, monkeypatch):
     samples = samples_of(source)
     pieces = source.stream.shards.pieces
 
-    def damaged(shard, start=0):
-        for piece in pieces(shard, start):
+    def damaged(shard):
+        for piece in pieces(shard):
             cells = [b"no picture" if shard == 4 else cell for cell in piece.columns["png"]]
             columns = {**piece.columns, "png": as_column(cells)}
             yield replace(piece, columns=columns)

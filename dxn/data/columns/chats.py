@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.data.rows import AUTO, CHUNK_ROWS, Column, as_column, join_columns
-from dxn.data.tables.read import Layout, Table, as_list, column_name
+from dxn.data.tables.read import Layout, Rearranging, Table, as_list, column_name
 from dxn.tokenize.text.chat import is_conversation, split_files
 
 MESSAGES = "messages"
@@ -44,27 +44,18 @@ class Chats(Layout):
         """Column of the conversations."""
         return self.columns[0] if len(self.columns) == 1 else MESSAGES
 
-    def apply(
-        self,
-        table: Table,
-        *,
-        key: str = "data.",
-        required: Collection[str] = (),
-        with_target: bool = True,
-        notes: list[str] | None = None,
-    ) -> Table:
+    def rearranged(self, table: Table, use: Rearranging) -> Table:
         """Return a table with a column of messages instead of the columns of texts.
 
         The files in messages become columns of their own, named after their type.
         """
         if self.column in table.columns:
-            return _with_files(table, self.column, f"{key}{self.kind}")
+            return _with_files(table, self.column, f"{use.key}{self.kind}")
         if len(self.columns) == 1:
             return table
-        texts = [table.column(name, f"{key}{self.kind}") for name in self.columns]
-        if notes is not None:
-            *questions, answer = self.columns
-            notes.append(f"conversations: {' and '.join(questions)} (user), {answer} (assistant)")
+        texts = [table.column(name, f"{use.key}{self.kind}") for name in self.columns]
+        *questions, answer = self.columns
+        use.notes.append(f"conversations: {' and '.join(questions)} (user), {answer} (assistant)")
         parts: list[Column] = []
         for start in range(0, len(table), CHUNK_ROWS):
             rows = zip(*(column[start : start + CHUNK_ROWS] for column in texts), strict=True)

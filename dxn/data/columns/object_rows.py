@@ -15,7 +15,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import AUTO, as_column
-from dxn.data.tables.read import Layout, Table, one_value_each
+from dxn.data.tables.read import Layout, Rearranging, Table, one_value_each
 from dxn.tasks.detect.objects import BOX_KEYS, CLASS_KEYS, SIDE_KEYS
 from dxn.tokenize.media import MEDIA_SUFFIXES, is_file_name
 
@@ -51,15 +51,7 @@ class ObjectRows(Layout):
         if not all(isinstance(name, str) for name in names):
             raise ValueError(f"file, label and places must be names of columns, got {names!r}")
 
-    def apply(
-        self,
-        table: Table,
-        *,
-        key: str = "data.",
-        required: Collection[str] = (),
-        with_target: bool = True,
-        notes: list[str] | None = None,
-    ) -> Table:
+    def rearranged(self, table: Table, use: Rearranging) -> Table:
         """Return a table with one row per file, and with the list of its objects.
 
         Other columns are kept if they have one value per file, such as the split. A table without
@@ -82,23 +74,22 @@ class ObjectRows(Layout):
                 continue
             cells, differing = one_value_each(list(column), rows.values())
             is_size = name.lower() in SIZES and name.lower() not in names
-            if name in required or (differing is None and not is_size):
+            if name in use.required or (differing is None and not is_size):
                 columns[name] = as_column(cells)
             else:
                 unused.append(name)
         if self.file in columns:
             columns[self.file] = as_column(_files(list(rows), table.path))
-        if with_target and object_columns - {""} <= table.columns.keys():
+        if use.with_target and object_columns - {""} <= table.columns.keys():
             cells = self._objects(table, rows.values())
             columns[OBJECTS] = as_column(cells, is_json=True)
-        elif key:  # the table of one split has no objects, but it needs the same columns
+        elif use.key:  # the table of one split has no objects, but it needs the same columns
             columns[OBJECTS] = as_column([None] * len(rows))
-        if notes is not None:
-            notes.append(f"one row per object: the rows with the same {self.file} become one row")
-            if unused:
-                notes.append(
-                    f"not used: {', '.join(unused)} (of single objects, or the size of a file)"
-                )
+        use.notes.append(f"one row per object: the rows with the same {self.file} become one row")
+        if unused:
+            use.notes.append(
+                f"not used: {', '.join(unused)} (of single objects, or the size of a file)"
+            )
         first = np.array([group[0] for group in rows.values()], np.int64)
         return Table(columns, table.origins.take(first), table.notes, table.path)
 

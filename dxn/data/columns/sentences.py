@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import as_column
-from dxn.data.tables.read import Layout, Table, one_value_each
+from dxn.data.tables.read import Layout, Rearranging, Table, one_value_each
 
 WORD = re.compile(r"words?|tokens?", re.IGNORECASE)
 MIN_WORDS = 2  # mean number of rows per sentence from which the rows are recognized as words
@@ -44,15 +44,7 @@ class Sentences(Layout):
     def ids(self) -> Sequence[str]:
         return [self.id]
 
-    def apply(
-        self,
-        table: Table,
-        *,
-        key: str = "data.",
-        required: Collection[str] = (),
-        with_target: bool = True,
-        notes: list[str] | None = None,
-    ) -> Table:
+    def rearranged(self, table: Table, use: Rearranging) -> Table:
         """Return a table with one row per sentence.
 
         Other columns are kept if they have one value per sentence, such as the split.
@@ -71,14 +63,13 @@ class Sentences(Layout):
                 columns[name] = cells
             else:
                 varying.append(name)
-        if notes is not None:
-            used = [name for name in self.columns if name in columns]
-            notes.append(
-                f"each row is a word: the rows with the same {self.id} are one sentence, of which "
-                f"{' and '.join(used)} become lists"
-            )
-            if varying:
-                notes.append(f"not used: {', '.join(varying)} (several values per sentence)")
+        used = [name for name in self.columns if name in columns]
+        use.notes.append(
+            f"each row is a word: the rows with the same {self.id} are one sentence, of which "
+            f"{' and '.join(used)} become lists"
+        )
+        if varying:
+            use.notes.append(f"not used: {', '.join(varying)} (several values per sentence)")
         packed = {name: as_column(cells) for name, cells in columns.items()}
         first = np.array([rows[0] for rows in sentences], np.int64)
         return Table(packed, table.origins.take(first), table.notes, table.path)

@@ -16,6 +16,7 @@ from dxn.core.errors import UserError
 from dxn.data.columns.choose import Readers
 from dxn.data.formats import ARRAYS, SPLITS, require_path
 from dxn.data.rows import TARGET, VALUES, InputSpec, Origins, Rows, Source
+from dxn.data.series.steps import series_modality
 from dxn.data.series.timeline import MAX_WINDOWS, split_bounds
 from dxn.data.series.windows import Windows, running_scales
 from dxn.data.splits.split import UNDIVIDED, check_fractions
@@ -23,8 +24,8 @@ from dxn.tasks.forecast.futures import Future
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.reader import read_npy
 
-# Without an option, the horizon is this part of the steps of a sequence, but at most MAX_HORIZON.
-PARTS = 4
+# Without an option, a sequence has at least so many horizons, and a horizon at most MAX_HORIZON.
+MIN_HORIZONS = 4
 MAX_HORIZON = 10
 CONTEXT_HORIZONS = 2
 MAX_CELLS = 100_000  # of a frame, each of which is a channel
@@ -66,7 +67,7 @@ def grid(
     """
     sequences = read_grid(Path(path))
     steps = sequences.shape[1]
-    horizon = max(1, min(steps // PARTS, MAX_HORIZON)) if horizon is None else horizon
+    horizon = max(1, min(steps // MIN_HORIZONS, MAX_HORIZON)) if horizon is None else horizon
     context = (
         min(CONTEXT_HORIZONS * horizon, max(steps - horizon, 1)) if context is None else context
     )
@@ -118,12 +119,7 @@ def grid_source(
     Raises:
         UserError: If no reader in use reads series.
     """
-    modality = next((m for m, reader in readers.items() if reader.steps), None)
-    if modality is None:
-        raise UserError(
-            "data: needs an adapter that reads series; add it to adapters=[...], got "
-            f"{', '.join(readers)}"
-        )
+    modality = series_modality(readers)
     inputs = {modality: InputSpec(VALUES, modality)}
     renamed = {
         split: Rows({modality: rows.cells[VALUES], TARGET: rows.cells[TARGET]}, rows.origin)

@@ -28,7 +28,7 @@ from dxn.data.columns.sentences import Sentences
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.steps import check_unused
 from dxn.data.series.windows import Windows
-from dxn.data.tables.read import Layout, Table, as_list, one_value_each
+from dxn.data.tables.read import Layout, Rearranging, Table, as_list, one_value_each
 from dxn.tokenize.series.values import from_list, number_of
 
 # Columns of the time steps of one series per row: those of each channel, or of the only channel.
@@ -77,15 +77,7 @@ class Long(Layout):
     def ids(self) -> Sequence[str]:
         return [] if self.id is None else [self.id]
 
-    def apply(
-        self,
-        table: Table,
-        *,
-        key: str = "data.",
-        required: Collection[str] = (),
-        with_target: bool = True,
-        notes: list[str] | None = None,
-    ) -> Table:
+    def rearranged(self, table: Table, use: Rearranging) -> Table:
         """Return a table with one row per id, in the order in which the ids occur.
 
         Other columns are kept if they have one value per id, such as a label.
@@ -95,8 +87,8 @@ class Long(Layout):
         assert self.id is not None
         names = [str(name) for name in as_list(self.values)]
         # Lists, because cells are used in another order than that of the table.
-        channels = [list(table.column(name, f"{key}long.values")) for name in names]
-        ids = table.column(self.id, f"{key}long.id")
+        channels = [list(table.column(name, f"{use.key}long.values")) for name in names]
+        ids = table.column(self.id, f"{use.key}long.id")
         groups: dict[Any, list[int]] = {}
         for i, value in enumerate(ids):
             if value is None:
@@ -107,19 +99,19 @@ class Long(Layout):
             if isinstance(value, list | dict):
                 raise UserError(
                     f"{table.origin(i)}: column {self.id!r} must have one text or number per row, "
-                    f"got a {type(value).__name__}; choose another column as {key}long.id"
+                    f"got a {type(value).__name__}; choose another column as {use.key}long.id"
                 )
             groups.setdefault(value, []).append(i)
         times = None
         if self.time is not None:
-            column = table.column(self.time, f"{key}long.time")
+            column = table.column(self.time, f"{use.key}long.time")
             times, _ = parse_times(column, table.origin, self.time)
         cells: list[Any] = []
         for series, rows in groups.items():
-            steps = self._steps(table, rows, times, channels, f"{key}long.step", str(series))
+            steps = self._steps(table, rows, times, channels, f"{use.key}long.step", str(series))
             cells.append(series_cell(steps))
         first = [rows[0] for rows in groups.values()]
-        columns = self._constant_columns(table, [*names, self.time], groups, required, notes)
+        columns = self._constant_columns(table, groups, use)
         check_unused(columns, VALUES, table)
         new = {self.id: list(groups), **columns, VALUES: cells}
         packed = {name: as_column(values) for name, values in new.items()}
@@ -172,24 +164,19 @@ class Long(Layout):
         ]
 
     def _constant_columns(
-        self,
-        table: Table,
-        used: Sequence[str | None],
-        groups: Mapping[Any, Sequence[int]],
-        required: Collection[str],
-        notes: list[str] | None,
+        self, table: Table, groups: Mapping[Any, Sequence[int]], use: Rearranging
     ) -> dict[str, list]:
         """Return the other columns that have one value per series."""
         columns: dict[str, list] = {}
         varying: list[str] = []
         for name, column in table.columns.items():
-            if name in used or name == self.id:
+            if name in (self.id, self.time, *as_list(self.values)):
                 continue
             values = list(column)
             cells, differing = one_value_each(values, groups.values())
             if differing is None:
                 columns[name] = cells
-            elif name in required:
+            elif name in use.required:
                 first, other = differing
                 raise UserError(
                     f"{table.origin(other)}: column {name!r} must have one value per series, got "
@@ -197,8 +184,8 @@ class Long(Layout):
                 )
             else:
                 varying.append(name)
-        if varying and notes is not None:
-            notes.append(
+        if varying:
+            use.notes.append(
                 f"not used: {', '.join(varying)} (several values per {self.id}; add the column to "
                 "data.long.values to make it a channel)"
             )
@@ -258,26 +245,18 @@ class Wide(Layout):
                 f"to columns, got {self.columns!r}"
             )
 
-    def apply(
-        self,
-        table: Table,
-        *,
-        key: str = "data.",
-        required: Collection[str] = (),
-        with_target: bool = True,
-        notes: list[str] | None = None,
-    ) -> Table:
+    def rearranged(self, table: Table, use: Rearranging) -> Table:
         """Return the table with the column `values`: a list per row, or a list of lists (T, C)."""
         is_joint = isinstance(self.columns, Mapping)
         groups = self.columns if isinstance(self.columns, Mapping) else {VALUES: self.columns}
         names = {
-            channel: _matching_columns(table, columns, f"{key}wide", excluded=required)
+            channel: _matching_columns(table, columns, f"{use.key}wide", excluded=use.required)
             for channel, columns in groups.items()
         }
         lengths = {channel: len(columns) for channel, columns in names.items()}
         if len(set(lengths.values())) > 1:
             raise UserError(
-                f"{key}wide: every channel must have the same number of columns, got {lengths}"
+                f"{use.key}wide: every channel must have the same number of columns, got {lengths}"
             )
         used = {name for columns in names.values() for name in columns}
         columns = {name: values for name, values in table.columns.items() if name not in used}
@@ -291,12 +270,11 @@ class Wide(Layout):
             # Rows of a mapping are (C, T), and a cell is (T, C).
             steps = [list(step) for step in zip(*row, strict=True)] if is_joint else list(row)
             cells.append(series_cell(steps))
-        if notes is not None:
-            shape = f"{len(names)} channels of " if len(names) > 1 else ""
-            first = next(iter(names.values()))
-            notes.append(
-                f"values: {shape}{len(first)} columns of each row, {first[0]} to {first[-1]}"
-            )
+        shape = f"{len(names)} channels of " if len(names) > 1 else ""
+        first = next(iter(names.values()))
+        use.notes.append(
+            f"values: {shape}{len(first)} columns of each row, {first[0]} to {first[-1]}"
+        )
         columns[VALUES] = as_column(cells)
         return Table(columns, table.origins, table.notes, table.path)
 

@@ -15,6 +15,7 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.series.clock import Clock, grid_positions, parse_times
 from dxn.data.tables.read import Table
+from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.cell_values import NumberFormat, read_numbers
 
 # A regular grid may have this many steps per row of the table. With more, the gaps are not filled:
@@ -125,6 +126,21 @@ def read_series(
     ]
     notes += _sentences(problems, time or "", len(groups))
     return result
+
+
+def series_modality(readers: Mapping[str, Reader]) -> str:
+    """Return the modality of the reader of series.
+
+    Raises:
+        UserError: If no reader in use reads series.
+    """
+    for modality, reader in readers.items():
+        if reader.steps:
+            return modality
+    raise UserError(
+        "data: needs an adapter that reads series; add it to adapters=[...], got "
+        f"{', '.join(readers)}"
+    )
 
 
 def group_rows(table: Table, series_id: str | None, key: str) -> dict[Any, list[int]]:

@@ -14,7 +14,7 @@ from dxn.data.columns.infer import infer_columns
 from dxn.data.formats import SPLITS
 from dxn.data.rows import VALUES, Source
 from dxn.data.series.clock import Clock, find_clock, find_season, looks_like_times, parse_times
-from dxn.data.series.steps import OneHot, Series, column_format, group_rows
+from dxn.data.series.steps import OneHot, Series, column_format, group_rows, series_modality
 from dxn.data.series.windows import Windows
 from dxn.data.splits.split import UNDIVIDED, check_fractions
 from dxn.data.tables.read import Table, as_list, concatenate, read_table
@@ -124,12 +124,7 @@ def forecast_source(
 
     The other arguments, and the errors, are those of `timeline`.
     """
-    modality = next((m for m, reader in readers.items() if reader.steps), None)
-    if modality is None:
-        raise UserError(
-            "data=timeline: needs an adapter that reads series; add it to adapters=[...], got "
-            f"{', '.join(readers)}"
-        )
+    modality = series_modality(readers)
     notes = list(table.notes)
     windows, series = find_windows(
         table, stride=stride, fractions=fractions, notes=notes, **options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -14,7 +14,7 @@ from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.clock import Clock
 from dxn.data.series.steps import MAX_VALUES, OneHot, Series, check_unused, group_rows, read_series
-from dxn.data.tables.read import Layout, Table, one_value_each
+from dxn.data.tables.read import Layout, Rearranging, Table, one_value_each
 from dxn.tokenize.cells.cell_values import NumberFormat
 
 MAX_SIZE = 100_000  # of the options, which can come from an untrusted model folder
@@ -127,23 +127,15 @@ class Windows(Layout):
         """Name of the column of future values in the new table."""
         return NAME_SEPARATOR.join(self.target)
 
-    def apply(
-        self,
-        table: Table,
-        *,
-        key: str = "data.",
-        required: Collection[str] = (),
-        with_target: bool = True,
-        notes: list[str] | None = None,
-    ) -> Table:
+    def rearranged(self, table: Table, use: Rearranging) -> Table:
         """Return one row per window: all windows with a future, or the end of each series.
 
         Without `with_target`, the history of a row is the end of a series, and its future is
         predicted. With known columns, the history ends at the last value of a target.
         """
         clock = None if self.clock is None else Clock.from_node(self.clock)
-        series = self.read(table, clock, key=key, notes=[] if notes is None else notes)
-        if not with_target:
+        series = self.read(table, clock, key=use.key, notes=use.notes)
+        if not use.with_target:
             ends = [(sequence, [self.end(sequence)]) for sequence in series]
             if self.known:
                 for sequence, (end,) in ends:

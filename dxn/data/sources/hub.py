@@ -19,7 +19,7 @@ from dxn.data.formats import SPLIT_NAMES
 from dxn.data.rows import OnBad, Origins, Source
 from dxn.data.sources.shards import (
     FORMATS,
-    Sample,
+    SampledRows,
     Shards,
     StreamedSplit,
     are_training_rows,
@@ -110,7 +110,7 @@ def hub(
             f"data.name: a training split is required, but {name} has only {', '.join(splits)}"
         )
     tables: dict[str, Table] = {}
-    samples: dict[str, tuple[Shards, Sample]] = {}
+    samples: dict[str, tuple[Shards, SampledRows]] = {}
     for split, usual in usual_names.items():
         if streaming:
             shards = Shards(splits[split], (builder.config.data_files or {}).get(split, ()))
@@ -153,7 +153,11 @@ def hub(
 
 
 def _stream_of(
-    source: Source, shards: Shards, sample: Sample, shuffle_buffer: int, split_column: str | None
+    source: Source,
+    shards: Shards,
+    sample: SampledRows,
+    shuffle_buffer: int,
+    split_column: str | None,
 ) -> StreamedSplit:
     """Return all training rows but those that the sample gave to another split."""
     if source.layout is not None:

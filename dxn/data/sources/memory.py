@@ -29,21 +29,24 @@ PICTURE_AXES = (2, 3)  # height and width, and channels
 
 def is_frame(value: Any) -> bool:
     """Whether a value is a data frame of pandas."""
-    # Without an import of pandas, nobody can have made one.
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, pandas.DataFrame)
+    return _is_instance(value, "pandas", "DataFrame")
 
 
 def is_series(value: Any) -> bool:
     """Whether a value is a series of pandas: a column or a row of a data frame."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, pandas.Series)
+    return _is_instance(value, "pandas", "Series")
 
 
 def is_dataset(value: Any) -> bool:
     """Whether a value is a `datasets.Dataset`."""
-    datasets = sys.modules.get("datasets")
-    return datasets is not None and isinstance(value, datasets.Dataset)
+    return _is_instance(value, "datasets", "Dataset")
+
+
+def _is_instance(value: Any, module: str, name: str) -> bool:
+    # Without an import of the library, nobody can have made one.
+    library = sys.modules.get(module)
+    kind = None if library is None else vars(library).get(name)
+    return kind is not None and isinstance(value, kind)
 
 
 def is_in_memory(value: Any) -> bool:
@@ -175,9 +178,7 @@ def _storable(value: Any) -> Any:
     # An array and its sample rate.
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], np.ndarray):
         return _sound(*value)
-    # Without an import of Pillow, nobody can have made a picture.
-    images: Any = sys.modules.get("PIL.Image")
-    return _encoded(value) if images and isinstance(value, images.Image) else value
+    return _encoded(value) if _is_instance(value, "PIL.Image", "Image") else value
 
 
 def _picture(pixels: np.ndarray) -> bytes:

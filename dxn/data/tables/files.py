@@ -38,18 +38,17 @@ MARKS = {
 }
 
 
-def check_expansion(path: Path, num_bytes: int, size: int | None = None) -> None:
+def check_expansion(path: Path, num_bytes: int) -> None:
     """Check that a compressed file does not expand to much more than its size.
 
     Args:
         path: The file.
         num_bytes: Number of bytes that it expands to, at least.
-        size: Number of bytes of the file. Default: that of `path`.
 
     Raises:
         UserError: If it does.
     """
-    size = path.stat().st_size if size is None else size
+    size = path.stat().st_size
     allowed = max(FREE_BYTES, MAX_EXPANSION * size)
     if num_bytes > allowed:
         raise UserError(

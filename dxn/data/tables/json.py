@@ -38,22 +38,17 @@ def read_jsonl(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
             continue
         try:
             row = _load(line)
+            problem = f'must be an object {{"column": value}}, got {line[:40]}'
         except json.JSONDecodeError as error:
-            several = None if lines else _several(text)
-            if several is not None:
-                return _columns_of(path, several[0]), several[1]
-            raise UserError(
-                f"{path} row {number}: invalid JSON ({error.msg} at character {error.colno})"
-            ) from error
+            row, problem = None, f"invalid JSON ({error.msg} at character {error.colno})"
         except UNREADABLE as error:
             raise UserError(f"{path} row {number}: invalid JSON ({error})") from error
         if not isinstance(row, dict):
+            # The first object can have several lines.
             several = None if lines else _several(text)
             if several is not None:
                 return _columns_of(path, several[0]), several[1]
-            raise UserError(
-                f'{path} row {number}: must be an object {{"column": value}}, got {line[:40]}'
-            )
+            raise UserError(f"{path} row {number}: {problem}")
         rows.append(row)
         lines.append(number)
     return _columns_of(path, rows), lines

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -97,6 +97,15 @@ class Table:
         return self.origins[i]
 
 
+class Rearranging(NamedTuple):
+    """What a table is rearranged for, see `Layout.apply`."""
+
+    key: str
+    required: Collection[str]
+    with_target: bool
+    notes: list[str]
+
+
 class Layout:
     """How a table is rearranged. Base class of dataclasses, see `dxn.data.series.layouts`.
 
@@ -132,6 +141,11 @@ class Layout:
         Raises:
             UserError: If a column is missing, or the rows cannot be rearranged.
         """
+        use = Rearranging(key, required, with_target, [] if notes is None else notes)
+        return self.rearranged(table, use)
+
+    def rearranged(self, table: Table, use: Rearranging) -> Table:
+        """Return the rearranged table, see `apply`."""
         raise NotImplementedError
 
     def node(self) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from dxn.tokenize.image.normalization import (
     pixel_contents,
     register_statistics,
     set_statistics,
-    to_pixels,
 )
 from dxn.tokenize.image.reader import ImageReader
 from dxn.tokenize.image.tokenizer import ImageTokenizer, ResizeOptions
@@ -152,16 +151,7 @@ class ImageAdapter(Adapter):
 
     def contents(self) -> PatchContents:
         """Return the pixels of the patches."""
-        mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
-        return PatchContents(
-            grid=self.grid,
-            read=partial(pixel_contents, mean=mean, std=std),
-            channels=len(mean),
-            shift=mean[:, None, None],
-            scale=std[:, None, None],
-            restore=partial(to_pixels, num_frames=1),
-            peak=1.0,
-        )
+        return pixel_contents(self, self.grid)
 
     def fold(self) -> None:
         """Let the first layer divide by the standard deviation, for a model that is only used."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from dxn.core.schema import options
 from dxn.tokenize.moments import Moments
+from dxn.tokenize.patch_contents import PatchContents
+from dxn.tokenize.patches import PatchGrid
 
 MIN_STD = 1e-3  # of pixels from 0 to 1
 
@@ -109,8 +112,28 @@ def normalized_pixels(module: Any, pixels: Tensor) -> Tensor:
     return normalize_pixels(pixels, module.mean, module.std)
 
 
-def pixel_contents(
-    sample: Mapping[str, Tensor], mean: Tensor, std: Tensor, num_frames: int = 1
+def pixel_contents(module: Any, grid: PatchGrid, num_frames: int = 1) -> PatchContents:
+    """Return the contents of the patches of pictures, or of the tubelets of clips.
+
+    Args:
+        module: The adapter, with the statistics of the pixels.
+        grid: The patches of a picture.
+        num_frames: Number of frames F of a tubelet. 1: a patch of a picture.
+    """
+    mean, std = module.mean.detach().cpu().clone(), module.std.detach().cpu().clone()
+    return PatchContents(
+        grid=grid,
+        read=partial(_read_pixels, mean=mean, std=std, num_frames=num_frames),
+        channels=num_frames * len(mean),
+        shift=mean.repeat(num_frames)[:, None, None],
+        scale=std.repeat(num_frames)[:, None, None],
+        restore=partial(_to_pixels, num_frames=num_frames),
+        peak=1.0,
+    )
+
+
+def _read_pixels(
+    sample: Mapping[str, Tensor], mean: Tensor, std: Tensor, num_frames: int
 ) -> tuple[Tensor, Tensor | None]:
     """Return the values of the patches of a picture or clip, see `PatchContents`.
 
@@ -135,7 +158,7 @@ def pixel_contents(
     return rearrange(x, "(t f) c h w -> t (f c) h w", f=num_frames), is_present
 
 
-def to_pixels(x: Tensor, num_frames: int) -> Tensor:
+def _to_pixels(x: Tensor, num_frames: int) -> Tensor:
     """Return the uint8 picture (C, H, W) or clip (T, C, H, W) of pixels from 0 to 1.
 
     Args:

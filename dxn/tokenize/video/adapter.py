@@ -23,7 +23,6 @@ from dxn.tokenize.image.normalization import (
     pixel_contents,
     register_statistics,
     set_statistics,
-    to_pixels,
 )
 from dxn.tokenize.image.tokenizer import ResizeOptions
 from dxn.tokenize.masking import PatchMasking, check_ratio
@@ -157,17 +156,7 @@ class VideoAdapter(Adapter):
 
     def contents(self) -> PatchContents:
         """Return the pixels of the tubelets."""
-        mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
-        frames = self.tubelet_frames
-        return PatchContents(
-            grid=self.grid,
-            read=partial(pixel_contents, mean=mean, std=std, num_frames=frames),
-            channels=frames * CHANNELS,
-            shift=mean.repeat(frames)[:, None, None],
-            scale=std.repeat(frames)[:, None, None],
-            restore=partial(to_pixels, num_frames=frames),
-            peak=1.0,
-        )
+        return pixel_contents(self, self.grid, self.tubelet_frames)
 
     def fold(self) -> None:
         """Let the first layer divide by the standard deviation, for a model that is only used."""
