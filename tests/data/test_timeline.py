@@ -269,6 +269,10 @@ def test_a_series_adapter_is_needed(tmp_path):
         ({"time": 3}, "windows must name columns"),
         ({"clock": {"unit": "year"}}, "unit and step must be valid"),
         ({"clock": {"step": -1}}, "unit and step must be valid"),
+        ({"formats": []}, "windows.formats must have an item per column"),
+        ({"formats": [["."]]}, "windows.formats must have a decimal separator and a unit"),
+        ({"formats": [{"values": []}]}, "windows.formats must have a decimal separator and a unit"),
+        ({"formats": [{"values": ["a"]}]}, "windows.formats must not have categories of a target"),
         ({"size": 3}, "unexpected keyword"),
     ],
 )

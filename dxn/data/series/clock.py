@@ -9,9 +9,9 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -110,15 +110,6 @@ class Clock:
         size = max(size for size in names if self.step % size == 0 or size == 1)
         number = self.step / size
         return f"{number:g} {names[size]}{'' if number == 1 else 's'}"
-
-    def node(self) -> dict[str, Any]:
-        """Return the clock as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_node(cls, node: Mapping[str, Any]) -> Self:
-        """Create the clock from `node`. The model folder may come from an untrusted source."""
-        return cls(**node)
 
 
 def parse_times(

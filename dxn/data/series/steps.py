@@ -80,7 +80,7 @@ def read_series(
     time: str | None,
     series_id: str | None,
     clock: Clock | None,
-    formats: Sequence[NumberFormat | OneHot] | None = None,
+    formats: Mapping[str, NumberFormat | OneHot | None],
     key: str,
     notes: list[str],
 ) -> list[Series]:
@@ -92,7 +92,7 @@ def read_series(
         time: Column with the time of a row. None: the rows are in the order of time.
         series_id: Column that identifies the series of a row. None: there is one series.
         clock: Regular step between the rows. None: the rows are the steps.
-        formats: How the cells of each column are read. Default: found in the table.
+        formats: How the cells of each column are read. None: it is found in the table.
         key: Prefix of the options in error messages.
         notes: Sentences about unsorted rows, repeated times and gaps are appended to this list.
 
@@ -100,9 +100,8 @@ def read_series(
         UserError: If a column is missing, or its cells are neither numbers nor times.
     """
     channels: list[list[float]] = []
-    for i, (name, option) in enumerate(options.items()):
-        form = None if formats is None else formats[i]
-        form = form or column_format(table, name, option, key)
+    for name, option in options.items():
+        form = formats[name] or column_format(table, name, option, key)
         if isinstance(form, OneHot):
             channels += _read_categories(table, name, f"{key}{option}", form, notes)
         else:

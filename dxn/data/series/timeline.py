@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,10 +191,10 @@ def find_windows(
     clock = _find_clock(table, windows, notes)
     windows = replace(
         windows,
-        clock=None if clock is None else clock.node(),
+        clock=None if clock is None else asdict(clock),
         formats=_find_formats(table, windows, notes),
     )
-    series = windows.read(table, clock, key="data.", notes=notes)
+    series = windows.read(table, key="data.", notes=notes)
     if windows.known:
         # Later rows, of which only the known columns have values, are nothing to learn from.
         series = [sequence.until(windows.end(sequence)) for sequence in series]

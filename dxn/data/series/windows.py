@@ -102,9 +102,13 @@ class Windows(Layout):
         if len(set(names)) < len(names):
             raise ValueError(f"windows must name each column once, got {names}")
         if self.clock is not None:
-            Clock.from_node(self.clock)
-        if self.formats is not None:
-            _check_formats(self.formats, self.columns)
+            Clock(**self.clock)
+        formats = list(self.columns) if self.formats is None else self.formats
+        if not isinstance(formats, list | tuple) or len(formats) != len(self.columns):
+            raise ValueError(f"windows.formats must have an item per column, got {self.formats!r}")
+        one_hot = [name for name, form in self.column_formats.items() if isinstance(form, OneHot)]
+        if not set(self.target).isdisjoint(one_hot):
+            raise ValueError("windows.formats must not have categories of a target")
 
     @property
     def ids(self) -> Sequence[str]:
@@ -117,10 +121,32 @@ class Windows(Layout):
         return {name: option for option, names in options.items() for name in names}
 
     @property
+    def column_formats(self) -> dict[str, NumberFormat | OneHot | None]:
+        """How the cells of each column are read. None: as numbers, as found in the table."""
+        if self.formats is None:
+            return dict.fromkeys(self.columns)
+        return dict(zip(self.columns, map(_parsed_format, self.formats), strict=True))
+
+    @property
+    def channels(self) -> dict[str, range]:
+        """The channels of each column of the series."""
+        channels: dict[str, range] = {}
+        end = 0
+        for name, form in self.column_formats.items():
+            start, end = end, end + (len(form) if isinstance(form, OneHot) else 1)
+            channels[name] = range(start, end)
+        return channels
+
+    @property
     def num_known(self) -> int:
         """Number of the last channels whose future is known."""
-        formats = (self.formats or ())[len(self.target) + len(self.covariates) :]
-        return sum(_width(form) or 1 for form in formats) or len(self.known)
+        channels = self.channels
+        return sum(len(channels[name]) for name in self.known)
+
+    @property
+    def known_clock(self) -> Clock | None:
+        """The step between the rows. None: not known."""
+        return None if self.clock is None else Clock(**self.clock)
 
     @property
     def target_name(self) -> str:
@@ -133,8 +159,7 @@ class Windows(Layout):
         Without `with_target`, the history of a row is the end of a series, and its future is
         predicted. With known columns, the history ends at the last value of a target.
         """
-        clock = None if self.clock is None else Clock.from_node(self.clock)
-        series = self.read(table, clock, key=use.key, notes=use.notes)
+        series = self.read(table, key=use.key, notes=use.notes)
         if not use.with_target:
             ends = [(sequence, [self.end(sequence)]) for sequence in series]
             if self.known:
@@ -151,17 +176,15 @@ class Windows(Layout):
         windows = [(sequence, self.starts(0, len(sequence))) for sequence in long]
         return self.cut(table, windows)
 
-    def read(
-        self, table: Table, clock: Clock | None, *, key: str, notes: list[str]
-    ) -> list[Series]:
+    def read(self, table: Table, *, key: str, notes: list[str]) -> list[Series]:
         """Read the series of a table, see `dxn.data.series.steps.read_series`."""
         return read_series(
             table,
             self.columns,
             time=self.time,
             series_id=self.series_id,
-            clock=clock,
-            formats=None if self.formats is None else [_format(f) for f in self.formats],
+            clock=self.known_clock,
+            formats=self.column_formats,
             key=key,
             notes=notes,
         )
@@ -199,7 +222,7 @@ class Windows(Layout):
         from dxn.tasks.forecast.futures import Future  # only tables of series have them
 
         check_unused([*self.ids, *self.static, self.target_name], VALUES, table)
-        clock = Clock() if self.clock is None else Clock.from_node(self.clock)
+        clock = self.known_clock or Clock()
         columns: dict[str, list[Any]] = {n: [] for n in (*self.ids, *self.static, VALUES)}
         fixed = {name: static_values(table, name, self.series_id) for name in self.static}
         if with_target:
@@ -256,36 +279,26 @@ class Windows(Layout):
         # A series without any history has no forecast.
         if not end:
             return
-        numbers = self._numbers()
+        formats, channels = self.column_formats, self.channels
+        # A category without a value is one that the training did not have.
+        numbers = [name for name in self.known if not isinstance(formats[name], OneHot)]
         for step in range(end, end + self.horizon):
             has_row = step < len(series) and series.rows[step] != series.rows[step - 1]
             if not has_row:
                 self._refuse_without_row(table, series, end, step)
-            # A category without a value is one that the training did not have.
-            for name, channel in numbers.items():
-                if series.values[step, channel].isnan():
+            for name in numbers:
+                if series.values[step, channels[name]].isnan().any():
                     raise UserError(
                         f"{table.origin(series.rows[step])}: no value in column {name!r}, which "
                         f"must be known for the {self.horizon} steps of a forecast; fill the cell"
                     )
 
-    def _numbers(self) -> dict[str, int]:
-        """Return the channel of each known column of numbers."""
-        result: dict[str, int] = {}
-        channel = 0
-        for i, (name, option) in enumerate(self.columns.items()):
-            width = _width(None if self.formats is None else self.formats[i])
-            if option == "known" and not width:
-                result[name] = channel
-            channel += width or 1
-        return result
-
     def _refuse_without_row(self, table: Table, series: Series, end: int, step: int) -> None:
         names = ", ".join(self.known)
         where = "" if self.series_id is None else f" of series {series.name!r}"
         if self.time is not None:
-            clock = Clock() if self.clock is None else Clock.from_node(self.clock)
-            where += f" at {FutureTimes(series, end, self.horizon, clock)[step - end]}"
+            times = FutureTimes(series, end, self.horizon, self.known_clock or Clock())
+            where += f" at {times[step - end]}"
         raise UserError(
             f"{table.path or table.name}: no row{where}; a forecast needs {names} of the "
             f"{self.horizon} steps after the last value of {self.target_name}: add rows for these "
@@ -317,38 +330,25 @@ def static_values(table: Table, column: str, series_id: str | None) -> dict[Any,
     return dict(zip(groups, values, strict=True))
 
 
-def _check_formats(formats: Any, columns: Mapping[str, str]) -> None:
-    listed = formats if isinstance(formats, list | tuple) else []
-    is_valid = len(listed) == len(columns) and all(
-        _is_one_hot(form)
-        if isinstance(form, Mapping) and option != "target"
-        else isinstance(form, list | tuple)
-        and len(form) == 2
-        and form[0] in (".", ",")
-        and isinstance(form[1], str)
-        for form, option in zip(listed, columns.values(), strict=True)
+def _parsed_format(form: Any) -> NumberFormat | OneHot:
+    """Return a format, which can come from an untrusted model folder.
+
+    Raises:
+        ValueError: If it is not valid.
+    """
+    if isinstance(form, Mapping) and list(form) == ["values"]:
+        values = form["values"]
+        is_listed = isinstance(values, list | tuple) and 0 < len(values) <= MAX_VALUES
+        if is_listed and all(isinstance(value, str) for value in values):
+            return OneHot(tuple(values))
+    if isinstance(form, list | tuple) and len(form) == 2:
+        decimal, unit = form
+        if decimal in (".", ",") and isinstance(unit, str):
+            return NumberFormat(decimal, unit)
+    raise ValueError(
+        "windows.formats must have a decimal separator and a unit, or the values of its "
+        f"categories, for each column, got {form!r}"
     )
-    if not is_valid:
-        raise ValueError(
-            "windows.formats must have a decimal separator and a unit, or the values of its "
-            f"categories, for each column, got {formats!r}"
-        )
-
-
-def _is_one_hot(form: Mapping[str, Any]) -> bool:
-    values = form.get("values")
-    if list(form) != ["values"] or not isinstance(values, list | tuple):
-        return False
-    return 0 < len(values) <= MAX_VALUES and all(isinstance(value, str) for value in values)
-
-
-def _width(form: Sequence[str] | Mapping[str, Sequence[str]] | None) -> int:
-    """Return the number of channels of a column of categories; 0 for a column of numbers."""
-    return len(form["values"]) if isinstance(form, Mapping) else 0
-
-
-def _format(form: Sequence[str] | Mapping[str, Sequence[str]]) -> NumberFormat | OneHot:
-    return OneHot(tuple(form["values"])) if isinstance(form, Mapping) else NumberFormat(*form)
 
 
 def running_scales(values: Tensor, season: int) -> Tensor:
