@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, DateAdapter
-from dxn.tokenize.cells.cell_values import find_day_first, parse_date
+from dxn.tokenize.cells.cell_values import are_dates, find_day_first, parse_date
 
 DIM = 11
 DATES = ["2026-01-31", "2025-07-02", "2024-12-24 18:30", "2026-03-08"]
@@ -39,6 +39,14 @@ def fitted(cells=DATES, **options):
         ("2026-01-31T12:30:15.250Z", "2026-01-31 12:30"),
         ("2026-01-31 12:30:15+02:00", "2026-01-31 12:30"),
         ("2026-01-31 12:30 CET", "2026-01-31 12:30"),
+        ("2026-01-31 24:00", "2026-02-01 00:00"),
+        ("2026-12-31 23:59:60", "2027-01-01 00:00"),
+        ("24:00", "00:00"),
+        ("5. März 2026", "2026-03-05"),
+        ("5 février 2026", "2026-02-05"),
+        ("14 juillet 2026", "2026-07-14"),
+        ("14 juin 2026", "2026-06-14"),
+        ("3 dic 2026", "2026-12-03"),
         ("2026-01-31 9:05 pm", "2026-01-31 21:05"),
         ("12:30", "12:30"),
         ("12:05 AM", "00:05"),
@@ -176,3 +184,25 @@ def test_a_damaged_file_is_refused(tmp_path, content):
     (tmp_path / "adapters.jsonl").write_text(content)
     with pytest.raises(UserError, match=r"adapters\.jsonl"):
         DateAdapter(DIM).load(tmp_path, "x")
+
+
+def test_the_hours_of_a_day_can_be_numbered_from_1_to_24():
+    cells = [f"2026-01-31 {hour:02}:00" for hour in range(1, 25)]
+    days = [parse_date(cell, day_first=True).days for cell in cells]
+    assert days == sorted(days) and len({*days}) == 24
+
+
+@pytest.mark.parametrize("cell", ["2026-01-31 24:01", "2026-01-31 25:00", "24:00:01"])
+def test_a_time_after_the_end_of_the_day_is_none(cell):
+    assert parse_date(cell, day_first=True) is None
+
+
+def test_zones_of_a_time_tell_how_far_its_clock_is_ahead_of_utc():
+    cells = ("12:00 CET", "12:00 CEST", "12:00 PDT", "12:00 GMT", "12:00 IST")
+    offsets = [parse_date(f"2026-01-31 {cell}", day_first=True).offset for cell in cells]
+    assert offsets == [3600, 7200, -25200, 0, None]
+
+
+@pytest.mark.parametrize("cells", [["45:10", "61:20", "12:30"], ["5 apples 2024", "6 pears 2025"]])
+def test_durations_and_texts_with_numbers_are_no_dates(cells):
+    assert not are_dates(cells)

@@ -476,3 +476,19 @@ def test_the_content_of_a_file_of_each_kind_is_read():
         assert torch.equal(read_series(content).nan_to_num(9), torch.tensor([[1.0, 3], [2, 9]]))
     with pytest.raises(BadMedia, match="of numbers"):
         read_series(b"\xff\xfe\x00")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("0,5;0,7;1", [0.5, 0.7, 1]),
+        ("1,5 2,7\t3", [1.5, 2.7, 3]),
+        ("1, 2, 3", [1, 2, 3]),
+        ("1,2,3", [1, 2, 3]),
+        ("1,2,\n3,4", [1, 2, 3, 4]),
+        ("1;2;3", [1, 2, 3]),
+        ("1,2,3\n4,5,6", [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_a_comma_beside_another_separator_is_a_decimal_comma(text, values):
+    assert read_series(text)[:, 0].tolist() == pytest.approx(values)

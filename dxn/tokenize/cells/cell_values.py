@@ -320,16 +320,19 @@ DATE = re.compile(
     r"(?:"
     r"(?:(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{1,2})(?P=mark)(?P<day>\d{1,2})"
     r"|(?P<first>\d{1,2})(?P<mark2>[-/.])(?P<second>\d{1,2})(?P=mark2)(?P<year2>\d{2,4})"
-    r"|(?P<day3>\d{1,2})\.? ?(?P<name3>[A-Za-z]{3,9})\.?,? (?P<year3>\d{4})"
-    r"|(?P<name4>[A-Za-z]{3,9})\.? (?P<day4>\d{1,2}),? (?P<year4>\d{4}))"
+    r"|(?P<day3>\d{1,2})\.? ?(?P<name3>[^\W\d_]{3,10})\.?,? (?P<year3>\d{4})"
+    r"|(?P<name4>[^\W\d_]{3,10})\.? (?P<day4>\d{1,2}),? (?P<year4>\d{4}))"
     r"(?:[T ]+(?P<time>\d{1,2}:\d{2}.*))?"
     r"|(?P<only_time>\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm])?))"
 )
 TIME = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:[.,]\d+)?))?\s*(?P<half>[AaPp][Mm])?"
-    r"\s*(?:(?P<utc>Z|UTC|GMT)|\(?[A-Z]{2,5}\)?|(?P<sign>[-+])(?P<hours>\d{2}):?(?P<minutes>\d{2})?)?"
+    r"\s*(?:\(?(?P<zone>Z|[A-Z]{2,5})\)?|(?P<sign>[-+])(?P<hours>\d{2}):?(?P<minutes>\d{2})?)?"
 )
-# The first three letters of a month in English and German.
+# Hours by which the clock of a zone is ahead of UTC. Others have several meanings, or are rare.
+ZONES = {"Z": 0, "UTC": 0, "GMT": 0, "WET": 0, "WEST": 1, "CET": 1, "CEST": 2, "EET": 2, "EEST": 3}
+ZONES |= {"EST": -5, "EDT": -4, "CDT": -5, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7}
+# How the names of months start in English, German, French, Spanish, Italian, Portuguese and Dutch.
 MONTHS = {
     "jan": 1,
     "feb": 2,
@@ -343,12 +346,33 @@ MONTHS = {
     "oct": 10,
     "nov": 11,
     "dec": 12,
+    "ene": 1,
+    "gen": 1,
+    "fév": 2,
+    "fev": 2,
     "mär": 3,
     "mrz": 3,
     "mae": 3,
+    "maa": 3,
+    "mrt": 3,
+    "avr": 4,
+    "abr": 4,
     "mai": 5,
+    "mag": 5,
+    "mei": 5,
+    "juin": 6,
+    "giu": 6,
+    "juil": 7,
+    "lug": 7,
+    "aoû": 8,
+    "ago": 8,
+    "set": 9,
     "okt": 10,
+    "ott": 10,
+    "out": 10,
+    "déc": 12,
     "dez": 12,
+    "dic": 12,
 }
 # Two digits of a year are 1969 to 2068, as in Python and POSIX.
 CENTURY_START = 69
@@ -414,7 +438,7 @@ def parse_date(value: Any, *, day_first: bool) -> Moment | None:
     if written and time is None:
         return None
     if match["only_time"]:
-        return time
+        return time and replace(time, second=(time.second or 0.0) % SECONDS_PER_DAY)
     return _moment(*_date_of(match, day_first=day_first), time)
 
 
@@ -453,7 +477,19 @@ def looks_like_date(value: Any) -> bool:
     if not isinstance(value, str):
         return False
     text = value.strip()
-    return (COMPACT.fullmatch(text) or DATE.fullmatch(text)) is not None
+    match = DATE.fullmatch(text)
+    if match is None:
+        return COMPACT.fullmatch(text) is not None
+    if match["only_time"]:  # not a duration of more than 24 minutes, such as 45:10
+        return _time_of(match["only_time"]) is not None
+    name = match["name3"] or match["name4"]
+    return name is None or _month_of(name) > 0
+
+
+def _month_of(name: str) -> int:
+    """Return the number of a month; 0 if the name is unknown."""
+    start = name.lower()
+    return MONTHS.get(start[:4]) or MONTHS.get(start[:3]) or 0
 
 
 def _date_of(match: re.Match[str], *, day_first: bool) -> tuple[int, int, int]:
@@ -465,8 +501,7 @@ def _date_of(match: re.Match[str], *, day_first: bool) -> tuple[int, int, int]:
         day, month = (first, second) if day_first else (second, first)
         return _full_year(match["year2"]), month, day
     kind = "3" if match["year3"] else "4"
-    month = MONTHS.get(match[f"name{kind}"][:3].lower(), 0)
-    return int(match[f"year{kind}"]), month, int(match[f"day{kind}"])
+    return int(match[f"year{kind}"]), _month_of(match[f"name{kind}"]), int(match[f"day{kind}"])
 
 
 def _moment(year: int, month: int, day: int, time: Moment | None) -> Moment | None:
@@ -474,11 +509,16 @@ def _moment(year: int, month: int, day: int, time: Moment | None) -> Moment | No
         ordinal = datetime.date(year, month, day).toordinal()
     except ValueError:  # such as February 30
         return None
-    return Moment(ordinal, None) if time is None else replace(time, day=ordinal)
+    if time is None or time.second is None:
+        return Moment(ordinal, None)
+    days, second = divmod(time.second, SECONDS_PER_DAY)
+    if ordinal + days > datetime.date.max.toordinal():
+        return None
+    return replace(time, day=ordinal + int(days), second=second)
 
 
 def _time_of(text: str) -> Moment | None:
-    """Return a time of day."""
+    """Return a time of day. 24:00 and a leap second can be the start of the next day."""
     match = TIME.fullmatch(text.strip())
     if match is None:
         return None
@@ -488,16 +528,18 @@ def _time_of(text: str) -> Moment | None:
         if not 1 <= hour <= 12:
             return None
         hour = hour % 12 + (12 if match["half"].lower() == "pm" else 0)
-    # 24:00 is the end of the day, and a leap second is number 60.
-    if hour > 24 or minute > 59 or second >= 61:
+    is_end = hour == 24 and minute == second == 0
+    # A leap second is number 60.
+    if (hour > 23 and not is_end) or minute > 59 or second >= 61:
         return None
-    offset = 0.0 if match["utc"] else None
+    hours = ZONES.get(match["zone"] or "")
+    offset = None if hours is None else 3600.0 * hours
     if match["sign"]:
         offset = 3600.0 * int(match["hours"]) + 60.0 * int(match["minutes"] or 0)
         if offset >= SECONDS_PER_DAY:
             return None
         offset = -offset if match["sign"] == "-" else offset
-    return Moment(None, float((3600 * hour + 60 * minute + second) % SECONDS_PER_DAY), offset)
+    return Moment(None, float(3600 * hour + 60 * minute + second), offset)
 
 
 def _seconds(time: datetime.time) -> float:

@@ -23,6 +23,7 @@ MAX_SHOWN = 40  # characters of a cell in a message
 NPY = b"\x93NUMPY"  # the first bytes of a .npy file
 SUFFIXES = (".npy", ".csv", ".parquet")
 SEPARATORS = re.compile(r"[\s,;]+")
+DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
 
 
 def to_steps(values: Any) -> np.ndarray:
@@ -74,6 +75,10 @@ def parse_series(text: str) -> Any:
             return json.loads(re.sub(r"(?i)\bnan\b|\bnone\b", "NaN", stripped))
         except (ValueError, RecursionError):
             stripped = stripped.strip("[] ")  # NumPy separates numbers by spaces
+    # With another separator, a single comma within each number is a decimal comma.
+    items = re.split(r"[\s;]+", re.sub(r"\s*,\s+|\s+,", ",", stripped))
+    if len(items) > 1 and "." not in stripped and all(item.count(",") < 2 for item in items):
+        stripped = DECIMAL_COMMA.sub(".", stripped)
     return SEPARATORS.split(stripped) if stripped else []
 
 
