@@ -1,1 +1,1 @@
-"""Options that are chosen from the data, one module per modality."""
+"""Options that are chosen from the data."""

@@ -21,11 +21,15 @@ from dxn.config.values import assign, lookup, overriding
 from dxn.core.randomness import evenly_spaced, spaced_rows
 from dxn.core.tokens import Span, Tokens
 from dxn.data.rows import FIT_ROWS, TARGET, Source
-from dxn.presets.advice import MUON, Advice, Facts
-from dxn.presets.audio import advise_audio
-from dxn.presets.image import advise_images
-from dxn.presets.series import advise_series
-from dxn.presets.text import advise_text
+from dxn.presets.rules import (
+    MUON,
+    Advice,
+    Facts,
+    advise_audio,
+    advise_images,
+    advise_series,
+    advise_text,
+)
 from dxn.tasks import Task
 from dxn.tasks.space import AnswerKind
 from dxn.tokenize.base import Reader
@@ -143,7 +147,17 @@ def choose_options(
     # Interpolations have been resolved already.
     if not is_chosen("trainer.batch_size", chosen):
         values["trainer"]["batch_size"] = values["batch_size"]
-    return values, [*_lines(used), *lines]
+    reasons = []
+    for reason, group in groupby(used, key=lambda advice: advice.reason):
+        options = []
+        for advice in group:
+            value = str(advice.value).lower() if isinstance(advice.value, bool) else advice.value
+            if advice.key.endswith("._target_"):
+                # The options of a group have the names of their functions.
+                value = value.rpartition(".")[2]
+            options.append(f"{advice.key.removesuffix('._target_')}={value}")
+        reasons.append(f"preset: {' '.join(options)} ({reason})")
+    return values, [*reasons, *lines]
 
 
 def is_chosen(key: str, chosen: frozenset[str]) -> bool:
@@ -296,20 +310,3 @@ def seconds_per_token(
             times.append(time.perf_counter() - start)
     # The first step takes longer.
     return statistics.median(times[1:]) / (size * length)
-
-
-def _lines(used: Sequence[Advice]) -> list[str]:
-    """Return one line per reason."""
-    lines = []
-    for reason, group in groupby(used, key=lambda advice: advice.reason):
-        options = []
-        for advice in group:
-            value = advice.value
-            if isinstance(value, bool):
-                value = str(value).lower()
-            if advice.key.endswith("._target_"):
-                # The options of a group have the names of their functions.
-                value = value.rpartition(".")[2]
-            options.append(f"{advice.key.removesuffix('._target_')}={value}")
-        lines.append(f"preset: {' '.join(options)} ({reason})")
-    return lines

@@ -9,8 +9,8 @@ from helpers.runs import SMALL, table_of
 from PIL import Image
 
 from dxn.cli import main
-from dxn.presets.advice import Facts
 from dxn.presets.preset import RULES, is_chosen
+from dxn.presets.rules import Facts
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 
 SHORT = [*SMALL, "trainer.max_minutes=0.001"]
