@@ -128,12 +128,12 @@ def _example(size: int, rows: Mapping[str, list[int]], inputs: Mapping[str, Exam
     """Return samples from the values of each input and the samples that have it."""
     batch: dict[str, Any] = {"#size": size, "#index": list(range(size))}
     tensors: Tensors = {}
-    for name, (collated, own) in inputs.items():
+    for name, (collated, prepared) in inputs.items():
         index = torch.tensor(rows[name])
         batch[name] = {**collated, "rows": index}
         # A sample without the input has the values of another one, which the graph must ignore.
         source = torch.zeros(size, dtype=torch.long).index_copy(0, index, torch.arange(len(index)))
-        for key, value in own.items():
+        for key, value in prepared.items():
             tensors[f"{name}.{key}"] = value[source]
         if len(inputs) > 1:
             present = torch.zeros(size, dtype=torch.bool).index_fill(0, index, True)
@@ -250,9 +250,9 @@ def random_categories(
     tokenizer: CategoryTokenizer, count: int, rand: random.Random
 ) -> list[tuple[str, ...]]:
     """Return known and unknown values, also several in one cell."""
-    known = [*tokenizer.choices, "a value that no training contains"]
-    largest = min(len(known), 4)
-    return [tuple(rand.sample(known, rand.randint(1, largest))) for _ in range(count)]
+    values = [*tokenizer.choices, "a value that no training contains"]
+    largest = min(len(values), 4)
+    return [tuple(rand.sample(values, rand.randint(1, largest))) for _ in range(count)]
 
 
 def random_dates(tokenizer: DateTokenizer, count: int, rand: random.Random) -> list[Moment]:

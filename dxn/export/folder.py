@@ -16,14 +16,25 @@ import torch
 import dxn
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, replace_folder, write_sums
+from dxn.export.examples import Example, Tensors, make_examples
 from dxn.export.formats import SUFFIXES, compare, save
-from dxn.export.graph import Port, not_in_graph
-from dxn.export.parts import make_parts
+from dxn.export.graph import ExportedGraph, Graph, make_graph, not_in_graph, reference_of, trace
 from dxn.export.recipes import INPUTS
-from dxn.export.trace import Part
+from dxn.export.writing import (
+    DecoderGraph,
+    EncoderGraph,
+    LanguageGraph,
+    check_backbones,
+    decoder_cases,
+    language_cases,
+    memory_of,
+)
+from dxn.models.decoding.decoder import Decoder, Memory
+from dxn.models.model import Ensemble
 from dxn.models.inference import restore
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import without_baseline
+from dxn.tasks.segment.head import TiledHead
 
 ABOUT = "preprocess.json"
 EXAMPLE = "example.npz"
@@ -33,6 +44,7 @@ DXN_IMPORT = re.compile(r"^from dxn\.([\w.]+)\.(\w+) import", re.MULTILINE)
 PACKAGE = Path(__file__).parents[1]
 TEMPLATES = Path(__file__).parent / "templates"
 PROGRAMS = Path(__file__).parent / "programs"
+SEED = 0  # of the random examples
 
 
 def write_export(
@@ -81,7 +93,13 @@ def write_export(
         text = json.dumps(about, indent=1, ensure_ascii=False)
         (new / ABOUT).write_text(f"{text}\n", encoding="utf-8")
         _write_example(parts[0], new / EXAMPLE)
-        _copy_programs(example, recipes, format, new)
+        shutil.copyfile(TEMPLATES / f"{example}.py", new / "example.py")
+        shutil.copyfile(TEMPLATES / f"run_{format}.py", new / "run_graph.py")
+        if example != "continue_text":
+            shutil.copyfile(TEMPLATES / "prepare_inputs.py", new / "prepare_inputs.py")
+        for recipe in recipes.values():
+            if "prepare" in recipe:
+                _copy_program(program_of(recipe["prepare"]), new)
         if "decode" in about["outputs"]:
             _copy_program(program_of(about["outputs"]["decode"]), new, "decode")
         write_sums(new)
@@ -89,7 +107,10 @@ def write_export(
 
 
 def describe(
-    predictor: Predictor, parts: Sequence[Part], format: str, recipes: dict[str, dict[str, Any]]
+    predictor: Predictor,
+    parts: Sequence[ExportedGraph],
+    format: str,
+    recipes: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """Return the content of preprocess.json."""
     return {
@@ -106,8 +127,8 @@ def describe(
             {
                 "name": part.name,
                 "file": f"{part.name}{SUFFIXES[format]}",
-                "inputs": _ports(part.inputs),
-                "outputs": _ports(part.outputs),
+                "inputs": [port.about() for port in part.inputs],
+                "outputs": [port.about() for port in part.outputs],
             }
             for part in parts
         ],
@@ -126,14 +147,7 @@ def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
     return recipes
 
 
-def _ports(ports: Sequence[Port]) -> list[dict[str, Any]]:
-    return [
-        {"name": p.name, "dtype": str(p.dtype).removeprefix("torch."), "shape": list(p.shape)}
-        for p in ports
-    ]
-
-
-def _write_example(part: Part, path: Path) -> None:
+def _write_example(part: ExportedGraph, path: Path) -> None:
     """Write the inputs of one batch and the outputs of the model."""
     with torch.no_grad():
         outputs = part.reference(0)
@@ -141,18 +155,6 @@ def _write_example(part: Part, path: Path) -> None:
         name: tensor.numpy() for name, tensor in {**part.cases[0], **outputs}.items()
     }
     np.savez(path, **arrays)
-
-
-def _copy_programs(
-    example: str, recipes: dict[str, dict[str, Any]], format: str, folder: Path
-) -> None:
-    shutil.copyfile(TEMPLATES / f"{example}.py", folder / "example.py")
-    shutil.copyfile(TEMPLATES / f"run_{format}.py", folder / "run_graph.py")
-    if example != "continue_text":
-        shutil.copyfile(TEMPLATES / "prepare_inputs.py", folder / "prepare_inputs.py")
-    for recipe in recipes.values():
-        if "prepare" in recipe:
-            _copy_program(program_of(recipe["prepare"]), folder)
 
 
 def program_of(name: str) -> Path:
@@ -187,19 +189,111 @@ def _check_folder(folder: Path) -> None:
     """Check that nothing but an older export would be replaced."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output: must be a folder, got the file {folder}")
-    extra = _other_files(folder) if folder.is_dir() else []
-    if extra:
-        raise UserError(
-            f"output: {folder} has other files, which would be replaced, such as {extra[0]}; move "
-            "them, or choose another folder"
-        )
-
-
-def _other_files(folder: Path) -> list[str]:
-    """Return the names of what no export has written to a folder."""
+    if not folder.is_dir():
+        return
     sums = folder / SUMS
     is_export = (folder / ABOUT).is_file() and sums.is_file()
     lines = sums.read_text(encoding="utf-8", errors="replace").splitlines() if is_export else []
     # Python writes __pycache__ when the example runs.
     exported = {line.partition("  ")[2] for line in lines} | ({SUMS, CACHE} if is_export else set())
-    return sorted(path.name for path in folder.iterdir() if path.name not in exported)
+    others = sorted(path.name for path in folder.iterdir() if path.name not in exported)
+    if others:
+        raise UserError(
+            f"output: {folder} has other files, which would be replaced, such as {others[0]}; move "
+            "them, or choose another folder"
+        )
+
+
+def check_exportable(predictor: Predictor) -> None:
+    """Check what can be checked before tracing, which takes long.
+
+    Raises:
+        UserError: If the model cannot be exported.
+    """
+    check_backbones(predictor.network)
+    if predictor.task.creates:
+        raise UserError(
+            "export: a model of head=any cannot be exported; use dxn generate or dxn serve, or "
+            "dxn.load in Python"
+        )
+    writes = predictor.task.writes
+    if writes:
+        _decoder(predictor)
+    if (writes or predictor.task.target.source == "stream") and isinstance(
+        predictor.network, Ensemble
+    ):
+        raise UserError("export: an ensemble of models that write cannot be exported")
+    if any(adapter.is_separate for adapter in predictor.adapters.values()):
+        raise UserError(
+            "export: a series with adapters.series.channels=separate, such as that of Chronos-Bolt,"
+            " cannot be exported; use dxn predict or dxn serve"
+        )
+    modules = predictor.network.modules()
+    if any(isinstance(module, TiledHead) and module.tile for module in modules):
+        raise UserError(
+            "export: a model with head.tile, which divides large pictures, cannot be exported; use "
+            "dxn predict or dxn serve, or train with head.tile=0"
+        )
+    if predictor.task.target.source == "stream" and len(predictor.inputs) > 1:
+        raise UserError(
+            "export: a language model with other inputs than a text cannot be exported, got "
+            f"{', '.join(predictor.inputs)}"
+        )
+
+
+def _decoder(predictor: Predictor) -> Decoder:
+    """Return the decoder of a model that writes.
+
+    Raises:
+        UserError: If it is of another class.
+    """
+    decoder = predictor.model.head.decoder
+    if not isinstance(decoder, Decoder):
+        raise UserError(
+            f"export: the decoder must be dxn.models.Decoder, got {type(decoder).__name__}"
+        )
+    return decoder
+
+
+def make_parts(predictor: Predictor) -> tuple[list[ExportedGraph], str]:
+    """Trace all graphs of a model.
+
+    Returns:
+        The graphs, and the name of the module in dxn/export/templates/ that shows how to use them.
+
+    Raises:
+        UserError: If the model cannot be exported.
+    """
+    check_exportable(predictor)
+    if predictor.task.target.source == "stream":
+        language = LanguageGraph(predictor.model).eval()
+        cases = language_cases(predictor.model)
+        return [trace("decoder", language, cases, network=predictor.network)], "continue_text"
+    examples = make_examples(predictor.model, SEED, required=predictor.task.target.required)
+    graph = make_graph(predictor.network, predictor.task, examples)
+    cases = [{name: tensors[name] for name in graph.used} for _, tensors in examples]
+    if predictor.task.writes:
+        return _encoder_and_decoder(predictor, graph, examples, cases), "write"
+    reference = reference_of(predictor.network, predictor.task, examples)
+    part = trace("model", graph, cases, reference=reference, network=predictor.network)
+    return [part], "predict"
+
+
+def _encoder_and_decoder(
+    predictor: Predictor, graph: Graph, examples: Sequence[Example], cases: Sequence[Tensors]
+) -> list[ExportedGraph]:
+    model = predictor.model
+    decoder = _decoder(predictor)
+
+    def encoded(number: int) -> Tensors:
+        tokens, _ = model.encode(model.embed(examples[number][0]))
+        return memory_of(Memory.from_tokens(tokens), decoder)
+
+    network = predictor.network
+    encoder = trace(
+        "encoder", EncoderGraph(graph, decoder).eval(), cases, reference=encoded, network=network
+    )
+    with torch.no_grad():
+        memories = [encoded(number) for number in range(len(examples))]
+    step = DecoderGraph(decoder).eval()
+    return [encoder, trace("decoder", step, decoder_cases(decoder, memories), network=network)]

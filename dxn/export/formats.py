@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dxn.core.errors import UserError
-from dxn.export.trace import MAX_REASON, Part
+from dxn.export.graph import MAX_REASON, ExportedGraph
 
 Format = Literal["torch", "onnx"]
 SUFFIXES: dict[str, str] = {"torch": ".pt2", "onnx": ".onnx"}
@@ -48,7 +48,7 @@ def check_format(format: str) -> None:
         )
 
 
-def save(part: Part, format: str, folder: Path) -> Path:
+def save(part: ExportedGraph, format: str, folder: Path) -> Path:
     """Write a graph to a folder, and return the path of its file."""
     path = folder / f"{part.name}{SUFFIXES[format]}"
     with quiet():
@@ -92,7 +92,7 @@ def _load_torch(path: Path) -> Run:
     return run
 
 
-def _save_onnx(part: Part, path: Path) -> None:
+def _save_onnx(part: ExportedGraph, path: Path) -> None:
     program: Any = torch.onnx.export(
         part.program,
         input_names=[port.name for port in part.inputs],
@@ -120,7 +120,7 @@ def _load_onnx(path: Path, outputs: Sequence[str]) -> Run:
     return run
 
 
-def compare(part: Part, path: Path) -> float:
+def compare(part: ExportedGraph, path: Path) -> float:
     """Load a file, compare its outputs with those of the model, and return the largest difference.
 
     Raises:

@@ -18,7 +18,6 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.files import replace_folder
 from dxn.export.examples import examples
-from dxn.export.original_chat import write_chat
 from dxn.models.decoding.decoder import Memory
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.loading import from_public
@@ -26,9 +25,12 @@ from dxn.stacking.stacked import stacks_of
 from dxn.tasks import Classify, Ctc
 from dxn.tasks.generate.head import GenerateHead
 from dxn.tasks.language import Language, LanguageHead
+from dxn.tokenize.text.chat import read_template
 from dxn.training.device import to_device
 from dxn.weights import Architecture, Checkpoint, Classifier, PublicModel
+from dxn.weights.checkpoint import read_json
 from dxn.weights.conversions import VOCABULARIES
+from dxn.weights.tokenizers import read_tokenizer
 
 # Files of a checkpoint that its library reads besides the weights and config.json.
 COPIED = (
@@ -55,12 +57,15 @@ WRITTEN = 9  # tokens of each text of a decoder in the comparison
 TOLERANCE = 1e-4  # of the outputs, relative to the largest one
 # Keys of config.json with the number of rows of a vocabulary.
 VOCAB_SIZES = ("vocab_size", "decoder_vocab_size")
-OwnDtype = Literal["float32", "bf16"]
-DTYPES: dict[OwnDtype, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}
+SavedDtype = Literal["float32", "bf16"]
+DTYPES: dict[SavedDtype, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}
+TOKENIZER = "tokenizer.json"
+TEMPLATE = "chat_template.jinja"
+GENERATION = "generation_config.json"
 
 
 def save_original(
-    predictor: Predictor, public: PublicModel, folder: Path, dtype: OwnDtype = "float32"
+    predictor: Predictor, public: PublicModel, folder: Path, dtype: SavedDtype = "float32"
 ) -> None:
     """Write the folder, and compare its outputs with those of the model. See `Predictor`."""
     _check(predictor, public, folder)
@@ -86,7 +91,7 @@ def save_original(
             _write(checkpoint, new, dtype)
 
 
-def _write(checkpoint: Checkpoint, folder: Path, dtype: OwnDtype) -> None:
+def _write(checkpoint: Checkpoint, folder: Path, dtype: SavedDtype) -> None:
     """Write config.json, and the weights in this type."""
     # safetensors does not save tensors that share memory, such as chunks of one tensor.
     tensors = {
@@ -293,9 +298,9 @@ def _check(predictor: Predictor, public: PublicModel, folder: Path) -> None:
             "checkpoint whose format the files have"
         )
     reason = ""
-    own, task = public.architecture.task, predictor.task.name
-    if task not in (Classify.name, own):
-        choices = " or ".join(dict.fromkeys([Classify.name, own]))
+    public_task, task = public.architecture.task, predictor.task.name
+    if task not in (Classify.name, public_task):
+        choices = " or ".join(dict.fromkeys([Classify.name, public_task]))
         reason = f"its task is {task}, must be {choices}"
     elif len(predictor.inputs) > 1:
         reason = f"it has several inputs ({', '.join(predictor.inputs)})"
@@ -319,8 +324,8 @@ def _is_same(trained: Predictor, saved: Predictor) -> bool:
     tokenizer = trained.tokenizers[name]
     raws = examples(name, tokenizer, COUNT, random.Random(0))
     # transformers takes the maximum length with each call.
-    (own,) = saved.tokenizers.values()
-    own.max_len = tokenizer.max_len
+    (saved_tokenizer,) = saved.tokenizers.values()
+    saved_tokenizer.max_len = tokenizer.max_len
     expected = _outputs(trained, raws)
     outputs = _outputs(saved, raws)
     if outputs.shape != expected.shape:
@@ -349,3 +354,33 @@ def _outputs(predictor: Predictor, raws: Sequence[Any]) -> Tensor:
     ids = ids.to(predictor.device)
     mask = torch.ones_like(ids, dtype=torch.bool)
     return head.decoder(ids, mask, Memory.from_tokens(tokens)).cpu()
+
+
+def write_chat(folder: Path, predictor: Predictor, checkpoint: Checkpoint) -> None:
+    """Write the files that differ from those of the checkpoint, which are copied to `folder`.
+
+    Args:
+        folder: Folder to write.
+        predictor: The trained language model.
+        checkpoint: The checkpoint from which the training started.
+    """
+    (tokenizer,) = predictor.tokenizers.values()
+    vocabulary = tokenizer.vocabulary
+    before = read_tokenizer(folder)
+    if before is None or before.get_vocab() != vocabulary.get_vocab():
+        vocabulary.save(str(folder / TOKENIZER))
+    ends = set(predictor.task.target.ends)
+    template = tokenizer.reader.template
+    if template is not None:
+        copied = read_template(folder)
+        if copied is None or copied.source != template.source:
+            (folder / TEMPLATE).write_text(template.source, encoding="utf-8")
+        # An answer ends with this token, also if the checkpoint ended only whole texts.
+        end = vocabulary.token_to_id(template.end)
+        ends |= set() if end is None else {end}
+    old_ends = checkpoint.generation.eos_token_id
+    if ends and ends != set(old_ends):
+        content: dict[str, Any] = read_json(folder / GENERATION)
+        content["eos_token_id"] = [*old_ends, *sorted(ends - set(old_ends))]
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        (folder / GENERATION).write_text(text, encoding="utf-8")

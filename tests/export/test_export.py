@@ -21,7 +21,7 @@ from dxn.core.files import write_sums
 from dxn.export.examples import make_examples
 from dxn.export.folder import _check_folder
 from dxn.export.formats import compare, load, save
-from dxn.export.trace import connected, find_ports, make_graph, reference_of, trace
+from dxn.export.graph import connected, find_ports, make_graph, reference_of, trace
 from dxn.runs.saved import model_folder
 from dxn.stacking.stacked import without_baseline
 from dxn.tasks import Classify

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.export.card import USE, _without_home
+from dxn.export.hub import OLD_USE, _without_home
 from dxn.runs.hub import parse
 
 REPO = "ann/fruit"
@@ -101,7 +101,7 @@ def test_a_private_push_to_a_public_repository_is_refused(run, hub, monkeypatch,
 
 def test_the_own_sections_of_a_card_are_kept():
     text = "# Card\n\n## Use\n\nold\n\n## Data\n\nmine\n"
-    assert USE.sub("", text) == "# Card\n\n## Data\n\nmine\n"
+    assert OLD_USE.sub("", text) == "# Card\n\n## Data\n\nmine\n"
 
 
 @pytest.mark.parametrize(

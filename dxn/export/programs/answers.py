@@ -40,8 +40,8 @@ def lines(
     first, last, score = best(run, arrays, options)
     if first < 0:
         return [f"{score:.4f}  no answer"]
-    places = offsets(text[: about["inputs"][context]["max_chars"]], about["inputs"][context])
-    start, stop = places[first][0], places[last][1]
+    spans = offsets(text[: about["inputs"][context]["max_chars"]], about["inputs"][context])
+    start, stop = spans[first][0], spans[last][1]
     answer = text[start:stop]
     start += len(answer) - len(answer.lstrip())
     stop = start + len(answer.strip())
@@ -60,12 +60,12 @@ def best(
     count = int(arrays[f"{context}.mask"][0].sum()) - lead - end
     room = options["max_len"] - lead - options["tail"]
     if question:
-        asked = int(arrays[f"{question}.mask"][0].sum()) - lead - end
-        asked = min(asked, options["max_question"])
-        arrays = _part(arrays, question, 0, asked, options)
-        room -= middle + asked
+        num_question = int(arrays[f"{question}.mask"][0].sum()) - lead - end
+        num_question = min(num_question, options["max_question"])
+        arrays = _part(arrays, question, 0, num_question, options)
+        room -= middle + num_question
     step = room - min(max(room, 2) // 2, options["overlap"])
-    found = (-1, -1, -np.inf)
+    top = (-1, -1, -np.inf)
     none = np.inf
     for name in options["others"]:
         if f"{name}.mask" in arrays:
@@ -79,14 +79,14 @@ def best(
         for i in range(stop - start):
             after = ends[1 + i : 1 + min(i + options["max_answer"], stop - start)]
             score = starts[1 + i] + after.max()
-            if score > found[2]:
-                found = (start + i, start + i + int(after.argmax()), score)
+            if score > top[2]:
+                top = (start + i, start + i + int(after.argmax()), score)
         if stop == count:
             break
         start += step
-    if options["can_be_none"] and none >= found[2]:
+    if options["can_be_none"] and none >= top[2]:
         return -1, -1, float(np.exp(none))
-    return found[0], found[1], float(np.exp(found[2]))
+    return top[0], top[1], float(np.exp(top[2]))
 
 
 def _first(arrays: Arrays, name: str, count: int) -> Arrays:
@@ -106,7 +106,7 @@ def _part(arrays: Arrays, name: str, start: int, stop: int, options: Mapping[str
     lead = options["lead"]
     shape = arrays[f"{name}.mask"].shape
     length = int(arrays[f"{name}.mask"][0].sum())
-    kept = [
+    columns = [
         *range(lead),
         *range(lead + start, lead + stop),
         *range(length - options["end"], length),
@@ -114,5 +114,5 @@ def _part(arrays: Arrays, name: str, start: int, stop: int, options: Mapping[str
     window: dict[str, np.ndarray] = {}
     for key, array in arrays.items():
         is_text = key.startswith(f"{name}.") and array.shape[:2] == shape
-        window[key] = array[:1, kept] if is_text else array[:1]
+        window[key] = array[:1, columns] if is_text else array[:1]
     return window

@@ -34,20 +34,20 @@ def objects(
     corners = fractions * [down * sizes[0], across * sizes[1]] + [top, left]
     corners = corners.clip(0, [height, width])
     order = np.argsort(-scores, axis=None, kind="stable")
-    found: list[dict[str, Any]] = []
-    kept: dict[int, list[np.ndarray]] = {}  # corners of the objects of each class
+    listed: list[dict[str, Any]] = []
+    corners_of_class: dict[int, list[np.ndarray]] = {}  # corners of the objects of each class
     for box, index in zip(*np.unravel_index(order, scores.shape), strict=True):
         score = float(scores[box, index])
-        if score < options["threshold"] or len(found) == options["max_objects"]:
+        if score < options["threshold"] or len(listed) == options["max_objects"]:
             break
-        others = kept.setdefault(int(index), [])
+        others = corners_of_class.setdefault(int(index), [])
         if any(_overlap(corners[box], other) > options["duplicate"] for other in others):
             continue
         others.append(corners[box])
         (y0, x0), (y1, x1) = corners[box].tolist()
         places = {"left": x0, "top": y0, "right": x1, "bottom": y1}
-        found.append({"label": options["labels"][index], "score": score, **places})
-    return found
+        listed.append({"label": options["labels"][index], "score": score, **places})
+    return listed
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> float:
@@ -71,9 +71,9 @@ def lines(
         about: Content of preprocess.json.
         sample: Raw values of the first sample, which are not needed.
     """
-    found = [
-        f"{each['score']:.4f}  {each['label']}: left {each['left']:.1f}, top {each['top']:.1f}, "
-        f"right {each['right']:.1f}, bottom {each['bottom']:.1f}"
-        for each in objects(run(arrays), arrays, about["outputs"])
+    listed = [
+        f"{item['score']:.4f}  {item['label']}: left {item['left']:.1f}, top {item['top']:.1f}, "
+        f"right {item['right']:.1f}, bottom {item['bottom']:.1f}"
+        for item in objects(run(arrays), arrays, about["outputs"])
     ]
-    return found or ["no objects"]
+    return listed or ["no objects"]

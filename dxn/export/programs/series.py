@@ -108,7 +108,7 @@ def _statistics(raw: np.ndarray, options: Mapping[str, Any]) -> tuple[np.ndarray
     std = np.where(std <= small * np.abs(mean), options["constant_std"], std)
     std = np.where(np.isnan(x).all(0), 1.0, std)
     if options["num_known"]:
-        known = slice(-options["num_known"], None)
-        mean[known], std[known] = options["mean"][known], options["std"][known]
-    mean, std = (np.broadcast_to(each, channels).astype(np.float32) for each in (mean, std))
+        last = slice(-options["num_known"], None)
+        mean[last], std[last] = options["mean"][last], options["std"][last]
+    mean, std = (np.broadcast_to(x, channels).astype(np.float32) for x in (mean, std))
     return mean, std

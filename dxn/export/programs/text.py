@@ -59,12 +59,12 @@ def prepare(raws: Sequence[Raw], options: Mapping[str, Any]) -> dict[str, np.nda
         tail = 0
         while special and tail < len(ids) and encoding.special_tokens_mask[-1 - tail]:
             tail += 1
-        kept = list(range(len(ids)))
+        columns = list(range(len(ids)))
         if max_len is not None and len(ids) > max_len:
-            kept = kept[: max_len - tail] + kept[len(ids) - tail :]
-        rows.append([ids[i] for i in kept])
+            columns = columns[: max_len - tail] + columns[len(ids) - tail :]
+        rows.append([ids[i] for i in columns])
         words = [-1 if word is None else word for word in encoding.word_ids]
-        owners.append([words[i] for i in kept])
+        owners.append([words[i] for i in columns])
     mask = np.arange(max(map(len, rows))) < np.array([[len(row)] for row in rows])
     result = {"ids": _padded(rows, mask, 0), "mask": mask}
     if "words" in options:
@@ -80,7 +80,7 @@ def offsets(text: str, options: Mapping[str, Any]) -> list[tuple[int, int]]:
     tokenizer = Tokenizer.from_str(json.dumps(options["tokenizer"]))
     encoding = tokenizer.encode(text, add_special_tokens=options["special_tokens"])
     starts = {start for start, _ in encoding.offsets}
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for (start, stop), is_special in zip(
         encoding.offsets, encoding.special_tokens_mask, strict=True
     ):
@@ -89,8 +89,8 @@ def offsets(text: str, options: Mapping[str, Any]) -> list[tuple[int, int]]:
         end = stop
         while start < end < len(text) and end not in starts and not text[end].isspace():
             end += 1
-        found.append((start, end))
-    return found
+        spans.append((start, end))
+    return spans
 
 
 def _first(raw: Raw, count: int) -> Raw:
