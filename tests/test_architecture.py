@@ -39,7 +39,7 @@ KNOW_MODALITIES = (
     "viz/drawers",
     "datasets",
     "presets",
-    "stacking/features",
+    "stacking/features.py",
     "export/programs",
     "export/examples.py",
     "export/recipes.py",

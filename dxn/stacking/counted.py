@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dxn.stacking.modules import TfIdf
-from dxn.stacking.targets import Part, ScoreTargets
+from dxn.stacking.modules import FittedPart, ScoreTargets, TfIdf
 
 # Parts of the training split. Each is scored by a model that was trained on the others.
 NUM_FOLDS = 5
@@ -29,7 +28,7 @@ MAX_SORTED = 4_000_000  # occurrences that are sorted at a time
 UNKNOWN = -1  # no feature has this code
 
 
-def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> Part:
+def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> FittedPart:
     """Train one linear model per output: an SVM for classes, ridge regression for numbers.
 
     Args:
@@ -66,7 +65,9 @@ def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> Part:
         start, stop = stop, stop + len(module.codes)
         module.weight.copy_(torch.from_numpy(weight[start:stop]))
     name = "linear SVM" if targets.are_classes else "ridge regression"
-    return Part(name, modules, torch.from_numpy(bias).float(), torch.from_numpy(scores).float())
+    return FittedPart(
+        name, modules, torch.from_numpy(bias).float(), torch.from_numpy(scores).float()
+    )
 
 
 def split_folds(y: np.ndarray) -> np.ndarray:

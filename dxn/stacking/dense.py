@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dxn.stacking.modules import DenseScores
-from dxn.stacking.targets import Part, ScoreTargets
+from dxn.stacking.modules import DenseScores, FittedPart, ScoreTargets
 
 # Landmarks of a kernel. A baseline with 2,000 landmarks of 1,000 numbers takes 8 MB.
 MAX_LANDMARKS = 2000
@@ -59,7 +58,7 @@ class Ridge(NamedTuple):
     error: float
 
 
-def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> Part:
+def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> FittedPart:
     """Train a ridge regression on standardized features, or on a kernel of them.
 
     The kind of the model, gamma, the penalty and the scaling are those with the lowest
@@ -97,7 +96,7 @@ def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> Part:
     ridge = fit_ridge(features, y)
     module.weight.copy_(torch.from_numpy(basis @ ridge.weight))
     name = "RBF kernel ridge" if len(module.landmarks) else "ridge"
-    return Part(
+    return FittedPart(
         f"{name} {'classifier' if targets.are_classes else 'regression'}",
         [module],
         torch.from_numpy(ridge.bias).float(),

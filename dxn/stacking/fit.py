@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from dxn.stacking.counted import fit_counted
 from dxn.stacking.dense import fit_dense
 from dxn.stacking.features import COLUMNS, Features
-from dxn.stacking.modules import FeatureBaseline
-from dxn.stacking.targets import Part, ScoreTargets
+from dxn.stacking.modules import FeatureBaseline, FittedPart, ScoreTargets
 from dxn.stacking.trees import fit_trees
 
 # The scores of a linear model are about -1 to 1, too small for probabilities.
@@ -195,7 +194,7 @@ def _table_columns(baseline: FeatureBaseline, features: Mapping[str, Features]) 
     return torch.tensor(columns, dtype=torch.long)
 
 
-def _about(features: Mapping[str, Features], parts: Sequence[Part]) -> str:
+def _about(features: Mapping[str, Features], parts: Sequence[FittedPart]) -> str:
     """Return the name of the baseline, such as "TF-IDF + linear SVM"."""
     read = [summary for summary in features.values() if summary.counted or summary.dense.shape[1]]
     names = [*(summary.about for summary in read), *(part.name for part in parts)]

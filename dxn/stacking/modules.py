@@ -1,9 +1,10 @@
-"""The classical models beside a transformer, as modules that need no training any more."""
+"""The classical models beside a transformer: what they learn, and the trained modules."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,39 @@ from dxn.stacking.features import Features
 # Standardized numbers are limited, so that an outlier does not dominate all other values.
 MAX_VALUE = 10.0
 MAX_DEPTH = 12  # of a tree
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTargets:
+    """What a baseline learns to predict in place of the output of the head.
+
+    Args:
+        values: (n, K) float. Classes: 1 for each class of a sample and -1 for the others. Otherwise
+            numbers in the space of the output.
+        are_classes: Whether the values are classes.
+        are_exclusive: Whether each sample has exactly one class (softmax).
+    """
+
+    values: Tensor
+    are_classes: bool
+    are_exclusive: bool = False
+
+
+class FittedPart(NamedTuple):
+    """A trained part of a baseline.
+
+    Attributes:
+        name: Name of the model, such as "linear SVM".
+        modules: Their scores are added up. They are without `bias`.
+        bias: (K,).
+        scores: (n, K). Scores of the training rows by models that were not trained on them, NaN in
+            rows that were not scored.
+    """
+
+    name: str
+    modules: Sequence[Any]
+    bias: Tensor
+    scores: Tensor
 
 
 class TfIdf(nn.Module):

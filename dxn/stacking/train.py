@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +16,12 @@ from dxn.models.model import Batch, MultimodalModel
 from dxn.stacking.features import COLUMNS, Features, features_of, model_features
 from dxn.stacking.fit import fit_baseline, fit_mix
 from dxn.stacking.metrics import outputs_of_parts
-from dxn.stacking.modules import Baseline
+from dxn.stacking.modules import Baseline, ScoreTargets
 from dxn.stacking.past import fit_past_regression
 from dxn.stacking.stacked import Stacked
-from dxn.stacking.targets import score_targets
 from dxn.tasks import Number, Quantiles, Task
+from dxn.tasks.metric import one_hot
+from dxn.tasks.space import AnswerKind
 from dxn.training.predict import run_batches
 
 # A transformer that is trained on more rows needs no baseline, and the baseline would take minutes.
@@ -115,6 +117,26 @@ def _learn_scores(
         return task.loss(output, {"target": target[chosen]}).mean
 
     return fit_baseline(features, learned, loss_of_rows)
+
+
+def score_targets(task: Task, values: Sequence[Any]) -> ScoreTargets | None:
+    """Return what a baseline learns for a task. None: its output space allows none.
+
+    Args:
+        task: The fitted task.
+        values: Targets of the training split.
+    """
+    kind = task.answer_kind
+    if kind not in (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER):
+        return None
+    target = task.target.collate([task.target.encode(value, {}) for value in values])
+    if kind is AnswerKind.LABELS:
+        return ScoreTargets(2 * target - 1, are_classes=True)
+    if kind is AnswerKind.NUMBER:
+        return ScoreTargets(target[:, None], are_classes=False)
+    # All values are -1 for a class that is not in the training split.
+    true = one_hot(target, len(task.target.labels or ())).float()
+    return ScoreTargets(2 * true - 1, are_classes=True, are_exclusive=True)
 
 
 def _column_features(

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dxn.stacking.counted import NUM_FOLDS, split_folds
-from dxn.stacking.modules import MAX_DEPTH, Trees
-from dxn.stacking.targets import Part, ScoreTargets
+from dxn.stacking.modules import MAX_DEPTH, FittedPart, ScoreTargets, Trees
 
 # Trees per output. The number with the lowest loss of rows that were held out is used.
 MAX_TREES = 200
@@ -45,7 +44,7 @@ def fit_trees(
     columns: Tensor,
     targets: ScoreTargets,
     loss_of_rows: Callable[[Tensor, Tensor], Tensor],
-) -> Part | None:
+) -> FittedPart | None:
     """Train gradient-boosted trees.
 
     Args:
@@ -87,7 +86,7 @@ def fit_trees(
     scores[index] = torch.from_numpy(held_out[best])
     models, bias = _fit(features, y, targets, best)
     module = _module(models, columns.numpy(), num_outputs)
-    return Part("gradient-boosted trees", [module], torch.from_numpy(bias).float(), scores)
+    return FittedPart("gradient-boosted trees", [module], torch.from_numpy(bias).float(), scores)
 
 
 def _fit(

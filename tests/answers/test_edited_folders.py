@@ -9,7 +9,7 @@ from helpers.runs import SMALL, changed_stack, train
 
 import dxn
 from dxn.core.errors import UserError
-from dxn.stacking.forecast_columns import ForecastColumns
+from dxn.stacking.past import ForecastColumns
 
 HORIZON, CONTEXT, CHANNELS, QUANTILES = 3, 12, 2, 5
 OPTIONS = [*SMALL, "trainer.epochs=1", "optimizer.lr=1e-5", "preset=plain", "report=false"]

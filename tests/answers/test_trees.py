@@ -11,7 +11,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.stacking.targets import ScoreTargets
+from dxn.stacking.modules import ScoreTargets
 from dxn.stacking.trees import fit_trees
 
 ROWS = 400

@@ -19,7 +19,7 @@ from dxn.stacking.counted import NUM_FOLDS, _fit_linear, _merged, split_folds
 from dxn.stacking.features import Features
 from dxn.stacking.fit import fit_baseline, fit_mix, fit_scales
 from dxn.stacking.metrics import BASELINE, TRANSFORMER, warn_about
-from dxn.stacking.targets import score_targets
+from dxn.stacking.train import score_targets
 from dxn.tasks import Bernoulli, Categorical, Classify, Multilabel, Number, Regress
 from dxn.training.state import State
 

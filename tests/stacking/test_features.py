@@ -6,11 +6,13 @@ import pytest
 import torch
 from sklearn.feature_extraction.text import CountVectorizer
 
-from dxn.stacking.features import features_of
-from dxn.stacking.features.audio import means_of_parts
-from dxn.stacking.features.base import time_statistics
-from dxn.stacking.features.image import picture_features
-from dxn.stacking.features.text import CHAR_LENGTHS
+from dxn.stacking.features import (
+    CHAR_LENGTHS,
+    features_of,
+    means_of_parts,
+    picture_features,
+    time_statistics,
+)
 from dxn.tokenize import (
     AudioAdapter,
     CategoryAdapter,

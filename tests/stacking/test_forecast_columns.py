@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dxn.stacking.forecast_columns import MAX_FEATURES, ForecastColumns, choose_columns
+from dxn.stacking.past import MAX_FEATURES, ForecastColumns, choose_columns
 
 B, T, H, J, K = 2, 5, 3, 2, 2
 STATIC = {"kind": 7}

@@ -13,8 +13,7 @@ from dxn.core.errors import UserError
 from dxn.stacking.counted import fit_counted
 from dxn.stacking.dense import fit_dense, fit_ridge
 from dxn.stacking.features import Features
-from dxn.stacking.modules import DenseScores, FeatureBaseline, TfIdf
-from dxn.stacking.targets import ScoreTargets
+from dxn.stacking.modules import DenseScores, FeatureBaseline, ScoreTargets, TfIdf
 
 N, F, K = 23, 5, 3
 
