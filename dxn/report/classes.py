@@ -25,9 +25,8 @@ from dxn.report.intervals import (
 )
 from dxn.tasks import Task
 from dxn.tasks.metric import ClassScores, f1_scores
-from dxn.viz.chart import Chart, finish
 from dxn.viz.charts import line_chart
-from dxn.viz.figure import COLORS, GREY
+from dxn.viz.figure import COLORS, GREY, Chart, finish
 
 BINS = 10  # of a reliability diagram
 THRESHOLDS = [i / 100 for i in range(100)]

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dxn.viz import chart, charts, curves, drawers, page, sample, tokens
+    from dxn.viz import charts, curves, drawers, page, sample, tokens
 
-__all__ = ["chart", "charts", "curves", "drawers", "page", "sample", "tokens"]
+__all__ = ["charts", "curves", "drawers", "page", "sample", "tokens"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -13,9 +13,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dxn.core.randomness import spaced_rows
 from dxn.tasks.space import AnswerKind
-from dxn.viz.chart import Chart, finish
-from dxn.viz.drawers.frames import GAP, draw_frame, value_range
-from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, plain_numbers
+from dxn.viz.drawers.strip import CELLS_GAP, draw_frame, value_range
+from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, Chart, finish, plain_numbers
 
 MAX_DOTS = 1500  # of a scatter plot; with more points, their density is drawn
 MAX_FORECASTS = 3
@@ -70,7 +69,7 @@ def scatter_chart(predicted: Sequence[float], true: Sequence[float]) -> Chart:
         for side in (axis.xaxis, axis.yaxis):
             side.set_major_locator(MaxNLocator(6))
             side.set_major_formatter(plain_numbers(max(abs(low), abs(high))))
-        finish(axis, grid=False, legend="upper left")
+        finish(axis, grid=None, legend="upper left")
 
     alt = "predictions over true values, with a line where both are equal"
     return Chart("Predicted and true values", alt, draw, (5.8 if many else 5, 4.6))
@@ -141,12 +140,15 @@ def line_chart(
 def forecast_charts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
     """Return a few forecasts, evenly spaced over all of them: the median and bands of quantiles.
 
-    The history and the true values are drawn, too. Only the first channel is drawn.
+    The history and the true values are drawn, too. Only the first channel is drawn, and frames of
+    cells as pictures, see `frame_charts`.
 
     Args:
         answers: Results of `Forecast.answer`: the values of each quantile by its probability.
         truths: The `Future` of each forecast, with its history.
     """
+    if truths[0].frame is not None:
+        return frame_charts(answers, truths)
     charts = []
     for i in spaced_rows(len(truths), MAX_FORECASTS):
         start = f"from {truths[i].start}" if truths[i].start else f"forecast {i + 1}"
@@ -180,7 +182,7 @@ def _frames(rows: Mapping[str, np.ndarray]) -> Callable[[Axes], None]:
     def draw(axis: Axes) -> None:
         limits = value_range(*rows.values())
         height, width = rows["true"].shape[1:]
-        gap = max(round(GAP * width), 1)
+        gap = max(round(CELLS_GAP * width), 1)
         count = len(rows["forecast"])
         for i, frames in enumerate(rows.values()):
             for j, frame in enumerate(frames, start=count - len(frames) if i == 0 else 0):
@@ -232,7 +234,7 @@ def _forecast(quantiles: Mapping[str, Any], truth: Any) -> Callable[[Axes], None
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_xlabel("time steps after the end of the history", fontsize=8)
         axis.margins(x=0.01)
-        finish(axis, grid=False, legend=None)
+        finish(axis, grid=None, legend=None)
         # Beside the curves: no corner of a chart is free for every series.
         axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
@@ -244,12 +246,6 @@ def _scatter(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
     true = [float(truth) for truth in truths]
     errors = [a - t for a, t in zip(numbers, true, strict=True)]
     return [scatter_chart(numbers, true), error_chart(errors)]
-
-
-def _forecasts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
-    if truths[0].frame is not None:
-        return frame_charts(answers, truths)
-    return forecast_charts(answers, truths)
 
 
 def _codes(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
@@ -271,7 +267,7 @@ def _codes(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
 # By the kind of the answers of a task.
 CHARTS: dict[AnswerKind | None, Callable[..., list[Chart]]] = {
     AnswerKind.NUMBER: _scatter,
-    AnswerKind.QUANTILES: _forecasts,
+    AnswerKind.QUANTILES: forecast_charts,
     AnswerKind.CODES: _codes,
 }
 

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from dxn.core.display import number
-from dxn.viz.chart import Chart
-from dxn.viz.figure import COLORS, GREY, LINE, plain_numbers
+from dxn.viz.figure import COLORS, GREY, Chart, finish, plain_numbers
 
 Row = Mapping[str, Any]
 
@@ -171,12 +170,7 @@ def _finish(axis: Axes, family: str, *, in_epochs: bool, best: tuple[int, str] |
     # Epochs are whole numbers; half an epoch would be misleading.
     axis.yaxis.set_major_formatter(plain_numbers(max(map(abs, axis.get_ylim()))))
     axis.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
-    axis.grid(axis="y", color=LINE, linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    if axis.lines:
-        # Named, because matplotlib otherwise warns if finding the place takes more than a second.
-        axis.legend(frameon=False, fontsize=8, loc="best")
+    finish(axis, grid="y", legend="best" if axis.lines else None)
 
 
 def _value(line: Any, metric: str, epoch: int) -> list[float]:

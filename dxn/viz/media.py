@@ -15,7 +15,7 @@ from dxn.viz.html import data_url, escaped
 
 MAX_SHOWN = 600  # characters of a text that are visible at once
 MAX_TEXT = 4000  # characters of a text in the page; the rest is left out
-SIDE = 320  # pixels of the longer side of a picture
+PICTURE_SIDE = 320  # pixels of the longer side of a picture
 SMALL = 100  # pixels; a picture below is enlarged without smoothing, so that its pixels are visible
 QUALITY = 80  # of a JPEG
 COLORS = 64  # of a drawing, which has few of them
@@ -40,30 +40,28 @@ def paragraph(text: str) -> str:
     return f'<p class="text" dir="auto">{escaped(shown)}{"…" if rest else ""}</p>{folded}'
 
 
-def picture(pixels: np.ndarray, alt: str, *, drawing: bool = False, side: int = SIDE) -> str:
+def picture(pixels: np.ndarray, alt: str, *, drawing: bool = False) -> str:
     """Return a picture as HTML.
 
     Args:
         pixels: uint8 (H, W, 3).
         alt: Description for readers who do not see the picture.
         drawing: Whether it is a drawing with few colors, which is stored without loss.
-        side: Maximum number of pixels of the longer side.
     """
     height, width = pixels.shape[:2]
     # Few pixels get larger only on the screen.
-    shown = side if max(height, width) >= side else max(height, width)
-    small = " pixels" if shown < SMALL else ""
-    source = picture_source(pixels, drawing=drawing, side=side)
+    small = " pixels" if max(height, width) < SMALL else ""
+    source = picture_source(pixels, drawing=drawing)
     return (
         f'<img class="picture{small}" src="{source}" alt="{escaped(alt)}" '
         f'width="{width}" height="{height}" loading="lazy">'
     )
 
 
-def picture_source(pixels: np.ndarray, *, drawing: bool = False, side: int = SIDE) -> str:
+def picture_source(pixels: np.ndarray, *, drawing: bool = False) -> str:
     """Return a reduced copy of a picture, uint8 (H, W, 3), as a data URL."""
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    image.thumbnail((side, side))
+    image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
     if drawing:
         return data_url("image/png", encoded(image.quantize(COLORS), "PNG", optimize=True))
     if max(image.size) < SMALL:  # a small PNG is exact and as small as a JPEG
@@ -155,11 +153,6 @@ def mp4(frames: np.ndarray, *, rate: Fraction | int, quality: int) -> bytes:
             container.mux(stream.encode(picture))
         container.mux(stream.encode())
     return file.getvalue()
-
-
-def cell(value: str) -> str:
-    """Return the value of a cell of a table as HTML."""
-    return f'<span class="cell" dir="auto">{escaped(value[:MAX_SHOWN])}</span>'
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:

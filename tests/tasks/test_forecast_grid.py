@@ -22,7 +22,7 @@ from dxn.tokenize.series.adapter import SeriesAdapter
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.series.tokenizer import SeriesPatchOptions
 from dxn.viz.drawers.drawer import Shown
-from dxn.viz.drawers.frames import FramesDrawer
+from dxn.viz.drawers.strip import FramesDrawer
 
 READERS = {"series": SeriesReader()}
 

@@ -29,7 +29,7 @@ from dxn.tasks.target import IGNORED
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
 from dxn.tokenize.base import Placement, pad
 from dxn.tokenize.image.reader import ImageReader
-from dxn.viz.masks import masks
+from dxn.viz.drawers.image import masks
 
 VALUES = np.array([[0, 1, 1], [2, 2, 255]], np.uint8)
 

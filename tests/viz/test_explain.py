@@ -30,7 +30,7 @@ from dxn.tokenize import AudioAdapter
 from dxn.tokenize.audio.tokenizer import PatchOptions
 from dxn.viz import drawers
 from dxn.viz.drawers import DRAWERS, Drawer, Shown, get_drawer
-from dxn.viz.drawers.boxes import overlaps
+from dxn.viz.drawers.panel import overlaps
 from dxn.viz.drawers.text import lay_out
 from dxn.viz.figure import pack
 from dxn.viz.sample import SampleView

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dxn.viz.drawers.audio import spectrogram
-from dxn.viz.drawers.boxes import COLUMNS
 from dxn.viz.drawers.image import rgb
+from dxn.viz.drawers.panel import COLUMNS
 
 RATE = 8000
 SOUND = np.sin(2 * np.pi * 1000 * np.arange(5600) / RATE).astype(np.float32)  # 0.7 s

@@ -5,7 +5,7 @@ import torch
 
 from dxn.tokenize import VideoAdapter
 from dxn.viz.drawers import Shown, get_drawer
-from dxn.viz.drawers.video import PER_ROW, VideoDrawer, _starts
+from dxn.viz.drawers.strip import PER_ROW, VideoDrawer, _starts
 from dxn.viz.figure import new_figure
 
 

@@ -6,15 +6,13 @@ import functools
 from importlib.metadata import entry_points
 
 from dxn.viz.drawers.audio import AudioDrawer
-from dxn.viz.drawers.boxes import Panel
 from dxn.viz.drawers.cell import CellDrawer
 from dxn.viz.drawers.drawer import Drawer, Shown, is_file
-from dxn.viz.drawers.frames import FramesDrawer
 from dxn.viz.drawers.image import ImageDrawer
-from dxn.viz.drawers.panel import PanelDrawer
+from dxn.viz.drawers.panel import Panel, PanelDrawer
 from dxn.viz.drawers.series import SeriesDrawer
+from dxn.viz.drawers.strip import FramesDrawer, VideoDrawer
 from dxn.viz.drawers.text import TextDrawer
-from dxn.viz.drawers.video import VideoDrawer
 
 __all__ = [
     "DRAWERS",

@@ -11,9 +11,8 @@ import torch
 
 from dxn.tokenize.audio.adapter import AudioAdapter
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
-from dxn.viz.drawers.boxes import COLUMNS, Panel, Ticks, round_steps
 from dxn.viz.drawers.drawer import Shown
-from dxn.viz.drawers.panel import PanelDrawer
+from dxn.viz.drawers.panel import COLUMNS, Panel, PanelDrawer, Ticks, round_steps
 from dxn.viz.html import data_url
 from dxn.viz.media import flac, player
 

@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from dxn.viz.drawers.drawer import Drawer, Shown, draw_cell
-from dxn.viz.media import cell
+from dxn.viz.html import escaped
+from dxn.viz.media import MAX_SHOWN
 
 PER_COLUMN = 25  # boxes below each other
 BOX = (2.6, 0.24)  # inches
@@ -58,7 +59,7 @@ class CellDrawer(Drawer):
         """Return the value as HTML."""
         value = shown.raw if shown.source is None else shown.source
         # As it was typed in the table: a date, for example, is a number to the model.
-        return cell(_text(value))
+        return f'<span class="cell" dir="auto">{escaped(_text(value)[:MAX_SHOWN])}</span>'
 
 
 def _labels(shown: Shown) -> list[str]:

@@ -1,4 +1,4 @@
-"""Draw images: the pixels with a box around each patch."""
+"""Draw images: the pixels with a box around each patch, and masks beside their picture."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 from torch import Tensor
 
+from dxn.core.display import percent
 from dxn.core.marks import Areas, Mark
+from dxn.core.printable import printable
 from dxn.tokenize.image.reader import ImageReader
-from dxn.viz.drawers.boxes import MAX_RATIO, Panel
 from dxn.viz.drawers.drawer import Shown, is_file
-from dxn.viz.drawers.panel import PanelDrawer
+from dxn.viz.drawers.panel import MAX_RATIO, Panel, PanelDrawer
+from dxn.viz.html import escaped
 from dxn.viz.marks import marked
-from dxn.viz.masks import masks
-from dxn.viz.media import encoded, picture
+from dxn.viz.media import PICTURE_SIDE, encoded, picture
 
 SIDE = 3.6  # inches of the longer side of an image
 FINE_SIDE = 640  # pixels of the longer side of an image that is drawn from its file
+OTHER = "#c8c8c8"  # color of pixels without a class
+MAX_CLASSES = 12  # in a legend
 
 
 class ImageDrawer(PanelDrawer):
@@ -104,3 +107,59 @@ def rgb(raw: Any) -> np.ndarray:
     """
     pixels = raw.permute(1, 2, 0).cpu().numpy()
     return pixels[..., :3] if pixels.shape[2] >= 3 else np.repeat(pixels[..., :1], 3, 2)
+
+
+def masks(pixels: np.ndarray, alt: str, areas: Sequence[Areas]) -> str:
+    """Return a picture uint8 (H, W, 3) with its masks beside it and a legend as HTML.
+
+    With a true and a predicted mask, the legend has the intersection over union of each class.
+    """
+    figures = [("picture", picture(pixels, alt))]
+    for area in areas:
+        name = "predicted" if area.size is None else "true"
+        drawing = picture(_colored(area, pixels.shape[:2]), f"{name} mask", drawing=True)
+        figures.append((name, drawing))
+    parts = "".join(
+        f"<figure>{html}<figcaption>{name}</figcaption></figure>" for name, html in figures
+    )
+    return f'<div class="masks">{parts}</div>{_legend(areas)}'
+
+
+def _colored(areas: Areas, size: tuple[int, ...]) -> np.ndarray:
+    """Return a mask as a picture (H, W, 3) with about as many pixels as are shown."""
+    scale = min(PICTURE_SIDE / max(size), 1)
+    classes = areas.at((max(round(size[0] * scale), 1), max(round(size[1] * scale), 1)))
+    colors = np.array([ImageColor.getrgb(color) for color in (*areas.colors, OTHER)], np.uint8)
+    count = len(areas.colors)
+    return colors[np.where((classes >= 0) & (classes < count), classes, count)]
+
+
+def _legend(areas: Sequence[Areas]) -> str:
+    """Return the classes that a mask has, those with most pixels first, and their overlap."""
+    size = next((area.size for area in areas if area.size is not None), None)
+    first = areas[0]
+    count = len(first.labels)
+    classes = [area.at(size or (PICTURE_SIDE, PICTURE_SIDE)) for area in areas]
+    is_known = np.all([pixels >= 0 for pixels in classes], axis=0)
+    numbers = [
+        np.bincount(pixels[is_known].clip(max=count), minlength=count + 1) for pixels in classes
+    ]
+    order: list[int] = np.argsort(-np.sum(numbers, axis=0), kind="stable").tolist()
+    items: list[str] = []
+    shown = [i for i in order if i < count and any(counts[i] for counts in numbers)]
+    for i in shown[:MAX_CLASSES]:
+        swatch = f'<span class="swatch" style="background:{escaped(first.colors[i])}"></span>'
+        overlap = ""
+        if len(classes) == 2:
+            common = int((is_known & (classes[0] == i) & (classes[1] == i)).sum())
+            union = int(sum(counts[i] for counts in numbers)) - common
+            overlap = f", IoU {percent(common / union)}"
+        items.append(f"<li>{swatch}{escaped(printable(first.labels[i]))}{overlap}</li>")
+    if len(shown) > MAX_CLASSES:
+        items.append(f"<li>and {len(shown) - MAX_CLASSES} more</li>")
+    if any((pixels < 0).any() or (pixels >= count).any() for pixels in classes):
+        items.append(
+            f'<li><span class="swatch" style="background:{OTHER}"></span>no class, or one that is '
+            "not in the training split</li>"
+        )
+    return f'<ul class="legend">{"".join(items)}</ul>'

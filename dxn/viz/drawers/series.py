@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from dxn.viz.drawers.boxes import Panel, round_steps
 from dxn.viz.drawers.drawer import Shown
-from dxn.viz.drawers.frames import value_range
-from dxn.viz.drawers.panel import PanelDrawer
+from dxn.viz.drawers.panel import Panel, PanelDrawer, round_steps
+from dxn.viz.drawers.strip import value_range
 from dxn.viz.figure import new_figure
 
 MAX_CHANNELS = 16  # curves in one picture; further channels would be too flat
