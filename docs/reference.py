@@ -13,10 +13,10 @@ import yaml
 
 from dxn.commands import all_commands
 from dxn.config.command import Command
-from dxn.config.groups import CONF, groups, node_of, options
 from dxn.config.help import REQUIRED, Row, command_rows, option_rows, purpose, rows_of
 from dxn.config.instantiate import signature_of
 from dxn.config.signatures import signature_from
+from dxn.config.words import CONF, groups, node_of, options
 
 PAGE = Path(__file__).with_name("config.md")
 INTRO = """# Configuration, key by key

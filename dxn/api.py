@@ -21,7 +21,7 @@ import numpy as np
 from dxn.commands.options import check_paths
 from dxn.commands.train import Train, run_training
 from dxn.config.compose import compose
-from dxn.config.groups import options as options_of
+from dxn.config.words import options as options_of
 from dxn.core.display import notebook_html, now, number, print_line
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, MODEL, REPORT, new_folder

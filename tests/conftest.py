@@ -141,7 +141,7 @@ def _installed_packages_are_read_once() -> Iterator[None]:
     read = functools.cache(lambda path, group: entry_points(group=group))
     with pytest.MonkeyPatch.context() as patch:
         # A test can install a package, which changes the path.
-        patch.setattr("dxn.config.groups.entry_points", lambda group: read(tuple(sys.path), group))
+        patch.setattr("dxn.config.words.entry_points", lambda group: read(tuple(sys.path), group))
         patch.setattr("dxn.runs.record.version", functools.cache(version))
         yield
 

@@ -21,8 +21,8 @@ import dxn.tokenize
 from dxn.commands import MODULES, VERBS, all_commands
 from dxn.commands.train import Train
 from dxn.config.compose import compose
-from dxn.config.groups import CONF, file_of, folders_of, groups, node_of, options
 from dxn.config.instantiate import build, complete, resolve
+from dxn.config.words import CONF, file_of, folders_of, groups, node_of, options
 from dxn.tasks.task import TASKS
 from dxn.tokenize.base import ADAPTERS
 

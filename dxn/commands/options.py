@@ -15,11 +15,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Interval
 
 from dxn.config.command import Command, Group, PathOption
-from dxn.config.groups import options
 from dxn.config.settings import Settings
 from dxn.config.signatures import marks_of
 from dxn.config.values import assign, lookup
-from dxn.config.words import AS_TYPED
+from dxn.config.words import AS_TYPED, options
 from dxn.core.errors import UserError, similar
 from dxn.data.formats import ARRAYS, require_path, table_format
 from dxn.data.sources.detect import infer_source

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dxn.config.command import Command, Group
-from dxn.config.groups import CONF, folders_of, groups, installed_folders, node_of, options
 from dxn.config.signatures import read
 from dxn.config.values import choices
-from dxn.config.words import SHORT
+from dxn.config.words import CONF, SHORT, folders_of, groups, installed_folders, node_of, options
 from dxn.core.errors import UserError
 
 FLAGS = ("--help", "--version", "--completion")

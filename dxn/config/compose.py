@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -17,12 +18,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dxn.config.groups import CONF, groups, no_such_option, node_of, options
 from dxn.config.instantiate import SPECIAL, complete, merge_options, signature_of
 from dxn.config.settings import Settings
 from dxn.config.signatures import NO_DEFAULT, Parameter, Signature
 from dxn.config.values import assign, leaves, lookup, problem, suggestion, value_type
-from dxn.config.words import Request, parse
+from dxn.config.words import CONF, Request, groups, no_such_option, node_of, options, parse
 from dxn.core.printable import quoted
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
         with initialize_config_dir(str(CONF.absolute()), version_base="1.3"):
             composed = hydra_compose(primary, overrides=[*search, *lines])
         values: Any = OmegaConf.to_container(composed, resolve=False)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         # The messages have several lines, but a line of the problems is one problem.
         raise request.error(" ".join(str(error).split())) from error
     # Files of generated data also set options of a training, which other commands do not have.

@@ -13,21 +13,22 @@ from typing import Any
 import yaml
 
 from dxn.config.command import Command
-from dxn.config.groups import (
+from dxn.config.instantiate import completed, signature_of
+from dxn.config.signatures import signature_from
+from dxn.config.values import describe, suggestion
+from dxn.config.words import (
     CONF,
+    SHORT,
     add_folders,
     file_of,
     folders_of,
     groups,
     installed_folders,
+    is_path,
     no_such_option,
     node_of,
     options,
 )
-from dxn.config.instantiate import completed, signature_of
-from dxn.config.signatures import signature_from
-from dxn.config.values import describe, suggestion
-from dxn.config.words import SHORT, is_path
 from dxn.core.errors import UserError
 
 NULL = "null"

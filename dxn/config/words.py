@@ -1,21 +1,25 @@
-"""The words of a command line: paths without a key, short forms, and the grammar of Hydra."""
+"""The words of a command line, and the YAML files that they choose.
+
+Words are paths without a key, short forms, and overrides in the grammar of Hydra. YAML files are
+those of dxn, of the user, and of installed packages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dxn.config.groups import (
-    CONF,
-    add_folders,
-    folders_of,
-    installed_folders,
-    keys_of_experiment,
-)
-from dxn.config.signatures import marks_of
-from dxn.core.errors import UserError
+import yaml
+
+from dxn.config.signatures import CONF, marks_of
+from dxn.config.values import leaves
+from dxn.core.errors import UserError, similar
 from dxn.core.printable import quoted
 
 if TYPE_CHECKING:
@@ -23,11 +27,13 @@ if TYPE_CHECKING:
 
     from dxn.config.command import Command
 
+
 # Marks an option whose text is taken as it was typed: numbers, brackets and ${...} in it are text.
 AS_TYPED = "as typed"
 # Short forms of the options that are typed most.
 SHORT = {"target": "data.target", "weights": "weights.source", "resume": "resume.run"}
 FILES = ("data.name", "data.path", "data.validation", "data.test")  # options that name files
+ENTRY_POINTS = "dxn.conf"
 
 
 @dataclass
@@ -37,20 +43,18 @@ class Request:
     Args:
         folders: Folders of YAML files. That of dxn is the first.
         trust: Packages that this command names, by trust= or conf_dir=. Any folder may use them.
-        installed: Packages with an entry point. The composed configuration may use them, but a
-            loaded folder may not: it could be untrusted.
         literal: Texts that are not parsed, by key, such as that of input.image.
         groups: Overrides that choose files.
         values: Overrides that set keys.
         experiment: Keys and groups that the chosen experiment sets.
         problems: The problems so far, one line each. They are collected, so that the user can
             correct all of them at once.
-        trust_all: Packages that the composed configuration may use: trust and installed.
+        trust_all: Packages that the composed configuration may use: also those with an entry point,
+            which a loaded folder may not use, because it could be untrusted.
     """
 
     folders: list[Path]
     trust: tuple[str, ...] = ()
-    installed: tuple[str, ...] = ()
     literal: dict[str, str] = field(default_factory=dict)
     groups: list[Override] = field(default_factory=list)
     values: list[Override] = field(default_factory=list)
@@ -94,9 +98,8 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
     installed = installed_folders()
     existing = [folder for folder in (*installed, *folders) if folder.is_dir()]
     request = Request([CONF, *existing], literal=texts)
-    if installed or folders:
-        request.installed = add_folders(installed, request.problems)
-        request.trust = add_folders(folders, request.problems)
+    packages = add_folders(installed, request.problems)
+    request.trust = add_folders(folders, request.problems)
     typed = {key.lstrip("+"): value for key, _, value in (line.partition("=") for line in lines)}
     if "experiment" in typed:
         request.experiment = keys_of_experiment(typed["experiment"], request.folders)
@@ -112,7 +115,7 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
         if key == "trust":
             trusted = value if isinstance(value, list) else [value]
             request.trust = (*request.trust, *(str(name) for name in trusted if name))
-    request.trust_all = (*request.trust, *request.installed)
+    request.trust_all = (*request.trust, *packages)
     return request
 
 
@@ -211,10 +214,10 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
         listed = ",".join(f'"{path}"' for path in paths)
         lines = [f"{key}=[{listed}]"]
     for word in words:
-        short, equals, value = word.partition("=")
+        short, _, value = word.partition("=")
         if not is_path(word):
-            # An empty value is kept, so that the message about it names the option that was typed.
-            is_short = short in SHORT and equals and value
+            # An empty value stays, so that the message about it names the option that was typed.
+            is_short = short in SHORT and value
             lines.append(f"{SHORT[short]}={value}" if is_short else word)
     return lines
 
@@ -248,3 +251,185 @@ def _parse(lines: Sequence[str], problems: list[str], *, sweep: bool = False) ->
         else:
             problems.append(f"{line}: not an override; write key=value")
     return parsed
+
+
+def options(group: str, folders: Sequence[Path] = (CONF,)) -> list[str]:
+    """Return the names of a group's files: the possible values of `group=`."""
+    names = {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
+    # A file such as head/_decoder.yaml is included by others, and cannot be chosen.
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def groups(folders: Sequence[Path] = (CONF,)) -> list[str]:
+    """Return the names of all groups."""
+    names: set[str] = set()
+    for folder in folders:
+        # A folder without YAML files, such as __pycache__, is not a group.
+        names |= {path.parent.name for path in folder.glob("*/*.yaml")}
+    return sorted(names)
+
+
+def no_such_option(group: str, option: str, available: Sequence[str]) -> str:
+    """Return the sentence about an option that a group does not have."""
+    match = similar(option, available)
+    hint = f" did you mean {match}?" if match else ""
+    if "," in option:
+        hint = f" a list is written {group}=[{option}];"
+    return f"{group}={option}: no such option;{hint} options: {', '.join(available)}"
+
+
+def file_of(group: str, option: str, folders: Sequence[Path] = (CONF,)) -> Path:
+    """Return the file of an option that exists, see `options`."""
+    return next(p for f in folders if (p := f / group / f"{option}.yaml").is_file())
+
+
+def node_of(group: str, option: str, folders: Sequence[Path] = (CONF,)) -> dict[str, Any]:
+    """Return the node that a file contains, without resolving interpolations.
+
+    Most files contain only the node. A file with `# @package _global_` contains it under the name
+    of the group, and a file of the group `adapters` under the name of the adapter. Included files
+    are inserted.
+    """
+    # Hydra could compose the node, but only as part of a complete configuration.
+    path = file_of(group, option, folders)
+    content = _read_yaml(path)
+    for entry in content.pop("defaults", ()):
+        # Hydra's syntax FILE@KEY inserts another file under a key.
+        if isinstance(entry, str) and "@" in entry:
+            included, _, key = entry.partition("@")
+            content[key] = _read_yaml(path.with_name(f"{included}.yaml"))
+    if "@package _global_" in path.read_text(encoding="utf-8"):
+        return content.get(group, {})
+    if "_target_" not in content and isinstance(content.get(option), dict):
+        return content[option]
+    return content
+
+
+def keys_of_experiment(name: str, folders: Sequence[Path]) -> set[str]:
+    """Return the keys and groups that an experiment sets, including the experiments it extends.
+
+    {} if there is no such experiment.
+    """
+    remaining = [name]
+    keys: set[str] = set()
+    while remaining:
+        # An experiment can extend another one by NAME or by /experiment/NAME.
+        name = remaining.pop().rpartition("/")[2]
+        if name not in options("experiment", folders):
+            continue  # which is reported when the files are composed
+        values = _read_yaml(file_of("experiment", name, folders))
+        for entry in values.pop("defaults", ()):
+            if isinstance(entry, Mapping):
+                # An entry such as {"override /data": "table"} chooses a file of the group data.
+                keys |= {key.rpartition("/")[2] for key in entry}
+            elif entry != "_self_":
+                remaining.append(entry)
+        keys |= set(leaves(values))
+    return keys
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """Read a file of a group.
+
+    Raises:
+        UserError: If it is not valid YAML, or not a mapping.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must be a mapping, got {type(content).__name__}")
+    return content
+
+
+def folders_of(conf_dirs: Sequence[str]) -> list[Path]:
+    """Return the folders of YAML files that values of conf_dir= mean.
+
+    A value is such a folder, the folder of a package that contains it as `conf`, or the folder of a
+    project, whose pyproject.toml names its packages in the same entry points that
+    `installed_folders` reads once it is installed.
+
+    Raises:
+        UserError: If a pyproject.toml is not valid.
+    """
+    folders: list[Path] = []
+    for value in conf_dirs:
+        folder = Path(value).expanduser().absolute()
+        project = folder / "pyproject.toml"
+        packages: dict[str, str] = {}
+        if project.is_file():
+            import tomllib  # most commands do not need it
+
+            try:
+                content: Any = tomllib.loads(project.read_text(encoding="utf-8"))
+                packages = content["project"]["entry-points"][ENTRY_POINTS]
+            except KeyError:
+                pass  # the project of a folder that has the YAML files itself
+            except ValueError as error:
+                raise UserError(f"conf_dir: {project}: {error}") from error
+        folders += [_yaml_folder(folder / name.replace(".", "/")) for name in packages.values()]
+        folders += [] if packages else [_yaml_folder(folder)]
+    return folders
+
+
+def _yaml_folder(package: Path) -> Path:
+    """Return the folder of YAML files of a package: its folder conf, if it has one."""
+    return package / "conf" if (package / "conf").is_dir() else package
+
+
+def installed_folders() -> list[Path]:
+    """Return the folders of YAML files that installed packages register by an entry point.
+
+    Raises:
+        UserError: If the module of an entry point does not exist.
+    """
+    folders = []
+    for entry in entry_points(group=ENTRY_POINTS):
+        # find_spec does not run the module: importing every installed extension would be slow.
+        spec = find_spec(entry.value)
+        if spec is None or spec.origin is None:
+            raise UserError(
+                f"entry point {entry.name} of {ENTRY_POINTS}: module {entry.value} not found; "
+                "install the package again or uninstall it"
+            )
+        folders.append(_yaml_folder(Path(spec.origin).parent))
+    return folders
+
+
+def add_folders(folders: Sequence[Path], problems: list[str]) -> tuple[str, ...]:
+    """Check the user's folders, make their modules importable, and return the packages they use.
+
+    The configuration may use these packages: the user installed them, or named them by conf_dir.
+
+    Args:
+        folders: The folders.
+        problems: List to which problems are appended, one line each.
+    """
+    # A dict, because a set would lose the order.
+    packages: dict[str, None] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            problems.append(f"conf_dir: folder not found: {folder}")
+            continue
+        if not groups([folder]):
+            problems.append(
+                f"conf_dir: {folder}: has no YAML file of a group, such as head/NAME.yaml; set "
+                "conf_dir to the folder that contains the folders of the groups"
+            )
+        for path in sorted(folder.rglob("*.yaml")):
+            name = path.relative_to(folder)
+            if (CONF / name).exists():
+                problems.append(f"conf_dir: {path}: dxn already has a file {name}; rename yours")
+            # A search in the text finds a `_target_` at any depth of the file.
+            text = path.read_text(encoding="utf-8")
+            packages |= dict.fromkeys(re.findall(r"_target_:\s*[\"']?(\w+)\.", text))
+        # Files can name a module next to the folder, or the package that contains the folder,
+        # without installing it. At the end of sys.path it cannot shadow an installed module.
+        root = folder.parent
+        while (root / "__init__.py").is_file():
+            root = root.parent
+        if str(root) not in sys.path:
+            sys.path.append(str(root))
+    packages.pop("dxn", None)
+    return tuple(packages)

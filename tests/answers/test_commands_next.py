@@ -160,7 +160,7 @@ def test_after_a_training_with_an_installed_package_which_run_folders_may_not_us
         value = "ruled"
 
     monkeypatch.syspath_prepend(place)
-    monkeypatch.setattr("dxn.config.groups.entry_points", lambda group: [Entry])
+    monkeypatch.setattr("dxn.config.words.entry_points", lambda group: [Entry])
     table = write_texts("texts.csv")
     verbs = follow(capsys, "train", table, "target=label", "backbone=ruled", *QUICK, "run=run")
     assert verbs == ["attend", "evaluate", "predict"]

@@ -15,8 +15,8 @@ from dxn.commands.evaluate import Evaluate
 from dxn.commands.predict import Generate, Predict
 from dxn.commands.train import Train, settings_of_run
 from dxn.config.compose import compose
-from dxn.config.groups import options
 from dxn.config.settings import Settings
+from dxn.config.words import options
 from dxn.core.errors import UserError
 
 BACKBONES = ", ".join(options("backbone"))
@@ -365,12 +365,44 @@ def test_a_file_that_dxn_has_too_is_refused(project):
     assert "dxn already has a file adapters/text.yaml; rename yours" in wrong[0]
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("dim: [1\n", "mine.yaml: not valid YAML: "),
+        ("- dim\n", "mine.yaml: must be a mapping, got list"),
+        ("defaults: [nothing, _self_]\n", "Could not load 'experiment/nothing'"),
+    ],
+)
+def test_a_damaged_experiment_of_the_user_is_named(project, content, expected):
+    folder = project / "conf" / "experiment"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(content)
+    words = [f"conf_dir={project / 'conf'}", "experiment=mine"]
+    assert expected in messages(compose, Train, words)[0]
+
+
+def test_an_empty_experiment_sets_nothing(project):
+    (project / "conf" / "experiment").mkdir()
+    (project / "conf" / "experiment" / "mine.yaml").write_text("")
+    settings = compose(
+        Train, [f"conf_dir={project / 'conf'}", "experiment=mine", "adapters=[text]"]
+    )
+    assert settings.values["dim"] == compose(Train, ["adapters=[text]"]).values["dim"]
+
+
+def test_a_damaged_file_of_a_group_is_named(project):
+    (project / "conf" / "head").mkdir()
+    (project / "conf" / "head" / "mine.yaml").write_text("_target_: [1\n")
+    wrong = messages(compose, Train, [f"conf_dir={project / 'conf'}", "head=mine"])
+    assert "conf/head/mine.yaml" in wrong[0]
+
+
 def test_an_installed_package_adds_files_by_an_entry_point(project, monkeypatch):
     class Entry:
         name, value = "toy", "toy_smell"
 
     monkeypatch.syspath_prepend(str(project))
-    monkeypatch.setattr("dxn.config.groups.entry_points", lambda group: [Entry])
+    monkeypatch.setattr("dxn.config.words.entry_points", lambda group: [Entry])
     values = compose(Train, ["adapters=[smell]"]).values
     assert values["adapters"]["smell"]["_target_"] == "toy_smell.Smell"
 
