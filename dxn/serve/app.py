@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +17,16 @@ from starlette.staticfiles import StaticFiles
 
 import dxn
 from dxn.core.errors import UserError
+from dxn.runs.predictor.generating import created_input
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.writing import Text, Writer, make_samplers
+from dxn.runs.predictor.writing import Text
 from dxn.serve import openai, schema
-from dxn.serve.answers import error_answer, event_stream, json_answer, while_connected
-from dxn.serve.body import read_body
-from dxn.serve.creating import create
+from dxn.serve.answers import Refusal, error_answer, event_stream, json_answer, while_connected
+from dxn.serve.body import check_count, read_body
 from dxn.serve.guard import OPEN, Guard
 from dxn.serve.operations import ATTEND, EMBED, PREDICT
 from dxn.serve.options import ServeOptions
-from dxn.serve.refusal import Refusal
+from dxn.serve.prepare import BASE64, value_data
 from dxn.serve.schema import (
     GENERATED,
     INPUTS,
@@ -38,6 +41,7 @@ from dxn.viz.page import SCRIPT
 
 STATIC = Path(__file__).with_name("static")
 # Paths with a label of their own in the metrics, besides those of the operations.
+PARTIAL = "partial"  # key of an unfinished picture
 PATHS = {"/", "/docs", "/openapi.json", "/model", "/health", "/metrics"}
 
 
@@ -68,10 +72,10 @@ def make_app(
     app = FastAPI(
         title="dxn", version=dxn.__version__, docs_url=None, redoc_url=None, lifespan=_lifespan
     )
-    writer = Writer(predictor.model, predictor.task)
-    facts = schema.facts_of(predictor, writer, name)
     service = Service(predictor, options, PATHS | set(schema.SUMMARIES) | openai.PATHS)
     app.state.service = service
+    writer = service.operations.writer
+    facts = schema.facts_of(predictor, writer, name)
 
     def post(path: str, answer: Callable[[Request, Any], Any]) -> None:
         body_model = schema.make_body(path, predictor, options, writer)
@@ -99,46 +103,6 @@ def make_app(
 
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
 
-    async def generate(request: Request, body: GenerationBody | CreationBody) -> Response:
-        if isinstance(body, CreationBody):
-            return await create(request, body, service)
-        samples = body.samples
-
-        def make_texts() -> list[Text]:
-            texts = [
-                writer.text_of(sample.get(PROMPT, ""), sample=sample)
-                if writer.takes_prompt
-                else Text()
-                for sample in samples
-            ]
-            samplers = make_samplers(
-                len(texts),
-                temperature=body.temperature,
-                top_k=body.top_k,
-                top_p=body.top_p,
-                seed=body.seed,
-                device=predictor.device,
-            )
-            for text, new_sampler in zip(texts, samplers, strict=True):
-                # Here, so that a text that cannot be encoded does not affect others.
-                if writer.takes_prompt:
-                    text.prompt_ids = writer.encode(text)
-                text.new_sampler = new_sampler
-                text.max_new = body.max_new or options.max_new
-            return texts
-
-        count = len(samples)
-        inputs = samples
-        if writer.takes_prompt:
-            # None: no input comes before the prompt.
-            inputs = [{n: v for n, v in each.items() if n != PROMPT} or None for each in samples]
-        if not body.stream:
-            answer = service.write(make_texts, inputs, count=count)
-            written = await while_connected(request, answer)
-            return json_answer({RESULTS: [{GENERATED: text.text} for text in written]})
-        parts = await service.stream(make_texts, inputs, count=count)
-        return event_stream(_generated(parts), request.url.path)
-
     task = predictor.task.name
     if facts["predicts"]:
         operation("/predict", PREDICT)
@@ -147,7 +111,8 @@ def make_app(
     operation("/embed", EMBED)
     operation("/attend", ATTEND)
     if facts["generates"]:
-        post("/generate", generate)
+        generate = _create if predictor.task.creates else _generate
+        post("/generate", partial(generate, service=service))
     else:
         lacks("/generate", "POST /predict" if facts["predicts"] else "POST /embed")
 
@@ -156,7 +121,7 @@ def make_app(
     @app.get("/model", **schema.described("What the model takes and gives"))
     async def model() -> Response:
         # The page asks for a file when the example is chosen.
-        listed = [{**each, "files": list(each["files"])} for each in examples]
+        listed = [{**example, "files": list(example["files"])} for example in examples]
         return json_answer({**facts, "examples": listed})
 
     @app.head("/health", include_in_schema=False)
@@ -177,7 +142,7 @@ def make_app(
     @app.get("/examples/{index}/{input}", include_in_schema=False)
     async def example(index: str, input: str) -> Response:
         # Examples are in memory: neither the number nor the name becomes a path.
-        numbered = {str(i): each for i, each in enumerate(examples)}
+        numbered = {str(i): example for i, example in enumerate(examples)}
         file = numbered[index]["files"].get(input) if index in numbered else None
         if file is None:
             raise Refusal(404, "there is no such example")
@@ -197,7 +162,12 @@ def make_app(
         return FileResponse(SCRIPT, media_type="text/javascript")
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    _handle_errors(app)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return error_answer(error, request.url.path)
+
+    for kind in (Refusal, UserError, HTTPException):  # `Guard` answers all others
+        app.add_exception_handler(kind, refused)
     app.openapi = lambda: _openapi(app, has_key=key is not None)
     app.add_middleware(
         Guard,
@@ -219,19 +189,96 @@ def _openapi(app: FastAPI, *, has_key: bool) -> dict[str, Any]:
         }
         described.setdefault("components", {})["securitySchemes"] = schemes
         for path, methods in described["paths"].items():
-            for each in methods.values():
+            for method in methods.values():
                 # One of the two is enough; open paths need none.
-                each["security"] = [] if path in OPEN else [{name: []} for name in schemes]
+                method["security"] = [] if path in OPEN else [{name: []} for name in schemes]
     return described
 
 
-async def _generated(parts: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[Any]:
-    """Return the parts of texts as JSON data."""
-    async for index, part in parts:
-        if isinstance(part, Text):
-            yield {"index": index, GENERATED: part.text}
-        else:
-            yield {"index": index, "delta": part}
+async def _generate(request: Request, body: GenerationBody, service: Service) -> Response:
+    """Generate a text for each sample."""
+    samples, writer = body.samples, service.operations.writer
+
+    def make_texts() -> list[Text]:
+        texts = [
+            writer.text_of(sample.get(PROMPT, ""), sample=sample) if writer.takes_prompt else Text()
+            for sample in samples
+        ]
+        samplers = body.samplers(len(texts), body.seed, service.predictor.device)
+        for text, new_sampler in zip(texts, samplers, strict=True):
+            # Here, so that a text that cannot be encoded does not affect others.
+            if writer.takes_prompt:
+                text.prompt_ids = writer.encode(text)
+            text.new_sampler = new_sampler
+            text.max_new = body.max_new or service.options.max_new
+        return texts
+
+    async def events(parts: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[Any]:
+        async for index, part in parts:
+            is_complete = isinstance(part, Text)
+            yield {"index": index, **({GENERATED: part.text} if is_complete else {"delta": part})}
+
+    count = len(samples)
+    inputs = samples
+    if writer.takes_prompt:
+        # None: no input comes before the prompt.
+        inputs = [{n: v for n, v in sample.items() if n != PROMPT} or None for sample in samples]
+    if body.stream:
+        parts = await service.stream(make_texts, inputs, count=count)
+        return event_stream(events(parts), request.url.path)
+    written = await while_connected(request, service.write(make_texts, inputs, count=count))
+    return json_answer({RESULTS: [{GENERATED: text.text} for text in written]})
+
+
+async def _create(request: Request, body: CreationBody, service: Service) -> Response:
+    """Create an input from the others.
+
+    Raises:
+        Refusal: If it has too many values, too many samples wait, or the time is over.
+        UserError: If a sample or an option cannot be used.
+    """
+    predictor = service.predictor
+    samples = [{n: v for n, v in sample.items() if v is not None} for sample in body.samples]
+    count = body.count * len(samples)
+    check_count("count", count, service.options)
+    name = created_input(predictor, body.create, set().union(*samples))
+    others = [{n: v for n, v in sample.items() if n != name} for sample in samples]
+    if not all(others):
+        raise UserError(f"{INPUTS}: needs another input than {name} in each sample")
+    reader = predictor.tokenizers[name].reader
+
+    def make_values() -> list[Text]:
+        samplers = body.samplers(count, body.seed, predictor.device)
+        return [Text(create=name, guidance=body.guidance, new_sampler=new) for new in samplers]
+
+    async def data_of(key: str, value: Any) -> dict[str, Any]:
+        # In another thread, because a large file takes long to write.
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(service.readers, value_data, key, value, reader)
+
+    async def events(stream: AsyncGenerator[tuple[int, Any]]) -> AsyncIterator[Any]:
+        # Closed at once if the client leaves while a file is written, so that the model stops.
+        async with aclosing(stream) as parts:
+            async for index, part in parts:
+                if isinstance(part, Text):
+                    yield {"index": index, **await data_of(GENERATED, part.text)}
+                elif isinstance(part, str):
+                    yield {"index": index, "delta": part}
+                else:
+                    yield {"index": index, **await data_of(PARTIAL, part)}
+
+    inputs = [sample for sample in others for _ in range(body.count)]
+    if body.stream:
+        parts = await service.stream(make_values, inputs, count=count)
+        return event_stream(events(parts), request.url.path)
+    written = await while_connected(request, service.write(make_values, inputs, count=count))
+    results = [await data_of(GENERATED, text.text) for text in written]
+    media_type = results[0].get("type")
+    accepted = request.headers.get("accept", "").split(",")
+    if count == 1 and media_type in [kind.partition(";")[0].strip() for kind in accepted]:
+        content = base64.b64decode(results[0][GENERATED][BASE64])
+        return Response(content, media_type=media_type, headers={"Cache-Control": "no-store"})
+    return json_answer({RESULTS: results})
 
 
 @asynccontextmanager
@@ -241,13 +288,3 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         app.state.service.stop()
-
-
-def _handle_errors(app: FastAPI) -> None:
-    """Answer exceptions with {"error": {"type", "message"}}. `Guard` answers unexpected ones."""
-
-    async def refused(request: Request, error: Exception) -> Response:
-        return error_answer(error, request.url.path)
-
-    for kind in (Refusal, UserError, HTTPException):
-        app.add_exception_handler(kind, refused)

@@ -13,8 +13,8 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from dxn.serve.answers import Refusal
 from dxn.serve.options import ServeOptions
-from dxn.serve.refusal import Refusal
 from dxn.serve.schema import (
     ADVICE,
     DESCRIBED,

@@ -15,9 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from dxn.serve.refusal import Refusal
+from dxn.serve.answers import Refusal
+
+if TYPE_CHECKING:
+    from dxn.serve.operations import WritingSteps
 
 
 @dataclass(eq=False)
@@ -41,31 +44,6 @@ class Job:
     since: float = field(default_factory=time.monotonic)
 
 
-class Steps(Protocol):
-    """The jobs of a kind that are computed step by step."""
-
-    @property
-    def kind(self) -> Hashable:
-        """The kind."""
-        ...
-
-    def add(self, job: Job) -> None:
-        """Add a job to those that are being computed."""
-        ...
-
-    def step(self) -> int:
-        """Compute the next step of all jobs, and return the number of samples."""
-        ...
-
-    def is_done(self, job: Job) -> bool:
-        """Return whether a job needs no further step."""
-        ...
-
-    def clear(self) -> None:
-        """Forget all jobs."""
-        ...
-
-
 class Engine:
     """The thread that computes jobs in batches.
 
@@ -87,7 +65,7 @@ class Engine:
         *,
         batch_size: int,
         max_wait: float,
-        steps: Steps | None = None,
+        steps: WritingSteps | None = None,
         on_batch: Callable[[int, float], None] = lambda size, seconds: None,
     ):
         self.compute = compute

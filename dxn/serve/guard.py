@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hmac
-import json
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from dxn.serve.answers import Refusal, busy, error_answer, report
 from dxn.serve.metrics import Metrics
 from dxn.serve.options import BODIES, LOOPBACK, ServeOptions
-from dxn.serve.refusal import INTERNAL, Refusal, busy, report
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -98,17 +97,14 @@ class Guard:
         try:
             self._check(scope)
             await self.app(scope, limited_receive, count_and_send)
-        except Refusal as refusal:
-            # After the start of an answer, it can only be cut off.
-            if status:
-                raise
-            await _send_refusal(refusal, scope["path"], count_and_send)
         except Exception as error:
-            report(error)
             # After the start of an answer, it can only be cut off.
             if status:
+                if not isinstance(error, Refusal):
+                    report(error)
                 raise
-            await _send_refusal(Refusal(500, INTERNAL), scope["path"], count_and_send)
+            answer = error_answer(error, scope["path"])
+            await answer(scope, limited_receive, count_and_send)
         finally:
             self.num_bytes -= received
             self.metrics.observe_request(scope["path"], status, time.perf_counter() - start)
@@ -143,14 +139,13 @@ class Guard:
         # Names have no upper case, and the port is not compared.
         allowed = {_host_of(name.encode()) for name in self.options.allowed_hosts}
         # A page can resolve its own name to 127.0.0.1 (DNS rebinding), but it cannot change Host.
-        if self.options.is_local or allowed:
-            known = {*allowed, *LOOPBACK, self.options.host}
-            if host not in known:
-                raise Refusal(
-                    421,
-                    f"Host: this server is not reached as {host[:60]!r}; to allow this name, start "
-                    "it with allowed_hosts=[NAME]",
-                )
+        is_checked = self.options.is_local or bool(allowed)
+        if is_checked and host not in {*allowed, *LOOPBACK, self.options.host}:
+            raise Refusal(
+                421,
+                f"Host: this server is not reached as {host[:60]!r}; to allow this name, start "
+                "it with allowed_hosts=[NAME]",
+            )
         origin = headers.get(b"origin")
         if origin is None:
             return
@@ -194,16 +189,3 @@ def _name_in(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:  # such as an IPv6 address without its last bracket
         return ""
-
-
-async def _send_refusal(refusal: Refusal, path: str, send: Send) -> None:
-    status, content = refusal.answer(path)
-    body = json.dumps(content).encode()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        **refusal.headers,
-    }
-    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})

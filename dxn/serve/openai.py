@@ -21,12 +21,11 @@ from pydantic import field_validator as validator
 
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
-from dxn.runs.predictor.writing import MAX_SEED, Text, Writer, make_samplers
-from dxn.serve.answers import dumps, event_stream, json_answer, while_connected
+from dxn.runs.predictor.writing import MAX_SEED, Text, Writer
+from dxn.serve.answers import Refusal, dumps, event_stream, json_answer, while_connected
 from dxn.serve.body import check_count, read_json
 from dxn.serve.operations import EMBED
 from dxn.serve.prepare import BASE64, check_unicode
-from dxn.serve.refusal import Refusal
 from dxn.serve.schema import (
     DESCRIBED,
     JSON_TYPE,
@@ -108,7 +107,7 @@ class WritingBody(OpenAIBody, Sampling):
     @classmethod
     def _listed(cls, value: Any) -> Sequence[str]:
         stops = [value] if isinstance(value, str) else value
-        are_texts = isinstance(stops, list) and all(isinstance(each, str) for each in stops)
+        are_texts = isinstance(stops, list) and all(isinstance(stop, str) for stop in stops)
         if not are_texts or len(stops) > MAX_STOPS or not all(stops):
             raise ValueError(
                 f"must be a text or a list of at most {MAX_STOPS} texts that are not empty, got "
@@ -284,7 +283,7 @@ class OpenAI:
         self._check_tokens("messages", len(body.messages))
         values, files = split_files(body.messages)
         messages = messages_of(values)
-        self._check_chars("messages", sum(len(text_of(each)) for each in messages))
+        self._check_chars("messages", sum(len(text_of(message)) for message in messages))
         sample = self._sample(files)
 
         def make_text() -> Text:
@@ -387,14 +386,8 @@ class OpenAI:
                 self._check_tokens(name, len(text.prompt_ids))
                 # The model does not read the last token.
                 text.max_new = min(limit, self._max_len + 1 - len(text.prompt_ids))
-            samplers = make_samplers(
-                count,
-                temperature=body.temperature,
-                top_k=body.top_k,
-                top_p=body.top_p,
-                seed=secrets.randbelow(MAX_SEED) if body.seed is None else body.seed,
-                device=self.predictor.device,
-            )
+            seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
+            samplers = body.samplers(count, seed, self.predictor.device)
             return [
                 replace(prompts[i // body.n], new_sampler=new_sampler)
                 for i, new_sampler in enumerate(samplers)
@@ -471,7 +464,7 @@ def checked(model: type[AnyBody], content: Any) -> AnyBody:
         if value is None or not neutral:
             continue
         # 0 is no value of a key that can be false.
-        if not any(type(value) is type(each) and value == each for each in neutral):
+        if not any(type(value) is type(same) and value == same for same in neutral):
             raise UserError(
                 f"{name}: is not supported by this server; leave it out, or send "
                 f"{dumps(neutral[0])}, got {shortened(value)}"
@@ -490,25 +483,25 @@ def messages_of(values: Sequence[Any]) -> list[Message]:
     """
     if not values:
         raise UserError("messages: must contain at least one message")
-    messages: list[Any] = []
-    for number, each in enumerate(values, 1):
-        if isinstance(each, Mapping):
+    unchecked: list[Any] = []
+    for number, value in enumerate(values, 1):
+        if isinstance(value, Mapping):
             # A newer name of the same role.
-            each = {**each, "role": "system"} if each.get("role") == "developer" else each
-            others = [name for name, value in each.items() if name not in KEYS and value]
+            value = {**value, "role": "system"} if value.get("role") == "developer" else value
+            others = [name for name, content in value.items() if name not in KEYS and content]
             if others:
                 raise UserError(
                     f"messages: message {number}: {shortened(others[0])} is not supported by this "
                     "server; leave it out"
                 )
-        messages.append(each)
+        unchecked.append(value)
     try:
-        found = check_messages(messages)
+        messages = check_messages(unchecked)
     except BadMedia as error:
         raise UserError(f"messages: {error}") from error
-    for number, each in enumerate(found, 1):
-        check_unicode(text_of(each), f"messages: message {number}")
-    return found
+    for number, message in enumerate(messages, 1):
+        check_unicode(text_of(message), f"messages: message {number}")
+    return messages
 
 
 def texts_of(name: str, value: Any) -> list[str]:

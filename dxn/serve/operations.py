@@ -12,9 +12,9 @@ from dxn.models.model import as_float
 from dxn.runs.predictor.attention import MAX_WEIGHTS, Attention, attention_on
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Text, Writer, Writing
+from dxn.serve.answers import Refusal
 from dxn.serve.engine import Job
 from dxn.serve.prepare import Prepared, value_data
-from dxn.serve.refusal import Refusal
 from dxn.serve.schema import GENERATED
 from dxn.training.device import to_device
 from dxn.training.predict import check_finite
@@ -78,9 +78,9 @@ class Operations:
         check_finite(output, batch, _name)
         predicted = task.predict(self.predictor.model.head, output, batch)
         pairs = zip(predicted, prepared.cells, strict=True)
-        answers = [task.answer(each, cells) for each, cells in pairs]
-        for answer, each in zip(answers, predicted, strict=True):
-            for name, raw in task.restored(each).items():
+        answers = [task.answer(prediction, cells) for prediction, cells in pairs]
+        for answer, prediction in zip(answers, predicted, strict=True):
+            for name, raw in task.restored(prediction).items():
                 reader = self.predictor.tokenizers[name].reader
                 answer |= {**value_data("restored", raw, reader), "restored_in": name}
         return answers
@@ -107,11 +107,14 @@ class Operations:
 
 
 class WritingSteps:
-    """The texts of a language model, which are generated together step by step, see `Steps`.
+    """The texts of a language model, which `Engine` generates together step by step.
 
     Args:
         writer: Generation of the texts of the model.
         batch_size: Maximum number of texts that are generated together.
+
+    Attributes:
+        kind: Kind of the jobs that are computed in this way.
     """
 
     kind: Hashable = WRITE
@@ -122,21 +125,21 @@ class WritingSteps:
         self.clear()
 
     def clear(self) -> None:
-        """See `Steps.clear`."""
+        """Forget all jobs."""
         self.writing = Writing(self.writer, batch_size=self.batch_size)
 
     def add(self, job: Job) -> None:
-        """See `Steps.add`."""
+        """Add a job to those that are being computed."""
         self.writing.add(job.content)
 
     def step(self) -> int:
-        """See `Steps.step`."""
+        """Compute the next step of all jobs, and return the number of samples."""
         size = len(self.writing.texts)
         self.writing.step()
         return max(size, len(self.writing.texts))
 
     def is_done(self, job: Job) -> bool:
-        """See `Steps.is_done`."""
+        """Return whether a job needs no further step."""
         return all(text.is_done for text in job.content)
 
 
@@ -147,7 +150,7 @@ def _name(row: int) -> str:
 
 def _merged(parts: Sequence[Prepared]) -> Prepared:
     """Return the samples of several requests as one, numbered from 0."""
-    cells = [each for part in parts for each in part.cells]
+    cells = [sample for part in parts for sample in part.cells]
     items = [item for part in parts for item in part.items]
     numbered = [{**item, "index": i} for i, item in enumerate(items)]
     return Prepared(cells, numbered, parts[0].samples)
@@ -162,21 +165,23 @@ def attention_of(predictor: Predictor, prepared: Prepared) -> Attention:
     """
     # dxn attend has no such limit, but a request must not fill the memory.
     batch = to_device(prepared.collate(prepared.items[:1]), predictor.device)
-    found = attention_on(predictor, batch, list(prepared.cells[0]), max_weights=MAX_WEIGHTS)
-    return replace(found, maps=[])
+    attention = attention_on(predictor, batch, list(prepared.cells[0]), max_weights=MAX_WEIGHTS)
+    return replace(attention, maps=[])
 
 
 @torch.inference_mode()
-def attention_data(predictor: Predictor, prepared: Prepared, found: Attention) -> dict[str, Any]:
+def attention_data(
+    predictor: Predictor, prepared: Prepared, attention: Attention
+) -> dict[str, Any]:
     """Return the share of each token of a sample in the answer, and what to draw it on.
 
     To draw a picture or a sound takes longer than to compute its attention, so the model thread
     does not call this function.
     """
     # Without sources: a drawer may open a source that looks like a path.
-    view = SampleView.of(found.encoded, predictor.adapters, prepared.raws(0))
+    view = SampleView.of(attention.encoded, predictor.adapters, prepared.raws(0))
     return {
-        **shares_data(view, found.shares.cpu().numpy()),
-        "note": found.limits,
-        GENERATED: None if found.written is None else found.written.text,
+        **shares_data(view, attention.shares.cpu().numpy()),
+        "note": attention.limits,
+        GENERATED: None if attention.written is None else attention.written.text,
     }

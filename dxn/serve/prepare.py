@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dxn.core.errors import UserError
+from dxn.core.untrusted import shortened
 from dxn.data.dataset import Samples
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tokenize.base import Reader, Tokenizer
@@ -22,7 +23,6 @@ from dxn.tokenize.text.chat import Conversation
 BASE64 = "base64"  # key of the object that contains a file in a JSON request
 # Media types of the files that `Reader.write` writes.
 TYPES = {".png": "image/png", ".wav": "audio/wav", ".gif": "image/gif"}
-MAX_SHOWN = 60  # characters of a value in a message
 MAX_DEPTH = 4  # of nested lists; a series has two levels
 LIGHT = 2000  # characters; preparing a shorter text takes less time than passing it to a thread
 
@@ -151,8 +151,8 @@ def _to_cell(value: Any, prepare: Tokenizer, name: str) -> Any:
         if prepare.reader.is_path(value):
             raise UserError(
                 f"{name}: must be the content of a file, and not a path or URL, which is never "
-                f"opened; got the text {_shown(value)}; send the file as multipart/form-data, or "
-                f'as {{"{BASE64}": "..."}} in JSON'
+                f"opened; got the text {shortened(value)}; send the file as multipart/form-data, "
+                f'or as {{"{BASE64}": "..."}} in JSON'
             )
         return value
     if isinstance(value, list):
@@ -162,7 +162,7 @@ def _to_cell(value: Any, prepare: Tokenizer, name: str) -> Any:
     # JSON contains no conversation: `dxn.serve.openai` has made it of a text.
     if isinstance(value, bool | int | float | Conversation):
         return value
-    raise UserError(f"{name}: must be a text, a number, a list or a file, got {_shown(value)}")
+    raise UserError(f"{name}: must be a text, a number, a list or a file, got {shortened(value)}")
 
 
 def _decoded(value: Mapping[str, Any], name: str) -> bytes:
@@ -171,13 +171,13 @@ def _decoded(value: Mapping[str, Any], name: str) -> bytes:
     if set(value) != {BASE64} or not isinstance(content, str):
         raise UserError(
             f'{name}: an object must be {{"{BASE64}": "..."}} with the content of a file, got '
-            f"the keys {_shown(', '.join(map(str, value)))}"
+            f"the keys {shortened(', '.join(map(str, value)))}"
         )
     try:
         return base64.b64decode(content, validate=True)
     except (binascii.Error, ValueError):
         raise UserError(
-            f"{name}: must be valid base64, got {_shown(content)}; encode the bytes of the file "
+            f"{name}: must be valid base64, got {shortened(content)}; encode the bytes of the file "
             "without line breaks"
         ) from None
 
@@ -210,10 +210,4 @@ def _check_list(values: list[Any], name: str, *, only_numbers: bool, depth: int 
             check_unicode(value, name)
         elif value is not None and not isinstance(value, bool | int | float):
             kinds = "numbers" if only_numbers else "texts or numbers"
-            raise UserError(f"{name}: a list must contain {kinds}, got {_shown(value)}")
-
-
-def _shown(value: Any) -> str:
-    """Return the start of a value for a message."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+            raise UserError(f"{name}: a list must contain {kinds}, got {shortened(value)}")

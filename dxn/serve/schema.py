@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
+import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -19,11 +20,12 @@ from pydantic import field_validator as validator
 from dxn.core.errors import UserError
 from dxn.core.schema import SENTENCES
 from dxn.core.untrusted import shortened
+from dxn.models.decoding.search import Sampler
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.writing import MAX_SCALE, MAX_SEED, Writer
+from dxn.runs.predictor.writing import MAX_SCALE, MAX_SEED, Writer, make_samplers
+from dxn.serve.answers import KINDS, Refusal
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import takes_text
-from dxn.serve.refusal import KINDS, Refusal
 from dxn.tokenize.base import Tokenizer
 
 INPUTS = "inputs"
@@ -67,9 +69,10 @@ class Body(BaseModel):
     def samples(self) -> list[dict[str, Any]]:
         """The values of each sample by input name."""
         samples: list[dict[str, Any]] = []
-        for each in self.inputs:
-            fields = type(each).model_fields
-            chosen = [(n, value) for n, value in vars(each).items() if n in each.model_fields_set]
+        for sample in self.inputs:
+            fields = type(sample).model_fields
+            values = vars(sample).items()
+            chosen = [(n, value) for n, value in values if n in sample.model_fields_set]
             samples.append({fields[name].alias: value for name, value in chosen})
         return samples
 
@@ -104,6 +107,17 @@ class Sampling(BaseModel):
         if 0 < value < MIN_TEMPERATURE:
             raise ValueError(f"must be 0 or at least {MIN_TEMPERATURE}, got {value:g}")
         return value
+
+    def samplers(self, count: int, seed: int, device: torch.device) -> list[Callable[[], Sampler]]:
+        """Return what makes the sampler of each of `count` texts, see `make_samplers`."""
+        return make_samplers(
+            count,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=seed,
+            device=device,
+        )
 
 
 class GenerationBody(Body, Sampling):
@@ -201,21 +215,21 @@ def make_body(path: str, predictor: Predictor, options: ServeOptions, writer: Wr
             Field(None, alias=name, description=prepare.modality),
         )
     sample = create_model("Sample", __config__=STRICT, **fields)
-    own: dict[str, Any] = {INPUTS: (list[sample], Field(min_length=1))}
+    keys: dict[str, Any] = {INPUTS: (list[sample], Field(min_length=1))}
     if writes and predictor.task.creates:
         field = CreationBody.model_fields["create"]
         names: Any = {"enum": list(predictor.task.creates)}
-        known = Field(None, description=field.description, json_schema_extra=names)
-        own["create"] = (str | None, known)
+        named = Field(None, description=field.description, json_schema_extra=names)
+        keys["create"] = (str | None, named)
     elif writes:
         field = GenerationBody.model_fields["max_new"]
         most = max(options.max_new, writer.language.max_len if writer.language else 1)
         limited = Field(options.max_new, ge=1, le=most, description=field.description)
-        own["max_new"] = (int, limited)
+        keys["max_new"] = (int, limited)
     base = Body
     if writes:
         base = CreationBody if predictor.task.creates else GenerationBody
-    return create_model(f"{path[1:].title()}Body", __base__=base, **own)
+    return create_model(f"{path[1:].title()}Body", __base__=base, **keys)
 
 
 def check_body(model: type[Body], content: Any) -> Body:
@@ -273,8 +287,8 @@ def option_problem(model: type[BaseModel], error: ValidationError) -> Exception:
     if kind == "missing":
         return UserError(f"{name}: is missing; set it")
     if kind in ("extra_forbidden", "invalid_key") or not has_place:
-        known = ", ".join(model.model_fields)
-        return Refusal(400, f"{name[:60]!r}: there is no such key; the keys are {known}")
+        keys = ", ".join(model.model_fields)
+        return Refusal(400, f"{name[:60]!r}: there is no such key; the keys are {keys}")
     if kind == "value_error":
         return UserError(f"{name}: {first['ctx']['error']}")
     limits = {
@@ -289,7 +303,7 @@ def operation(path: str, body: type[Body]) -> dict[str, Any]:
     """Return the arguments with which FastAPI describes an operation on samples."""
     schema = body.model_json_schema()
     sample = schema["properties"][INPUTS]["items"] = schema.pop("$defs")["Sample"]
-    options = {name: each for name, each in schema["properties"].items() if name != INPUTS}
+    options = {n: option for n, option in schema["properties"].items() if n != INPUTS}
     form = {
         name: {"type": "array", "items": _form_part(value)}
         for name, value in sample["properties"].items()
@@ -334,7 +348,7 @@ def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
     if generates and writer.takes_prompt:
         prompt = {"name": PROMPT, "kind": PROMPT, "takes_text": True, "takes_file": False}
         others = _before_prompt(predictor, writer)
-        inputs = [each for each in inputs if each["name"] in others]
+        inputs = [about for about in inputs if about["name"] in others]
         inputs.append({**prompt, "accept": "", "column": PROMPT, "choices": []})
     labels = list(predictor.labels or ()) if predictor.task.is_supervised and not generates else []
     return {
@@ -355,12 +369,12 @@ def _before_prompt(predictor: Predictor, writer: Writer) -> dict[str, Tokenizer]
     """Return the inputs of a language model whose tokens come before the prompt, by name."""
     assert writer.language is not None
     text = writer.language.name
-    return {name: each for name, each in predictor.tokenizers.items() if name != text}
+    return {n: tokenizer for n, tokenizer in predictor.tokenizers.items() if n != text}
 
 
 def _input(name: str, prepare: Tokenizer, predictor: Predictor) -> dict[str, Any]:
     """Return how an input is entered."""
-    known = prepare.choices
+    choices = prepare.choices
     return {
         "name": name,
         "kind": prepare.modality,
@@ -370,7 +384,7 @@ def _input(name: str, prepare: Tokenizer, predictor: Predictor) -> dict[str, Any
         "is_short": prepare.reader.tabular,
         "accept": prepare.reader.media,
         "column": predictor.columns.get(name, name),
-        "choices": list(known) if len(known) <= MAX_LABELS else [],
+        "choices": list(choices) if len(choices) <= MAX_LABELS else [],
     }
 
 

@@ -14,12 +14,12 @@ from dxn.data.files import READER_THREADS
 from dxn.runs.predictor.attention import Attention
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Text
+from dxn.serve.answers import busy, timed_out
 from dxn.serve.engine import Engine, Job
 from dxn.serve.metrics import Metrics
 from dxn.serve.operations import ATTEND, WRITE, Operations, WritingSteps, attention_data
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import Prepared, checked_samples, is_light
-from dxn.serve.refusal import busy, timed_out
 
 MakeTexts: TypeAlias = Callable[[], Sequence[Text]]
 # New parts of texts, unfinished values and complete texts, with their index. None is the end.
@@ -102,10 +102,10 @@ class Service:
             except TimeoutError:
                 raise timed_out(self.options.timeout) from None
 
-    async def _drawn(self, prepared: Prepared, found: Attention) -> list[dict[str, Any]]:
+    async def _drawn(self, prepared: Prepared, attention: Attention) -> list[dict[str, Any]]:
         """Return the attention on the only sample of a request, as the page draws it."""
         loop = asyncio.get_running_loop()
-        drawing = partial(attention_data, self.predictor, prepared, found)
+        drawing = partial(attention_data, self.predictor, prepared, attention)
         return [await loop.run_in_executor(self.drawer, drawing)]
 
     async def write(

@@ -136,7 +136,7 @@ def test_the_model_stops_when_the_client_of_a_stream_leaves(model, count, monkey
         return value_data(*arguments)
 
     monkeypatch.setattr(Generation, "step", slowly)
-    monkeypatch.setattr("dxn.serve.creating.value_data", write_slowly)
+    monkeypatch.setattr("dxn.serve.app.value_data", write_slowly)
     with server_of(model) as url:
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
         body = {**DRAWN, "count": count, "stream": True}

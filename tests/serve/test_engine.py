@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from dxn.serve.answers import Refusal
 from dxn.serve.engine import Engine
-from dxn.serve.refusal import Refusal
 
 
 class Recorder:

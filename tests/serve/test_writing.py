@@ -16,10 +16,10 @@ import dxn
 from dxn.models import make_sampler
 from dxn.models.decoding.generation import Generation
 from dxn.runs.predictor.writing import Text, Writer, Writing, decoder_after
+from dxn.serve.answers import Refusal
 from dxn.serve.command import read_examples
 from dxn.serve.engine import Job
 from dxn.serve.operations import WRITE, Operations
-from dxn.serve.refusal import Refusal
 
 GREEDY = {"temperature": 0, "max_new": 12}
 
