@@ -246,6 +246,22 @@ def blocks(
     return result
 
 
+def layer_scales(prefix: str, attn: str, mlp: str, depth: int) -> TensorMap:
+    """Map the layer scale of the attention and of the MLP of all blocks.
+
+    Args:
+        prefix: Name of a block in the checkpoint, in which {i} is the index.
+        attn: Name of the factors of the attention within a block.
+        mlp: Name of the factors of the MLP.
+        depth: Number of blocks.
+    """
+    return {
+        f"backbone.blocks.{i}.{ours}.factor": copied(f"{prefix.format(i=i)}.{theirs}")
+        for i in range(depth)
+        for ours, theirs in (("attn_out", attn), ("mlp_out", mlp))
+    }
+
+
 def _swap_halves(t: Tensor) -> Tensor:
     first, second = t.chunk(2)
     return torch.cat([second, first])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -14,7 +13,6 @@ from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     LayerNames,
     copied,
-    leading_tokens,
     linears,
     patch_matrix,
     patch_positions,
@@ -31,21 +29,6 @@ VIT_BLOCK: LayerNames = {
     "mlp_norm": "layernorm_after",
     "mlp.up": "intermediate.dense",
     "mlp.down": "output.dense",
-}
-# Names of the layers of a block in BART and Whisper, and of those of a decoder besides.
-BART_BLOCK: LayerNames = {
-    "attn_norm": "self_attn_layer_norm",
-    "attn.qkv": QKV,
-    "attn.proj": "self_attn.out_proj",
-    "mlp_norm": "final_layer_norm",
-    "mlp.up": "fc1",
-    "mlp.down": "fc2",
-}
-BART_CROSS: LayerNames = {
-    "cross_norm": "encoder_attn_layer_norm",
-    "cross.query": "encoder_attn.q_proj",
-    "cross.memory": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
-    "cross.proj": "encoder_attn.out_proj",
 }
 # A tensor of the bare model, and its names as a part of a model with a head.
 VIT_BASE = ("embeddings.cls_token", "vit", "deit", "dinov2", "dinov2_with_registers")
@@ -115,26 +98,6 @@ def backbone_options(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Optio
             "hidden_dim": config["intermediate_size"],
         },
         "norm": {"eps": config["layer_norm_eps"]},
-    }
-
-
-def stack_options(checkpoint: Checkpoint, stack: str, norm: Options) -> Options:
-    """Return the options of the backbone of a stack of BART or Whisper, "encoder" or "decoder".
-
-    Args:
-        checkpoint: The checkpoint.
-        stack: The stack.
-        norm: Options of its norms.
-    """
-    config = checkpoint.settings
-    return {
-        "depth": config[f"{stack}_layers"],
-        "num_heads": config[f"{stack}_attention_heads"],
-        "block": {
-            "mlp": activation(checkpoint, config, "activation_function"),
-            "hidden_dim": config[f"{stack}_ffn_dim"],
-        },
-        "norm": norm,
     }
 
 
@@ -289,47 +252,23 @@ def classifier(
     return Classifier(config, tensors, prefix)
 
 
-def vit_tensors(checkpoint: Checkpoint, image: Options, leading: Sequence[str]) -> TensorMap:
-    """Return the tensors of a ViT outside of its blocks.
-
-    Args:
-        checkpoint: The checkpoint.
-        image: Options of the adapter.
-        leading: Names of the leading tokens.
-    """
-    p = checkpoint.prefix(*VIT_BASE)
-    positions = f"{p}{VIT_POSITIONS}"
-    num_patches = math.prod(image["resize"]["pos_grid"])
-    return {
-        **patch_tensors(image, f"{p}{VIT_PATCHES}", positions),
-        "fusion.pool.tokens": leading_tokens(leading, positions, num_patches=num_patches),
-        **linears({"backbone.norm": f"{p}layernorm", "head.out": "classifier"}),
-    }
-
-
-def patch_tensors(image: Options, projection: str, positions: str) -> TensorMap:
+def patch_tensors(
+    image: Options, projection: str, positions: str, grid: Sequence[int] | None = None
+) -> TensorMap:
     """Return the tensors of the adapter of a vision transformer.
 
     Args:
-        image: Options of the adapter, from `image_options`.
+        image: Options of the adapter.
         projection: Name of the convolution of the patches.
         positions: Name of the position embeddings.
+        grid: Number of patches (H, W). Default: the option resize.pos_grid.
     """
     side = image["patch_size"]
+    grid = grid or image["resize"]["pos_grid"]
     return {
         "adapters.image.proj.weight": patch_matrix(
             f"{projection}.weight", channels=image["in_channels"], height=side, width=side
         ),
         "adapters.image.proj.bias": copied(f"{projection}.bias"),
-        "adapters.image.pos_embed.weight": patch_positions(positions, image["resize"]["pos_grid"]),
+        "adapters.image.pos_embed.weight": patch_positions(positions, grid),
     }
-
-
-def vit_positions(state: Mapping[str, Tensor], num_leading: int) -> Tensor:
-    """Return the position embeddings (1, K + P, D) of K leading tokens and P patches.
-
-    dxn stores the sum of a leading token and its position embedding. The sum becomes the token, and
-    the position embedding becomes zero.
-    """
-    patches = state["adapters.image.pos_embed.weight"].flatten(0, 1)
-    return torch.cat([patches.new_zeros(num_leading, patches.shape[1]), patches])[None]

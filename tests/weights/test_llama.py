@@ -17,7 +17,7 @@ from dxn.core.errors import UserError
 from dxn.models import beam_search, generate
 from dxn.models.decoding.language_model import LanguageModel
 from dxn.weights import Checkpoint, read_public
-from dxn.weights.families.llama import LLAMA
+from dxn.weights.families.language_models import LLAMA
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers")
 VOCAB, NEW = 101, 64

@@ -6,25 +6,16 @@ import functools
 from importlib.metadata import entry_points
 
 from dxn.core.errors import UserError
-from dxn.weights.families.ast import AST
-from dxn.weights.families.bart import BART
-from dxn.weights.families.bert import BERT, DISTILBERT, ROBERTA
-from dxn.weights.families.chronos_bolt import CHRONOS_BOLT
-from dxn.weights.families.clip import CLIP_IMAGE, CLIP_TEXT
-from dxn.weights.families.dinov2 import DINOV2, DINOV2_REGISTERS
-from dxn.weights.families.eomt import EOMT
-from dxn.weights.families.gpt2 import GPT2
-from dxn.weights.families.hf_vit import HF_VIT
-from dxn.weights.families.llama import LLAMA
+from dxn.weights.families.bart import BART, WHISPER
+from dxn.weights.families.bert import BERT, DISTILBERT, MODERNBERT, ROBERTA
+from dxn.weights.families.clip import CLIP_IMAGE, CLIP_TEXT, SIGLIP_IMAGE, SIGLIP_TEXT
+from dxn.weights.families.hf_vit import DINOV2, DINOV2_REGISTERS, HF_VIT, VIDEOMAE
+from dxn.weights.families.language_models import GPT2, LLAMA
 from dxn.weights.families.llava import LLAVA
-from dxn.weights.families.modernbert import MODERNBERT
-from dxn.weights.families.siglip import SIGLIP_IMAGE, SIGLIP_TEXT
-from dxn.weights.families.t5 import T5
-from dxn.weights.families.videomae import VIDEOMAE
+from dxn.weights.families.queries import EOMT, YOLOS
+from dxn.weights.families.sounds import AST, WAV2VEC2
+from dxn.weights.families.t5 import CHRONOS_BOLT, T5
 from dxn.weights.families.vit import VIT
-from dxn.weights.families.wav2vec2 import WAV2VEC2
-from dxn.weights.families.whisper import WHISPER
-from dxn.weights.families.yolos import YOLOS
 from dxn.weights.family import Family
 
 ENTRY_POINTS = "dxn.families"

@@ -1,12 +1,17 @@
-"""BART, mBART, Marian, M2M100 and NLLB: an encoder and a decoder with absolute positions.
+"""BART, mBART, Marian, M2M100, NLLB and Whisper: an encoder and a decoder with absolute positions.
 
 BART (arXiv:1910.13461) has norms after the residual branches, and learned positions. mBART
 (arXiv:2001.08210) has norms before them, and codes of languages in its texts. Marian is BART
 without norms of the embedded tokens and with sinusoidal positions, trained to translate. M2M100
 (arXiv:2010.11125) and NLLB (arXiv:2207.04672) are mBART with these two changes.
+
+Whisper (arXiv:2212.04356) has an encoder of speech, and the layers of BART. A checkpoint without a
+decoder or without its tokenizer.json is only an encoder.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +19,31 @@ import torch.nn.functional as F
 from dxn.core.files import TARGET_TOKENIZER
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.conversions import blocks, copied, flattened, linears, without_leading_rows
+from dxn.weights.conversions import (
+    LayerNames,
+    blocks,
+    copied,
+    flattened,
+    linears,
+    without_leading_rows,
+)
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
+# Names of the layers of a block in BART and Whisper, and of those of a decoder besides.
+BART_BLOCK: LayerNames = {
+    "attn_norm": "self_attn_layer_norm",
+    "attn.qkv": hf.QKV,
+    "attn.proj": "self_attn.out_proj",
+    "mlp_norm": "final_layer_norm",
+    "mlp.up": "fc1",
+    "mlp.down": "fc2",
+}
+BART_CROSS: LayerNames = {
+    "cross_norm": "encoder_attn_layer_norm",
+    "cross.query": "encoder_attn.q_proj",
+    "cross.memory": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross.proj": "encoder_attn.out_proj",
+}
 # Whether the embedded tokens have a norm, and the place of the norms of the blocks.
 NORMS = {
     "bart": (True, "post"),
@@ -25,14 +52,42 @@ NORMS = {
     "m2m_100": (False, "pre"),
 }
 # A tensor of the bare model, and its name as a part of a model with a head.
-BASE = ("encoder.layers.0.fc1.weight", "model")
+BART_BASE = ("encoder.layers.0.fc1.weight", "model")
 UNUSED_POSITIONS = 2  # leading rows of learned positions, which the library never reads
 TARGET_PIECES = "target.spm"  # those of the translations, in a folder without tokenizer.json
-BIAS = "final_logits_bias"
+LOGITS_BIAS = "final_logits_bias"
 DECODER = "head.decoder"
+# A tensor of the bare model, and its name as a part of a model with a head.
+WHISPER_BASE = ("encoder.conv1.weight", "model")
+TOKENIZER = "tokenizer.json"
+LANGUAGE, TASK, NO_TIMES = "<|{language}|>", "<|{task}|>", "<|notimestamps|>"  # before a text
+ENGLISH_ROWS = 51864  # tokens of the models that know only English, which have no such tokens
+WHISPER_NORM = {"eps": 1e-5}  # a constant in transformers, which config.json does not contain
+MAX_SECONDS = 7200.0  # a longer file would need much memory
+FRAMES_PER_TOKEN = 2  # spectrogram frames per token: the second convolution has stride 2
 
 
-def architecture(checkpoint: Checkpoint) -> Architecture:
+def stack_options(checkpoint: Checkpoint, stack: str, norm: Options) -> Options:
+    """Return the options of the backbone of a stack of BART or Whisper, "encoder" or "decoder".
+
+    Args:
+        checkpoint: The checkpoint.
+        stack: The stack.
+        norm: Options of its norms.
+    """
+    config = checkpoint.settings
+    return {
+        "depth": config[f"{stack}_layers"],
+        "num_heads": config[f"{stack}_attention_heads"],
+        "block": {
+            "mlp": hf.activation(checkpoint, config, "activation_function"),
+            "hidden_dim": config[f"{stack}_ffn_dim"],
+        },
+        "norm": norm,
+    }
+
+
+def bart_architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     if any(name.startswith(("classification_head.", "qa_outputs.")) for name in checkpoint.tensors):
         hf.unsupported(checkpoint, "a BART with a classifier; use one that generates texts")
@@ -52,7 +107,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
                 **({"norm": {}} if has_norm else {}),
             }
         },
-        backbone=hf.stack_options(checkpoint, "encoder", {"place": place}),
+        backbone=stack_options(checkpoint, "encoder", {"place": place}),
         head={**hf.writing_options(checkpoint, max_len), **_vocabulary(checkpoint)},
         decoder={
             **positions,
@@ -61,21 +116,21 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "output": {
                 "tie_embeddings": hf.is_tied(checkpoint, words, "lm_head.weight"),
                 # It is zero in BART.
-                "bias": BIAS in checkpoint and bool(checkpoint.tensors[BIAS].any()),
+                "bias": LOGITS_BIAS in checkpoint and bool(checkpoint.tensors[LOGITS_BIAS].any()),
             },
-            "backbone": hf.stack_options(checkpoint, "decoder", {"place": place}),
+            "backbone": stack_options(checkpoint, "decoder", {"place": place}),
         },
         task="generate",
     )
 
 
-def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = checkpoint.prefix(*BASE)
+def bart_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = checkpoint.prefix(*BART_BASE)
     result = {
         "adapters.text.embedding.weight": copied(_embedding(checkpoint, "encoder")),
         f"{DECODER}.embedding.weight": copied(_embedding(checkpoint, "decoder")),
         f"{DECODER}.output.weight": copied("lm_head.weight"),
-        f"{DECODER}.output.bias": flattened(BIAS),
+        f"{DECODER}.output.bias": flattened(LOGITS_BIAS),
         **linears(
             {
                 "adapters.text.norm": f"{p}encoder.layernorm_embedding",
@@ -84,11 +139,9 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
                 f"{DECODER}.backbone.norm": f"{p}decoder.layer_norm",
             }
         ),
+        **blocks(BART_BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
         **blocks(
-            hf.BART_BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]
-        ),
-        **blocks(
-            {**hf.BART_BLOCK, **hf.BART_CROSS},
+            {**BART_BLOCK, **BART_CROSS},
             prefix=p + "decoder.layers.{i}",
             depth=architecture.decoder["backbone"]["depth"],
             to=f"{DECODER}.backbone.blocks",
@@ -138,18 +191,144 @@ def _vocabulary(checkpoint: Checkpoint) -> Options:
 
 
 def _embedding(checkpoint: Checkpoint, stack: str) -> str:
-    p = checkpoint.prefix(*BASE)
+    p = checkpoint.prefix(*BART_BASE)
     return hf.first_of(checkpoint, f"{p}shared.weight", f"{p}{stack}.embed_tokens.weight")
 
 
 BART = Family(
     "BART, mBART, Marian, M2M100 or NLLB",
     hf.is_type(*NORMS),
-    architecture,
-    tensor_map,
+    bart_architecture,
+    bart_tensor_map,
     ignored=(
         r"(model\.)?(shared|(en|de)coder\.embed_tokens|(en|de)coder\.embed_positions)\.weight",
         r"lm_head\.weight",
-        BIAS,
+        LOGITS_BIAS,
     ),
+)
+
+
+def whisper_architecture(checkpoint: Checkpoint) -> Architecture:
+    encoder = Architecture(
+        dim=checkpoint.settings["d_model"],
+        adapters={"audio": whisper_audio(checkpoint)},
+        backbone=stack_options(checkpoint, "encoder", WHISPER_NORM),
+        fusion={"pool": "mean"},  # as in WhisperForAudioClassification of transformers
+    )
+    folder = checkpoint.folder
+    if not has_decoder(checkpoint) or folder is None or not (folder / TOKENIZER).exists():
+        return encoder
+    max_len = len(
+        checkpoint.tensors[f"{checkpoint.prefix(*WHISPER_BASE)}decoder.embed_positions.weight"]
+    )
+    return replace(
+        encoder,
+        head={
+            **whisper_text(checkpoint, max_len),
+            "tokenizer": {"path": str(folder / TOKENIZER)},
+        },
+        decoder={
+            "max_len": max_len,
+            "pos_embed": "learned",
+            # transformers ignores scale_embedding, too.
+            "scale_embedding": False,
+            "backbone": stack_options(checkpoint, "decoder", WHISPER_NORM),
+        },
+        task="generate",
+    )
+
+
+def whisper_text(checkpoint: Checkpoint, max_len: int) -> Options:
+    """Return options of the head: the tokens before a text, and how a text is generated."""
+    generation = checkpoint.generation
+    options = hf.writing_options(checkpoint, max_len)
+    start = options["marks"]["begin"][0]
+    is_english = generation.lang_to_id is None and checkpoint.settings["vocab_size"] == ENGLISH_ROWS
+    no_times = generation.no_timestamps_token_id
+    begin = [
+        start,
+        *([] if is_english else [LANGUAGE, TASK]),
+        NO_TIMES if no_times is None else no_times,
+    ]
+    task = "" if is_english else "transcribe"
+    return {
+        **options,
+        "share_tokenizer": False,
+        "marks": {**options["marks"], "begin": begin, "task": task},
+        # The library counts only the tokens after these in the length of a score.
+        "rules": {**hf.rules(checkpoint, len(begin)), "length_offset": 0},
+        "label_smoothing": 0.0,
+    }
+
+
+def whisper_audio(checkpoint: Checkpoint) -> Options:
+    settings = checkpoint.preprocessor
+    # Whisper pads or truncates every clip to 30 seconds, which are this number of tokens.
+    max_len = len(
+        checkpoint.tensors[f"{checkpoint.prefix(*WHISPER_BASE)}encoder.embed_positions.weight"]
+    )
+    return {
+        "tokens": "frames",
+        "sample_rate": settings.get("sampling_rate", 16000),
+        "spectrogram": {
+            "frontend": "whisper",
+            "n_fft": settings.get("n_fft", 400),
+            "hop_length": settings.get("hop_length", 160),
+            "n_mels": checkpoint.settings["num_mel_bins"],
+            "num_frames": FRAMES_PER_TOKEN * max_len,
+            # A classifier of transformers sees only the first window.
+            "windows": has_decoder(checkpoint),
+            "max_seconds": MAX_SECONDS,
+        },
+        "frame_size": FRAMES_PER_TOKEN,
+        "stem": "whisper",
+        "normalize": {"kind": "none"},  # the front end already scales values to about -1 to 1
+        "pos_embed": "learned",
+        "max_len": max_len,
+    }
+
+
+def whisper_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = f"{checkpoint.prefix(*WHISPER_BASE)}encoder."
+    result = {
+        "adapters.audio.pos_embed.weight": copied(f"{p}embed_positions.weight"),
+        **blocks(BART_BLOCK, prefix=p + "layers.{i}", depth=architecture.backbone["depth"]),
+        **linears(
+            {
+                "adapters.audio.stem.conv1": f"{p}conv1",
+                "adapters.audio.stem.conv2": f"{p}conv2",
+                "backbone.norm": f"{p}layer_norm",
+            }
+        ),
+    }
+    if not architecture.decoder:
+        return result
+    p = f"{checkpoint.prefix(*WHISPER_BASE)}decoder."
+    depth = architecture.decoder["backbone"]["depth"]
+    return {
+        **result,
+        f"{DECODER}.embedding.weight": copied(f"{p}embed_tokens.weight"),
+        f"{DECODER}.pos_embed": copied(f"{p}embed_positions.weight"),
+        **blocks(
+            {**BART_BLOCK, **BART_CROSS},
+            prefix=p + "layers.{i}",
+            depth=depth,
+            to=f"{DECODER}.backbone.blocks",
+        ),
+        **linears({f"{DECODER}.backbone.norm": f"{p}layer_norm"}),
+    }
+
+
+def has_decoder(checkpoint: Checkpoint) -> bool:
+    """Whether there is a decoder."""
+    return f"{checkpoint.prefix(*WHISPER_BASE)}decoder.embed_tokens.weight" in checkpoint
+
+
+WHISPER = Family(
+    "Whisper",
+    hf.is_type("whisper"),
+    whisper_architecture,
+    whisper_tensor_map,
+    ignored=(r"(model\.)?decoder\.", r"proj_out\.", r"projector\.", r"classifier\."),
+    optional_biases=("k_proj.bias",),  # missing, because softmax is invariant to it
 )

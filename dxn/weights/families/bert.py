@@ -1,7 +1,8 @@
-"""BERT (arXiv:1810.04805), RoBERTa (arXiv:1907.11692), XLM-R and DistilBERT (arXiv:1910.01108).
+"""BERT (arXiv:1810.04805), RoBERTa (arXiv:1907.11692), XLM-R, DistilBERT and ModernBERT.
 
 RoBERTa and XLM-R are BERT with an offset in the position embeddings and another classifier.
-DistilBERT is BERT without segments and without a pooler. Its layers have other names.
+DistilBERT (arXiv:1910.01108) is BERT without segments and without a pooler. Its layers have other
+names. ModernBERT (arXiv:2412.13663) has RoPE, sliding window attention, gated MLPs, and no biases.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.conversions import LayerNames, blocks, copied, linears
+from dxn.weights.conversions import LayerNames, blocks, copied, halves_swapped, linears
+from dxn.weights.families.language_models import FULL, SLIDING, rotary_options
 from dxn.weights.family import (
     Architecture,
     Classifier,
@@ -26,7 +28,7 @@ from dxn.weights.family import (
 
 # A tensor of the bare model, and its names as a part of a model with a head.
 BASE = ("embeddings.word_embeddings.weight", "bert", "roberta", "distilbert")
-BLOCK: LayerNames = {
+BERT_BLOCK: LayerNames = {
     "attn.qkv": tuple(f"attention.self.{name}" for name in ("query", "key", "value")),
     "attn.proj": "attention.output.dense",
     "attn_norm": "attention.output.LayerNorm",
@@ -50,9 +52,16 @@ DISTILBERT_BLOCK: LayerNames = {
     "mlp_norm": "output_layer_norm",
 }
 DISTILBERT_EPS = 1e-12  # a constant in transformers, which config.json does not contain
+MODERNBERT_BLOCK: LayerNames = {
+    "attn_norm": "attn_norm",
+    "attn.qkv": "attn.Wqkv",
+    "attn.proj": "attn.Wo",
+    "mlp_norm": "mlp_norm",
+    "mlp.down": "mlp.Wo",
+}
 
 
-def architecture(checkpoint: Checkpoint) -> Architecture:
+def bert_architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     if config.get("is_decoder"):
         hf.unsupported(checkpoint, "a BERT that is a decoder (is_decoder)")
@@ -79,7 +88,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     )
 
 
-def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+def bert_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     p = checkpoint.prefix(*BASE)
     first = first_position(checkpoint)
     dense, output = head_layers(checkpoint)
@@ -95,7 +104,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
         "adapters.text.pos_embed.weight": TensorSource(
             (f"{p}embeddings.position_embeddings.weight", segments), positions
         ),
-        **blocks(BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]),
+        **blocks(BERT_BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]),
         **linears(
             {
                 "adapters.text.norm": f"{p}embeddings.LayerNorm",
@@ -110,7 +119,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     return result
 
 
-def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+def bert_classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
     if not is_roberta(checkpoint):
         layers = {"head.pre.dense": "bert.pooler.dense", "head.out": "classifier"}
         return hf.classifier("BertForSequenceClassification", labels, layers, prefix="bert.")
@@ -118,7 +127,7 @@ def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
     return hf.classifier(ROBERTAS[hf.model_type(checkpoint)], labels, layers, prefix="roberta.")
 
 
-def to_checkpoint(
+def bert_to_checkpoint(
     state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
 ) -> dict[str, Tensor]:
     """Return the position and segment embeddings.
@@ -173,11 +182,11 @@ def first_position(checkpoint: Checkpoint) -> int:
 BERT = Family(
     "BERT",
     hf.is_type("bert"),
-    architecture,
-    tensor_map,
+    bert_architecture,
+    bert_tensor_map,
     ignored=IGNORED,
-    classifier=classifier,
-    to_checkpoint=to_checkpoint,
+    classifier=bert_classifier,
+    to_checkpoint=bert_to_checkpoint,
 )
 ROBERTA = replace(
     BERT,
@@ -247,4 +256,124 @@ DISTILBERT = Family(
     # vocab_projector.
     ignored=(*IGNORED, r"vocab_"),
     classifier=distilbert_classifier,
+)
+
+
+def modernbert_architecture(checkpoint: Checkpoint) -> Architecture:
+    config = checkpoint.settings
+    for key in ("attention_bias", "mlp_bias", "norm_bias"):
+        if config.get(key):
+            hf.unsupported(checkpoint, f"a ModernBERT with {key}")
+    if hf.activation(checkpoint, config, "hidden_activation") != "gelu":
+        hf.unsupported(checkpoint, "a ModernBERT whose MLPs use another activation than gelu")
+    eps = config["norm_eps"]
+    head = {
+        "hidden": hf.activation(checkpoint, config, "classifier_activation"),
+        "norm": True,
+        "norm_eps": eps,
+    }
+    return Architecture(
+        dim=config["hidden_size"],
+        adapters={
+            "text": {
+                "tokenizer": {"special_tokens": True},
+                "max_len": config["max_position_embeddings"],
+                "pos_embed": "none",
+                "norm": {"eps": eps, "bias": False},
+            }
+        },
+        backbone={
+            "depth": config["num_hidden_layers"],
+            "num_heads": config["num_attention_heads"],
+            "block": {
+                "mlp": "geglu",
+                "hidden_dim": config["intermediate_size"],
+                "bias": False,
+            },
+            # The first block has no norm before its attention, because the embeddings are
+            # already normalized by the adapter's norm.
+            "norm": {"eps": eps, "input_norm": False},
+            "position": position_options(checkpoint),
+        },
+        # classifier_pooling applies to the classifier. It is also used for embeddings of the bare
+        # model, which does not define a pooling.
+        fusion={"pool": "mean" if config["classifier_pooling"] == "mean" else "first"},
+        head=head if "head.dense.weight" in checkpoint else {},
+        labels=hf.class_names(checkpoint, "classifier"),
+    )
+
+
+def position_options(checkpoint: Checkpoint) -> Options:
+    """Return the options for RoPE, which has different bases in full and in windowed attention."""
+    config = checkpoint.settings
+    kinds = config.get("layer_types")
+    if not kinds:  # older files have n if every n-th block has full attention
+        kinds = [FULL, *[SLIDING] * (config["global_attn_every_n_layers"] - 1)]
+    settings = {
+        **config,
+        "rope_theta": config["global_rope_theta"],
+        "rope_local_base_freq": config["local_rope_theta"],
+    }
+    # local_attention is the width of the whole window.
+    return rotary_options(checkpoint, settings, kinds, config["local_attention"] // 2)
+
+
+def modernbert_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = checkpoint.prefix("embeddings.tok_embeddings.weight", "model")
+    depth = architecture.backbone["depth"]
+    result = {
+        "adapters.text.embedding.weight": copied(f"{p}embeddings.tok_embeddings.weight"),
+        **blocks(MODERNBERT_BLOCK, prefix=p + "layers.{i}", depth=depth),
+        **linears(
+            {
+                "adapters.text.norm": f"{p}embeddings.norm",
+                "backbone.norm": f"{p}final_norm",
+                "head.pre.dense": "head.dense",
+                "head.pre.norm": "head.norm",
+                "head.out": "classifier",
+            }
+        ),
+    }
+    for i in range(depth):
+        gated = halves_swapped(f"{p}layers.{i}.mlp.Wi.weight")
+        result[f"backbone.blocks.{i}.mlp.up.weight"] = gated
+    return result
+
+
+def modernbert_classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+    layers = {
+        "head.pre.dense": "head.dense",
+        "head.pre.norm": "head.norm",
+        "head.out": "classifier",
+    }
+    result = hf.classifier("ModernBertForSequenceClassification", labels, layers, prefix="model.")
+    # The dense layer of dxn has a bias. The norm has none in transformers, see `to_checkpoint`.
+    tensors = {ours: t for ours, t in result.tensors.items() if ours != "head.pre.norm.bias"}
+    return replace(result, config={**result.config, "classifier_bias": True}, tensors=tensors)
+
+
+def modernbert_to_checkpoint(
+    state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
+) -> dict[str, Tensor]:
+    """Return the biases at the end of the head.
+
+    The norm has no bias in transformers. The output layer follows, so its bias contains that of the
+    norm.
+    """
+    norm = state["head.pre.norm.bias"]
+    return {
+        "head.norm.bias": torch.zeros_like(norm),
+        "classifier.bias": state["head.out.bias"] + state["head.out.weight"] @ norm,
+    }
+
+
+MODERNBERT = Family(
+    "ModernBERT",
+    hf.is_type("modernbert"),
+    modernbert_architecture,
+    modernbert_tensor_map,
+    ignored=(r"decoder\.",),  # the bias of the output layer for masked language modelling
+    optional_biases=("head.dense.bias", "head.norm.bias"),
+    classifier=modernbert_classifier,
+    to_checkpoint=modernbert_to_checkpoint,
 )

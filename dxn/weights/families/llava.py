@@ -11,7 +11,7 @@ from dxn.tokenize.base import ADAPTERS
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import linears
-from dxn.weights.families import clip, llama, siglip
+from dxn.weights.families import clip, language_models
 from dxn.weights.family import Architecture, Family, Options, TensorMap
 from dxn.weights.tokenizers import read_tokenizer
 
@@ -28,7 +28,11 @@ TEXT = {
     "lm_head.": "lm_head.",
 }
 PROJECTOR = ("multi_modal_projector", "model.multi_modal_projector")
-TOWERS = {"clip_vision_model": clip, "siglip_vision_model": siglip}
+# The architecture and the tensors of the encoder.
+TOWERS = {
+    "clip_vision_model": (clip.clip_image, clip.clip_image_tensors),
+    "siglip_vision_model": (clip.siglip_image, clip.siglip_image_tensors),
+}
 WRITERS = ("llama", "mistral", "qwen2")
 
 
@@ -56,8 +60,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             checkpoint, f"projector_hidden_act={shortened(settings['projector_hidden_act'])}"
         )
     vision = vision_part(checkpoint)
-    encoder = TOWERS[hf.model_type(vision)].image_architecture(vision)
-    text = llama.architecture(text_part(checkpoint))
+    encoder = TOWERS[hf.model_type(vision)][0](vision)
+    text = language_models.llama_architecture(text_part(checkpoint))
     dim = {"dim": encoder.dim}
     has_class = encoder.fusion.get("pool") == "cls"
     image: Options = {
@@ -133,12 +137,12 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
         backbone=image["backbone"],
         fusion=image["fusion"],
     )
-    tower = TOWERS[hf.model_type(vision)].image_tensor_map(vision, encoder)
+    tower = TOWERS[hf.model_type(vision)][1](vision, encoder)
     projector = next(
         (name for name in PROJECTOR if f"{name}.linear_1.weight" in checkpoint), PROJECTOR[0]
     )
     maps = [
-        (text, llama.tensor_map(text, architecture), ""),
+        (text, language_models.llama_tensor_map(text, architecture), ""),
         (vision, tower, "adapters.image."),
     ]
     result = linears(

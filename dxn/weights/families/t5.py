@@ -1,11 +1,19 @@
-"""T5, T5 1.1, Flan-T5 and mT5 (arXiv:1910.10683): encoder-decoders with relative positions."""
+"""T5, T5 1.1, Flan-T5 and mT5 (arXiv:1910.10683), and Chronos-Bolt.
+
+They are encoder-decoders with relative positions. Chronos-Bolt is a T5 over patches of a series
+that predicts quantiles of its next values. The first Chronos (arXiv:2403.07815) and Chronos-2 have
+the same key in their config.json.
+"""
 
 from __future__ import annotations
+
+from einops import rearrange
+from torch import Tensor
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, linears
-from dxn.weights.family import Architecture, Family, Options, TensorMap
+from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
 ATTENTION: LayerNames = {
     "attn_norm": "layer.0.layer_norm",
@@ -20,16 +28,23 @@ CROSS: LayerNames = {
 }
 GATED = "gated-"  # start of feed_forward_proj for an MLP with a gate
 GATED_MLPS = {"gelu": "geglu_tanh", "gelu_new": "geglu_tanh", "silu": "swiglu"}
-BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # that of all blocks
+POSITION_BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # that of all blocks
 DECODER = "head.decoder.backbone"
+CHRONOS_CONFIG = "chronos_config"
+CHRONOS_CLASS = "ChronosBoltModelForForecasting"
+# Layers of a residual block, by their names in the adapter and in the head.
+CHRONOS_STEM = {"hidden": "hidden_layer", "out": "output_layer", "skip": "residual_layer"}
+CHRONOS_HEAD = {"mlp.dense": "hidden_layer", "out": "output_layer", "skip": "residual_layer"}
+END_TOKEN = 1  # row of the embedding, after that of the start token of the decoder
+CONSTANT_STD = 1e-5  # a constant in the library
 
 
-def matches(checkpoint: Checkpoint) -> bool:
-    is_series = "chronos_config" in checkpoint.config  # see chronos_bolt.py
+def t5_matches(checkpoint: Checkpoint) -> bool:
+    is_series = CHRONOS_CONFIG in checkpoint.config
     return hf.model_type(checkpoint) in ("t5", "mt5") and not is_series
 
 
-def architecture(checkpoint: Checkpoint) -> Architecture:
+def t5_architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     max_len = config["n_positions"]
     depth = config["num_layers"]
@@ -37,12 +52,12 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         "text": {"max_len": max_len, "pos_embed": "none", "tokenizer": {"special_tokens": True}}
     }
     if not checkpoint.num_layers(f"decoder.block.{{i}}.{CROSS['cross.query']}.weight"):
-        return Architecture(config["d_model"], adapters, backbone(checkpoint, depth))
-    decoder = backbone(checkpoint, config.get("num_decoder_layers") or depth)
+        return Architecture(config["d_model"], adapters, t5_backbone(checkpoint, depth))
+    decoder = t5_backbone(checkpoint, config.get("num_decoder_layers") or depth)
     return Architecture(
         dim=config["d_model"],
         adapters=adapters,
-        backbone=backbone(checkpoint, depth),
+        backbone=t5_backbone(checkpoint, depth),
         head=hf.writing_options(checkpoint, max_len),
         decoder={
             "max_len": max_len,
@@ -55,7 +70,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     )
 
 
-def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+def t5_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     return {
         **stacks(checkpoint, architecture),
         "adapters.text.embedding.weight": copied(embedding(checkpoint)),
@@ -66,21 +81,21 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
 def stacks(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     """Return the tensors of the encoder, and of the decoder if there is one."""
     result = {
-        "backbone.bias.weight": copied(f"encoder.{BIAS}"),
+        "backbone.bias.weight": copied(f"encoder.{POSITION_BIAS}"),
         **linears({"backbone.norm": "encoder.final_layer_norm"}),
         **_blocks(checkpoint, "encoder", architecture.backbone["depth"], "backbone"),
     }
     if architecture.decoder:
         depth = architecture.decoder["backbone"]["depth"]
         result |= {
-            f"{DECODER}.bias.weight": copied(f"decoder.{BIAS}"),
+            f"{DECODER}.bias.weight": copied(f"decoder.{POSITION_BIAS}"),
             f"{DECODER}.norm.weight": copied("decoder.final_layer_norm.weight"),
             **_blocks(checkpoint, "decoder", depth, DECODER),
         }
     return result
 
 
-def backbone(checkpoint: Checkpoint, depth: int) -> Options:
+def t5_backbone(checkpoint: Checkpoint, depth: int) -> Options:
     """Return the options of the backbone of a stack."""
     config = checkpoint.settings
     name = str(config["feed_forward_proj"])
@@ -141,12 +156,136 @@ def embedding(checkpoint: Checkpoint) -> str:
 
 T5 = Family(
     "T5",
-    matches,
-    architecture,
-    tensor_map,
+    t5_matches,
+    t5_architecture,
+    t5_tensor_map,
     ignored=(
         r"(shared|(en|de)coder\.embed_tokens|lm_head)\.weight",
         # Old files have a bias of the cross-attention, which the library does not use.
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     ),
+)
+
+
+def chronos_matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) == "t5" and CHRONOS_CONFIG in checkpoint.config
+
+
+def chronos_architecture(checkpoint: Checkpoint) -> Architecture:
+    config = checkpoint.settings
+    series = check_chronos(checkpoint)
+    depth = config["num_layers"]
+    steps, patch_size = series["prediction_length"], series["input_patch_size"]
+    encoder = t5_backbone(checkpoint, depth)
+    return Architecture(
+        dim=config["d_model"],
+        adapters={
+            "series": {
+                "channels": "separate",
+                "patch_size": patch_size,
+                "stem": "residual",
+                "patch": {
+                    "hidden_dim": config["d_ff"],
+                    "end_token": series.get("use_reg_token", False),
+                    "fill_start": True,
+                    "constant_std": CONSTANT_STD,
+                },
+                "normalize": "sample",
+                "pos_embed": "none",
+                "max_len": series["context_length"] // patch_size,
+            }
+        },
+        # Patches without values have a position, too.
+        backbone={**encoder, "position": {**encoder["position"], "gaps": True}},
+        head={
+            "quantiles": series["quantiles"],
+            "steps": steps,
+            "hidden": "relu",
+            "hidden_dim": config["d_ff"],
+        },
+        decoder={
+            "max_len": 1,
+            "pos_embed": "none",
+            "scale_embedding": False,
+            "backbone": t5_backbone(checkpoint, config.get("num_decoder_layers") or depth),
+        },
+        task="forecast",
+        state={
+            "horizon": steps,
+            "season": 1,
+            "residual": "none",
+            "context": series["context_length"],
+            "num_channels": 1,
+            "channels": [],
+        },
+    )
+
+
+def check_chronos(checkpoint: Checkpoint) -> Options:
+    """Return the options of the series.
+
+    Raises:
+        UserError: If dxn does not support them.
+    """
+    config = checkpoint.settings
+    names = config.get("architectures") or [CHRONOS_CLASS]
+    if names[0] != CHRONOS_CLASS:
+        hf.unsupported(
+            checkpoint,
+            f"the Chronos model {names[0]}, only Chronos-Bolt ({CHRONOS_CLASS}); the first Chronos "
+            "predicts one quantized value after another, and Chronos-2 attends to groups of series",
+        )
+    if config["feed_forward_proj"] != "relu":
+        hf.unsupported(checkpoint, f"the activation function {config['feed_forward_proj']!r}")
+    series = config[CHRONOS_CONFIG]
+    size, stride = series["input_patch_size"], series["input_patch_stride"]
+    if stride != size:
+        hf.unsupported(
+            checkpoint,
+            f"overlapping patches: input_patch_stride must be {size}, as input_patch_size, got "
+            f"{stride}",
+        )
+    if series["context_length"] % size:
+        hf.unsupported(
+            checkpoint,
+            f"a context_length that is no multiple of {size}, as input_patch_size, got "
+            f"{series['context_length']}",
+        )
+    return series
+
+
+def chronos_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    start = checkpoint.config.get("decoder_start_token_id") or 0
+    steps = architecture.head["steps"]
+
+    def by_step(tensor: Tensor) -> Tensor:
+        return rearrange(tensor, "(q h) ... -> (h q) ...", h=steps)
+
+    stem, head = "input_patch_embedding", "output_patch_embedding"
+    result = {
+        **stacks(checkpoint, architecture),
+        "adapters.series.end_token": TensorSource(
+            ("shared.weight",), lambda t: t[END_TOKEN], moves=True
+        ),
+        "head.decoder.embedding.weight": TensorSource(
+            ("shared.weight",), lambda t: t[start : start + 1], moves=True
+        ),
+        **linears(
+            {f"adapters.series.stem.{k}": f"{stem}.{name}" for k, name in CHRONOS_STEM.items()}
+        ),
+        **linears({f"head.{k}": f"{head}.{name}" for k, name in CHRONOS_HEAD.items()}),
+    }
+    for name in ("head.out", "head.skip"):
+        for kind in ("weight", "bias"):
+            source = result[f"{name}.{kind}"]
+            result[f"{name}.{kind}"] = TensorSource(source.names, by_step, moves=True)
+    return result
+
+
+CHRONOS_BOLT = Family(
+    "Chronos-Bolt",
+    chronos_matches,
+    chronos_architecture,
+    chronos_tensor_map,
+    ignored=(*T5.ignored, "quantiles"),
 )

@@ -15,14 +15,12 @@ from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     LayerNames,
     blocks,
-    copied,
     halves_swapped,
+    layer_scales,
     leading_tokens,
     linears,
     map_pooling,
     mean_of_classifiers,
-    patch_matrix,
-    patch_positions,
 )
 from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
 from dxn.weights.image_processor import INTERPOLATIONS, adapter_options
@@ -176,27 +174,18 @@ def fusion_options(checkpoint: Checkpoint) -> Options:
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     image = architecture.adapters["image"]
     depth = architecture.backbone["depth"]
-    grid = grid_of(checkpoint)
     leading = leading_names(checkpoint)
     result = {
-        "adapters.image.proj.weight": patch_matrix(
-            "patch_embed.proj.weight",
-            channels=image["in_channels"],
-            height=image["patch_size"],
-            width=image["patch_size"],
-        ),
-        "adapters.image.proj.bias": copied("patch_embed.proj.bias"),
-        "adapters.image.pos_embed.weight": patch_positions("pos_embed", grid),
+        **hf.patch_tensors(image, "patch_embed.proj", "pos_embed"),
+        **layer_scales("blocks.{i}", "ls1.gamma", "ls2.gamma", depth),
         **blocks(BLOCK, prefix="blocks.{i}", depth=depth),
         **linears({"backbone.norm": "norm", "head.pre.norm": "fc_norm"}),
     }
-    for i in range(depth):
-        block = f"backbone.blocks.{i}"
-        result[f"{block}.attn_out.factor"] = copied(f"blocks.{i}.ls1.gamma")
-        result[f"{block}.mlp_out.factor"] = copied(f"blocks.{i}.ls2.gamma")
-        if architecture.backbone["block"]["mlp"] == "swiglu":
+    if architecture.backbone["block"]["mlp"] == "swiglu":
+        for i in range(depth):
             for kind in ("weight", "bias"):
-                result[f"{block}.mlp.up.{kind}"] = halves_swapped(f"blocks.{i}.mlp.fc1.{kind}")
+                gated = halves_swapped(f"blocks.{i}.mlp.fc1.{kind}")
+                result[f"backbone.blocks.{i}.mlp.up.{kind}"] = gated
     if architecture.fusion["pool"] == "map":
         result |= map_pooling(
             LATENT,
@@ -206,7 +195,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
             num_heads=architecture.backbone["num_heads"],
         )
     if leading:
-        tokens = leading_tokens(leading, "pos_embed", num_patches=math.prod(grid))
+        tokens = leading_tokens(leading, "pos_embed", num_patches=math.prod(grid_of(checkpoint)))
         result["fusion.pool.tokens"] = tokens
     if "head_dist.weight" in checkpoint:
         return result | mean_of_classifiers("head", "head_dist")

@@ -1,4 +1,8 @@
-"""Llama and the language models with its names: Mistral, Qwen, SmolLM 3, Gemma and OLMo 2."""
+"""Causal language models: GPT-2, Llama and those with its names.
+
+These are Mistral, Qwen, SmolLM 3, Gemma and OLMo 2. GPT-2 stores weights as (in_features,
+out_features).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,10 @@ from typing import Any
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.conversions import LayerNames, blocks, copied, linears
+from dxn.weights.conversions import LayerNames, blocks, copied, linears, transposed
 from dxn.weights.family import Architecture, Family, Options, TensorMap
 
-BLOCK: LayerNames = {
+LLAMA_BLOCK: LayerNames = {
     "attn_norm": "input_layernorm",
     "attn.qkv": hf.QKV,
     "attn.q_norm": "self_attn.q_norm",
@@ -28,7 +32,7 @@ NORMS_OUT: LayerNames = {
 }
 WORDS = "embed_tokens.weight"
 # A tensor of the bare model, and its name as a part of a model with a head.
-BASE = (WORDS, "model")
+LLAMA_BASE = (WORDS, "model")
 OUTPUT = "lm_head.weight"
 ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 MODELS = (
@@ -52,9 +56,18 @@ KINDS = {
         "attn_factor": "attention_factor",
     },
 }
+# A tensor of the bare model, and its name as a part of a model with a head.
+GPT2_BASE = ("wte.weight", "transformer")
+GPT2_NORMS = {"attn_norm": "ln_1", "mlp_norm": "ln_2"}
+GPT2_LINEARS = {
+    "attn.qkv": "attn.c_attn",
+    "attn.proj": "attn.c_proj",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
 
 
-def architecture(checkpoint: Checkpoint) -> Architecture:
+def llama_architecture(checkpoint: Checkpoint) -> Architecture:
     config = read_settings(checkpoint)
     kind = config["model_type"]
     is_gemma = kind.startswith("gemma")
@@ -62,7 +75,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     is_tied = config["tie_word_embeddings"]
     if labels is None and not is_tied and OUTPUT not in checkpoint:
         raise KeyError(OUTPUT)
-    words = f"{checkpoint.prefix(*BASE)}{WORDS}"
+    words = f"{checkpoint.prefix(*LLAMA_BASE)}{WORDS}"
     output = {
         "tie_embeddings": is_tied and hf.is_tied(checkpoint, words, OUTPUT),
         "softcap": config.get("final_logit_softcapping"),
@@ -160,8 +173,8 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
     return [FULL] * first + [SLIDING] * (depth - first)
 
 
-def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
-    p = checkpoint.prefix(*BASE)
+def llama_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = checkpoint.prefix(*LLAMA_BASE)
     options = architecture.backbone
     block = options["block"]
     has_norms_out = options["norm"]["place"] != "pre"
@@ -171,7 +184,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
         "adapters.text.embedding.weight": copied(f"{p}{WORDS}"),
         "head.output.weight": copied(OUTPUT),
         **blocks(
-            {**BLOCK, **(NORMS_OUT if has_norms_out else {})},
+            {**LLAMA_BLOCK, **(NORMS_OUT if has_norms_out else {})},
             prefix=p + "layers.{i}",
             depth=options["depth"],
             rows={"attn.qkv": (queries, keys, keys)},
@@ -234,9 +247,78 @@ def scaling(
 LLAMA = Family(
     "Llama",
     hf.is_type(*MODELS),
-    architecture,
-    tensor_map,
+    llama_architecture,
+    llama_tensor_map,
     # Old checkpoints contain the rotary frequencies.
     ignored=(r"lm_head\.", r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
     optional_biases=("score.bias",),
+)
+
+
+def gpt2_architecture(checkpoint: Checkpoint) -> Architecture:
+    config = checkpoint.settings
+    dim = config["n_embd"]
+    if config.get("scale_attn_by_inverse_layer_idx"):
+        hf.unsupported(checkpoint, "attention scores that are scaled by the index of the block")
+    if not config["scale_attn_weights"]:
+        hf.unsupported(checkpoint, "attention scores that are not scaled")
+    labels = hf.class_names(checkpoint, "score")
+    # The bare model is a language model too, because its embedding is the output layer.
+    p = checkpoint.prefix(*GPT2_BASE)
+    words, output = f"{p}wte.weight", "lm_head.weight"
+    is_tied = config["tie_word_embeddings"] and hf.is_tied(checkpoint, words, output)
+    if labels is None and not is_tied and output not in checkpoint:
+        raise KeyError(output)
+    return Architecture(
+        dim=dim,
+        adapters={
+            "text": {
+                "max_len": len(checkpoint.tensors[f"{p}wpe.weight"]),
+                "pos_embed": "learned",
+            }
+        },
+        backbone={
+            "depth": config["n_layer"],
+            "num_heads": config["n_head"],
+            "causal": True,
+            "block": {
+                "mlp": hf.activation(checkpoint, config, "activation_function"),
+                "hidden_dim": config.get("n_inner") or 4 * dim,
+            },
+            "norm": {"eps": config["layer_norm_epsilon"]},
+        },
+        fusion={"pool": "last"},  # in a causal model, only the last token attends to all tokens
+        head={} if labels or is_tied else {"output": {"tie_embeddings": False}},
+        labels=labels,
+        task="language" if labels is None else "classify",
+    )
+
+
+def gpt2_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = checkpoint.prefix(*GPT2_BASE)
+    depth = architecture.backbone["depth"]
+    result = {
+        "adapters.text.embedding.weight": copied(f"{p}wte.weight"),
+        "adapters.text.pos_embed.weight": copied(f"{p}wpe.weight"),
+        **blocks(GPT2_NORMS, prefix=p + "h.{i}", depth=depth),
+        "head.output.weight": copied("lm_head.weight"),
+        **linears({"backbone.norm": f"{p}ln_f", "head.out": "score"}),
+    }
+    # The library's Conv1D is a linear layer with a transposed weight.
+    for i in range(depth):
+        for name, layer in GPT2_LINEARS.items():
+            source = f"{p}h.{i}.{layer}"
+            result[f"backbone.blocks.{i}.{name}.weight"] = transposed(f"{source}.weight")
+            result[f"backbone.blocks.{i}.{name}.bias"] = copied(f"{source}.bias")
+    return result
+
+
+GPT2 = Family(
+    "GPT-2",
+    hf.is_type("gpt2"),
+    gpt2_architecture,
+    gpt2_tensor_map,
+    # attn.bias and attn.masked_bias are constant buffers for the causal mask, not parameters.
+    ignored=(r"lm_head\.", r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"),
+    optional_biases=("score.bias",),  # the classifier of transformers has no bias
 )
