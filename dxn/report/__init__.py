@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dxn.report import run, scores, tables
+    from dxn.report import run, tables
 
-__all__ = ["run", "scores", "tables"]
+__all__ = ["run", "tables"]
 
 
 def __getattr__(name: str) -> ModuleType:

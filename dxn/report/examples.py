@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
 
 from dxn.core.display import number, percent
 from dxn.core.marks import Areas, Described, Mark
-from dxn.report.answers import Answers, Evidence
+from dxn.report.answers import Answers, Evidence, RowScores
 from dxn.tasks import Task
-from dxn.tasks.metric import ClassScores, Metric
+from dxn.tasks.metric import ClassScores
 from dxn.viz.drawers import Shown, get_drawer
 from dxn.viz.html import json_script
 from dxn.viz.media import reduced
@@ -30,42 +29,6 @@ MAX_TEXT = 400  # characters of a target or an answer
 MAX_MEDIA = 3_600_000
 # Bytes of a sound. A page has up to 18 of them, so that they take at most 1.5 MB.
 MAX_SOUND = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class RowScores:
-    """How well each row was answered, so that rows can be sorted and two models compared.
-
-    Args:
-        name: Name of the score, such as "correct" or "absolute error".
-        values: Score of each row.
-        higher_is_better: Whether a higher score is a better answer.
-    """
-
-    name: str
-    values: Sequence[float]
-    higher_is_better: bool = True
-
-
-def row_scores(
-    metric: Metric, predictions: Sequence[Any], targets: Sequence[Any], undefined: float = 1.0
-) -> RowScores | None:
-    """Return how well each row is answered; None if no metric scores single rows.
-
-    Args:
-        metric: Metric of the task, which may score single rows.
-        predictions: Predictions of the rows.
-        targets: Their targets.
-        undefined: Score of a row for which the metric is not defined, if higher scores are better.
-            By default, a row with nothing to predict is right.
-    """
-    if metric.row is None:
-        return None
-    figure, name = metric.row
-    values = metric.value(metric.rows(predictions, targets))[figure]
-    higher = metric.is_higher_better(figure)
-    right = values.nan_to_num(undefined, math.inf, -math.inf) if higher else values
-    return RowScores(name, right.tolist(), higher)
 
 
 class Budget:
@@ -327,7 +290,7 @@ def _line(answer: Mapping[str, Any], value: Any) -> str:
 
 def _key(inputs: Mapping[str, Shown], row: int) -> object:
     """Return a key that is equal for rows with equal texts, files and cells."""
-    sources = [each.source for each in inputs.values()]
+    sources = [shown.source for shown in inputs.values()]
     # Values in memory, such as arrays, have no source.
     return row if None in sources else tuple(map(str, sources))
 

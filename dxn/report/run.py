@@ -11,10 +11,10 @@ from typing import Any
 from dxn.core.display import count, duration, number
 from dxn.core.files import REPORT
 from dxn.core.results import ALL, DataFacts, Results
-from dxn.report import scores, tables
-from dxn.report.answers import Answers, Evidence
+from dxn.report import tables
+from dxn.report.answers import Answers, Evidence, row_scores, write_scores
 from dxn.report.classes import classes_and_probabilities
-from dxn.report.examples import Budget, row_scores, single_rows
+from dxn.report.examples import Budget, single_rows
 from dxn.report.sides import side_by_side
 from dxn.tasks import Task
 from dxn.viz.charts import task_charts
@@ -67,7 +67,7 @@ def write_report(info: RunInfo, evidence: Evidence) -> Path:
     if last is not None and last.truths and task.is_supervised:
         scored = row_scores(task.metric, last.predictions.predicted, last.truths)
         if scored is not None:
-            scores.write(info.folder, scored, last, info.columns)
+            write_scores(info.folder, scored, last, info.columns)
     budget = Budget()
     content = {
         **_head(info),

@@ -14,8 +14,8 @@ from markupsafe import Markup
 
 from dxn.core.display import count, duration, number
 from dxn.core.randomness import spaced_rows
-from dxn.report.answers import Answers, Evidence
-from dxn.report.examples import Budget, RowScores, cut, fragments, is_readable, row_scores
+from dxn.report.answers import Answers, Evidence, RowScores, row_scores
+from dxn.report.examples import Budget, cut, fragments, is_readable
 from dxn.tokenize.text.tokenizer import plain_text
 from dxn.viz.drawers import Shown
 from dxn.viz.html import escaped
@@ -87,7 +87,7 @@ def _restored(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, An
     scores = row_scores(task.metric, predicted, last.truths, undefined=math.nan)
     if scores is None:
         return None
-    codes = [task.answer(each)["prediction"] for each in predicted]
+    codes = [task.answer(prediction)["prediction"] for prediction in predicted]
 
     def row(i: int) -> Row:
         ((name, value),) = task.restored(predicted[i]).items()

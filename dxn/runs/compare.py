@@ -17,9 +17,8 @@ from dxn.core.errors import UserError
 from dxn.core.files import METRICS
 from dxn.core.printable import printable
 from dxn.core.results import ALL, Results, read_results
-from dxn.report import scores
+from dxn.report.answers import Scores, common_scores, read_scores
 from dxn.report.intervals import paired
-from dxn.report.scores import Scores, common_scores
 from dxn.report.tables import interval_text
 from dxn.runs.folder import is_run
 
@@ -180,7 +179,7 @@ def _read(folder: Path, name: str, settings: Settings) -> ComparedRun:
         for key in leaves(values)
         if key.partition(".")[0] not in IGNORED
     }
-    return ComparedRun(name, options, results, scores.read(folder))
+    return ComparedRun(name, options, results, read_scores(folder))
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

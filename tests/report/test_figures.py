@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from dxn.report import scores, tables
+from dxn.report import answers, tables
+from dxn.report.answers import row_scores
 from dxn.report.classes import (
     THRESHOLDS,
     calibration,
@@ -20,7 +21,6 @@ from dxn.report.classes import (
     threshold_effects,
     wilson,
 )
-from dxn.report.examples import row_scores
 from dxn.report.intervals import MIN_ROWS, draw_counts, draw_rows, metric_intervals, paired
 from dxn.tasks import Classify, Generate, Multilabel, Regress, Tag
 from dxn.tasks.metric import ClassScores, one_hot
@@ -271,20 +271,20 @@ def test_row_scores_are_high_for_good_answers_and_errors_for_numbers():
 
 
 def test_rows_of_two_runs_are_the_same_if_their_origin_target_and_common_columns_are():
-    keys = scores.row_keys(["a/data/t.csv row 1", "a/data/t.csv row 2", "x", "x"], [1, 2, 3, 3])
-    moved = scores.row_keys(["/b/a/data/t.csv row 1", "a/data/t.csv row 2"], [1, 9])
+    keys = answers.row_keys(["a/data/t.csv row 1", "a/data/t.csv row 2", "x", "x"], [1, 2, 3, 3])
+    moved = answers.row_keys(["/b/a/data/t.csv row 1", "a/data/t.csv row 2"], [1, 9])
     assert keys[0] == moved[0]
     assert keys[1] != moved[1]
     assert len(set(keys)) == 4
     score = {"name": "correct", "higher_is_better": True}
-    first = scores.Scores(
+    first = answers.Scores(
         **score,
         values={"k": 1.0, "l": 2.0, "m": 3.0},
-        contents=scores.contents({"title": ["one", "two", None], "price": [1.5, 2.5, 3.5]}),
+        contents=answers.contents({"title": ["one", "two", None], "price": [1.5, 2.5, 3.5]}),
     )
-    second = scores.Scores(
+    second = answers.Scores(
         **score,
         values={"l": 7.0, "k": 8.0, "m": 9.0},
-        contents=scores.contents({"title": ["2", "one", ""]}),
+        contents=answers.contents({"title": ["2", "one", ""]}),
     )
-    assert scores.common_scores(first, second) == [(1.0, 8.0)]
+    assert answers.common_scores(first, second) == [(1.0, 8.0)]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dxn.core.errors import UserError
 from dxn.core.parts import imported
-from dxn.report.examples import row_scores
+from dxn.report.answers import row_scores
 from dxn.tasks import (
     TASKS,
     Classify,
