@@ -120,7 +120,8 @@ def _keys_of_group(name: str, group: Group, others: Sequence[str]) -> Iterator[s
 
 def _keys_of_part(node: Mapping[str, Any], prefix: str, depth: int = 1) -> Iterator[str]:
     # Even if the file is not current: to import the part would take seconds.
-    signature = read().signatures.get(str(node.get("_target_", "")))
+    stored, _ = read()
+    signature = stored.get(str(node.get("_target_", "")))
     if signature is None or depth > MAX_DEPTH:
         return
     for name, parameter in signature.parameters.items():

@@ -239,7 +239,8 @@ TYPES = {
 
 def update() -> None:
     """Write the file with the parts that dxn's own YAML files name, unless it is current."""
-    if not read().is_current:
+    _, is_current = read()
+    if not is_current:
         write({name: imported(name) for name in functions_of_dxn()})
 
 
@@ -281,22 +282,14 @@ def write(targets: Mapping[str, Callable[..., Any]]) -> None:
     read.cache_clear()
 
 
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """The content of the file.
-
-    Args:
-        signatures: Signatures by the dotted names that a configuration may use.
-        is_current: Whether the source code is that from which the file was written.
-    """
-
-    signatures: Mapping[str, Signature]
-    is_current: bool
-
-
 @functools.cache
-def read() -> Stored:
-    """Read the file. Empty if it is missing or damaged, or written by another version of dxn."""
+def read() -> tuple[Mapping[str, Signature], bool]:
+    """Read the file.
+
+    Returns:
+        Signatures by the dotted names that a configuration may use, none if the file is missing or
+        damaged; and whether the source code is that from which the file was written.
+    """
     types: dict[str, Any] = {}
     try:
         content = json.loads(PATH.read_text(encoding="utf-8"))
@@ -314,9 +307,9 @@ def read() -> Stored:
             others = Parameter(**plain["others"]) if "others" in plain else None
             signatures[path] = Signature(**{**plain, "others": others})
         signatures |= {name: signatures[path] for name, path in content["names"].items()}
-        return Stored(signatures, content["sources"] == _digest())
+        return signatures, content["sources"] == _digest()
     except (OSError, ValueError, LookupError, TypeError, NameError, SyntaxError):
-        return Stored({}, is_current=False)
+        return {}, False
 
 
 def _digest() -> str:
