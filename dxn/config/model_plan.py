@@ -39,7 +39,7 @@ LIMITS = {
 }
 # Options that name a file. A model folder contains its files under fixed names.
 FILE_OPTION = "path"
-PARTS = frozenset({"adapter", "codec"})  # options of an adapter that contain adapters
+NESTED_ADAPTERS = frozenset({"adapter", "codec"})  # options of an adapter that contain adapters
 
 Name = Annotated[str, Field(min_length=1, max_length=1_000)]
 Node = dict[str, Any]  # a part of a model: its class (_target_) and the options of the class
@@ -128,7 +128,7 @@ class ModelPlan(Strict):
             for name, group in part.items():
                 if isinstance(group, dict) and FILE_OPTION in group:
                     group[FILE_OPTION] = None
-                if name in PARTS and isinstance(group, dict):
+                if name in NESTED_ADAPTERS and isinstance(group, dict):
                     parts.append(group)
             part.pop("augment", None)
         return result

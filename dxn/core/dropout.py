@@ -31,7 +31,7 @@ ROW_SHIFT = 64 - 10  # the upper 10 bits of an int64 select a row
 WIDTH = 64
 # Numbers of layers and of parts of WIDTH features that have constants of their own.
 LAYERS = 1024
-PARTS = 256
+FEATURE_PARTS = 256
 MAX_SEED = 2**62
 
 # Odd multipliers that spread consecutive numbers over all 64 bits.
@@ -47,7 +47,7 @@ class Step:
     Args:
         samples: (B,) int64. A random number per sample of the batch.
         factor: () int64. An odd random number.
-        constants: (LAYERS, PARTS) int64. Odd random numbers that do not depend on the step.
+        constants: (LAYERS, FEATURE_PARTS) int64. Odd random numbers that do not depend on the step.
         patterns: (ROWS, WIDTH) factors for each rate and dtype that was used.
     """
 
@@ -59,8 +59,8 @@ class Step:
     def draw(self, numbers: Tensor, layer: int, count: int = 1) -> Tensor:
         """Return `count` random int64 (..., count) for each random number (...) int64."""
         constants = self.constants[layer % LAYERS]
-        if count > PARTS:
-            constants = constants.repeat(-(-count // PARTS))
+        if count > FEATURE_PARTS:
+            constants = constants.repeat(-(-count // FEATURE_PARTS))
         return numbers[..., None] * constants[:count]
 
 
@@ -298,10 +298,10 @@ def _(patterns: Tensor, draws: Tensor) -> Tensor:
 
 @cache
 def _constants(device: torch.device) -> Tensor:
-    """Return odd random numbers (LAYERS, PARTS) for a device."""
+    """Return odd random numbers (LAYERS, FEATURE_PARTS) for a device."""
     with torch.inference_mode(False):
-        numbers = mix(torch.arange(1, LAYERS * PARTS + 1) * INDEX_FACTOR) * 2 + 1
-        return numbers.view(LAYERS, PARTS).to(device)
+        numbers = mix(torch.arange(1, LAYERS * FEATURE_PARTS + 1) * INDEX_FACTOR) * 2 + 1
+        return numbers.view(LAYERS, FEATURE_PARTS).to(device)
 
 
 # Each layer has another number at first, see `number_layers`.

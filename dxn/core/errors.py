@@ -40,8 +40,8 @@ class Interrupted(KeyboardInterrupt):
         return cls(f"stopped by {number.name}", 128 + number)
 
 
-def similar(wrong: str, known: Iterable[str]) -> str | None:
+def similar(wrong: str, names: Iterable[str]) -> str | None:
     """Return the name most similar to a wrong one; None if none is similar enough."""
-    by_lower = {name.lower(): name for name in known}
+    by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(wrong.lower(), list(by_lower), 1, MIN_SIMILARITY)
     return by_lower[close[0]] if close else None

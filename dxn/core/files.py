@@ -301,17 +301,17 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_sums(folder: Path, known: Mapping[str, str] | None = None) -> None:
+def write_sums(folder: Path, digests: Mapping[str, str] | None = None) -> None:
     """Write SHA256SUMS with the digests of all files of a folder, in the format of sha256sum.
 
     Args:
         folder: The folder.
-        known: Digests by name of files that need not be read again. A copied digest also shows
+        digests: Digests by name of files that need not be read again. A copied digest also shows
             damage since the original was written.
     """
-    known = known or {}
+    digests = digests or {}
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != SUMS]
-    lines = [f"{known.get(path.name) or sha256(path)}  {path.name}" for path in paths]
+    lines = [f"{digests.get(path.name) or sha256(path)}  {path.name}" for path in paths]
     write_text(folder / SUMS, "\n".join(lines) + "\n")
 
 
@@ -409,7 +409,7 @@ def _size(path: Path) -> int:
     """Return the size of a file, or of all files of a folder, in bytes."""
     paths = path.rglob("*") if path.is_dir() else [path]
     with suppress(OSError):
-        return sum(each.stat().st_size for each in paths if each.is_file())
+        return sum(file.stat().st_size for file in paths if file.is_file())
     return 0
 
 

@@ -50,25 +50,25 @@ def launch() -> Launch | None:
     if os.environ.get(HAS_STORE) != "True":
         return None
     store, rank, world_size = next(rendezvous("env://"))
-    own = uuid.uuid4().hex
+    nonce = uuid.uuid4().hex
     if rank:
-        store.set(f"dxn/word/{rank}", own)
+        store.set(f"dxn/word/{rank}", nonce)
         # This waits for the answer.
-        start, identity, is_restart = json.loads(store.get(f"dxn/answer/{own}"))
+        start, identity, is_restart = json.loads(store.get(f"dxn/answer/{nonce}"))
         store.set(f"dxn/{start}/{rank}", "here")
     else:
-        start = own
-        identity = store.compare_set("dxn/launch", "", own).decode()
-        is_restart = identity != own
+        start = nonce
+        identity = store.compare_set("dxn/launch", "", nonce).decode()
+        is_restart = identity != nonce
         missing = set(range(1, world_size))
         while missing:
-            for each in sorted(missing):
+            for other in sorted(missing):
                 # The word can be that of a process before the restart. Nobody reads that answer.
-                if store.check([f"dxn/word/{each}"]):
-                    word = store.get(f"dxn/word/{each}").decode()
+                if store.check([f"dxn/word/{other}"]):
+                    word = store.get(f"dxn/word/{other}").decode()
                     store.set(f"dxn/answer/{word}", json.dumps([start, identity, is_restart]))
             time.sleep(POLL)
-            missing = {each for each in missing if not store.check([f"dxn/{start}/{each}"])}
+            missing = {other for other in missing if not store.check([f"dxn/{start}/{other}"])}
     part = dist.PrefixStore(start, store)  # pyright: ignore
     return Launch(identity, is_restart, {"store": part, "rank": rank, "world_size": world_size})
 
@@ -106,11 +106,11 @@ def from_all(compute: Callable[[], T]) -> list[T]:
     index, count = processes()
     if count == 1:
         return [compute()]
-    own = _outcome(compute)
+    outcome = _outcome(compute)
     received: list[Any] = [None] * count
-    dist.gather_object(own, received if index == 0 else None, dst=0)
+    dist.gather_object(outcome, received if index == 0 else None, dst=0)
     # An error is sent to all. Without one, only the first process needs the results.
-    problem = from_first(lambda: next((each[1] for each in received if each[1] is not None), None))
+    problem = from_first(lambda: next((text for _, text in received if text is not None), None))
     if problem is not None:
         raise UserError(problem)
     return [result for result, _ in received] if index == 0 else []

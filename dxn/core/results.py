@@ -150,7 +150,7 @@ class Results(Strict):
             if key.startswith(prefix) and key != BEST:
                 name = key.removeprefix(prefix)
                 # The name of a class can have brackets, too: f1:a[b] is a metric of all inputs.
-                row = next((each for each in rows if name.endswith(f"[{each}]")), ALL)
+                row = next((row for row in rows if name.endswith(f"[{row}]")), ALL)
                 rows.setdefault(row, {})[name.removesuffix(f"[{row}]")] = value
         return rows
 

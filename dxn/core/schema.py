@@ -133,13 +133,13 @@ class CheckedMembers:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        base = next(each for each in cls.__mro__ if CheckedMembers in each.__bases__)
-        known = [name for name in (*vars(base), *base.__annotations__) if not name.startswith("_")]
-        members = {*dir(base), *known}
+        base = next(parent for parent in cls.__mro__ if CheckedMembers in parent.__bases__)
+        names = [name for name in (*vars(base), *base.__annotations__) if not name.startswith("_")]
+        members = {*dir(base), *names}
         for name in vars(cls).keys() - inspect.get_annotations(cls).keys():
             if name.startswith("_") or name in members:
                 continue
-            similar = difflib.get_close_matches(name, known, 1, SIMILAR)
+            similar = difflib.get_close_matches(name, names, 1, SIMILAR)
             # A name such as `use_vocabulary` contains the whole name of a member.
             if similar and similar[0] not in name.replace("_", " ").split():
                 raise TypeError(

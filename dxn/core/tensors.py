@@ -298,17 +298,19 @@ def check_after_loading(tensors: Mapping[str, Tensor], source: Path | str) -> No
         )
 
 
-def check_weights(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
+def check_weights(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path
+) -> None:
     """Compare the weights of a file with those of the model.
 
     Raises:
         UserError: If a name, a shape or a type differs, or a weight is not finite.
     """
-    for name in dict.fromkeys([*own, *tensors]):
-        if name not in tensors or name not in own:
-            reason = f"{name} is {'missing' if name in own else 'unexpected'}"
-        elif kind(tensors[name]) != kind(own[name]):
-            reason = f"{name} has {kind(tensors[name])} instead of {kind(own[name])}"
+    for name in dict.fromkeys([*expected, *tensors]):
+        if name not in tensors or name not in expected:
+            reason = f"{name} is {'missing' if name in expected else 'unexpected'}"
+        elif kind(tensors[name]) != kind(expected[name]):
+            reason = f"{name} has {kind(tensors[name])} instead of {kind(expected[name])}"
         else:
             continue
         raise UserError(

@@ -89,11 +89,11 @@ class Tokens:
         for span in self.spans:
             shape = self.x.shape[0], span.stop - span.start
             # Coordinates that are a function are not computed here.
-            known = span.locate.shape[:2] if isinstance(span.locate, Tensor) else shape
-            if span.start != end or known != shape:
+            shape_of_coords = span.locate.shape[:2] if isinstance(span.locate, Tensor) else shape
+            if span.start != end or shape_of_coords != shape:
                 raise ValueError(
                     f"span {span.name!r} covers columns {span.start}:{span.stop} with coords of "
-                    f"{tuple(known)}; it must start at column {end}"
+                    f"{tuple(shape_of_coords)}; it must start at column {end}"
                 )
             end = span.stop
         if self.spans and end != self.x.shape[1]:
@@ -143,8 +143,8 @@ class Tokens:
         for span in self.spans:
             if span.name == name:
                 return self._columns(span)
-        known = [span.name for span in self.spans]
-        raise KeyError(f"no columns of {name!r}, only of {known}")
+        names = [span.name for span in self.spans]
+        raise KeyError(f"no columns of {name!r}, only of {names}")
 
     def split(self) -> list[Tokens]:
         """Return one `Tokens` per span: the inverse of `join`."""

@@ -183,9 +183,9 @@ def _selective(probabilities: Tensor, right: Tensor) -> dict[str, list[float]]:
     answered: list[float] = []
     accuracy: list[float] = []
     for threshold in THRESHOLDS:
-        kept = right[probabilities >= threshold]
-        answered.append(len(kept) / len(right))
-        accuracy.append(float(kept.mean()) if len(kept) else math.nan)
+        answers = right[probabilities >= threshold]
+        answered.append(len(answers) / len(right))
+        accuracy.append(float(answers.mean()) if len(answers) else math.nan)
     return {"answered rows": answered, "right answers among them": accuracy}
 
 
@@ -195,10 +195,10 @@ def _detection(probabilities: Tensor, true: Tensor) -> dict[str, list[float]]:
     for threshold in THRESHOLDS:
         predicted = probabilities >= threshold
         right = float((predicted & true).sum())
-        found, rows = float(predicted.sum()), float(true.sum())
-        lines["precision"].append(right / found if found else math.nan)
+        num_predicted, rows = float(predicted.sum()), float(true.sum())
+        lines["precision"].append(right / num_predicted if num_predicted else math.nan)
         lines["recall"].append(right / rows if rows else math.nan)
-        lines["F1"].append(2 * right / (found + rows) if found + rows else math.nan)
+        lines["F1"].append(2 * right / (num_predicted + rows) if num_predicted + rows else math.nan)
     return lines
 
 

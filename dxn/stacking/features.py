@@ -71,11 +71,11 @@ def time_statistics(x: Tensor, mask: Tensor) -> Tensor:
     Returns:
         NaN where a sample has no known value. Differences between unknown steps count as none.
     """
-    known = (mask if mask.ndim == 3 else mask[..., None]).to(x.dtype).expand_as(x)
-    count = known.sum(1)
-    mean = (x * known).sum(1) / count
-    std = (((x - mean[:, None]) * known).square().sum(1) / count).sqrt()
-    pairs = known[:, 1:] * known[:, :-1]
+    weight = (mask if mask.ndim == 3 else mask[..., None]).to(x.dtype).expand_as(x)
+    count = weight.sum(1)
+    mean = (x * weight).sum(1) / count
+    std = (((x - mean[:, None]) * weight).square().sum(1) / count).sqrt()
+    pairs = weight[:, 1:] * weight[:, :-1]
     steps = ((x[:, 1:] - x[:, :-1]).abs() * pairs).sum(1) / pairs.sum(1).clamp(min=1)
     return torch.cat([mean, std, steps], 1)
 

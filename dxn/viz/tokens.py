@@ -115,7 +115,7 @@ def _need_upright(labels: Sequence[_Label]) -> bool:
     width = sum(label.count for label in labels)
     places = [middle / width * MATRIX_INCHES[0] for middle in _middles(labels)]
     pairs = zip(places, inches, places[1:], inches[1:], strict=False)
-    return any(b - a < (one + two) / 2 + 0.1 for a, one, b, two in pairs)
+    return any(b - a < (first + second) / 2 + 0.1 for a, first, b, second in pairs)
 
 
 def _middles(labels: Sequence[_Label]) -> list[float]:
