@@ -312,6 +312,11 @@ def significant(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def cut(text: str, length: int) -> str:
+    """Return at most `length` characters of a text. One that is cut ends with "…"."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
 def list_names(names: Sequence[str], count: int = 3) -> str:
     """Return the first names of a list and the number of the others, such as "a, b and 7 more"."""
     more = f" and {len(names) - count} more" if len(names) > count else ""

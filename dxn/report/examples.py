@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dxn.core.display import number, percent
+from dxn.core.display import cut, number, percent
 from dxn.core.marks import Areas, Described, Mark
 from dxn.report.answers import Answers, Evidence, RowScores
 from dxn.tasks import Task
@@ -207,8 +207,8 @@ def examples(
         shown_rows.append(
             {
                 "where": origins[i],
-                "prediction": cut(prediction if is_named else _line(answer, prediction)),
-                "truth": cut(_line(answer, truths[i])),
+                "prediction": cut(prediction if is_named else _line(answer, prediction), MAX_TEXT),
+                "truth": cut(_line(answer, truths[i]), MAX_TEXT),
                 "is_right": is_right,  # None: it is neither right nor wrong
                 "note": note,
                 "shares": [(n, p, percent(p)) for n, p in listed_probabilities(answer)[:3]],
@@ -293,7 +293,3 @@ def _key(inputs: Mapping[str, Shown], row: int) -> object:
     sources = [shown.source for shown in inputs.values()]
     # Values in memory, such as arrays, have no source.
     return row if None in sources else tuple(map(str, sources))
-
-
-def cut(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"

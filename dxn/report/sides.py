@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from dxn.core.display import count, duration, number
+from dxn.core.display import count, cut, duration, number
 from dxn.core.randomness import spaced_rows
 from dxn.report.answers import Answers, Evidence, RowScores, row_scores
-from dxn.report.examples import Budget, cut, fragments, is_readable
+from dxn.report.examples import MAX_TEXT, Budget, fragments, is_readable
 from dxn.tokenize.text.tokenizer import plain_text
 from dxn.viz.drawers import Shown
 from dxn.viz.html import escaped
@@ -61,8 +61,8 @@ def _written(
     """Return generated texts beside their references: the worst, middle and best ones."""
 
     def row(i: int) -> Row:
-        truth = cut(str(last.truths[i]))
-        output = marked(cut(last.predictions.predicted[i]), truth)
+        truth = cut(str(last.truths[i]), MAX_TEXT)
+        output = marked(cut(last.predictions.predicted[i], MAX_TEXT), truth)
         return {
             "where": f"{last.origins[i]} · {scores.name} {number(scores.values[i])}",
             "parts": [
@@ -92,14 +92,17 @@ def _restored(evidence: Evidence, last: Answers, budget: Budget) -> dict[str, An
     def row(i: int) -> Row:
         ((name, value),) = task.restored(predicted[i]).items()
         original = evidence.shown(last.predictions.rows[i])[name]
-        numbers = " ".join("/".join(map(str, stages)) for stages in codes[i])
+        numbers = cut(" ".join("/".join(map(str, stages)) for stages in codes[i]), MAX_TEXT)
         true, decoded = _alike(original, replace(original, raw=value, source=None), budget)
         return {
             "where": f"{last.origins[i]} · {scores.name} {number(scores.values[i])}",
             "parts": [
                 ("Original", true),
                 ("Decoded", decoded),
-                (f"Codes of {count(len(codes[i]), 'token')}", _text(escaped(cut(numbers)))),
+                (
+                    f"Codes of {count(len(codes[i]), 'token')}",
+                    _text(escaped(numbers)),
+                ),
             ],
         }
 
@@ -170,7 +173,7 @@ def _answer(true: Shown | None, created: Shown, budget: Budget) -> tuple[Markup,
         return _drawn(None, budget), _drawn(created, budget)
     if not isinstance(created.raw, str):
         return _alike(true, created, budget)
-    text = marked(cut(created.raw), cut(plain_text(true.raw)))
+    text = marked(cut(created.raw, MAX_TEXT), cut(plain_text(true.raw), MAX_TEXT))
     return _drawn(true, budget), _text(text or "(empty)")
 
 

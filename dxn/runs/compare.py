@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dxn.config.settings import Settings
 from dxn.config.values import leaves, lookup
-from dxn.core.display import number, print_table
+from dxn.core.display import cut, number, print_table
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS
 from dxn.core.printable import printable
@@ -164,7 +164,7 @@ def _test(first: ComparedRun, other: ComparedRun) -> str:
 
 def _text(value: Any) -> str:
     text = str(value)
-    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
+    return cut(text, MAX_VALUE)
 
 
 def _read(folder: Path, name: str, settings: Settings) -> ComparedRun:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from dxn.core.display import percent
+from dxn.core.display import cut, percent
 from dxn.core.marks import Mark
 from dxn.core.printable import printable
 
@@ -47,9 +47,7 @@ def marked(pixels: np.ndarray, marks: Sequence[Mark]) -> np.ndarray:
             _dashed(draw, (left, top, right, bottom), color, width)
             continue
         draw.rectangle((left, top, right, bottom), outline=color, width=width)
-        name = printable(mark.label)
-        name = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
-        text = f"{name} {percent(mark.score)}"
+        text = f"{cut(printable(mark.label), MAX_NAME)} {percent(mark.score)}"
         _, y0, x1, y1 = draw.textbbox((0, 0), text, font=font)
         # Above the box, or inside of it at the upper edge of the picture.
         x = min(max(left, 0), max(image.width - x1 - width, 0))

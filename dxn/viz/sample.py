@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.core.display import number, percent
+from dxn.core.display import cut, number, percent
 from dxn.core.tokens import Span, Tokens
 from dxn.viz.drawers import Drawer, Shown, get_drawer, is_file
 
@@ -150,8 +150,7 @@ def describe_sample(sample: Mapping[str, Any]) -> str:
         if isinstance(text, str | Path) and is_file(text):
             descriptions.append(f"{name}: {Path(text).name}")
         elif isinstance(text, str):
-            short = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
-            descriptions.append(f"{name}: “{short}”")
+            descriptions.append(f"{name}: “{cut(text, MAX_TEXT)}”")
     if len(descriptions) > MAX_DESCRIBED + 1:
         descriptions[MAX_DESCRIBED:] = [f"{len(descriptions) - MAX_DESCRIBED} more"]
     return "; ".join(descriptions)
@@ -184,7 +183,7 @@ def answer_line(answer: Mapping[str, Any]) -> str:
         line = ", ".join(_named(part, probabilities) for part in prediction) or "none"
     else:
         line = _named(prediction, probabilities)
-    return line if len(line) <= MAX_ANSWER else f"{line[: MAX_ANSWER - 1]}…"
+    return cut(line, MAX_ANSWER)
 
 
 def listed_probabilities(answer: Mapping[str, Any]) -> list[tuple[str, float]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dxn.config.model_plan import Input, ModelPlan
+from dxn.core.display import list_names
 from dxn.core.errors import UserError
 from dxn.core.files import LABELS
 from dxn.core.tensors import check_after_loading, set_tensor
@@ -368,9 +369,11 @@ class PublicModel:
                 " + ".join(self.tensor_map[name].names) if name in self.tensor_map else name
                 for name in missing
             ]
-            problems.append(f"missing tensors ({len(missing)}): {shortened(names)}")
+            problems.append(f"missing tensors ({len(missing)}): {list_names(names, MAX_NAMES)}")
         if unexpected:
-            problems.append(f"unexpected tensors ({len(unexpected)}): {shortened(unexpected)}")
+            problems.append(
+                f"unexpected tensors ({len(unexpected)}): {list_names(unexpected, MAX_NAMES)}"
+            )
         return (
             f"weights: {self.checkpoint.source}: the tensors do not match {self.family.name}: "
             f"{'; '.join(problems)}; set weights.strict=false to ignore this"
@@ -496,8 +499,8 @@ def _family_of(checkpoint: Checkpoint, part: str | None) -> Family:
         raise UserError(
             f"weights: {checkpoint.source}: does not belong to a supported family "
             f"({', '.join(family.name for family in families)}), got the tensors "
-            f"{shortened(sorted(checkpoint.tensors))}; use another checkpoint, or add a family "
-            "(docs/extend.md)"
+            f"{list_names(sorted(checkpoint.tensors), MAX_NAMES)}; use another checkpoint, or add "
+            "a family (docs/extend.md)"
         )
     if len(matching) > 1:
         selected = [family for family in matching if part is not None and family.part == part]
@@ -508,9 +511,3 @@ def _family_of(checkpoint: Checkpoint, part: str | None) -> Family:
             raise UserError(f"weights: {checkpoint.source}: contains {names}{advice}")
         matching = selected
     return matching[0]
-
-
-def shortened(names: Sequence[str]) -> str:
-    """Return the first names and the number of the others, for an error message."""
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more

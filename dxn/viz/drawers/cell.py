@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from dxn.core.display import cut
 from dxn.viz.drawers.drawer import Drawer, Shown, draw_cell
 from dxn.viz.html import escaped
 from dxn.viz.media import MAX_SHOWN
@@ -67,13 +68,9 @@ def _labels(shown: Shown) -> list[str]:
     if isinstance(shown.raw, list):  # of joined inputs; no cell has a list as its raw value
         return shown.raw
     values = shown.raw if isinstance(shown.raw, tuple) else (shown.raw,)
-    name = _cut(shown.name or shown.modality, MAX_NAME)
-    return [f"{name} = {_cut(_text(value), MAX_VALUE)}" for value in values]
+    name = cut(shown.name or shown.modality, MAX_NAME)
+    return [f"{name} = {cut(_text(value), MAX_VALUE)}" for value in values]
 
 
 def _text(value: Any) -> str:
     return f"{value:,.6g}" if isinstance(value, float) else str(value)
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
