@@ -22,7 +22,7 @@ from dxn.commands import MODULES, VERBS, all_commands
 from dxn.commands.train import Train
 from dxn.config.compose import compose
 from dxn.config.instantiate import build, complete, resolve
-from dxn.config.words import CONF, file_of, folders_of, groups, node_of, options
+from dxn.config.words import CONF, file_of, further_folders, groups, node_of, options
 from dxn.tasks.task import TASKS
 from dxn.tokenize.base import ADAPTERS
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dxn"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # The folders of YAML files: those of dxn, and those of the example package.
-FOLDERS = [CONF, *folders_of([str(ROOT / "examples")])]
+FOLDERS = [CONF, *further_folders([str(ROOT / "examples")], [])[0]]
 
 # Where a modality may be named: its own module, its checkpoints, its drawings, its generated data.
 KNOW_MODALITIES = (

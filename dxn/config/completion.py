@@ -9,7 +9,7 @@ from typing import Any
 from dxn.config.command import Command, Group
 from dxn.config.signatures import read
 from dxn.config.values import choices
-from dxn.config.words import CONF, SHORT, folders_of, groups, installed_folders, node_of, options
+from dxn.config.words import CONF, SHORT, further_folders, groups, node_of, options
 from dxn.core.errors import UserError
 
 FLAGS = ("--help", "--version", "--completion")
@@ -58,7 +58,8 @@ def complete(line: str, commands: Mapping[str, type[Command]]) -> list[str]:
         return []
     command = commands[verb]
     conf_dirs = [word.removeprefix("conf_dir=") for word in others if word.startswith("conf_dir=")]
-    folders = [CONF, *installed_folders(), *folders_of(conf_dirs)]
+    further, _, _ = further_folders(conf_dirs, problems=[])
+    folders = [CONF, *further]
     key, equals, value = current.partition("=")
     if equals:
         return [f"{key}={text}" for text in _values(command, SHORT.get(key, key), value, folders)]

@@ -19,11 +19,9 @@ from dxn.config.values import describe, suggestion
 from dxn.config.words import (
     CONF,
     SHORT,
-    add_folders,
     file_of,
-    folders_of,
+    further_folders,
     groups,
-    installed_folders,
     is_path,
     no_such_option,
     node_of,
@@ -229,11 +227,10 @@ def topic_page(words: Sequence[str], commands: Mapping[str, type[Command]]) -> s
     """
     problems: list[str] = []
     names = [word.removeprefix("conf_dir=") for word in words if word.startswith("conf_dir=")]
-    extra = [*installed_folders(), *folders_of(names)]
-    trust = add_folders(extra, problems)
+    extra, installed, named = further_folders(names, problems)
     if problems:
         raise UserError("\n".join(problems))
-    folders = (CONF, *extra)
+    folders, trust = (CONF, *extra), (*installed, *named)
     verb = next((word for word in words if word in commands), None)
     topics = [w for w in words if w != verb and not w.startswith(("conf_dir=", "-"))]
     # In `dxn train reviews.csv --help`, the path is not a topic.

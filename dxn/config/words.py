@@ -94,12 +94,9 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
             texts[key] = value
         else:
             lines.append(line)
-    folders = folders_of(conf_dirs)
-    installed = installed_folders()
-    existing = [folder for folder in (*installed, *folders) if folder.is_dir()]
-    request = Request([CONF, *existing], literal=texts)
-    packages = add_folders(installed, request.problems)
-    request.trust = add_folders(folders, request.problems)
+    request = Request([CONF], literal=texts)
+    folders, installed, request.trust = further_folders(conf_dirs, request.problems)
+    request.folders += folders
     typed = {key.lstrip("+"): value for key, _, value in (line.partition("=") for line in lines)}
     if "experiment" in typed:
         request.experiment = keys_of_experiment(typed["experiment"], request.folders)
@@ -115,7 +112,7 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
         if key == "trust":
             trusted = value if isinstance(value, list) else [value]
             request.trust = (*request.trust, *(str(name) for name in trusted if name))
-    request.trust_all = (*request.trust, *packages)
+    request.trust_all = (*request.trust, *installed)
     return request
 
 
@@ -343,48 +340,26 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def folders_of(conf_dirs: Sequence[str]) -> list[Path]:
-    """Return the folders of YAML files that values of conf_dir= mean.
+def further_folders(
+    conf_dirs: Sequence[str], problems: list[str]
+) -> tuple[list[Path], tuple[str, ...], tuple[str, ...]]:
+    """Find the folders of YAML files besides that of dxn, and make their modules importable.
 
-    A value is such a folder, the folder of a package that contains it as `conf`, or the folder of a
-    project, whose pyproject.toml names its packages in the same entry points that
-    `installed_folders` reads once it is installed.
+    Args:
+        conf_dirs: Values of conf_dir=. A value is such a folder, the folder of a package that
+            contains it as `conf`, or the folder of a project, whose pyproject.toml names its
+            packages in the same entry points that an installed package has.
+        problems: List to which problems are appended, one line each.
 
-    Raises:
-        UserError: If a pyproject.toml is not valid.
-    """
-    folders: list[Path] = []
-    for value in conf_dirs:
-        folder = Path(value).expanduser().absolute()
-        project = folder / "pyproject.toml"
-        packages: dict[str, str] = {}
-        if project.is_file():
-            import tomllib  # most commands do not need it
-
-            try:
-                content: Any = tomllib.loads(project.read_text(encoding="utf-8"))
-                packages = content["project"]["entry-points"][ENTRY_POINTS]
-            except KeyError:
-                pass  # the project of a folder that has the YAML files itself
-            except ValueError as error:
-                raise UserError(f"conf_dir: {project}: {error}") from error
-        folders += [_yaml_folder(folder / name.replace(".", "/")) for name in packages.values()]
-        folders += [] if packages else [_yaml_folder(folder)]
-    return folders
-
-
-def _yaml_folder(package: Path) -> Path:
-    """Return the folder of YAML files of a package: its folder conf, if it has one."""
-    return package / "conf" if (package / "conf").is_dir() else package
-
-
-def installed_folders() -> list[Path]:
-    """Return the folders of YAML files that installed packages register by an entry point.
+    Returns:
+        The folders of installed packages, which register them by an entry point, and those of the
+        user; the packages that the former use; and those that the latter use. A configuration may
+        use these packages: the user installed them, or named them by conf_dir.
 
     Raises:
-        UserError: If the module of an entry point does not exist.
+        UserError: If the module of an entry point does not exist, or a pyproject.toml is not valid.
     """
-    folders = []
+    installed: list[Path] = []
     for entry in entry_points(group=ENTRY_POINTS):
         # find_spec does not run the module: importing every installed extension would be slow.
         spec = find_spec(entry.value)
@@ -393,43 +368,62 @@ def installed_folders() -> list[Path]:
                 f"entry point {entry.name} of {ENTRY_POINTS}: module {entry.value} not found; "
                 "install the package again or uninstall it"
             )
-        folders.append(_yaml_folder(Path(spec.origin).parent))
-    return folders
+        installed.append(Path(spec.origin).parent)
+    named = [package for value in conf_dirs for package in _packages_of(value)]
+    folders: list[Path] = []
+    used: list[tuple[str, ...]] = []
+    for packages in (installed, named):
+        modules: dict[str, None] = {}  # a set that keeps the order
+        for package in packages:
+            folder = package / "conf" if (package / "conf").is_dir() else package
+            if folder.is_dir():
+                folders.append(folder)
+                modules |= dict.fromkeys(_modules_of(folder, problems))
+            else:
+                problems.append(f"conf_dir: folder not found: {folder}")
+        modules.pop("dxn", None)
+        used.append(tuple(modules))
+    return folders, used[0], used[1]
 
 
-def add_folders(folders: Sequence[Path], problems: list[str]) -> tuple[str, ...]:
-    """Check the user's folders, make their modules importable, and return the packages they use.
+def _packages_of(conf_dir: str) -> list[Path]:
+    """Return the packages of a project, or the folder itself if it is none."""
+    folder = Path(conf_dir).expanduser().absolute()
+    project = folder / "pyproject.toml"
+    packages: dict[str, str] = {}
+    if project.is_file():
+        import tomllib  # most commands do not need it
 
-    The configuration may use these packages: the user installed them, or named them by conf_dir.
+        try:
+            content: Any = tomllib.loads(project.read_text(encoding="utf-8"))
+            packages = content["project"]["entry-points"][ENTRY_POINTS]
+        except KeyError:
+            pass  # the project of a folder that has the YAML files itself
+        except ValueError as error:
+            raise UserError(f"conf_dir: {project}: {error}") from error
+    return [folder / name.replace(".", "/") for name in packages.values()] or [folder]
 
-    Args:
-        folders: The folders.
-        problems: List to which problems are appended, one line each.
-    """
-    # A dict, because a set would lose the order.
-    packages: dict[str, None] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            problems.append(f"conf_dir: folder not found: {folder}")
-            continue
-        if not groups([folder]):
-            problems.append(
-                f"conf_dir: {folder}: has no YAML file of a group, such as head/NAME.yaml; set "
-                "conf_dir to the folder that contains the folders of the groups"
-            )
-        for path in sorted(folder.rglob("*.yaml")):
-            name = path.relative_to(folder)
-            if (CONF / name).exists():
-                problems.append(f"conf_dir: {path}: dxn already has a file {name}; rename yours")
-            # A search in the text finds a `_target_` at any depth of the file.
-            text = path.read_text(encoding="utf-8")
-            packages |= dict.fromkeys(re.findall(r"_target_:\s*[\"']?(\w+)\.", text))
-        # Files can name a module next to the folder, or the package that contains the folder,
-        # without installing it. At the end of sys.path it cannot shadow an installed module.
-        root = folder.parent
-        while (root / "__init__.py").is_file():
-            root = root.parent
-        if str(root) not in sys.path:
-            sys.path.append(str(root))
-    packages.pop("dxn", None)
-    return tuple(packages)
+
+def _modules_of(folder: Path, problems: list[str]) -> list[str]:
+    """Check a folder of YAML files, make its modules importable, and return those that it names."""
+    if not groups([folder]):
+        problems.append(
+            f"conf_dir: {folder}: has no YAML file of a group, such as head/NAME.yaml; set "
+            "conf_dir to the folder that contains the folders of the groups"
+        )
+    modules: list[str] = []
+    for path in sorted(folder.rglob("*.yaml")):
+        name = path.relative_to(folder)
+        if (CONF / name).exists():
+            problems.append(f"conf_dir: {path}: dxn already has a file {name}; rename yours")
+        # A search in the text finds a `_target_` at any depth of the file.
+        text = path.read_text(encoding="utf-8")
+        modules += re.findall(r"_target_:\s*[\"']?(\w+)\.", text)
+    # Files can name a module next to the folder, or the package that contains the folder, without
+    # installing it. At the end of sys.path it cannot shadow an installed module.
+    root = folder.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    return modules
