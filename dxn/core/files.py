@@ -119,7 +119,15 @@ def replace_folder(folder: Path) -> Iterator[Path]:
             yield partial
             for path in [*partial.rglob("*"), partial]:
                 sync(path)
-            _replace(partial, folder)
+            if not folder.exists():
+                partial.replace(folder)
+            elif not _exchange(partial, folder):
+                # Not every operating system and file system can exchange two folders. Between these
+                # two renames, a crash leaves no folder at this place, but both next to it.
+                aside = folder.with_name(_unfinished_name(folder) + OLD)
+                folder.replace(aside)
+                partial.replace(folder)
+                shutil.rmtree(aside, ignore_errors=True)
             sync(folder.parent)
     finally:
         # After an exchange, this is the old folder.
@@ -282,7 +290,7 @@ def _original(partial: Path) -> Path:
 
 
 def _remove_or_restore(path: Path) -> None:
-    # The old folder, if the process was killed between the two renames of `_replace`.
+    # The old folder, if the process was killed between the two renames of `replace_folder`.
     original = _original(path)
     if path.name.endswith(OLD) and not original.exists():
         path.replace(original)
@@ -411,21 +419,6 @@ def _size(path: Path) -> int:
     with suppress(OSError):
         return sum(file.stat().st_size for file in paths if file.is_file())
     return 0
-
-
-def _replace(new: Path, old: Path) -> None:
-    """Move `new` to the place of `old`, so that there is a complete folder at every moment."""
-    if old.exists() and _exchange(new, old):
-        return
-    # Not every operating system and file system can exchange two folders. Between these two
-    # renames, a crash leaves no folder at this place, but both next to it.
-    if old.exists():
-        aside = old.with_name(_unfinished_name(old) + OLD)
-        old.replace(aside)
-        new.replace(old)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        new.replace(old)
 
 
 def _exchange(first: Path, second: Path) -> bool:
