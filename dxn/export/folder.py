@@ -92,7 +92,9 @@ def write_export(
         about = describe(predictor, parts, format, recipes)
         text = json.dumps(about, indent=1, ensure_ascii=False)
         (new / ABOUT).write_text(f"{text}\n", encoding="utf-8")
-        _write_example(parts[0], new / EXAMPLE)
+        with torch.no_grad():  # the inputs of one batch and the outputs of the model
+            tensors = {**parts[0].cases[0], **parts[0].reference(0)}
+        np.savez(new / EXAMPLE, **{name: tensor.numpy() for name, tensor in tensors.items()})
         shutil.copyfile(TEMPLATES / f"{example}.py", new / "example.py")
         shutil.copyfile(TEMPLATES / f"run_{format}.py", new / "run_graph.py")
         if example != "continue_text":
@@ -145,16 +147,6 @@ def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
         if task.target.words and adapter.reader.words:
             recipes[name]["words"] = task.target.words
     return recipes
-
-
-def _write_example(part: ExportedGraph, path: Path) -> None:
-    """Write the inputs of one batch and the outputs of the model."""
-    with torch.no_grad():
-        outputs = part.reference(0)
-    arrays: dict[str, Any] = {
-        name: tensor.numpy() for name, tensor in {**part.cases[0], **outputs}.items()
-    }
-    np.savez(path, **arrays)
 
 
 def program_of(name: str) -> Path:

@@ -53,7 +53,11 @@ def save(part: ExportedGraph, format: str, folder: Path) -> Path:
     path = folder / f"{part.name}{SUFFIXES[format]}"
     with quiet():
         if format == "torch":
-            _allow_small_sizes(part.program)
+            # The smallest sizes are a picture or a sound of a single patch. torch.export assumes
+            # that the number of patches is above 1, although the graph computes it.
+            ranges = part.program.range_constraints
+            for size, allowed in ranges.items():
+                ranges[size] = ValueRanges(1, allowed.upper)
             torch.export.save(part.program, path)
         else:
             _save_onnx(part, path)
@@ -68,16 +72,6 @@ def load(path: Path, outputs: Sequence[str]) -> Run:
         outputs: Names of the outputs.
     """
     return _load_torch(path) if path.suffix == SUFFIXES["torch"] else _load_onnx(path, outputs)
-
-
-def _allow_small_sizes(program: torch.export.ExportedProgram) -> None:
-    """Let a graph accept the smallest sizes, such as a picture or a sound of a single patch.
-
-    torch.export assumes that the number of patches is above 1, although the graph computes it.
-    """
-    ranges = program.range_constraints
-    for size, allowed in ranges.items():
-        ranges[size] = ValueRanges(1, allowed.upper)
 
 
 def _load_torch(path: Path) -> Run:

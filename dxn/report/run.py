@@ -12,11 +12,10 @@ from dxn.core.display import count, duration, number
 from dxn.core.files import REPORT
 from dxn.core.results import ALL, DataFacts, Results
 from dxn.report import tables
-from dxn.report.answers import Answers, Evidence, row_scores, write_scores
+from dxn.report.answers import Evidence, row_scores, write_scores
 from dxn.report.classes import classes_and_probabilities
 from dxn.report.examples import Budget, single_rows
 from dxn.report.sides import side_by_side
-from dxn.tasks import Task
 from dxn.viz.charts import task_charts
 from dxn.viz.curves import best_epoch, curve_charts, shown_rows
 from dxn.viz.html import write_page
@@ -172,7 +171,7 @@ def _imbalance(facts: DataFacts) -> list[str]:
 
 
 def _results(info: RunInfo, evidence: Evidence) -> dict[str, Any]:
-    results, task = info.results, evidence.task
+    results, task, last = info.results, evidence.task, evidence.last
     about = f"The metrics of the {results.split} split"
     about += f", {count(results.evaluated, 'row')}." if results.evaluated else "."
     if len(results.subsets) > 1:
@@ -183,6 +182,8 @@ def _results(info: RunInfo, evidence: Evidence) -> dict[str, Any]:
     table = tables.metrics_table(results, about) if results.metrics else None
     best = best_epoch(info.log, task)
     charts = curve_charts(shown_rows(info.log, task), best=best) if info.log else []
+    # Of the predictions.
+    answered = [] if last is None else task_charts(task, last.predictions.predicted, last.truths)
     names = table["metrics"] if table else []
     glossary = [(name, tables.MEANINGS[name]) for name in names if name in tables.MEANINGS]
     if results.intervals:
@@ -193,16 +194,8 @@ def _results(info: RunInfo, evidence: Evidence) -> dict[str, Any]:
         "curves": [(chart.title, chart.svg()) for chart in charts],
         "training": _training(results),
         "remarks": results.remarks,
-        "charts": _charts(task, evidence.last),
+        "charts": [(chart.title, chart.svg()) for chart in answered],
     }
-
-
-def _charts(task: Task, last: Answers | None) -> list[tuple[str, Any]]:
-    """Return the titles and drawings of the charts of the predictions."""
-    if last is None:
-        return []
-    charts = task_charts(task, last.predictions.predicted, last.truths)
-    return [(chart.title, chart.svg()) for chart in charts]
 
 
 def _training(results: Results) -> str:

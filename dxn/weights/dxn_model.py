@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.config.model_plan import check_files, read_model_plan
@@ -51,7 +49,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         UserError: If a file is missing or invalid, has changed since it was saved, or refers to
             classes that are not trusted.
     """
-    folder = _folder(checkpoint)
+    folder = checkpoint.folder
+    assert folder is not None
     check_files(folder)  # before reading them
     labels = folder / LABELS
     if not labels.exists():
@@ -66,7 +65,8 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "to the run folder of one of its members, such as members/0"
         )
     state = validated(SavedTask, load_json(labels), labels)
-    tokenizer = target_tokenizer(checkpoint)
+    path = folder / TARGET_TOKENIZER  # of the generated texts
+    ids = load_tokenizer(path).get_vocab() if path.exists() else None
     backbone = dict(plan.backbone)
     adapters = {key: _without(node, "dim") for key, node in plan.adapters.items()}
     for key, node in adapters.items():
@@ -82,7 +82,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         fusion=_without(plan.fusion, "dim", "inputs"),
         head=dict(plan.head),
         inputs=tuple(plan.inputs),
-        labels=vocabulary(tokenizer) if tokenizer is not None else state.labels,
+        labels=state.labels if ids is None else sorted(ids, key=ids.__getitem__),
         task=state.task,
     )
 
@@ -124,23 +124,6 @@ def reorder_inputs(
         else:
             result[name] = tensor
     return result
-
-
-def target_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    """Return the tokenizer of the generated texts, or None if the model does not generate text."""
-    path = _folder(checkpoint) / TARGET_TOKENIZER
-    return load_tokenizer(path) if path.exists() else None
-
-
-def vocabulary(tokenizer: Tokenizer) -> list[str]:
-    """Return the tokens of a tokenizer, sorted by id."""
-    ids = tokenizer.get_vocab()
-    return sorted(ids, key=ids.__getitem__)
-
-
-def _folder(checkpoint: Checkpoint) -> Path:
-    assert checkpoint.folder is not None
-    return checkpoint.folder
 
 
 def _without(node: Options, *names: str) -> Options:

@@ -194,14 +194,8 @@ def _normalize(settings: Settings, channels: int) -> Options:
     values = {"mean": settings["image_mean"], "std": settings["image_std"]}
     if not settings["do_normalize"]:
         values = {"mean": 0.0, "std": 1.0}
-    return {
-        key: [float(number) / scale for number in _per_channel(value, channels)]
-        for key, value in values.items()
-    }
-
-
-def _per_channel(value: float | Sequence[float], channels: int) -> Sequence[float]:
-    return value[:channels] if isinstance(value, Sequence) else [value] * channels
+    lists = {k: v if isinstance(v, Sequence) else [v] * channels for k, v in values.items()}
+    return {key: [float(x) / scale for x in numbers[:channels]] for key, numbers in lists.items()}
 
 
 def adapter_options(

@@ -208,18 +208,17 @@ def eomt_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> Tenso
         ours, theirs = f"head.upscale.{i}", f"upscale_block.block.{i}"
         layers |= {f"{ours}.up": f"{theirs}.conv1", f"{ours}.mix": f"{theirs}.conv2"}
         layers[f"{ours}.norm"] = f"{theirs}.layernorm2d"
+
+    def tokens(first: Tensor, registers: Tensor, queries: Tensor) -> Tensor:
+        return torch.cat([first[0], registers[0], queries])
+
     return {
         **hf.patch_tensors(image, hf.VIT_PATCHES, EOMT_POSITIONS, grid),
-        "fusion.pool.tokens": TensorSource(EOMT_TOKENS, _eomt_tokens, moves=True),
+        "fusion.pool.tokens": TensorSource(EOMT_TOKENS, tokens, moves=True),
         **blocks(EOMT_GATED if is_gated else EOMT_BLOCK, prefix="layers.{i}", depth=depth),
         **layer_scales("layers.{i}", "layer_scale1.lambda1", "layer_scale2.lambda1", depth),
         **linears(layers),
     }
-
-
-def _eomt_tokens(first: Tensor, registers: Tensor, queries: Tensor) -> Tensor:
-    """Return the class token, the registers and the queries (K, D)."""
-    return torch.cat([first[0], registers[0], queries])
 
 
 def _eomt_image(checkpoint: Checkpoint) -> Options:
