@@ -357,7 +357,8 @@ def further_folders(
         use these packages: the user installed them, or named them by conf_dir.
 
     Raises:
-        UserError: If the module of an entry point does not exist, or a pyproject.toml is not valid.
+        UserError: If the module of an entry point does not exist, or a pyproject.toml or the
+            encoding of a file is not valid.
     """
     installed: list[Path] = []
     for entry in entry_points(group=ENTRY_POINTS):
@@ -417,7 +418,10 @@ def _modules_of(folder: Path, problems: list[str]) -> list[str]:
         if (CONF / name).exists():
             problems.append(f"conf_dir: {path}: dxn already has a file {name}; rename yours")
         # A search in the text finds a `_target_` at any depth of the file.
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"conf_dir: {path}: not valid YAML: {error}") from error
         modules += re.findall(r"_target_:\s*[\"']?(\w+)\.", text)
     # Files can name a module next to the folder, or the package that contains the folder, without
     # installing it. At the end of sys.path it cannot shadow an installed module.

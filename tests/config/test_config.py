@@ -381,6 +381,14 @@ def test_a_damaged_experiment_of_the_user_is_named(project, content, expected):
     assert expected in messages(compose, Train, words)[0]
 
 
+def test_a_file_of_the_user_that_is_not_utf_8_is_named(project):
+    folder = project / "conf"
+    (folder / "experiment").mkdir()
+    (folder / "experiment" / "mine.yaml").write_bytes("name: café\n".encode("latin-1"))
+    wrong = messages(compose, Train, [f"conf_dir={folder}"])
+    assert "mine.yaml: not valid YAML: 'utf-8' codec can't decode byte 0xe9" in wrong[0]
+
+
 def test_an_empty_experiment_sets_nothing(project):
     (project / "conf" / "experiment").mkdir()
     (project / "conf" / "experiment" / "mine.yaml").write_text("")
