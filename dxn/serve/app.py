@@ -40,8 +40,8 @@ from dxn.serve.service import Service
 from dxn.viz.page import SCRIPT
 
 STATIC = Path(__file__).with_name("static")
-# Paths with a label of their own in the metrics, besides those of the operations.
 PARTIAL = "partial"  # key of an unfinished picture
+# Paths with a label of their own in the metrics, besides those of the operations.
 PATHS = {"/", "/docs", "/openapi.json", "/model", "/health", "/metrics"}
 
 
