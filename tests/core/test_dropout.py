@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dxn.core import dropout
 from dxn.core.dropout import (
-    PARTS,
+    FEATURE_PARTS,
     WIDTH,
     Dropout,
     Keys,
@@ -144,7 +144,7 @@ def test_layers_and_steps_have_different_masks():
 
 
 def test_tokens_with_very_many_features_repeat_their_masks():
-    count = PARTS * WIDTH
+    count = FEATURE_PARTS * WIDTH
     out = dropped(torch.ones(1, 3, count + 5), 0.5)
     assert torch.equal(out[..., count:], out[..., :5])
 
