@@ -360,7 +360,8 @@ def _products(x: Tensor, y: Tensor, known: Tensor) -> Products:
 
 
 def _sum(products: Sequence[Products]) -> Products:
-    return Products(*(sum(column[1:], column[0]) for column in zip(*products, strict=True)))
+    columns: Any = zip(*products, strict=True)
+    return Products(*map(sum, columns))
 
 
 def _simple_forecasts(shape: tuple[int, int], steps: int, season: int) -> list[Tensor]:

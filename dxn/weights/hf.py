@@ -264,11 +264,12 @@ def patch_tensors(
         grid: Number of patches (H, W). Default: the option resize.pos_grid.
     """
     side = image["patch_size"]
-    grid = grid or image["resize"]["pos_grid"]
     return {
         "adapters.image.proj.weight": patch_matrix(
             f"{projection}.weight", channels=image["in_channels"], height=side, width=side
         ),
         "adapters.image.proj.bias": copied(f"{projection}.bias"),
-        "adapters.image.pos_embed.weight": patch_positions(positions, grid),
+        "adapters.image.pos_embed.weight": patch_positions(
+            positions, grid or image["resize"]["pos_grid"]
+        ),
     }
