@@ -30,8 +30,8 @@ from dxn.export.writing import (
     memory_of,
 )
 from dxn.models.decoding.decoder import Decoder, Memory
-from dxn.models.model import Ensemble
 from dxn.models.inference import restore
+from dxn.models.model import Ensemble
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import without_baseline
 from dxn.tasks.segment.head import TiledHead
