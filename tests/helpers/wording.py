@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 UNITS = "file folder class sample step row line word split speaker epoch process letter column"
@@ -39,16 +39,19 @@ BANNED = {
 OPTION_OF = r"^\| `[^`]+` \| [^|]* \| of "
 
 
+ANY = re.compile("|".join(f"(?:{pattern})" for pattern in BANNED.values()), re.IGNORECASE)
+
+
 def banned(text: str) -> list[str]:
     """The banned phrases in a text."""
-    found = []
-    for pattern in BANNED.values():
-        found += [match.group(0) for match in re.finditer(pattern, text, re.IGNORECASE)]
-    return found
+    return [match.group(0) for match in ANY.finditer(text)]
 
 
-def texts(root: Path) -> Iterator[tuple[str, str]]:
-    """Everything that a reader sees, with its place: pages, comments, and strings of words."""
+def texts(root: Path, tree: Callable[[Path], ast.Module]) -> Iterator[tuple[str, str]]:
+    """Everything that a reader sees, with its place: pages, comments, and strings of words.
+
+    `tree` parses a file.
+    """
     pages = [root / name for name in ("README.md", "RESULTS.md", "CONTRIBUTING.md")]
     for path in [*pages, *sorted((root / "docs").rglob("*.md"))]:
         yield str(path.relative_to(root)), path.read_text(encoding="utf-8")
@@ -60,6 +63,6 @@ def texts(root: Path) -> Iterator[tuple[str, str]]:
         for i, line in enumerate(source.splitlines(), 1):
             if "#" in line:
                 yield f"{name}:{i}", line.partition("#")[2]
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
                 yield f"{name}:{node.lineno}", node.value

@@ -372,7 +372,14 @@ def test_each_member_of_an_ensemble_has_a_graph():
     assert all(graphs_of(member.forward) for member in members)
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize(
+    "fusion",
+    [
+        "early",
+        pytest.param("late", marks=pytest.mark.exhaustive),
+        pytest.param("bottleneck", marks=pytest.mark.exhaustive),
+    ],
+)
 @torch.inference_mode()
 def test_a_recorded_call_asks_the_device_for_no_value(fusion, monkeypatch, no_notes):
     """On the device meta, tensors have no values. A recording by CUDA cannot read them either."""

@@ -22,7 +22,15 @@ def output_of(capsys, tmp_path, *options, content=None):
     """What `dxn train` prints for a table of texts."""
     (tmp_path / "t.csv").write_text(content or table_of(60))
     capsys.readouterr()
-    command = ["train", str(tmp_path / "t.csv"), "target=label", *TEXT, *SMALL, *options]
+    command = [
+        "train",
+        str(tmp_path / "t.csv"),
+        "target=label",
+        *TEXT,
+        *SMALL,
+        "baseline=none",
+        *options,
+    ]
     assert main([*command, f"run={tmp_path / 'run'}"]) == 0
     return capsys.readouterr().out
 
@@ -154,7 +162,7 @@ def test_a_run_killed_while_it_wrote_its_first_checkpoint_is_started_again(tmp_p
 
 
 def test_the_card_has_the_figures_the_data_the_command_and_versions(tmp_path, capsys):
-    output_of(capsys, tmp_path, "trainer.epochs=2")
+    output_of(capsys, tmp_path, "trainer.epochs=2", "baseline=auto")
     model = tmp_path / "run" / "model"
     card = (model / "README.md").read_text()
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())

@@ -182,6 +182,7 @@ def test_what_is_hidden_is_learned_for_every_modality(place, tmp_path):
         assert sum(losses[-8:]) / 8 < 0.8 * losses[0], name
 
 
+@pytest.mark.exhaustive
 def test_a_picture_gives_away_a_hidden_word(place, tmp_path):
     accuracy = {}
     for columns in (("text",), ("text", "image")):

@@ -111,6 +111,7 @@ def test_a_killed_command_continues_to_the_same_bytes(words, kill, capsys, tmp_p
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == contents
 
 
+@pytest.mark.exhaustive
 def test_a_command_that_the_system_kills_continues(words, capsys, tmp_path):
     command = [sys.executable, "-c", KILLED, *words("a.parquet")]
     done = subprocess.run(command, check=False, capture_output=True)

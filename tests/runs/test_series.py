@@ -159,6 +159,7 @@ def test_eight_waves_are_overfitted(tmp_path, capsys):
     assert "8 of 8 learned" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_the_phase_between_two_channels_is_learned(tmp_path):
     # tests/examples/test_waves.py shows that one channel says nothing.
     options = [EXAMPLES, "data=waves", "data.num_train=400", "data.corrupt=0", "data.missing=0.05"]

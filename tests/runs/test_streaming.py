@@ -86,7 +86,7 @@ def test_a_model_is_trained_and_used(whole):
     assert answer["prediction"] in ("red", "green", "blue")
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_an_interrupted_training_continues_and_loses_at_most_the_shuffle_buffer(
     whole, name, tmp_path, monkeypatch, ahead
 ):

@@ -5,6 +5,7 @@ import json
 import re
 import statistics
 import time
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -17,6 +18,13 @@ from dxn.core.errors import UserError
 from dxn.runs import tune as module
 
 FAST = [*TEXT, *SMALL, *PLAIN, "data.fractions=[0.6,0.2,0.2]"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_is_not_collected_after_each_trial():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("optuna.study._optimize.gc", SimpleNamespace(collect=lambda: 0))
+        yield
 
 
 @pytest.fixture
@@ -45,7 +53,7 @@ def evaluated(table):
 
 def test_a_search_ends_with_the_best_run_and_no_other_one_saw_the_test_split(table, capsys):
     space = ["backbone.depth=1..2", "optimizer.lr=1e-4..1e-1:log", "head.dropout=0,0.1"]
-    rows = search(table, *space, "trials=5", "trainer.epochs=3")
+    rows = search(table, *space, "trials=7", "trainer.epochs=3")
     folder = table.parent / "search"
     for row in rows:
         assert row["backbone.depth"] in ("1", "2")
@@ -53,7 +61,7 @@ def test_a_search_ends_with_the_best_run_and_no_other_one_saw_the_test_split(tab
         assert row["head.dropout"] in ("0", "0.1")
     complete = [row for row in rows if row["state"] == "complete"]
     pruned = [row for row in rows if row["state"] == "pruned"]
-    assert len(rows) == 5 and pruned and int(pruned[0]["epochs"]) < 3
+    assert len(rows) == 7 and pruned and int(pruned[0]["epochs"]) < 3
     # The lower loss decides between equal metrics.
     best = max(complete, key=lambda row: (float(row["validation/accuracy"]), -float(row["loss"])))
     assert evaluated(table) == [best["trial"]]
@@ -121,6 +129,7 @@ def test_an_interrupted_trial_continues_with_the_same_command(table, monkeypatch
     assert "searches optimizer.lr=0.001,0.1, got optimizer.lr=0.001,0.2; choose another" in line
 
 
+@pytest.mark.exhaustive
 def test_the_trial_of_a_killed_process_runs_again(table, monkeypatch):
     monkeypatch.setattr(module, "HEARTBEAT", 1)
     monkeypatch.setattr(module, "GRACE", 1)
