@@ -1,5 +1,6 @@
 """Tables with conversations, and with columns of questions and answers."""
 
+import csv
 import json
 
 import pytest
@@ -52,6 +53,8 @@ def test_a_column_of_messages_is_the_only_input(tmp_path, name):
         ({"instruction": "Add", "output": "5"}, asked("Add", "5")),
         ({"prompt": "Add", "completion": "5"}, asked("Add", "5")),
         ({"prompt": "Add", "response": "5", "id": 3}, asked("Add", "5")),
+        ({"prompt": CHAT[:1], "completion": CHAT[1:]}, CHAT),
+        ({"prompt": [*CHAT, CHAT[0]], "completion": "Bye"}, [*CHAT, *asked("Hi", "Bye")]),
     ],
 )
 def test_usual_columns_become_messages(tmp_path, row, expected):
@@ -89,3 +92,17 @@ def test_columns_of_the_user_and_other_tables_stay_as_they_are(tmp_path):
 def test_a_wrong_node_is_refused(node):
     with pytest.raises(ValueError, match="columns"):
         layout_of(node)
+
+
+def test_conversations_can_be_json_texts(tmp_path):
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["messages"], *[[json.dumps(CHAT)] for _ in range(3)]])
+    assert cells(open_table(str(path), chat="auto")) == [CHAT] * 3
+    assert cells(open_table(str(path), chat="messages")) == [CHAT] * 3
+
+
+def test_chosen_columns_are_used_beside_another_column_called_messages(tmp_path):
+    rows = [{"question": "Add 2, 3", "answer": "5", "messages": 2} for _ in range(3)]
+    source = open_table(write(tmp_path / "t.jsonl", rows), chat=["question", "answer"])
+    assert cells(source) == [asked("Add 2, 3", "5")] * 3

@@ -81,6 +81,21 @@ def test_a_clock_continues_the_times_of_a_table(cells, step, following):
     assert grid_positions(times, clock) == list(range(len(cells)))
 
 
+@pytest.mark.parametrize(
+    ("days", "step"),
+    [
+        (["01-31", "02-29", "03-29", "04-30", "05-31", "06-28"], "1 month"),  # last weekdays
+        (["01-19", "02-16", "03-15", "04-19", "05-17"], "1 month"),  # third Fridays
+        (["01-30", "02-29", "03-30", "04-30"], "1 month"),
+        (["01-01", "01-29", "02-26", "03-25"], "4 weeks"),
+        (["01-03", "01-31", "02-28", "04-03"], "4 weeks"),
+    ],
+)
+def test_one_time_in_each_month_is_a_month(days, step):
+    times, written = parse_times([f"2024-{day}" for day in days], str, "day")
+    assert str(find_clock(written, [times])) == step
+
+
 def test_a_clock_of_weekdays_has_no_weekends():
     days = [f"2024-01-{day:02}" for day in (1, 2, 3, 4, 5, 8, 9, 10, 11)]
     times, written = parse_times(days, str, "day")

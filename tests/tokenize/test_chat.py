@@ -400,3 +400,17 @@ def test_random_contents_keep_ids_and_mask_of_transformers(vocabulary):
         assert sample["ids"].tolist() == expected["input_ids"]
         got = (sample["answers"] >= 0).int().tolist()
         assert got == expected["assistant_masks"], chat
+
+
+def test_messages_of_sharegpt_have_other_keys():
+    messages = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    assert read_messages(messages) == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+    ]
+
+
+def test_tool_calls_are_named():
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    with pytest.raises(BadMedia, match=r"^message 2 has tool calls, which cannot be read"):
+        read_messages([{"role": "user", "content": "Hi"}, calls])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +20,7 @@ MESSAGES = "messages"
 USUAL = (("instruction", "input", "output"), ("prompt", "completion"), ("prompt", "response"))
 OPTIONAL = "input"
 NUM_SHOWN = 1_000  # conversations that show whether there are files in them
+JSON_OBJECTS = re.compile(r"\s*\[\s*\{")  # start of a list of objects
 CONVERSATIONS = (MESSAGES, "conversation", "conversations")
 
 
@@ -49,11 +52,14 @@ class Chats(Layout):
 
         The files in messages become columns of their own, named after their type.
         """
-        if self.column in table.columns:
-            return _with_files(table, self.column, f"{use.key}{self.kind}")
+        option = f"{use.key}{self.kind}"
+        # New tables can have messages instead of the columns of the training.
+        has_columns = len(self.columns) > 1 and {*self.columns} <= table.columns.keys()
+        if self.column in table.columns and not has_columns:
+            return _with_files(_with_parsed(table, self.column), self.column, option)
         if len(self.columns) == 1:
             return table
-        texts = [table.column(name, f"{use.key}{self.kind}") for name in self.columns]
+        texts = [table.column(name, option) for name in self.columns]
         *questions, answer = self.columns
         use.notes.append(f"conversations: {' and '.join(questions)} (user), {answer} (assistant)")
         parts: list[Column] = []
@@ -62,6 +68,26 @@ class Chats(Layout):
             parts.append(as_column([_messages(row) for row in rows], is_json=True))
         others = {name: cells for name, cells in table.columns.items() if name not in self.columns}
         return replace(table, columns={**others, MESSAGES: join_columns(parts)})
+
+
+def _with_parsed(table: Table, column: str) -> Table:
+    """Return a table in which conversations that are JSON texts are lists of messages."""
+    cells = table.columns[column]
+    if not any(_parsed(cells[row]) is not cells[row] for row in spaced_rows(len(cells), NUM_SHOWN)):
+        return table
+    parsed = as_column([_parsed(cell) for cell in cells], is_json=True)
+    return replace(table, columns={**table.columns, column: parsed})
+
+
+def _parsed(cell: Any) -> Any:
+    """Return the messages of a JSON text, or the cell as it is."""
+    if isinstance(cell, str) and JSON_OBJECTS.match(cell):
+        try:
+            content = json.loads(cell)
+        except (ValueError, RecursionError):
+            return cell
+        return content if is_conversation(content) else cell
+    return cell
 
 
 def _with_files(table: Table, column: str, option: str) -> Table:
@@ -108,7 +134,7 @@ def find_chats(table: Table, columns: str | Sequence[str] | None) -> Chats | Non
     for name in CONVERSATIONS:
         cells = table.columns.get(by_name.get(name, ""), ())
         first = next((cell for cell in cells if cell is not None), None)
-        if is_conversation(first):
+        if is_conversation(_parsed(first)):
             return Chats([by_name[name]])
     for names in USUAL:
         if all(name in by_name or name == OPTIONAL for name in names):
@@ -116,11 +142,25 @@ def find_chats(table: Table, columns: str | Sequence[str] | None) -> Chats | Non
     return None
 
 
-def _messages(row: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the messages of texts: the last one is the answer, and the others are one message."""
+def _messages(row: Sequence[Any]) -> list[Any]:
+    """Return the messages of cells: the last one is the answer, and the others are one message.
+
+    A cell can also be a list of messages, as TRL writes prompts and completions. What is neither is
+    reported when the conversation is read.
+    """
     *questions, answer = row
-    texts = [str(text) for text in questions if text is not None and str(text).strip()]
-    return [
-        {"role": "user", "content": "\n\n".join(texts)},
-        {"role": "assistant", "content": None if answer is None else str(answer)},
-    ]
+    messages: list[Any] = []
+    texts: list[str] = []
+    for cell in questions:
+        if is_conversation(cell):
+            messages += cell
+        elif isinstance(cell, list | dict):
+            messages.append({"role": "user", "content": cell})
+        elif cell is not None and str(cell).strip():
+            texts.append(str(cell))
+    if texts or not messages:
+        messages.append({"role": "user", "content": "\n\n".join(texts)})
+    if is_conversation(answer):
+        return [*messages, *answer]
+    is_text = not isinstance(answer, list | dict | None)
+    return [*messages, {"role": "assistant", "content": str(answer) if is_text else answer}]

@@ -292,7 +292,9 @@ def target_columns(table: Table, target: str | Sequence[str] | None, notes: list
         if len(columns) > 1:
             _check_labels(table, columns)
         return columns
-    columns = [column for column in USUAL_TARGETS if column in table.columns][:1]
+    by_name = {column.lower(): column for column in reversed(table.columns)}
+    by_name |= {column: column for column in table.columns}
+    columns = [by_name[name] for name in USUAL_TARGETS if name in by_name][:1]
     if columns:
         notes.append(f"target: column {columns[0]}, chosen by its name")
     else:

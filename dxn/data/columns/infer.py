@@ -210,6 +210,8 @@ def _are_row_numbers(name: str, profile: ColumnProfile) -> bool:
         return False
     if ID_NAME.fullmatch(name.strip()) or CAMEL_ID.fullmatch(name.strip()):
         return True
+    if YEARS[0] <= min(values) and max(values) <= YEARS[1]:
+        return False
     span = max(values) - min(values) + 1
     steps = [b - a for a, b in pairwise(values)]
     return span == count or (span <= MAX_GAPS * count and min(steps) > 0)

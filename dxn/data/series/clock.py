@@ -27,6 +27,7 @@ TOLERANCE = 1e-3
 # Longest step of dates that is accepted, which keeps the times of a forecast finite. Numbers can
 # have longer steps, such as a day in nanoseconds.
 MAX_STEP = 1e12
+MONTH_DAYS = (27, 36)  # between two times of following months, such as their third Fridays
 STEP_NAMES = {1: "month", 3: "quarter", 6: "half-year", 12: "year"}
 SECOND_NAMES = {1: "second", 60: "minute", 3600: "hour", DAY: "day", 7 * DAY: "week"}
 
@@ -203,7 +204,9 @@ def find_clock(written: Clock, series: Sequence[Sequence[float]]) -> Clock:
     months = Counter(
         _month_of(b) - _month_of(a) for ts in series for a, b in itertools.pairwise(ts)
     )
-    if _are_monthly(everything) and 0 not in months:
+    # One time in each month, such as its last weekday: the steps have different numbers of days.
+    is_usual = len(gaps) > 1 and MONTH_DAYS[0] * DAY <= step <= MONTH_DAYS[1] * DAY
+    if (_are_monthly(everything) or is_usual) and 0 not in months:
         month = min(months, key=lambda gap: (-months[gap], gap))
         return replace(written, unit="month", step=month)
     is_daily = step == DAY

@@ -222,7 +222,9 @@ def _divided(
     order = np.random.default_rng(seed).permutation(num_rows)
     # Each part that is wanted has a row, and the training part has the rest.
     sizes = [0 if f == 0 else max(1, round(f * num_rows)) for f in fractions[1:]]
-    ends = np.cumsum([max(num_rows - sum(sizes), 0), *sizes])
+    for i in reversed(range(len(sizes))):  # the training part comes first
+        sizes[i] = 0 if sum(sizes) >= num_rows else sizes[i]
+    ends = np.cumsum([num_rows - sum(sizes), *sizes])
     parts = np.split(order, ends[:-1])
     return {
         name: sorted(part.tolist()) for name, part in zip(SPLITS, parts, strict=False) if len(part)

@@ -80,6 +80,8 @@ def find_separator(values: Iterable[str]) -> str | None:
     "Ships, boats" beside "Cars" and "Planes" is one value.
     """
     distinct = set(values)
+    if sum(value.lstrip().startswith("{") for value in distinct) > len(distinct) / 2:
+        return None  # JSON objects
     for separator in SEPARATORS:
         joined = [value for value in distinct if separator in value]
         if len(joined) < MIN_JOINED * len(distinct):

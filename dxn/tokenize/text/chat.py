@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import jinja2
 
 ROLES = ("system", "user", "assistant")
+SPEAKERS = {"human": "user", "gpt": "assistant"}  # roles with other names
 # Messages of a model that has no template: each between two special tokens, after its role.
 DEFAULT_SOURCE = """\
 {%- for message in messages %}
@@ -102,7 +103,15 @@ def check_messages(cell: Sequence[Any]) -> list[Message]:
             raise BadMedia(
                 f"message {number} must have a role and a content, got {shortened(message)}"
             )
-        role = message.get("role")
+        role, content = message.get("role"), message.get("content")
+        if role is None and "from" in message:  # as in ShareGPT
+            role, content = message["from"], message.get("value")
+            role = SPEAKERS.get(role, role) if isinstance(role, str) else role
+        if message.get("tool_calls"):
+            raise BadMedia(
+                f"message {number} has tool calls, which cannot be read; write them as a text, or "
+                "remove the conversation"
+            )
         if role is None:
             raise BadMedia(
                 f"message {number} has no role; write {', '.join(ROLES[:-1])} or {ROLES[-1]}"
@@ -112,8 +121,8 @@ def check_messages(cell: Sequence[Any]) -> list[Message]:
                 f"message {number}: the role must be {', '.join(ROLES[:-1])} or {ROLES[-1]}, got "
                 f"{shortened(role)}"
             )
-        content = _content(message.get("content"), f"message {number} ({role})")
-        messages.append({"role": role, "content": content})
+        checked = _content(content, f"message {number} ({role})")
+        messages.append({"role": role, "content": checked})
     return messages
 
 
