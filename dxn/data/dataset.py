@@ -385,6 +385,7 @@ class Samples(Dataset):
             "#size": len(samples),
             "#index": [sample["#index"] for sample in samples],
         }
+        has_tokens = torch.zeros(len(samples), dtype=torch.bool)
         for name in self.inputs:
             rows = [i for i, sample in enumerate(samples) if name in sample]
             # Missing inputs are not padded, so they need neither memory nor computation.
@@ -393,25 +394,18 @@ class Samples(Dataset):
                 if part is None:
                     part = self.tokenizers[name].collate([samples[i][name] for i in rows])
                 batch[name] = {**part, "rows": torch.tensor(rows)}
-        self._require_tokens(batch)
-        if self.target is not None and TARGET in samples[0]:
-            batch[TARGET] = self.target.collate([sample[TARGET] for sample in samples])
-        return batch
-
-    def _require_tokens(self, batch: Mapping[str, Any]) -> None:
-        """Check that each sample has a token: otherwise its vector would silently be zeros."""
-        has_tokens = torch.zeros(batch["#size"], dtype=torch.bool)
-        for name in self.inputs:
-            part = batch.get(name)
-            if part is not None:
                 mask = part.get("mask")  # only texts and categories can be without tokens
-                has_tokens[part["rows"]] |= True if mask is None else mask.any(1)
+                has_tokens[rows] |= True if mask is None else mask.any(1)
+        # The vector of a sample without a token would silently be zeros.
         if not has_tokens.all():
             row = batch["#index"][int(has_tokens.int().argmin())]
             raise UserError(
                 f"{self.describe_index(row)}: its inputs have no tokens, such as a text whose "
                 "characters the tokenizer does not know; leave the row out"
             )
+        if self.target is not None and TARGET in samples[0]:
+            batch[TARGET] = self.target.collate([sample[TARGET] for sample in samples])
+        return batch
 
     def _id(self, i: int) -> str:
         """Return what the random draws of sample i depend on, besides seed and epoch.

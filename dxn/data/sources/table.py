@@ -372,7 +372,7 @@ def _find_layout(whole: Table, readers: Readers, options: TableOptions) -> Layou
     """Return how the rows of all splits are rearranged. None: not at all."""
     layout, inputs, targets = options.layout, options.named(), _possible_targets(options)
     # If the user chose texts, they are not conversations.
-    has_texts = any(options.columns.get(name) for name in readers if readers[name].words)
+    has_texts = any(readers[name].words for name in readers if options.columns.get(name))
     if layout is None and options.chat is not None and not (options.chat == AUTO and has_texts):
         layout = find_chats(whole, options.chat)
     if layout is None and options.objects is not None:

@@ -312,7 +312,20 @@ class TextTokenizer(Tokenizer):
         # because its error has to name it. A task that reads long texts in windows needs the
         # coordinates.
         is_plain = self.is_cut and all(isinstance(raw, str) for raw in raws)
-        encodings = self._encodings(texts) if is_plain else None
+        encodings: list[Encoding] | None = None
+        try:
+            if is_plain and len(texts) == 1:
+                # The threads of `encode_batch_fast` take longer than a single text.
+                special = self.adds_special
+                encodings = [self.vocabulary.encode(texts[0], add_special_tokens=special)]
+            elif is_plain:
+                plain: list[Any] = texts
+                encodings = self.vocabulary.encode_batch_fast(
+                    plain, add_special_tokens=self.adds_special
+                )
+        except BaseException as error:
+            if not is_library_error(error):
+                raise
         if encodings is None:
             return super().batch(raws, rands)
         rows: list[list[int]] = []
@@ -467,19 +480,6 @@ class TextTokenizer(Tokenizer):
         lead, tail = special_ends(encoding.special_tokens_mask)
         end = len(tokens) - tail
         return _without_coords(tokens[:lead]), tokens[lead:end], _without_coords(tokens[end:])
-
-    def _encodings(self, texts: Sequence[Any]) -> list[Encoding] | None:
-        """Encode texts together. None: the vocabulary cannot encode one of them."""
-        special = self.adds_special
-        try:
-            # The threads of `encode_batch_fast` take longer than a single text.
-            if len(texts) == 1:
-                return [self.vocabulary.encode(texts[0], add_special_tokens=special)]
-            return self.vocabulary.encode_batch_fast(texts, add_special_tokens=special)
-        except BaseException as error:
-            if not is_library_error(error):
-                raise
-            return None
 
     def _row(self, encoding: Encoding, rand: random.Random | None) -> list[int]:
         """Return the ids of a text, augmented and truncated."""
