@@ -741,3 +741,26 @@ def test_kaldi_computes_the_values_of_torchaudio(samples, n_fft, hop_length):
         num_mel_bins=23,
     )
     torch.testing.assert_close(adapter.tokenizer.features(clip), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("frontend", ["mel", "kaldi"])
+def test_padding_takes_no_part_in_the_normalization_of_a_clip(frontend):
+    spectrogram = SpectrogramOptions(num_frames=400, frontend=frontend)
+    options = {"normalize": AudioNormalization(kind="clip")}
+    raw = torch.randn(16_000, generator=torch.Generator().manual_seed(3)) / 9
+    padded = AudioAdapter(8, spectrogram=spectrogram, **options).tokenizer(raw)["features"]
+    alone = AudioAdapter(8, spectrogram=replace(spectrogram, num_frames=None), **options).tokenizer(
+        raw
+    )["features"]
+    assert padded.shape[0] == 400
+    torch.testing.assert_close(padded[: len(alone)], alone)
+    assert not padded[len(alone) :].any()
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 1.05, 2.2, 5.0])
+def test_the_columns_of_windows_are_counted_without_features(seconds):
+    spectrogram = SpectrogramOptions(num_frames=100, windows=True)
+    tokenizer = AudioAdapter(8, spectrogram=spectrogram).tokenizer
+    raw = torch.zeros(int(16_000 * seconds))
+    columns = tokenizer.count_columns(tokenizer.collate([tokenizer(raw)]))
+    assert tokenizer.count(raw) == int(columns)

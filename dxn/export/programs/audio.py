@@ -66,6 +66,8 @@ def prepare(raws: Sequence[np.ndarray], options: Mapping[str, Any]) -> dict[str,
         pairs = [np.append(mean, std) for mean, std in zip(means, stds, strict=True)]
         levels["level"] = np.array(pairs, np.float32)
         rows = [(row - mean) / std for row, mean, std in zip(rows, means, stds, strict=True)]
+    # Padding takes no part in the normalization of a clip.
+    rows = [_fixed_length(row, options.get("num_frames")) for row in rows]
     lengths = np.array([len(row) for row in rows], np.int64)
     features = np.zeros((len(rows), int(lengths.max()), rows[0].shape[1]), np.float32)
     for padded, row in zip(features, rows, strict=True):
@@ -115,7 +117,7 @@ def _mel(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
     mel = _power(np.pad(samples, options["n_fft"] // 2), options) @ np.array(options["filters"])
     if options["top_db"] is not None:
         mel = np.maximum(mel, mel.max() * 10 ** (-options["top_db"] / 10))
-    return _fixed_length(np.log(mel + options["floor"]), options["num_frames"])
+    return np.log(mel + options["floor"])[: options["num_frames"]]
 
 
 def _whisper(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
@@ -132,7 +134,7 @@ def _kaldi(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
     samples = np.pad(samples, (0, max(options["n_fft"] - len(samples), 0)))
     mel = _power(samples, options, preemphasis=0.97) @ np.array(options["filters"])
     log = np.log(np.maximum(mel, np.finfo(np.float32).eps))
-    return _fixed_length(log, options["num_frames"])
+    return log[: options["num_frames"]]
 
 
 def _power(samples: np.ndarray, options: Mapping[str, Any], preemphasis: float = 0.0) -> np.ndarray:

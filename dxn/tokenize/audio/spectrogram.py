@@ -182,8 +182,19 @@ class Spectrogram:
     def num_frames(self, length: int) -> int:
         """Return the number of frames of a waveform of so many samples."""
         options = self.options
-        if options.num_frames is not None:
-            return options.num_frames
+        if options.num_frames is None:
+            return self.num_real_frames(length)
+        num_windows = 1
+        if options.windows:
+            # See `__call__`: the first window, and others that are not too short.
+            whole, rest = divmod(length, options.num_frames * self.hop_length)
+            has_rest = whole > 0 and rest >= int(SHORTEST_WINDOW * self.sample_rate)
+            num_windows = max(whole, 1) + has_rest
+        return num_windows * options.num_frames
+
+    def num_real_frames(self, length: int) -> int:
+        """Return the number of frames of a waveform, which num_frames truncates or pads."""
+        options = self.options
         if options.frontend == "kaldi":
             return max(length - self.n_fft, 0) // self.hop_length + 1
         # Half a window, rounded down, is added on both sides.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
@@ -169,10 +170,12 @@ class AudioTokenizer(Tokenizer):
         if self.normalize == "clip":
             # One standard deviation for all bins keeps their relative levels, which distinguish
             # sounds. The constant, that of wav2vec 2.0, avoids a division by zero for silent clips.
-            std = (features.var(correction=0) + 1e-7).sqrt()
-            mean = features.mean(0)
+            end = self._num_real(len(raw), len(features))
+            std = (features[:end].var(correction=0) + 1e-7).sqrt()
+            mean = features[:end].mean(0)
             level["level"] = torch.cat([mean, std[None]])
-            features = (features - mean) / std
+            # Padding gets the mean: otherwise, it would be louder than the clip.
+            features = F.pad((features[:end] - mean) / std, (0, 0, 0, len(features) - end))
         # After normalization, because masks contain the mean of the normalized clip.
         if rand is not None and self.spectrogram is not None:
             features = augment_spectrogram(features, self.augment, rand)
@@ -180,6 +183,15 @@ class AudioTokenizer(Tokenizer):
         if rand is not None and self.augment.moves_time:
             sample[TIME_MAP] = torch.tensor([first / self.sample_rate, rate * self.seconds])
         return sample
+
+    def _num_real(self, length: int, num_rows: int) -> int:
+        """Return how many rows of the features of so many samples are not padding."""
+        spectrogram = self.spectrogram
+        if spectrogram is None or spectrogram.options.windows:
+            return num_rows
+        # Whisper's padding is silence in the waveform, which has a spectrogram.
+        is_silence = spectrogram.options.frontend == "whisper"
+        return num_rows if is_silence else min(spectrogram.num_real_frames(length), num_rows)
 
     def time_map(self, sample: Mapping[str, Tensor]) -> Tensor:
         """Return the start of the features in seconds and the seconds per row (..., 2).
