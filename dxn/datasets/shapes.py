@@ -1,4 +1,4 @@
-"""Synthetic data for image captioning: images of coloured shapes, and a sentence for each image."""
+"""Synthetic data for image captioning: images of coloured shapes, and a sentence for each."""
 
 from __future__ import annotations
 

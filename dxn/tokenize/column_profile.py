@@ -1,4 +1,4 @@
-"""The profile of a column: what its cells look like, computed once from all of them.
+"""What the cells of a column look like, computed once from all of them, and their modality.
 
 The choice of a modality or of a task, and the checks of data, compare the numbers of a profile
 instead of looking at the cells again.

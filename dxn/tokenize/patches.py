@@ -1,4 +1,4 @@
-"""Patches on a two-dimensional grid, and the layers that embed them instead of a projection."""
+"""Patches on a grid and of cells, and the layers that embed them instead of a projection."""
 
 from __future__ import annotations
 

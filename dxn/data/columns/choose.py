@@ -1,4 +1,4 @@
-"""Choose the input columns and the target column of a table."""
+"""Choose the columns of the inputs and the target of a table, and find those of a trained model."""
 
 from __future__ import annotations
 
@@ -292,8 +292,8 @@ def target_columns(table: Table, target: str | Sequence[str] | None, notes: list
         if len(columns) > 1:
             _check_labels(table, columns)
         return columns
-    by_name = {column.lower(): column for column in reversed(table.columns)}
-    by_name |= {column: column for column in table.columns}
+    names = list(table.columns)
+    by_name = {name.lower(): name for name in names[::-1]} | {name: name for name in names}
     columns = [by_name[name] for name in USUAL_TARGETS if name in by_name][:1]
     if columns:
         notes.append(f"target: column {columns[0]}, chosen by its name")

@@ -1,4 +1,4 @@
-"""Infer which columns of a table are inputs, and the modality of each."""
+"""Infer which columns are inputs, their modality, and which say nothing or too much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The times of the rows of a table: their order, their regular step, and how they continue."""
+"""The times of the rows of a table: their order, their step and season, and how they continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Divide rows into training, validation and test splits."""
+"""Divide rows into training, validation and test splits, and leave out splits without labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parse CSV files and detect their separator."""
+"""Parse CSV files, whose separator is detected, and CoNLL files."""
 
 from __future__ import annotations
 

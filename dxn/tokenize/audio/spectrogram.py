@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -89,8 +89,8 @@ class Spectrogram:
         self.hop_length = hop_samples(options, sample_rate)
 
     @cached_property
-    def mel(self) -> nn.Module:
-        """Module that computes the mel power (F, frames), but for frontend=kaldi."""
+    def transforms(self) -> tuple[nn.Module, nn.Module]:
+        """The Fourier transforms and the mel scale of torchaudio, but for frontend=kaldi."""
         import torchaudio  # it takes time to import, which commands without audio save
 
         options = self.options
@@ -110,7 +110,15 @@ class Spectrogram:
             norm="slaney" if whisper else None,
             mel_scale="slaney" if whisper else "htk",
         )
-        return nn.Sequential(spectrogram, _Power(), mel_scale)
+        return spectrogram, mel_scale
+
+    def mel(self, raw: Tensor) -> Tensor:
+        """Return the mel power (F, frames) of a waveform (T,), but for frontend=kaldi."""
+        fourier, mel_scale = self.transforms
+        spectrum = fourier(raw)
+        # torchaudio computes the square of the absolute value, which takes half as long as the
+        # Fourier transform, and seven times as long as this product.
+        return mel_scale((spectrum * spectrum.conj()).real)
 
     @cached_property
     def kaldi(self) -> tuple[Tensor, Tensor]:
@@ -207,8 +215,7 @@ class Spectrogram:
         """Return the weights of the mel bins, (frequencies, F)."""
         if self.options.frontend == "kaldi":
             return self.kaldi[1]
-        filters: Any = self.mel[-1]  # pyright: ignore[reportIndexIssue]
-        return filters.fb
+        return self.transforms[1].get_buffer("fb")
 
     def _mel(self, raw: Tensor, gains: Tensor | None) -> Tensor:
         """Natural logarithm of torchaudio's mel power, 1 + T // hop_length frames."""
@@ -260,17 +267,6 @@ class Spectrogram:
         if num_frames is None:
             return mel
         return F.pad(mel[:num_frames], (0, 0, 0, max(num_frames - len(mel), 0)))
-
-
-class _Power(nn.Module):
-    """The power of a complex spectrogram.
-
-    torchaudio computes the square of the absolute value, which takes half as long as the Fourier
-    transform, and seven times as long as this product.
-    """
-
-    def forward(self, spectrogram: Tensor) -> Tensor:
-        return (spectrogram * spectrogram.conj()).real
 
 
 def hop_samples(options: SpectrogramOptions, sample_rate: int) -> int:

@@ -68,11 +68,6 @@ class Conversation:
     def __len__(self) -> int:
         return len(self.text)
 
-    @property
-    def num_answered(self) -> int:
-        """Number of characters of all answers."""
-        return sum(stop - start for start, stop in self.answers)
-
 
 def is_conversation(cell: Any) -> bool:
     """Whether a cell is meant as a conversation: a list of messages."""

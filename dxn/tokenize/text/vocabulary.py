@@ -1,4 +1,4 @@
-"""Training, loading and inspection of vocabularies: tokenizers of the tokenizers library."""
+"""Training, loading and inspection of vocabularies, and splits of their subwords."""
 
 from __future__ import annotations
 
