@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError, ImportError, SystemError, OSError) as error:
         if os.environ.get("DXN_DEBUG"):
             raise
-        if _is_out_of_memory(error):
+        if any(text in str(error) for text in OUT_OF_MEMORY) or is_out_of_memory(error):
             code = _failed(
                 "out of memory; close other programs, or use fewer rows, smaller files, a smaller "
                 "model or a smaller batch_size",
@@ -72,12 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
         return _failed(f"{reason}; with DXN_DEBUG=1, the command shows where it failed", 2)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if any(text in str(error) for text in OUT_OF_MEMORY):
-        return True
-    return is_out_of_memory(error)
 
 
 def _is_about_users_file(error: OSError) -> bool:
@@ -130,7 +124,9 @@ def _run(arguments: list[str], *, is_typed: bool) -> int:
         return 0
     verb, *rest = arguments
     if verb not in VERBS:
-        raise UserError(_no_such_command(verb))
+        close = similar(verb, VERBS)
+        hint = f"; did you mean {close}?" if close else "."
+        raise UserError(f"'{verb}' is not a command{hint} Commands: {', '.join(VERBS)}")
     if set(HELP) & set(rest):
         print(_topic_page(arguments))
         return 0
@@ -155,9 +151,3 @@ def _run(arguments: list[str], *, is_typed: bool) -> int:
 def _topic_page(words: Sequence[str]) -> str:
     # Imported here, because the pages read the files of the configuration.
     return importlib.import_module("dxn.config.help").topic_page(words, all_commands())
-
-
-def _no_such_command(verb: str) -> str:
-    close = similar(verb, VERBS)
-    hint = f"; did you mean {close}?" if close else "."
-    return f"'{verb}' is not a command{hint} Commands: {', '.join(VERBS)}"

@@ -151,7 +151,8 @@ class Model(models.MultimodalModel):
     def _samples(self, rows: Sequence[Values]) -> Samples:
         predictor = Predictor(self, self.task, target=TARGET)
         if not (self.task.is_supervised and any(row.get(TARGET) is not None for row in rows)):
-            return predictor.samples([_without_target(row) for row in rows])
+            inputs = [{n: value for n, value in row.items() if n != TARGET} for row in rows]
+            return predictor.samples(inputs)
         unknown = {name for row in rows for name in row} - {*self.inputs, TARGET}
         if unknown:
             raise UserError(
@@ -172,10 +173,6 @@ class Model(models.MultimodalModel):
         if unknown := self.task.target.unknown(opened.targets or ()):
             raise UserError(f"{unknown[0]!r}: not a target from which the task has learned")
         return predictor.task_samples(opened)
-
-
-def _without_target(row: Values) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != TARGET}
 
 
 def _first(backbone: Any) -> Any:

@@ -344,7 +344,12 @@ class Search:
             is_here = has_checkpoint(run)
             if is_here:
                 with replace_folder(best_run) as new:
-                    shutil.copytree(run, new, copy_function=_link, dirs_exist_ok=True)
+                    shutil.copytree(
+                        run,
+                        new,
+                        copy_function=lambda path, other: link(Path(path), Path(other)),
+                        dirs_exist_ok=True,
+                    )
         if figures:
             texts = [f"{name} {_mean_and_deviation(values)}" for name, values in figures.items()]
             print_line(f"{count(len(best), 'run')} of the best setting: {', '.join(texts)}")
@@ -375,12 +380,15 @@ class Search:
     def _train(self, trial: optuna.Trial) -> float:
         """Run one trial, and return the best value of the monitored metric."""
         options = {option.key: self._suggest(trial, option) for option in self.space}
-        for earlier in self._same(options):
-            trial.set_user_attr(REPEATS, earlier.number)
-            if earlier.state is TrialState.PRUNED:
-                raise TrialPruned
-            return _value(earlier)
-        title = f"trial {trial.number} ({self._title(options)})"
+        words = self._title(options)
+        for earlier in self.finished():
+            # The result of a trial with the same options would be the same.
+            if self._title(earlier.params) == words and ERROR not in earlier.user_attrs:
+                trial.set_user_attr(REPEATS, earlier.number)
+                if earlier.state is TrialState.PRUNED:
+                    raise TrialPruned
+                return _value(earlier)
+        title = f"trial {trial.number} ({words})"
         display = Display()
 
         def on_epoch(epoch: int, epochs: int, value: float) -> None:
@@ -438,15 +446,6 @@ class Search:
         trial.set_user_attr(EPOCHS, results.epochs)
         trial.set_user_attr(LOSS, loss)
         return value
-
-    def _same(self, options: Mapping[str, str]) -> list[FrozenTrial]:
-        """Return the trials with these options, whose result would be the same."""
-        title = self._title(options)
-        return [
-            trial
-            for trial in self.finished()
-            if self._title(trial.params) == title and ERROR not in trial.user_attrs
-        ]
 
     def _start(self, trial: optuna.Trial, options: Mapping[str, str]) -> Settings:
         """Return the settings of a trial, which continues the run of a killed process."""
@@ -561,10 +560,6 @@ def _value(trial: FrozenTrial) -> float:
 
 def _text(value: Any) -> str:
     return number_text(value) if isinstance(value, int | float) else value
-
-
-def _link(path: str, new: str) -> None:
-    link(Path(path), Path(new))
 
 
 def _mean_and_deviation(values: Sequence[float]) -> str:

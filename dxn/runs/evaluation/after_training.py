@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,7 +25,6 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card, card_of
 from dxn.stacking.metrics import warn_about
 from dxn.stacking.stacked import write_stack
-from dxn.tasks import Task
 from dxn.training.predict import score
 
 if TYPE_CHECKING:
@@ -171,9 +170,18 @@ def about_overfitting(run: Training, best: Predictor, batch_size: int) -> list[s
     predictions = best.run(samples, batch_size=batch_size)
     targets = samples.opened.targets if best.task.is_supervised else None
     truths = [] if targets is None else [targets[row] for row in predictions.rows]
-    if truths and all(_is_exact(truth) for truth in truths):
-        pairs = zip(predictions.predicted, truths, strict=True)
-        count = sum(_is_learned(best.task, predicted, truth) for predicted, truth in pairs)
+    # A model can predict a name, a text and a list of them exactly.
+    if truths and all(
+        isinstance(truth, Sequence) and all(isinstance(item, str) for item in truth)
+        for truth in truths
+    ):
+        count = 0
+        for predicted, truth in zip(predictions.predicted, truths, strict=True):
+            answer = best.task.answer(predicted)["prediction"]
+            # In the form that the model is trained on, in which the order of labels, for example,
+            # makes no difference.
+            pair = [best.task.target.encode(value, {}) for value in (answer, truth)]
+            count += torch.equal(*map(torch.as_tensor, pair))
         result = f"{count} of {len(truths)} learned"
     else:
         # A number is never predicted exactly, so its error says more than a count.
@@ -185,29 +193,20 @@ def about_overfitting(run: Training, best: Predictor, batch_size: int) -> list[s
     ]
 
 
-def _is_exact(target: Any) -> bool:
-    """Whether a target is a name, a text or a list of them, which a model can predict exactly."""
-    if isinstance(target, str):
-        return True
-    return isinstance(target, Sequence) and all(isinstance(item, str) for item in target)
-
-
-def _is_learned(task: Task, predicted: Any, target: Any) -> bool:
-    """Whether a prediction equals the target in the form that the model is trained on.
-
-    The order of labels, for example, makes no difference in that form.
-    """
-    answer = task.answer(predicted)["prediction"]
-    return torch.equal(
-        *(torch.as_tensor(task.target.encode(value, {})) for value in (answer, target))
-    )
-
-
 def add_baseline(run: Training, best: Predictor, *, batch_size: int) -> None:
     """Train a baseline, mix it with the best model of a run, and save it in the model folder."""
-    choice = run.settings.values["baseline"]
+    values = run.settings.values
+    choice = values["baseline"]
+    # Whether the user asked for a model whose weights are not all trained from random ones.
+    starts_trained = (
+        values["weights"]["source"]
+        or values["weights"]["adapters"]
+        or values.get("pretrain")
+        or run.finetune.freeze is not None
+        or run.finetune.rank
+    )
     stack = None
-    if choice == "auto" and _starts_trained(run):
+    if choice == "auto" and starts_trained:
         print_line(
             "note: no baseline, because the weights are not trained from the start; "
             "baseline=always trains one and mixes its output with that of the model"
@@ -232,16 +231,3 @@ def add_baseline(run: Training, best: Predictor, *, batch_size: int) -> None:
     if stack is not None or best.network is not best.model:
         write_stack(run.folder / MODEL, stack)
     best.network = stack or best.model
-
-
-def _starts_trained(run: Training) -> bool:
-    """Whether the user asked for a model whose weights are not all trained from random ones."""
-    values = run.settings.values
-    weights, finetune = values["weights"], run.finetune
-    return bool(
-        weights["source"]
-        or weights["adapters"]
-        or values.get("pretrain")
-        or finetune.freeze is not None
-        or finetune.rank
-    )

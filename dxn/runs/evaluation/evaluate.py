@@ -313,7 +313,11 @@ def print_results(results: Results) -> None:
         style = "bold" if metric == results.monitored else None
         heading = Text(printable(metric))
         table.add_column(heading, justify="right", style=style, overflow="fold")
-    largest = {metric: _largest(figures, metric) for metric in results.shown}
+    # The largest absolute value of a metric determines its number of digits.
+    largest: dict[str, float] = {}
+    for metric in results.shown:
+        values = [abs(figures[row].get(metric, 0.0)) for row in figures]
+        largest[metric] = max(filter(math.isfinite, values), default=0.0)
     for row, heading in results.headings().items():
         # A row can lack a metric, such as the loss of an input that its subset does not contain.
         cells = [
@@ -331,9 +335,3 @@ def print_results(results: Results) -> None:
             ]
             table.add_row(name, *cells, style="dim")
     print_table(table)
-
-
-def _largest(results: Figures, metric: str) -> float:
-    """Return the largest absolute value of a metric, without NaN and infinity."""
-    values = [abs(figures.get(metric, 0.0)) for figures in results.values()]
-    return max((value for value in values if math.isfinite(value)), default=0.0)

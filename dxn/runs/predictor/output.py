@@ -123,8 +123,17 @@ def write_text_rows(
 
 def arrow_table(records: Sequence[Record]) -> pyarrow.Table:
     """Return rows as a table of Arrow."""
-    columns = columns_of(records)
-    return pyarrow.table({valid_text(n): _array([r.get(n) for r in records]) for n in columns})
+    table: dict[str, pyarrow.Array] = {}
+    for name in columns_of(records):
+        values = [record.get(name) for record in records]
+        try:
+            valid = [valid_text(value) if isinstance(value, str) else value for value in values]
+            column = pyarrow.array(valid)
+        except (pyarrow.ArrowException, UnicodeEncodeError, OverflowError):
+            # A column of a JSON lines file can mix types, such as numbers and texts.
+            column = texts_of(values)
+        table[valid_text(name)] = column
+    return pyarrow.table(table)
 
 
 def vector_lines(vector: Tensor, count: int = 6) -> list[str]:
@@ -148,25 +157,15 @@ def format_cell(value: Any, separator: str = "|") -> str:
         # repr has the digits that are needed to read the same float64 again; 3 instead of 3.0.
         return repr(value).removesuffix(".0")
     if isinstance(value, list | tuple | dict):
-        is_joined = isinstance(value, list | tuple) and all(_is_plain(v, separator) for v in value)
+        # Labels are read without the white space around them.
+        is_joined = isinstance(value, list | tuple) and all(
+            isinstance(item, str) and item == item.strip() != "" and separator not in item
+            for item in value
+        )
         text = separator.join(value) if is_joined else json.dumps(value, ensure_ascii=False)
         return csv_cell(text)
     # A number cannot be a formula, not even a negative one.
     return str(value) if isinstance(value, int) else csv_cell(str(value))
-
-
-def _is_plain(item: Any, separator: str) -> bool:
-    # Labels are read without the white space around them.
-    return isinstance(item, str) and item != "" and item == item.strip() and separator not in item
-
-
-def _array(values: Sequence[Any]) -> pyarrow.Array:
-    """Return a column of a Parquet file."""
-    try:
-        return pyarrow.array([valid_text(v) if isinstance(v, str) else v for v in values])
-    except (pyarrow.ArrowException, UnicodeEncodeError, OverflowError):
-        # A column of a JSON lines file can mix types, such as numbers and texts.
-        return texts_of(values)
 
 
 def texts_of(values: Sequence[Any]) -> pyarrow.Array:

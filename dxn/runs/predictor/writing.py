@@ -244,7 +244,9 @@ class Writer:
             self.template = tokenizer.reader.template
             self.marker = tokenizer.options.marker
             self.adds_special = tokenizer.options.special_tokens
-            self.end = token_of(self.tokenizer, self._ends())
+            # The first of these tokens that the vocabulary has ends a text.
+            template_ends = () if self.template is None else (self.template.end,)
+            self.end = token_of(self.tokenizer, (*template_ends, *ENDS))
             ends: list[int] = [] if self.end is None else [self.end]
             # A public checkpoint names its end tokens. A template can have another one.
             if public := task.target.ends:
@@ -282,9 +284,14 @@ class Writer:
         if not (self.template is not None or system if chat is None else chat):
             if system:
                 raise UserError("system: needs chat=true, a conversation; remove one of them")
-            self._check_prompt(prompt)
+            text = Text(prompt)
+            if self.end is None and not self.encode(text):
+                raise UserError(
+                    "prompt: must not be empty, because this model's tokenizer has no end token to "
+                    "start from"
+                )
             self._check_files([prompt], sample)
-            return Text(prompt)
+            return text
         if self.template is None:
             raise UserError(
                 f"{'system' if chat is None else 'chat'}: this model was not trained on "
@@ -362,18 +369,6 @@ class Writer:
             raise UserError(
                 f"prompt: has the places of {count} other inputs{marker}, but {number} of these "
                 "inputs are set; set them, or leave the places out"
-            )
-
-    def _ends(self) -> Sequence[str]:
-        """Return the tokens of which the first one that the vocabulary has ends a text."""
-        return ENDS if self.template is None else (self.template.end, *ENDS)
-
-    def _check_prompt(self, prompt: str) -> None:
-        """Raise UserError if the model cannot continue this prompt."""
-        if self.end is None and not self.encode(Text(prompt)):
-            raise UserError(
-                "prompt: must not be empty, because this model's tokenizer has no end token to "
-                "start from"
             )
 
     @torch.inference_mode()
