@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from dxn.commands.model import FromWeights
-from dxn.commands.options import OUTPUT_FOLDER, Count, Input
+from dxn.commands.options import OUTPUT_FOLDER, Count, FromWeights, Input
 from dxn.config.words import AS_TYPED
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dxn.commands.model import Compute, FromWeights, ManyRows
-from dxn.commands.options import OUTPUT_FILE, Input
+from dxn.commands.options import OUTPUT_FILE, Compute, FromWeights, Input, ManyRows
 from dxn.core.errors import UserError
 
 

@@ -10,8 +10,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
-from dxn.commands.model import Compute, FromWeights, TableInput, ZeroShotLabels
-from dxn.commands.options import OUTPUT_FOLDER, Data, InputTable, Run, Seed
+from dxn.commands.options import (
+    OUTPUT_FOLDER,
+    Compute,
+    Data,
+    FromWeights,
+    InputTable,
+    Run,
+    Seed,
+    TableInput,
+    ZeroShotLabels,
+)
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, PREDICTIONS, TOKENS
 

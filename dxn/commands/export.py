@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from dxn.commands.model import FromRun, ZeroShotLabels
-from dxn.commands.options import NO_WEIGHTS, OUTPUT_FOLDER, Weights
+from dxn.commands.options import NO_WEIGHTS, OUTPUT_FOLDER, FromRun, Weights, ZeroShotLabels
 from dxn.core.errors import UserError
 from dxn.runs.folder import is_run
 

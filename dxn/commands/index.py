@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from dxn.commands.model import Compute, FromRun, FromWeights, TableInput
 from dxn.commands.options import (
     OUTPUT_FILE,
     OUTPUT_FOLDER,
+    Compute,
     Count,
     Data,
     DtypeName,
+    FromRun,
+    FromWeights,
     Input,
     InputTable,
     Seed,
+    TableInput,
     Weights,
 )
 from dxn.core.errors import UserError

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from dxn.commands.model import Compute, FromWeights, ManyRows, TableInput, ZeroShotLabels
-from dxn.commands.options import OUTPUT_FILE, Count, Input, Seed
+from dxn.commands.options import (
+    OUTPUT_FILE,
+    Compute,
+    Count,
+    FromWeights,
+    Input,
+    ManyRows,
+    Seed,
+    TableInput,
+    ZeroShotLabels,
+)
 from dxn.config.words import AS_TYPED
 from dxn.core.errors import UserError
 

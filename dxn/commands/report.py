@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from dxn.commands.model import Compute, FromRun
-from dxn.commands.options import DtypeName, Runs
+from dxn.commands.options import Compute, DtypeName, FromRun, Runs
 from dxn.config.command import Command
 from dxn.core.errors import UserError
 from dxn.runs.folder import is_run

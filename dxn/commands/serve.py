@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dxn.commands.model import Compute, FromWeights, ZeroShotLabels
+from dxn.commands.options import Compute, FromWeights, ZeroShotLabels
 from dxn.serve.options import ServeOptions
 
 

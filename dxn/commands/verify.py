@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from dxn.commands.model import FromRun
+from dxn.commands.options import FromRun
 from dxn.config.command import Command
 from dxn.core.errors import UserError
 
