@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from helpers.exhaustive import exhaustive_except
 from helpers.peers import cases
 from helpers.reference import lively_writer, save_words
 from helpers.runs import interrupt, refused, train
@@ -55,7 +56,7 @@ def continued(peer, prompt, ends):
     return " ".join(f"w{i}" for i in (found[:-1] if found[-1] in ends else found))
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", exhaustive_except(SIZES, "tied"))
 def test_prompts_of_different_lengths_are_continued_as_by_transformers(name, tmp_path):
     peer = save(tmp_path, **SIZES[name])
     model = dxn.from_public(str(tmp_path), dtype="float32")

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 import transformers
+from helpers.exhaustive import exhaustive_except
 from helpers.reference import lively_writer, save_words
 from helpers.runs import train
 from helpers.saving import changed_and_saved, load_complete
@@ -114,7 +115,7 @@ def prompts_of(side):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_and_texts_are_those_of_transformers(name, tmp_path):
+def test_logits_are_those_of_transformers(name, tmp_path):
     peer = save(tmp_path, name)
     model = dxn.from_public(str(tmp_path), dtype="float32")
     language = LanguageModel(model.model)
@@ -123,6 +124,12 @@ def test_logits_and_texts_are_those_of_transformers(name, tmp_path):
     with torch.inference_mode():
         expected = peer(ids, mask.long()).logits
         torch.testing.assert_close(language(ids, mask)[mask], expected[mask], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", exhaustive_except(MODELS, "Qwen 2 with windows", "Gemma 3"))
+def test_texts_are_those_of_transformers(name, tmp_path):
+    peer = save(tmp_path, name)
+    language = LanguageModel(dxn.from_public(str(tmp_path), dtype="float32").model)
     options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
     left, left_mask = prompts_of(1)
     theirs = peer.generate(left, attention_mask=left_mask, **options)[:, left.shape[1] :].tolist()
@@ -308,6 +315,7 @@ def test_bf16_weights_stay_bf16(tmp_path):
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["Llama 3", "Gemma 2"])
 def test_fine_tuning_has_the_losses_of_transformers(name, tmp_path):
     """50 steps of AdamW with a batch of all conversations, and clipped gradients."""
@@ -376,7 +384,7 @@ def test_the_command_continues_a_prompt_and_max_len_of_a_training_is_limited(tmp
     assert tokenizer.max_len == 2048
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", exhaustive_except(MODELS, "Llama 3", "OLMo 2", "Gemma 3"))
 def test_a_changed_model_is_loaded_by_transformers(name, tmp_path):
     before = save(tmp_path, name)
     model, folder = changed_and_saved(tmp_path)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from helpers.exhaustive import exhaustive_except
 from helpers.reference import lively_writer
 from helpers.runs import train
 from helpers.serving import client_of
@@ -175,7 +176,7 @@ def test_logits_of_texts_with_pictures_are_those_of_transformers(models_of, tmp_
             torch.testing.assert_close(logits[row, i], expected[row, place], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", exhaustive_except([1, 3], 1))
 def test_texts_after_pictures_are_those_of_transformers(models_of, tmp_path, beams):
     _, peer, model = models_of
     paths = [photo(tmp_path, i) for i in range(len(PROMPTS))]
@@ -259,6 +260,7 @@ def labels_of(numbers):
     return inputs, inputs["input_ids"].where(torch.tensor(targets) > 0, -100)
 
 
+@pytest.mark.exhaustive
 def test_fine_tuning_on_conversations_with_pictures_has_the_losses_of_transformers(
     public, chats, tmp_path
 ):

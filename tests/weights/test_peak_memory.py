@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 import torch
@@ -64,39 +65,52 @@ def save(folder, dim, depth, dtype, *, binary=False):
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
 
 
+DTYPES = {"single": torch.float32, "half": torch.bfloat16, "binary": torch.float32}
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Folders of 100 MB, each with a small model of the same kind in a subfolder."""
+def folder_of(tmp_path_factory):
+    """A function that makes a folder of 100 MB, with a small model of its kind in a subfolder."""
     root = tmp_path_factory.mktemp("models")
-    for name, dtype, depth in (("single", torch.float32, 8), ("half", torch.bfloat16, 16)):
-        save(root / name, 512, depth, dtype)
-        save(root / name / "small", 64, 1, dtype)
-    save(root / "binary", 512, 8, torch.float32, binary=True)
-    save(root / "binary" / "small", 64, 1, torch.float32, binary=True)
-    for source, target in (
-        ("single", "large"),  # first, because saving replaces the whole folder
-        ("single/small", "large/small"),
-    ):
-        predictor = dxn.from_public(str(root / source), dtype="float32")
-        plan = read_public(str(root / source)).plan()
-        model_folder.save(
-            root / target, model=predictor.model, plan=plan, task=predictor.task, card=""
-        )
-    return root
+
+    @cache
+    def make(name):
+        if name == "saved":
+            # The small one is the second one, because saving replaces the whole folder.
+            for part in ("", "small"):
+                source = make("single") / part
+                predictor = dxn.from_public(str(source), dtype="float32")
+                options = {"plan": read_public(str(source)).plan(), "task": predictor.task}
+                model_folder.save(root / name / part, model=predictor.model, card="", **options)
+            return root / name
+        dtype, is_binary = DTYPES[name], name == "binary"
+        save(root / name, 512, 16 if name == "half" else 8, dtype, binary=is_binary)
+        save(root / name / "small", 64, 1, dtype, binary=is_binary)
+        return root / name
+
+    return make
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
-def test_loading_takes_the_memory_of_the_weights_in_their_final_type(folders):
-    listed = [
-        ("from_public", folders / "single", "float32"),
-        ("from_public", folders / "single", "bf16"),
-        ("from_public", folders / "half", "float32"),
-        ("from_public", folders / "half", "bf16"),
-        ("from_public", folders / "binary", "float32"),
-        ("load", folders / "large", "float32"),
-        ("load", folders / "large", "bf16"),
-    ]
-    argument = json.dumps([(how, str(folder), dtype) for how, folder, dtype in listed])
+@pytest.mark.parametrize(
+    "listed",
+    [
+        [("from_public", "single", "bf16"), ("load", "saved", "float32")],
+        pytest.param(
+            [
+                ("from_public", "single", "float32"),
+                ("from_public", "half", "float32"),
+                ("from_public", "half", "bf16"),
+                ("from_public", "binary", "float32"),
+                ("load", "saved", "bf16"),
+            ],
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+    ids=["two ways", "other ways"],
+)
+def test_loading_takes_the_memory_of_the_weights_in_their_final_type(folder_of, listed):
+    argument = json.dumps([(how, str(folder_of(name)), dtype) for how, name, dtype in listed])
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, argument], capture_output=True, text=True, check=False
     )
@@ -108,8 +122,8 @@ def test_loading_takes_the_memory_of_the_weights_in_their_final_type(folders):
         assert peak < SHARE * size + EXTRA, (case, peak, size)
 
 
-def test_the_weights_of_a_file_in_bf16_keep_their_bits(folders):
-    source = folders / "half"
+def test_the_weights_of_a_file_in_bf16_keep_their_bits(folder_of):
+    source = folder_of("half")
     checkpoint = read_public(str(source)).checkpoint.tensors
     for dtype in ("float32", "bf16"):
         model = dxn.from_public(str(source), dtype=dtype).model
@@ -120,24 +134,25 @@ def test_the_weights_of_a_file_in_bf16_keep_their_bits(folders):
         assert not any(parameter.is_meta for parameter in model.parameters())
 
 
-def test_a_large_tensor_that_a_checkpoint_lacks_keeps_its_initial_values(folders, tmp_path):
-    state = dict(TensorFiles(sorted((folders / "single").glob("*.safetensors"))))
+def test_a_large_tensor_that_a_checkpoint_lacks_keeps_its_initial_values(folder_of, tmp_path):
+    single = folder_of("single")
+    state = dict(TensorFiles(sorted(single.glob("*.safetensors"))))
     del state["transformer.h.1.mlp.c_fc.weight"]
     write_tensors(tmp_path / "model.safetensors", state)
     for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_bytes((folders / "single" / name).read_bytes())
+        (tmp_path / name).write_bytes((single / name).read_bytes())
     with pytest.raises(UserError, match="missing tensors"):
         dxn.from_public(str(tmp_path))
     state = dxn.from_public(str(tmp_path), strict=False, dtype="float32").model.state_dict()
     assert 0 < state["backbone.blocks.1.mlp.up.weight"].std() < 0.1
-    expected = dxn.from_public(str(folders / "single"), dtype="float32").model.state_dict()
+    expected = dxn.from_public(str(single), dtype="float32").model.state_dict()
     same = [name for name in state if torch.equal(state[name], expected[name])]
     assert len(same) == len(state) - 1
 
 
-def test_the_tensors_of_files_are_those_of_each_file(folders, monkeypatch):
+def test_the_tensors_of_files_are_those_of_each_file(folder_of, monkeypatch):
     monkeypatch.setattr(tensors, "MAX_MAPPED", 10_000)  # opened again for nearly every tensor
-    paths = sorted((folders / "single").glob("*.safetensors"))
+    paths = sorted(folder_of("single").glob("*.safetensors"))
     files = TensorFiles(paths)
     expected = {name: tensor for path in paths for name, tensor in load_file(path).items()}
     assert len(paths) > 3

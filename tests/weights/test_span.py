@@ -164,8 +164,10 @@ def test_answers_are_those_of_the_logits_of_transformers(peer, is_optional):
         assert got["score"] == pytest.approx(score, rel=1e-3)
 
 
-def test_fine_tuning_starts_from_the_weights(peer, tmp_path):
-    folder, _, _ = peer
+@pytest.fixture(scope="module")
+def run(peer, tmp_path_factory):
+    """A run that started from the weights, and did not change them."""
+    tmp_path = tmp_path_factory.mktemp("span")
     rows = [
         {"question": QUESTIONS[i % 3], "context": TEXT, "answers": "Lima" if i % 4 else ""}
         for i in range(24)
@@ -174,8 +176,8 @@ def test_fine_tuning_starts_from_the_weights(peer, tmp_path):
         row["context"] = f"{'Bob and ' * i}{row['context']}"
     data = tmp_path / "qa.json"
     data.write_text(json.dumps(rows))
-    options = {"weights": str(folder), "head": "span", "trainer": {"epochs": 1}, "report": False}
-    run = dxn.train(
+    options = {"weights": str(peer[0]), "head": "span", "trainer": {"epochs": 1}, "report": False}
+    dxn.train(
         str(data),
         run=str(tmp_path / "run"),
         batch_size=8,
@@ -184,12 +186,20 @@ def test_fine_tuning_starts_from_the_weights(peer, tmp_path):
         optimizer={"lr": 0.0},
         **options,
     )
-    (got,) = [dxn.load(tmp_path / "run").predict(question=QUESTIONS[0], context=TEXT)]
-    start = from_public(str(folder))
+    return tmp_path / "run"
+
+
+def test_fine_tuning_starts_from_the_weights(peer, run):
+    start = from_public(str(peer[0]))
     start.task.target.is_optional = True
-    assert run is not None and got == start.predict(question=QUESTIONS[0], context=TEXT)
+    inputs = {"question": QUESTIONS[0], "context": TEXT}
+    assert dxn.load(run).predict(**inputs) == start.predict(**inputs)
+
+
+@pytest.mark.exhaustive
+def test_an_exported_program_finds_the_same_answers(run, tmp_path):
     exported = tmp_path / "exported"
-    assert main(["export", f"run={tmp_path / 'run'}", "format=torch", f"output={exported}"]) == 0
-    model = dxn.load(tmp_path / "run")
+    assert main(["export", f"run={run}", "format=torch", f"output={exported}"]) == 0
+    model = dxn.load(run)
     for question in (QUESTIONS[0], f"{QUESTIONS[0]} {TEXT}"):  # the second one is cut
         assert_answers_are_equal(model, exported, question, LONG)

@@ -1,8 +1,11 @@
 """Whisper: the texts of sounds against those of transformers, and what a run keeps."""
 
+import itertools
+
 import pytest
 import soundfile
 import torch
+from helpers.exhaustive import exhaustive_except
 from helpers.runs import train
 from helpers.saving import changed_and_saved, load_complete
 from helpers.whisper import IDS, RATE, SECONDS, WORDS, features, noises, save_whisper
@@ -54,21 +57,27 @@ def test_logits_are_those_of_transformers(tmp_path):
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("beams", [1, 4])
+OPTIONS = {
+    "German": ({"language": "de"}, {"language": "de", "task": "transcribe"}),
+    "translation": (
+        {"language": "en", "marks": {"task": "translate"}},
+        {"language": "en", "task": "translate"},
+    ),
+    "any language": ({}, {"task": "transcribe"}),  # both choose the language
+}
+
+
 @pytest.mark.parametrize(
-    ("head", "options"),
-    [
-        ({"language": "de"}, {"language": "de", "task": "transcribe"}),
-        (
-            {"language": "en", "marks": {"task": "translate"}},
-            {"language": "en", "task": "translate"},
-        ),
-        ({}, {"task": "transcribe"}),  # both choose the language
-    ],
-    ids=["German", "translation", "any language"],
+    ("name", "beams", "end"),
+    exhaustive_except(
+        itertools.product(OPTIONS, [1, 4], [True, False]),
+        ("German", 4, True),
+        ("translation", 1, False),
+        ("any language", 1, True),
+    ),
 )
-@pytest.mark.parametrize("end", [True, False])
-def test_texts_are_those_of_transformers(head, options, beams, end, tmp_path):
+def test_texts_are_those_of_transformers(name, beams, end, tmp_path):
+    head, options = OPTIONS[name]
     peer = save_whisper(tmp_path, end=end)
     sounds = noises(*SOUNDS)
     expected = written(peer, tmp_path, sounds, num_beams=beams, **options)
@@ -77,7 +86,7 @@ def test_texts_are_those_of_transformers(head, options, beams, end, tmp_path):
     assert len(set(expected)) == len(expected)
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", exhaustive_except([1, 3], 1))
 def test_the_tokens_before_a_text_count_in_its_rules(beams, tmp_path):
     peer = save_whisper(tmp_path)
     sounds = noises(*SOUNDS)
@@ -99,7 +108,7 @@ def parts_of(sound):
 LONG = (5.1, 0.4, 2.05, 4.0, 6.2)
 
 
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", exhaustive_except([1, 3], 1))
 def test_a_long_sound_is_written_in_consecutive_windows(beams, tmp_path):
     peer = save_whisper(tmp_path)
     sounds = noises(*LONG)
