@@ -308,6 +308,7 @@ def test_a_compiled_dropout_has_the_same_masks(monkeypatch, fused):
     assert len(graphs) <= 2
 
 
+@pytest.mark.exhaustive
 def test_generated_code_has_the_same_masks_for_wide_tokens():
     """Sixteen parts: a vector of indices, whose products inductor would round."""
     torch._dynamo.reset()

@@ -94,7 +94,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(content=st.dictionaries(st.text(), PLAIN))
 def test_plain_data_is_read_as_it_was_written(content):
     with TemporaryDirectory() as folder:

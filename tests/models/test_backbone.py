@@ -25,10 +25,18 @@ from dxn.models.positions import make_attn_mask, rope_factors
 
 B, N, D, H, DEPTH = 3, 7, 10, 5, 2
 POSITIONS, NORMS, MLPS = ("none", "rotary", "alibi"), ("layer", "rms"), ("gelu", "swiglu")
-COMBINATIONS = list(itertools.product(POSITIONS, NORMS, MLPS))
+# Each pair of options is in one of them.
+COMBINATIONS = [
+    ("none", "layer", "gelu"),
+    ("none", "rms", "swiglu"),
+    ("rotary", "layer", "swiglu"),
+    ("rotary", "rms", "gelu"),
+    ("alibi", "layer", "swiglu"),
+    ("alibi", "rms", "gelu"),
+]
 
 every_combination = pytest.mark.parametrize(("position", "norm", "mlp"), COMBINATIONS)
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=10, deadline=None)
 seeds = st.integers(0, 2**31)
 lengths_of_a_batch = st.lists(st.integers(1, N), min_size=B, max_size=B)
 

@@ -119,8 +119,11 @@ def train(model, batch):
         return model(batch)
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("names", [*((name,) for name in MODALITIES), MODALITIES], ids="-".join)
+@pytest.mark.parametrize(
+    ("names", "fusion"),
+    [*(((name,), "early") for name in MODALITIES), *((MODALITIES, fusion) for fusion in FUSIONS)],
+    ids=str,
+)
 def test_inputs(names, fusion):
     targets = [1.0, 2.0, 3.0, 4.0]
     model = model_of(Regress(), names, targets, fusion=fusion)
@@ -208,6 +211,7 @@ def compiled_losses(model, batches, monkeypatch):
     return compiled, counts["unique_graphs"] - before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("task", ["regress", "generate"])
 def test_a_whole_model_is_one_graph_for_batches_of_all_sizes(task, monkeypatch):
     names = ["text", "number"]

@@ -117,9 +117,14 @@ def test_only_cls_adds_a_column(kind):
 # Every fusion
 
 
-@each_fusion
-@each_pool
-@pytest.mark.parametrize("position", ["none", "rotary", "alibi"])
+@pytest.mark.parametrize(
+    ("fusion", "pool", "position"),
+    [
+        (fusion, pool, ("none", "rotary", "alibi")[(i + j) % 3])
+        for i, fusion in enumerate(FUSIONS)
+        for j, pool in enumerate(POOLS)
+    ],
+)
 @settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_a_missing_input_equals_a_sample_without_its_columns(fusion, pool, position, data):
@@ -139,8 +144,7 @@ def test_a_missing_input_equals_a_sample_without_its_columns(fusion, pool, posit
 
 
 @each_fusion
-@pytest.mark.parametrize("missing", NAMES)
-@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize(("missing", "row"), list(zip(NAMES, (0, 1, 2, 0), strict=True)))
 def test_any_input_may_be_missing_in_any_row(fusion, missing, row):
     fuse, backbone = build(fusion, position="rotary")
     lengths = {name: [n, 1, n - 1] for name, n in WIDTHS.items()}

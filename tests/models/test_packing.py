@@ -28,6 +28,13 @@ OPTIONS = (
     {"norm_place": "both", "position": "rotary", "rope_share": 0.5, "rope_blocks": [True, False]},
     {"position": "buckets", "score_softcap": 0.7},
 )
+# Those that the kernel for sequences can compute.
+KERNEL_OPTIONS = (
+    {},
+    {"causal": True},
+    {"windows": [4]},
+    {"position": "rotary", "causal": True, "windows": [4], "qk_norm": True},
+)
 # Lengths of four samples of at most 70 tokens. Long samples of equal and of different length.
 LENGTHS = ([70, 3, 40, 41], [70, 70, 1, 0], [9, 8, 2, 1], [64, 60, 64, 5])
 
@@ -51,8 +58,14 @@ def outputs(backbone, x, mask, packed, memory=None):
     return out[mask], x.grad, *grads
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        *((OPTIONS[0], lengths) for lengths in LENGTHS),
+        *((options, LENGTHS[i % 4]) for i, options in enumerate(OPTIONS[1:])),
+    ],
+    ids=str,
+)
 def test_a_packed_batch_has_the_outputs_and_gradients_of_a_padded_one(options, lengths):
     backbone = lively(backbone_of(D, depth=2, num_heads=H, dropout=0.3, drop_path=0.3, **options))
     x = numbers(4, 70, D)
@@ -135,17 +148,14 @@ def compiled(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options",
-    (
-        {},
-        {"causal": True},
-        {"windows": [4]},
-        {"position": "rotary", "causal": True, "windows": [4], "qk_norm": True},
-    ),
+    ("options", "lengths", "multiple"),
+    [
+        (options, LENGTHS[j], (1, 64, ROWS)[(i + j) % 3])
+        for i, options in enumerate(KERNEL_OPTIONS)
+        for j in (i, (i + 1) % 4)
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("multiple", [1, 64, ROWS])
 def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_batch(
     options, lengths, multiple, kernel, monkeypatch
 ):
@@ -160,8 +170,11 @@ def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_ba
     assert set(kernel) == {(rows, rows)}
 
 
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("sizes", [[9, 1, 7, 3], [9, 9, 9, 9]], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "sizes"),
+    [(LENGTHS[0], [9, 1, 7, 3]), (LENGTHS[1], [9, 9, 9, 9]), (LENGTHS[2], [9, 1, 7, 3])],
+    ids=str,
+)
 def test_one_call_for_all_memories_has_the_outputs_and_gradients_of_a_padded_batch(
     lengths, sizes, kernel, monkeypatch
 ):
@@ -209,6 +222,7 @@ def run(backbone, x, mask, num_real):
     return backbone.run(x, mask, num_real=num_real, memory=memory)
 
 
+@pytest.mark.exhaustive
 def test_batches_of_all_sizes_are_one_graph(kernel, compiled):
     options = {"causal": True, "cross": True, "position": "rotary", "windows": [4]}
     backbone = lively(backbone_of(D, depth=1, num_heads=H, **options)).train()
@@ -228,6 +242,7 @@ def test_batches_of_all_sizes_are_one_graph(kernel, compiled):
     assert set(kernel) == {(256, 256), (93, 93), (512, 512)}
 
 
+@pytest.mark.exhaustive
 def test_a_gpu_computes_all_batches_with_padding_by_one_graph(compiled, monkeypatch):
     """The tensors of this device have no values here, so only the graph is built."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
@@ -246,16 +261,7 @@ def test_a_gpu_computes_all_batches_with_padding_by_one_graph(compiled, monkeypa
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize(
-    "options",
-    (
-        {},
-        {"causal": True},
-        {"windows": [4]},
-        {"position": "rotary", "causal": True, "windows": [4], "qk_norm": True},
-    ),
-    ids=str,
-)
+@pytest.mark.parametrize("options", KERNEL_OPTIONS, ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_the_kernel_computes_what_a_padded_batch_does(options, lengths, autocast):
     backbone = lively(backbone_of(64, depth=2, num_heads=4, **options)).cuda().float()

@@ -154,8 +154,7 @@ def two_parts():
 
 @each_fusion
 @each_pool
-@pytest.mark.parametrize("names", [["text"], ["text", "image"]])
-@pytest.mark.parametrize("registers", [0, 2])
+@pytest.mark.parametrize(("names", "registers"), [(["text"], 0), (["text", "image"], 2)])
 def test_the_width_of_a_fusion_is_that_of_its_vectors(fusion, pool, names, registers):
     fuse = lively(FUSIONS[fusion](D, inputs=names, pool=pool, registers=registers))
     parts = two_parts() if len(names) == 2 else [tokens_of(numbers(B, N, D), MASK)]

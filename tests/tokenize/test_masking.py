@@ -227,8 +227,16 @@ def test_a_tokenizer_without_a_mask_token_cannot_mask():
 # Tiles
 
 
-@pytest.mark.parametrize("tile", [(1, 1), (2, 2), (3, 1), (2, 5)])
-@pytest.mark.parametrize("size", [(29, 31), (7, 31), (29, 5), (1, 1)])
+@pytest.mark.parametrize(
+    ("tile", "size"),
+    [
+        ((1, 1), (29, 31)),
+        ((2, 2), (7, 31)),
+        ((3, 1), (29, 5)),
+        ((2, 5), (29, 31)),
+        ((2, 5), (1, 1)),
+    ],
+)
 def test_hidden_tiles_are_the_ratio_of_the_grid_on_average(tile, size):
     generator = torch_generator(random.Random(0))
     shares = [
