@@ -40,14 +40,14 @@ def table_of(folder, make, count=80):
     return str(folder / "sounds.csv")
 
 
-@pytest.mark.parametrize("make", [loud, click])
-@pytest.mark.parametrize("kind", ["clip", "dataset"])
+@pytest.mark.parametrize(("make", "kind"), [(loud, "clip"), (click, "dataset")])
 def test_the_baseline_hears(make, kind, tmp_path):
     table = table_of(tmp_path, make)
     options = [*OPTIONS, f"adapters.audio.normalize.kind={kind}"]
     assert train(tmp_path / "run", table, *options)["test/accuracy[baseline alone]"] == 1
 
 
+@pytest.mark.exhaustive
 def test_the_exported_program_hears_it_too(tmp_path):
     table = table_of(tmp_path, loud)
     train(tmp_path / "run", table, *OPTIONS)

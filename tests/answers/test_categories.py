@@ -70,6 +70,7 @@ def test_the_baseline_learns_from_single_tags(tmp_path):
     assert metrics["test/r2[baseline alone]"] > 0.99
 
 
+@pytest.mark.exhaustive
 def test_the_exported_program_reads_the_tags(tmp_path):
     run_of(tmp_path, combinations("|"), "adapters=[category,number]")
     out = str(tmp_path / "out")

@@ -9,17 +9,20 @@ layouts = load("layouts")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
+@pytest.mark.exhaustive
 def test_a_table_of_any_columns_is_trained_exported_and_answered_by_the_program(tmp_path):
     layout = layouts.make_layout(random.Random("0/1"), tmp_path)
     assert {"number", "category", "date"} <= set(layout.kinds.values())
     layouts.check(layout, tmp_path, ["onnx"])
 
 
+@pytest.mark.exhaustive
 def test_a_number_and_two_categories_are_exported(tmp_path):
     layouts.check(_shop(["preset=plain", "baseline=none"]), tmp_path, ["torch"])
 
 
 # Not to ONNX, which takes twice as long: both graphs have the same operations.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fusion", ["late", "bottleneck"])
 def test_inputs_that_are_encoded_separately_are_exported(tmp_path, fusion):
     layout = _shop([f"fusion={fusion}", "baseline=none"])
@@ -28,6 +31,7 @@ def test_inputs_that_are_encoded_separately_are_exported(tmp_path, fusion):
     layouts.check(layout, tmp_path, ["torch"])
 
 
+@pytest.mark.exhaustive
 def test_a_table_of_videos_is_exported(tmp_path):
     rand = random.Random(0)
     write = layouts._maker("video", rand, tmp_path)

@@ -92,6 +92,7 @@ def test_a_saved_model_predicts_what_the_training_evaluated(run, tmp_path):
         assert answer["prediction"][step] == pytest.approx(expected, rel=1e-3, abs=1e-2)
 
 
+@pytest.mark.exhaustive
 def test_an_exported_forecast_contains_the_baseline(run, tmp_path):
     # The export compares its graph with the model, and fails if they differ.
     output = tmp_path / "export"

@@ -38,9 +38,7 @@ def mixed(tmp_path_factory):
 @pytest.mark.parametrize(
     "options",
     [
-        ["weights={run}"],
         ["weights={run}", "finetune.freeze=all"],
-        ["finetune.freeze=1"],
         ["finetune.lora_rank=2"],
         ["pretrain=masked"],
     ],

@@ -56,6 +56,7 @@ def test_texts_of_other_lengths_in_a_batch_change_nothing(run):
         assert list(alone.values()) == pytest.approx(list(answer), abs=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_the_exported_program_has_the_same_answers(run, tmp_path):
     # The export compares its answers with those of the model.
     assert main(["export", f"run={run}", f"output={tmp_path / 'out'}"]) == 0

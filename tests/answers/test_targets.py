@@ -104,9 +104,7 @@ def test_rows_with_only_unknown_labels_are_wrong(tmp_path):
 # Numbers of a large offset
 
 
-@pytest.mark.parametrize(
-    ("offset", "step"), [(1.7e9, 10.0), (1e12, 1.0), (-5e8, 0.5), (2024.0, 1e-3)]
-)
+@pytest.mark.parametrize(("offset", "step"), [(1e12, 1.0), (-5e8, 0.5), (2024.0, 1e-3)])
 def test_a_target_of_a_large_offset_keeps_its_digits(offset, step, tmp_path):
     rand = np.random.default_rng(0)
     rows = []

@@ -32,7 +32,7 @@ def rates(folder):
 
 
 # 8 batches per epoch; the first epoch is always complete.
-@pytest.mark.parametrize("seconds", [15, 33, 61, 100])
+@pytest.mark.parametrize("seconds", [15, 61])
 def test_the_learning_rate_reaches_its_end_without_a_jump(seconds, table, tmp_path, clock):
     limit = f"trainer.max_minutes={seconds / 60}"
     train(tmp_path / "run", table, *OPTIONS, "trainer.epochs=200", "trainer.patience=0", limit)

@@ -113,6 +113,7 @@ def test_two_classes_share_the_trees_of_one_logit(classes):
     assert (weight[:, 0] == -weight[:, 1]).all() and (weight != 0).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_exported_program_answers_the_same_as_the_model_with_trees(classes, tmp_path):
     out = tmp_path / "out"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.benchmarks import load
+from helpers.exhaustive import exhaustive_except
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
 
@@ -104,7 +105,7 @@ def test_every_row_has_a_name_of_its_own():
     assert len(set(names)) == len(names) > 20
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", exhaustive_except([0.0, 0.1], 0.1))
 def test_a_training_step_changes_both_sides(tmp_path, monkeypatch, dropout):
     training = load("bench_training")
     monkeypatch.setattr(training, "SMALL_BERT", training.Sizes(dim=44, depth=2, heads=2))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.data import EXAMPLES, write_table
+from helpers.exhaustive import exhaustive_except
 from helpers.runs import SMALL, metrics_of, refused, train
 from PIL import Image
 
@@ -264,6 +265,7 @@ def test_the_baseline_reads_known_and_static_columns(mixed, tmp_path):
     assert max(abs(jump) for step, jump in enumerate(jumps) if step != 5) < 0.3 * jumps[5]
 
 
+@pytest.mark.exhaustive
 def test_a_forecast_with_known_and_static_columns_is_exported_with_its_baseline(mixed, tmp_path):
     # The export compares its graph with the model, and fails if they differ.
     assert main(["export", f"run={mixed}", f"output={tmp_path / 'export'}"]) == 0
@@ -274,7 +276,7 @@ def predictions_of(path):
         return [float(row["prediction"]) for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize("fusion", ["early", "late", "bottleneck"])
+@pytest.mark.parametrize("fusion", exhaustive_except(["early", "late", "bottleneck"], "late"))
 def test_a_static_column_can_contain_pictures(tmp_path, fusion):
     rows = []
     for shop, color in (("a", "red"), ("b", "blue")):

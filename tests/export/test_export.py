@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import itertools
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from helpers.exhaustive import exhaustive_except
 from helpers.exports import example, imports, probabilities
 from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, table_of, train
 from helpers.tasks import build_model
@@ -46,9 +50,9 @@ def fruit(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
-    """A run with three modalities and late fusion."""
+    """A run with three modalities."""
     folder = tmp_path_factory.mktemp("mixed")
-    train(folder / "run", "preset=plain", *TINY_DIGITS, *ONCE, "fusion=late")
+    train(folder / "run", "preset=plain", *TINY_DIGITS, *ONCE)
     return folder / "run"
 
 
@@ -67,10 +71,18 @@ def writer(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def exported(fruit, tmp_path_factory):
+def export_of_fruit(fruit, tmp_path_factory):
+    """A folder for ONNX, and what the command printed."""
     folder = tmp_path_factory.mktemp("exported") / "onnx"
-    assert main(["export", f"run={fruit}", f"output={folder}"]) == 0
-    return folder
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["export", f"run={fruit}", f"output={folder}"]) == 0
+    return folder, printed.getvalue()
+
+
+@pytest.fixture
+def exported(export_of_fruit):
+    return export_of_fruit[0]
 
 
 def transformer_of(run):
@@ -88,25 +100,37 @@ def test_a_model_with_a_baseline_of_texts_answers_like_its_transformer(fruit, ex
     assert answered == pytest.approx(expected, abs=1e-4)
 
 
-def test_an_export_says_that_it_leaves_out_a_baseline_of_texts(fruit, tmp_path, capsys):
-    assert main(["export", f"run={fruit}", "format=torch", f"output={tmp_path / 'out'}"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+def test_an_export_says_that_it_leaves_out_a_baseline_of_texts(export_of_fruit):
+    printed = " ".join(export_of_fruit[1].split())
     assert "note: the graph has no baseline (TF-IDF" in printed
     assert "answers like the transformer alone" in printed
 
 
-def test_a_baseline_of_numbers_is_part_of_the_graph_unless_it_is_left_out(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    """A run with two numbers and a baseline."""
+    folder = tmp_path_factory.mktemp("numbers")
     rows = [f"{i % 11},{i % 7},{'ab'[(i % 11) * (i % 7) > 15]}" for i in range(240)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,y,label", *rows]))
-    run = tmp_path / "run"
-    train(run, str(tmp_path / "t.csv"), "preset=plain", *SMALL, *ONCE, "target=label")
-    model = model_folder.load(run)
+    (folder / "t.csv").write_text("\n".join(["x,y,label", *rows]))
+    data = str(folder / "t.csv")
+    train(folder / "run", data, "preset=plain", *SMALL, *ONCE, "target=label")
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "format"),
+    exhaustive_except(itertools.product(["auto", "none"], ["onnx", "torch"]), ("auto", "torch")),
+)
+def test_a_baseline_of_numbers_is_part_of_the_graph_unless_it_is_left_out(
+    numbers, baseline, format, tmp_path, capsys
+):
+    model = model_folder.load(numbers)
     assert model.network.baseline.trees is not None or model.network.baseline.dense is not None
-    for name, expected in (("auto", model), ("none", transformer_of(run))):
-        folder = tmp_path / name
-        assert main(["export", f"run={run}", f"baseline={name}", f"output={folder}"]) == 0
-        expected = expected.predict(x=10.0, y=3.0)["probabilities"]
-        assert probabilities(folder, "x=10", "y=3") == pytest.approx(expected, abs=1e-4)
+    expected = model if baseline == "auto" else transformer_of(numbers)
+    options = [f"baseline={baseline}", f"format={format}", f"output={tmp_path / 'out'}"]
+    assert main(["export", f"run={numbers}", *options]) == 0
+    expected = expected.predict(x=10.0, y=3.0)["probabilities"]
+    assert probabilities(tmp_path / "out", "x=10", "y=3") == pytest.approx(expected, abs=1e-4)
     assert "note: the graph" not in capsys.readouterr().out
 
 
@@ -167,6 +191,7 @@ def test_a_graph_of_torch_has_all_modalities_and_any_sizes(mixed, tmp_path):
         assert arrays["image.present"] == [False]
 
 
+@pytest.mark.exhaustive
 def test_an_exported_writer_writes_the_same_text(writer, tmp_path):
     predictor = model_folder.load(writer)
     assert main(["export", f"run={writer}", "format=torch", f"output={tmp_path / 'out'}"]) == 0
@@ -259,6 +284,7 @@ def test_a_file_that_differs_from_the_model_is_refused(tmp_path):
         compare(replace(part, reference=unknown.__getitem__), path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("image_size", "patch_size"), [(24, 16), (16, 16)])
 def test_a_graph_reads_pictures_of_one_patch_and_of_several(image_size, patch_size, tmp_path):
     task = Classify()
@@ -322,6 +348,7 @@ def test_sizes_that_differ_become_names_and_others_stay_numbers():
     assert shapes["size.value"] == ("batch", 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["within", "stretch", "crop", "cover", "pad"])
 def test_objects_are_found_at_the_same_places_without_dxn(mode, tmp_path):
     options = ["data=objects", "data.num_train=20", "data.num_validation=4", "data.num_test=4"]
