@@ -76,6 +76,7 @@ if not started.is_restart:
 """
 
 
+@pytest.mark.exhaustive
 def test_two_machines_find_each_other_with_the_command_of_the_page_also_after_a_kill(tmp_path):
     (launch,) = (launch for launch, _ in launches() if "node0" in launch)
     with socket.socket() as free:

@@ -59,6 +59,13 @@ def forget(path: list[str]) -> None:
         del sys.modules[name]
 
 
+def shortened(arguments: list[str]) -> list[str]:
+    """A command of the page, for a small model unless the page shows an answer of it."""
+    if arguments[0] != "train" or "run=outputs/ordinal" in arguments:
+        return arguments
+    return [*arguments, "dim=32", "backbone.depth=1", "optimizer.lr=3e-3"]
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with the files of the page, in which all commands have been run."""
@@ -80,7 +87,7 @@ def place(tmp_path_factory):
                 install(folder)
                 path = list(sys.path)
             else:
-                assert (program, main(arguments)) == ("dxn", 0), arguments
+                assert (program, main(shortened(arguments))) == ("dxn", 0), arguments
         yield folder
     forget(before)
     families._installed_families.cache_clear()
@@ -226,6 +233,7 @@ def random_curves(tokenizer, count, rand):
     return [torch.rand(rand.randint(1, 40)) for _ in range(count)]
 
 
+@pytest.mark.exhaustive
 def test_an_export_has_the_program_of_a_package(installed, monkeypatch, capfd):
     (installed / "weather" / "strips.py").write_text(STRIPS)
     recipe = {"prepare": "weather.strips", "patch": 4}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from helpers.exhaustive import exhaustive_except
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
@@ -14,7 +15,8 @@ FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 NAMES = ["text", "pictures", "mixed", "any-to-any"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+# test_any_to_any.py runs the same commands.
+@pytest.mark.parametrize("name", exhaustive_except(NAMES, "text", "pictures", "mixed"))
 def test_a_notebook_runs_and_shows_its_results(name, tmp_path, monkeypatch):
     book = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     code = [cell for cell in book.cells if cell.cell_type == "code"]

@@ -21,6 +21,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.exhaustive
 def test_a_link_to_a_page_of_the_repository_leads_to_its_page_in_the_site(site):
     links = Links()
     links.feed((site / "tasks" / "classify" / "index.html").read_text())
@@ -28,6 +29,7 @@ def test_a_link_to_a_page_of_the_repository_leads_to_its_page_in_the_site(site):
     assert (site / "project" / "RESULTS" / "index.html").is_file()
 
 
+@pytest.mark.exhaustive
 def test_no_page_of_the_site_needs_another_server(site):
     page = Links()
     page.feed((site / "index.html").read_text())
@@ -35,6 +37,7 @@ def test_no_page_of_the_site_needs_another_server(site):
     assert not [target for target in page.loaded if "//" in target]
 
 
+@pytest.mark.exhaustive
 def test_the_reference_of_python_lists_the_public_functions(site):
     text = (site / "python-reference" / "index.html").read_text()
     for name in ("dxn.load", "dxn.from_public", "predict_many", "UserError"):

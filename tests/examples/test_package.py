@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -33,15 +32,20 @@ def shortened(words):
     return [*words, *(tiny if words[1] == "train" else [])]
 
 
-def run(words, folder, path):
-    """Run a command in a new process that finds dxn, and only these further packages."""
-    command = [sys.executable, "-m", *words]
-    environment = {"PYTHONPATH": path, "PATH": "", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def hidden(monkeypatch):
+    """Commands find the package only in their folders, and not on the path of the tests."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(PROJECT)])
+    before = {name: sys.modules.pop(name) for name in imported()}
+    yield
+    for name in imported():
+        del sys.modules[name]
+    sys.modules.update(before)
+
+
+def imported():
+    """The names of the modules of the package that are imported."""
+    return [name for name in sys.modules if name.partition(".")[0] == "dxn_examples"]
 
 
 def test_the_page_shows_the_files_of_the_package():
@@ -51,16 +55,20 @@ def test_the_page_shows_the_files_of_the_package():
     assert names == modules | {"pyproject.toml"}
 
 
-def test_the_commands_of_the_page_run_in_a_clone(tmp_path):
+def test_the_commands_of_the_page_run_in_a_clone(hidden, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(PROJECT)
     # The last command needs the installed package.
     for command in lines_of_the_page()[:-1]:
         words = shlex.split(command)
-        run(shortened(words), tmp_path, str(ROOT))
+        assert main(shortened(words)[1:]) == 0, command
     assert (tmp_path / "outputs/waves/metrics.json").is_file()
 
 
-def test_the_last_command_of_the_page_needs_no_folder_once_the_package_is_installed(tmp_path):
+def test_the_last_command_of_the_page_needs_no_folder_once_the_package_is_installed(
+    hidden, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
     words = shlex.split(lines_of_the_page()[-1])
     assert not any(word.startswith("conf_dir=") for word in words)
     place = tmp_path / "packages"
@@ -69,8 +77,10 @@ def test_the_last_command_of_the_page_needs_no_folder_once_the_package_is_instal
     (info / "METADATA").write_text("Name: dxn-examples\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text("[dxn.conf]\ndxn_examples = dxn_examples\n")
     (place / "dxn_examples").symlink_to(PROJECT / "dxn_examples")
-    run(shortened(words), tmp_path, f"{ROOT}:{place}")
-    assert "data=waves" in run(["dxn", "help", "data"], tmp_path, f"{ROOT}:{place}")
+    sys.path.append(str(place))
+    assert main(shortened(words)[1:]) == 0
+    assert main(["help", "data"]) == 0
+    assert "data=waves" in capsys.readouterr().out
     assert (tmp_path / "outputs/waves/metrics.json").is_file()
 
 

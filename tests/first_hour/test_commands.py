@@ -6,8 +6,6 @@ Each test is a mistake or a wish that such a user had on the command line.
 import csv
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import openpyxl
@@ -60,16 +58,6 @@ def test_training_stops_early_by_default(here, capsys):
     output = printed(capsys, "train", "easy.csv", "target=label", *TINY, *TEXT, *fast)
     assert "epoch 200/200" not in output
     assert "stopped" in output
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["train", "trainer.epoch=3"], ["train", "backbone=smal"], ["train", "nothing.csv"], ["help"]],
-)
-def test_small_commands_do_not_import_torch_or_matplotlib(arguments, here):
-    code = f"import sys; from dxn.cli import main; main({arguments!r}); "
-    code += "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_many_classes_have_the_five_most_probable_ones(here):

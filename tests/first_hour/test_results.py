@@ -151,12 +151,20 @@ def test_a_missing_gpu_is_an_error(shop, capsys):
     assert "cuda" in error
 
 
-def test_a_prediction_does_not_import_matplotlib(shop):
-    code = (
-        "import sys; from dxn.cli import main; main(['predict', 'run=model', 'input.title=blue']); "
-    )
-    code += "sys.exit('matplotlib' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+def test_a_check_and_a_prediction_import_neither_the_training_nor_what_they_do_not_use(shop):
+    write_csv("texts.csv", ["text", "label"], [("a b", "x"), ("c d", "y"), ("e f", "x")])
+    code = """
+import sys
+from dxn.cli import main
+main(["check", "texts.csv"])
+unused = {"torch._dynamo", "torchaudio", "matplotlib", "av", "dxn.training.loop"}
+print("imported:", *sorted(unused & {*sys.modules}))
+main(["predict", "run=model", "input.title=blue"])
+print("imported:", *sorted({"matplotlib", "dxn.training.loop"} & {*sys.modules}))
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines().count("imported:") == 2
 
 
 def test_training_says_what_to_do_next(shop, capsys):
