@@ -78,7 +78,7 @@ def test_a_picture_for_which_the_memory_is_too_small_is_not_left_out_as_damaged(
     for i in range(12):
         (tmp_path / "pictures" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / "pictures" / "ab"[i % 2] / f"{i}.png")
-    monkeypatch.setattr("dxn.tokenize.image.reader._decode", fail(MemoryError()))
+    monkeypatch.setattr("dxn.tokenize.image.reader.ImageReader._decode", fail(MemoryError()))
     options = ["data.on_bad=skip", f"run={tmp_path / 'run'}"]
     line = error_of(capsys, ["train", str(tmp_path / "pictures"), *options])
     assert line.startswith("dxn: out of memory; close other programs")
