@@ -410,6 +410,13 @@ def test_cells_that_say_nothing_about_new_rows_are_not_used(cells, name, values,
     assert name in named[0]
 
 
+def test_years_of_consecutive_rows_are_used(cells):
+    table = shop(year=list(range(1950, 2070)), row=list(range(17, 137)))
+    (inputs, _), notes = choose(table, cells)
+    assert "year" in inputs and "row" not in inputs
+    assert any("row (row numbers or identifiers)" in note for note in notes)
+
+
 def test_distinct_numbers_that_are_no_row_numbers_are_used(cells):
     income = [(i * 7919) % 100_003 for i in range(120)]
     assert "income" in choose(shop(income=income), cells)[0][0]

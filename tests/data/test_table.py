@@ -626,3 +626,12 @@ def test_a_column_of_speakers_is_an_input_only_if_the_test_split_has_known_ones(
 
 def is_odd(row):
     return row["words"].endswith("1")
+
+
+def test_a_usual_target_can_be_written_in_upper_case(tmp_path, readers):
+    rows = [{"text": f"some words {i}", "Label": "ab"[i % 2]} for i in range(12)]
+    train = write_table(tmp_path / "train.csv", rows)
+    test = write_table(tmp_path / "test.csv", [{"text": row["text"]} for row in rows[:4]])
+    source = read_source(train=train, test=test, readers=readers)
+    assert source.target == "Label"
+    assert list(source.splits["test"].cells["target"]) == [None] * 4

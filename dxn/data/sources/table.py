@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -216,7 +216,8 @@ def from_tables(tables: Mapping[str, Table], readers: Readers, options: TableOpt
     options = options.with_usual_names()
     tables = {name: with_positions(table) for name, table in tables.items()}
     if options.layout is None and len(tables) > 1:
-        tables = add_missing_targets(tables, _possible_targets(options))
+        columns = [name for table in tables.values() for name in table.columns]
+        tables = add_missing_targets(tables, _possible_targets(options, columns))
     whole = concatenate(list(tables.values()))
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
@@ -362,15 +363,19 @@ def rows_of_table(
     return replace(rows, ids=ids)
 
 
-def _possible_targets(options: TableOptions) -> Sequence[str]:
-    """Return the target columns, or the usual names of one."""
-    target = options.target
-    return USUAL_TARGETS if target is None else [str(name) for name in as_list(target)]
+def _possible_targets(options: TableOptions, columns: Iterable[str]) -> list[str]:
+    """Return the target columns, or those with the usual name of one, the most usual one first."""
+    if options.target is not None:
+        return [str(name) for name in as_list(options.target)]
+    usual = {name: i for i, name in enumerate(USUAL_TARGETS)}
+    names = dict.fromkeys(name for name in columns if name.lower() in usual)
+    return sorted(names, key=lambda name: usual[name.lower()])
 
 
 def _find_layout(whole: Table, readers: Readers, options: TableOptions) -> Layout | None:
     """Return how the rows of all splits are rearranged. None: not at all."""
-    layout, inputs, targets = options.layout, options.named(), _possible_targets(options)
+    layout, inputs = options.layout, options.named()
+    targets = _possible_targets(options, whole.columns)
     # If the user chose texts, they are not conversations.
     has_texts = any(readers[name].words for name in readers if options.columns.get(name))
     if layout is None and options.chat is not None and not (options.chat == AUTO and has_texts):

@@ -6,6 +6,7 @@ The cells of a column have an adapter of their own, so its weights also tell whi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -39,11 +40,17 @@ def _indices(mask: Tensor) -> Tensor:
     return coords.where(mask[..., None], torch.nan)
 
 
-def is_finite_number(value: Any) -> bool:
-    """Whether a value of a state file is a number that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
+def center_and_scale(state: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the statistics of a column from the state of its adapter.
+
+    Raises:
+        ValueError: If they are not finite numbers, or the scale is not positive.
+    """
+    numbers = [state["center"], state["scale"]]
     try:
-        return math.isfinite(value)
+        are_numbers = all(type(n) in (int, float) and math.isfinite(n) for n in numbers)
     except OverflowError:  # an integer of hundreds of digits
-        return False
+        are_numbers = False
+    if not are_numbers or numbers[1] <= 0:
+        raise ValueError("center and scale must be numbers, scale positive")
+    return float(numbers[0]), float(numbers[1])

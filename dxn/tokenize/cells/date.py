@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
-from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, is_finite_number
+from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, center_and_scale
 from dxn.tokenize.cells.cell_values import (
     SECONDS_PER_DAY,
     Moment,
@@ -179,15 +179,11 @@ class DateAdapter(Adapter):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Use what `state` returned."""
-        center, scale = state["center"], state["scale"]
-        is_valid = is_finite_number(center) and is_finite_number(scale) and scale > 0
-        if not (is_valid and isinstance(state["day_first"], bool)):
-            raise ValueError(
-                "center and scale must be numbers, scale positive, and day_first true or false"
-            )
+        self.tokenizer.center, self.tokenizer.scale = center_and_scale(state)
+        if not isinstance(state["day_first"], bool):
+            raise ValueError("day_first must be true or false")
         self.tokenizer.reader.day_first = state["day_first"]
         self.tokenizer.reader.fixed = True
-        self.tokenizer.center, self.tokenizer.scale = float(center), float(scale)
         self.fitted = True
 
     def describe(self, raw: Moment) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
-from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, is_finite_number
+from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, center_and_scale
 from dxn.tokenize.cells.cell_values import NumberFormat, find_format, has_no_number
 from dxn.tokenize.masking import CellMasking, check_ratio
 
@@ -199,15 +199,12 @@ class NumberAdapter(Adapter):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Use what `state` returned."""
-        center, scale = state["center"], state["scale"]
-        if not (is_finite_number(center) and is_finite_number(scale) and scale > 0):
-            raise ValueError("center and scale must be numbers, scale positive")
+        self.tokenizer.center, self.tokenizer.scale = center_and_scale(state)
         decimal, unit = state["decimal"], state["unit"]
         if decimal not in (".", ",") or not isinstance(unit, str):
             raise ValueError("decimal must be a point or a comma, and unit a text")
         self.tokenizer.reader.format = NumberFormat(decimal, unit)
         self.tokenizer.reader.fixed = True
-        self.tokenizer.center, self.tokenizer.scale = float(center), float(scale)
         self.fitted = True
 
     def describe(self, raw: float) -> str:
