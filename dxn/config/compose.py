@@ -63,6 +63,13 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
     values = _resolved(composed, command, request)
     if values != composed:
         with_defaults(command, values, request)  # checks the types of the resolved values
+    adapters = values.get("adapters")
+    for name, node in adapters.items() if isinstance(adapters, Mapping) else ():
+        if not isinstance(node, Mapping) or "_target_" not in node:
+            request.problems.append(
+                f"adapters.{name}: must be a mapping with a _target_, got {node!r}; "
+                "adapters=[text,image] chooses the kinds of inputs"
+            )
     if request.problems:
         raise request.error()
     chosen = {o.key_or_group for o in (*request.groups, *request.values)} | {*request.literal}

@@ -389,6 +389,15 @@ def test_a_file_of_the_user_that_is_not_utf_8_is_named(project):
     assert "mine.yaml: not valid YAML: 'utf-8' codec can't decode byte 0xe9" in wrong[0]
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["adapters.text=3", "adapters.text=null", "adapters={text: [1]}", "adapters={a: {b: 1}}"],
+)
+def test_an_adapter_is_a_mapping_with_a_class(word):
+    (line,) = messages(compose, Train, [word])
+    assert "must be a mapping with a _target_, got" in line
+
+
 def test_an_empty_experiment_sets_nothing(project):
     (project / "conf" / "experiment").mkdir()
     (project / "conf" / "experiment" / "mine.yaml").write_text("")
