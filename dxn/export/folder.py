@@ -94,7 +94,8 @@ def write_export(
         (new / ABOUT).write_text(f"{text}\n", encoding="utf-8")
         with torch.no_grad():  # the inputs of one batch and the outputs of the model
             tensors = {**parts[0].cases[0], **parts[0].reference(0)}
-        np.savez(new / EXAMPLE, **{name: tensor.numpy() for name, tensor in tensors.items()})
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        np.savez(new / EXAMPLE, **arrays)
         shutil.copyfile(TEMPLATES / f"{example}.py", new / "example.py")
         shutil.copyfile(TEMPLATES / f"run_{format}.py", new / "run_graph.py")
         if example != "continue_text":

@@ -361,7 +361,8 @@ def _products(x: Tensor, y: Tensor, known: Tensor) -> Products:
 
 def _sum(products: Sequence[Products]) -> Products:
     columns: Any = zip(*products, strict=True)
-    return Products(*map(sum, columns))
+    sums: Any = map(sum, columns)
+    return Products(*sums)
 
 
 def _simple_forecasts(shape: tuple[int, int], steps: int, season: int) -> list[Tensor]:
