@@ -112,10 +112,6 @@ class MultimodalModel(Network):
         """Return the adapter of the input `name`."""
         return self.adapters[self._keys[name]]
 
-    def first_part(self, batch: Batch) -> Batch:
-        """Return the first part of a batch, if the model never receives a whole one."""
-        return self.head.first_part(batch) if self.has_first_part else batch
-
     def embed(self, batch: Batch) -> list[Tokens]:
         """Embed each input of a batch. Inputs that no sample has are omitted.
 
@@ -128,7 +124,8 @@ class MultimodalModel(Network):
         Returns:
             The Tokens of each input, in the order of the inputs.
         """
-        batch = self.first_part(batch)
+        if self.has_first_part:
+            batch = self.head.first_part(batch)
         parts: list[Tokens] = []
         for number, name in enumerate(self.inputs):
             if name in batch:

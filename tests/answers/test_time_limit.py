@@ -74,7 +74,6 @@ def test_the_time_before_an_interruption_counts(table, tmp_path, clock, monkeypa
     with interrupt(monkeypatch, step=13):
         assert main(["train", *options, f"run={tmp_path / 'run'}"]) != 0
     metrics = train(tmp_path / "run", f"resume={tmp_path / 'run'}")
-    # 30 seconds: three epochs of eight batches and a validation. Each start of an epoch reads the
-    # clock once more.
+    # 30 seconds: three epochs of eight batches, a validation and a checkpoint.
     assert metrics["epochs"] <= 4
     assert metrics["train_seconds"] <= 30
