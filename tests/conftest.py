@@ -38,7 +38,13 @@ LONG_FILES = (
     "test_architecture.py",
     "export/test_export.py",
     "tasks/test_instances.py",
+    "docs/test_docs.py",
     "weights/test_translators.py",
+    "data/test_known.py",
+    "answers/test_trees.py",
+    "answers/test_files_statistics.py",
+    "answers/test_commands_next.py",
+    "docs/test_extend.py",
     "tasks/test_judge.py",
 )
 

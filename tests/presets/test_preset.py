@@ -13,7 +13,8 @@ from dxn.presets.preset import RULES, is_chosen
 from dxn.presets.rules import Facts
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 
-SHORT = [*SMALL, "trainer.max_minutes=0.001"]
+# The preset does not depend on the baseline.
+SHORT = [*SMALL, "trainer.max_minutes=0.001", "baseline=none"]
 
 
 def advised(adapter, cells, *, rows=1000, num_inputs=1, is_codec=False):
@@ -69,7 +70,7 @@ def test_preset_plain_leaves_all_options_as_they_are(tmp_path, capsys):
 
 
 def test_an_experiment_has_no_preset(tmp_path, capsys):
-    assert main(["train", "experiment=small_table", f"data.path={_wine(tmp_path)}", *SHORT[-1:],
+    assert main(["train", "experiment=small_table", f"data.path={_wine(tmp_path)}", *SHORT[-2:],
                  "data.target=label", f"run={tmp_path}/run"]) == 0  # fmt: skip
     assert saved(tmp_path / "run")["preset"] == "plain"
     assert "preset:" not in capsys.readouterr().out
@@ -95,7 +96,7 @@ def test_weights_determine_the_options_instead_of_the_preset(tmp_path, capsys):
 
 def test_a_small_table_of_numbers_gets_a_small_model(tmp_path):
     assert main(["train", _wine(tmp_path), "target=label", f"run={tmp_path}/run", "dim=16",
-                 "backbone.num_heads=2", *SHORT[-1:]]) == 0  # fmt: skip
+                 "backbone.num_heads=2", *SHORT[-2:]]) == 0  # fmt: skip
     config = saved(tmp_path / "run")
     assert config["backbone"]["depth"] == 1
     assert config["loader"]["input_dropout"] == 0.3
@@ -104,7 +105,7 @@ def test_a_small_table_of_numbers_gets_a_small_model(tmp_path):
 def test_one_column_is_not_counted_in_the_plural(tmp_path, capsys):
     rows = "\n".join(f"{i % 7}.5,{'ab'[i % 2]}" for i in range(40))
     (tmp_path / "one.csv").write_text(f"size,label\n{rows}\n")
-    options = ["target=label", f"run={tmp_path}/run", "dim=16", "backbone.num_heads=2", *SHORT[-1:]]
+    options = ["target=label", f"run={tmp_path}/run", "dim=16", "backbone.num_heads=2", *SHORT[-2:]]
     assert main(["train", f"{tmp_path}/one.csv", *options]) == 0
     assert "training rows of 1 column" in (output := capsys.readouterr().out)
     assert "1 columns" not in output
@@ -112,7 +113,7 @@ def test_one_column_is_not_counted_in_the_plural(tmp_path, capsys):
 
 def test_a_larger_table_of_numbers_hides_no_cells(tmp_path):
     assert main(["train", _wine(tmp_path, rows=1500), "target=label", f"run={tmp_path}/run",
-                 "dim=16", "backbone.num_heads=2", *SHORT[-1:]]) == 0  # fmt: skip
+                 "dim=16", "backbone.num_heads=2", *SHORT[-2:]]) == 0  # fmt: skip
     config = saved(tmp_path / "run")
     assert config["backbone"]["depth"] == 2
     assert config["loader"]["input_dropout"] == 0
@@ -189,7 +190,7 @@ def test_pictures_are_trained_with_muon_unless_the_user_chooses_an_optimizer(tmp
         folder = tmp_path / "pictures" / "xy"[i % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (12 * i, 0, 0)).save(folder / f"{i}.png")
-    options = ["dim=16", "backbone.num_heads=2", SHORT[-1], "baseline=none"]
+    options = ["dim=16", "backbone.num_heads=2", *SHORT[-2:]]
     for i, chosen in enumerate([[], ["optimizer.lr=0.002"], ["optimizer=adamw"]]):
         run = tmp_path / f"run{i}"
         assert main(["train", f"{tmp_path}/pictures", f"run={run}", *options, *chosen]) == 0
@@ -249,7 +250,7 @@ def train_on_texts_and_images(folder, *options):
         lines.append(f"some words {i},{i}.png,{'xy'[i % 2]}")
     (folder / "table.csv").write_text("\n".join(lines))
     assert main(["train", f"{folder}/table.csv", "target=label", f"run={folder}/run",
-                 "dim=16", "backbone.num_heads=2", SHORT[-1], *options]) == 0  # fmt: skip
+                 "dim=16", "backbone.num_heads=2", *SHORT[-2:], *options]) == 0  # fmt: skip
     return saved(folder / "run")
 
 
