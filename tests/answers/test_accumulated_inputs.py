@@ -51,7 +51,10 @@ def assert_same_steps(tmp_path, chosen, *, batch_size):
     "options",
     [
         ["adapters=[image]", *IMAGE, "adapters.image.dropout=0.5"],
-        ["adapters=[text]", "backbone=gru", "backbone.dropout=0.5"],
+        pytest.param(
+            ["adapters=[text]", "backbone=gru", "backbone.dropout=0.5"],
+            marks=pytest.mark.exhaustive,
+        ),
         [
             *("adapters=[text,image]", *IMAGE, "fusion=late"),
             *("backbone.dropout=0.5", "head.dropout=0.5"),

@@ -188,6 +188,7 @@ SHOPS = [EXAMPLES, "data=shops", "dim=32", "backbone.depth=1", "baseline=none", 
 SHOPS += ["trainer.epochs=5", "trainer.precision=float32"]
 
 
+@pytest.mark.exhaustive
 def test_a_known_promotion_and_the_kind_of_a_shop_lower_the_error(run, tmp_path):
     metrics = metrics_of(run)
     train(tmp_path / "past", *SHOPS, "data.known=[]", "data.static=[]")
