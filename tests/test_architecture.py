@@ -120,7 +120,7 @@ NOT_IMPORTED = {
     "dxn.runs.train": (
         "dxn.runs.evaluation dxn.runs.predictor dxn.runs.ensemble dxn.runs.tune dxn.runs.index "
         "dxn.runs.saved dxn.runs.weights dxn.report dxn.stacking dxn.viz "
-        "dxn.weights dxn.serve"
+        "dxn.weights dxn.serve matplotlib"
     ),
     "dxn.runs.saved.loading": (
         "dxn.runs.evaluation dxn.runs.train dxn.runs.prepare dxn.runs.weights dxn.presets "
@@ -130,19 +130,35 @@ NOT_IMPORTED = {
 }
 
 
+# torch imports its compiler for the first optimizer, which takes longer than all of dxn.
+TAKE_STEPS = """
+import sys, torch
+from dxn.training.optim import adamw, muon
+model = torch.nn.Linear(9, 11)
+for make in (adamw(), muon()):
+    optimizer = make(model)
+    model(torch.randn(2, 9)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+assert "torch._dynamo" not in sys.modules
+"""
 # Each module is imported by a process of its own, which shares torch with the others.
-LIST_IMPORTS = """
+LIST_IMPORTS = (
+    """
 import importlib, os, sys, torch
 for module in sys.argv[1:]:
     if not os.fork():
         importlib.import_module(module)
-        print(module, *(name for name in sys.modules if name.startswith("dxn.")), flush=True)
+        print(module, *sys.modules, flush=True)
         os._exit(0)
     assert os.wait()[1] == 0
 """
+    + TAKE_STEPS
+)
 
 
-def test_a_path_imports_only_what_it_uses():
+def test_a_path_imports_only_what_it_uses_and_a_training_step_no_compiler():
     command = [sys.executable, "-c", LIST_IMPORTS, *NOT_IMPORTED]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     imported = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
@@ -233,16 +249,19 @@ def needed(choice: str, choices: tuple[str, ...]) -> list[str]:
 
 
 def combined(choices: list[str]) -> Iterator[tuple[str, ...]]:
-    """All experiments, and combinations of one option of each other group: each option is once."""
-    columns: dict[str, list[str]] = {}
+    """All experiments, and combinations of options of other groups: each option is once."""
+    # A backbone of public weights has options for the head that it was published with.
+    groups_of: dict[bool, dict[str, list[str]]] = {False: {}, True: {}}
     for choice in choices:
         group = choice.partition("=")[0]
         if group in ("experiment", "debug"):  # they choose options of other groups
             yield (choice,)
         else:
-            columns.setdefault(group, []).append(choice)
-    for row in itertools.zip_longest(*columns.values()):
-        yield tuple(filter(None, row))
+            with_data = group in ("adapters", "data", "head")
+            groups_of[with_data].setdefault(group, []).append(choice)
+    for columns in groups_of.values():
+        for row in itertools.zip_longest(*columns.values()):
+            yield tuple(filter(None, row))
 
 
 @functools.cache

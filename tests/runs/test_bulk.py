@@ -100,8 +100,16 @@ def local(run, path, output, verb="predict", *options):
     return pq.read_table(output).to_pylist()
 
 
-@pytest.mark.parametrize("verb", ["predict", "embed", "tokenize"])
-@pytest.mark.parametrize("name", ["all.parquet", "shards", "shards/*.parquet", "tars", "tars/*"])
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [
+        ("all.parquet", "predict"),
+        ("shards", "embed"),
+        ("shards/*.parquet", "predict"),
+        ("tars", "tokenize"),
+        ("tars/*", "predict"),
+    ],
+)
 def test_parts_have_the_answers_of_one_process_in_the_same_order(
     place, run, here, tmp_path, verb, name
 ):

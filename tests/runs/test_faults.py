@@ -319,7 +319,10 @@ def killer():
     return Killer()
 
 
-@pytest.mark.parametrize("number", [1, 3, 6, 9, 12, 15, 18, 21])
+@pytest.mark.parametrize(
+    "number",
+    [1, 9, 18, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (3, 6, 12, 15, 21))],
+)
 def test_a_training_killed_at_a_write_resumes_bit_for_bit(
     whole, tmp_path, monkeypatch, killer, number
 ):

@@ -19,6 +19,7 @@ OPTIONS = [
     *SMALL,
     *("data=folder", "adapters=[image]", "adapters.image.image_size=24"),
     *("adapters.image.patch_size=8", "adapters.image.augment.zoom=0.3", "trainer.epochs=2"),
+    "baseline=none",
 ]
 
 

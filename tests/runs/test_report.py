@@ -92,7 +92,9 @@ def reviews(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reviews")
     path = table(folder / "reviews.csv")
     for name, options in (("a", ["data.text=text"]), ("b", [])):
-        train(folder / name, f"data.path={path}", "data.target=label", *SMALL, EPOCH, *options)
+        train(
+            folder / name, f"data.path={path}", "data.target=label", *SMALL, *PLAIN, EPOCH, *options
+        )
     return folder
 
 
@@ -470,13 +472,19 @@ def test_words_that_the_reference_lacks_are_marked():
 
 def test_a_page_of_large_pictures_stays_below_its_limit(tmp_path):
     rng = np.random.default_rng(0)
-    for i in range(24):
+    for i in range(12):
         folder = tmp_path / "photos" / ("cat" if i % 2 else "dog")
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (400, 500, 3), dtype=np.uint8)).save(
             folder / f"{i}.png"
         )
-    options = ["adapters.image.image_size=32", "adapters.image.patch_size=16", *SMALL, EPOCH]
+    options = [
+        "adapters.image.image_size=32",
+        "adapters.image.patch_size=16",
+        *SMALL,
+        *PLAIN,
+        EPOCH,
+    ]
     train(tmp_path / "run", f"data.path={tmp_path / 'photos'}", *options)
     assert (tmp_path / "run" / "report.html").stat().st_size < 5_000_000
     assert MAX_CONFIG < 5_000_000

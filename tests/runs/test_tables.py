@@ -68,6 +68,7 @@ def printed(capsys, *arguments, code=0):
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_cells_can_be_missing_in_every_fusion(place, tmp_path, capsys, fusion):
     options = [str(place / "houses.csv"), "target=price", f"fusion={fusion}", "trainer.epochs=1"]
+    options += ["baseline=none"]
     told = printed(capsys, "train", *options, f"run={tmp_path / 'run'}", *SMALL)
     assert "not used: id (row numbers or identifiers)" in told
     assert "without area" in told and "without city" in told

@@ -247,7 +247,7 @@ def overfitted(pictures, request):
     train_any(
         pictures,
         request.param,
-        *("data.fractions=[1,0,0]", "trainer.patience=0", "trainer.epochs=80", "optimizer.lr=0.01"),
+        *("data.fractions=[1,0,0]", "trainer.patience=0", "trainer.epochs=50", "optimizer.lr=0.01"),
         *("head.unconditional=0.1", "backbone.dropout=0", "adapters.text.max_len=5", "dim=32"),
         f"head.parallel={parallel}",
         table="few.csv",

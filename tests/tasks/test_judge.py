@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
         *(*LEARNED, "trainer.epochs=15", f"run={folder / 'codec'}"),
     )
     learned = ["backbone.dropout=0", "optimizer.lr=0.01", *LEARNED]
-    train_any(folder, "any", *learned, "trainer.epochs=40")
+    train_any(folder, "any", *learned, "trainer.epochs=25")
     for target, run in (("shade", "judge"), ("text", "named")):
         options = [*IMAGES, *LEARNED, "trainer.epochs=8", "preset=plain", "head=classify"]
         dxn.train(table, f"target={target}", *options, f"run={folder / run}")

@@ -89,7 +89,7 @@ def damage(path, how):
     path.write_bytes({"cut": content[:-100], "empty": b"", "junk": b"junk"}.get(how, content))
 
 
-@pytest.mark.parametrize("how", ["bit", "cut", "empty", "junk"])
+@pytest.mark.parametrize("how", ["bit", "empty"])
 def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path, capsys, how):
     whole, _, _ = fit(tmp_path / "whole", **EVERYTHING)
     fit(tmp_path / "cut", **{**EVERYTHING, "epochs": 2})
@@ -137,10 +137,14 @@ def test_a_damaged_line_of_the_log_is_named(tmp_path):
 # Signals
 
 
-@pytest.mark.parametrize("accumulated", [1, 3])
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129), (signal.SIGINT, 130)],
+    ("number", "code", "accumulated"),
+    [
+        (signal.SIGTERM, 143, 1),
+        (signal.SIGUSR1, 138, 3),
+        (signal.SIGHUP, 129, 1),
+        (signal.SIGINT, 130, 3),
+    ],
 )
 def test_a_signal_saves_a_checkpoint_from_which_the_training_continues(
     tmp_path, monkeypatch, backward, number, code, accumulated

@@ -3,8 +3,6 @@
 import itertools
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -267,25 +265,6 @@ def test_a_constant_rate_stays_at_one():
 def test_a_constant_rate_warms_up_too():
     factors = [constant(warmup=0.2)(progress) for progress in (0.0, 0.05, 0.2, 0.7, 1.0)]
     assert factors == pytest.approx([0, 0.25, 1, 1, 1])
-
-
-def test_a_training_step_imports_no_compiler():
-    """torch imports its compiler for the first optimizer, which takes longer than all of dxn."""
-    code = """
-import sys
-import torch
-from dxn.training.optim import adamw, muon
-model = torch.nn.Linear(9, 11)
-for make in (adamw(), muon()):
-    optimizer = make(model)
-    model(torch.randn(2, 9)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    optimizer.load_state_dict(optimizer.state_dict())
-print("torch._dynamo" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_adamw_takes_the_steps_of_torch():

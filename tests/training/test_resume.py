@@ -23,12 +23,11 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("grad_accum_steps", "batch"),
+    ("step", "grad_accum_steps", "batch"),
     # Up to 8 steps count as 8 tokens, so both have eleven samples per batch.
-    [(1, {}), (2, {}), (1, {"batch_size": 99, "batch_tokens": 88})],
-    ids=["1", "2", "tokens"],
+    [(6, 1, {}), (7, 2, {}), (8, 2, {}), (7, 1, {"batch_size": 99, "batch_tokens": 88})],
+    ids=["1 after", "2 after, accumulated", "3 after, accumulated", "2 after, tokens"],
 )
-@pytest.mark.parametrize("step", [6, 7, 8], ids=["1 after", "2 after", "3 after"])
 def test_an_interrupted_training_is_resumed_bit_for_bit(
     tmp_path, monkeypatch, step, grad_accum_steps, batch
 ):

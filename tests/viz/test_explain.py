@@ -1,7 +1,5 @@
 """Pictures of tokens and their drawers: what is drawn, and that nothing is cut off."""
 
-import subprocess
-import sys
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
@@ -364,9 +362,3 @@ def test_an_image_is_drawn_from_its_file_with_more_pixels_at_the_same_place(tmp_
     drawn_image = drawn[0].axes[0].images[0]
     assert drawn_image.get_array().shape == (60, 90, 3)
     assert drawn_image.get_extent() == [0, 9, 6, 0]
-
-
-def test_matplotlib_is_imported_only_to_draw():
-    code = "import sys, dxn.runs.train; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
