@@ -34,18 +34,29 @@ gc.disable()
 
 # Processes take whole files; the longest first, so that none is left for one process at the end.
 LONG_FILES = (
-    "training/test_equal_losses.py",
+    "training/test_processes.py",
     "test_architecture.py",
     "export/test_export.py",
-    "tasks/test_instances.py",
+    "tasks/test_any.py",
     "docs/test_docs.py",
+    "runs/test_report.py",
+    "tasks/test_judge.py",
+    "runs/test_bulk.py",
+    "serve/test_page.py",
     "weights/test_translators.py",
     "data/test_known.py",
     "answers/test_trees.py",
     "answers/test_files_statistics.py",
     "answers/test_commands_next.py",
     "docs/test_extend.py",
-    "tasks/test_judge.py",
+    "viz/test_explain.py",
+    "runs/test_conclusion.py",
+    "runs/test_tune.py",
+    "runs/test_resume.py",
+    "runs/test_streaming.py",
+    "runs/test_masked.py",
+    "tasks/test_detect.py",
+    "runs/test_chats.py",
 )
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 START = """
-import os, runpy, signal, sys
-import dxn.training.loop
+import importlib, os, runpy, signal, sys
 
-count, *words = sys.argv[1:]
+count, modules, *words = sys.argv[1:]
+for module in modules.split():
+    importlib.import_module(module)
 ranks = set()
 for rank in range(int(count)):
     pid = os.fork()
@@ -37,7 +38,7 @@ sys.exit(failed)
 """
 
 
-def start_ranks(script, folder, *words, count=2, **options):
+def start_ranks(script, folder, *words, count=2, modules="dxn.training.loop", **options):
     """Start processes that run a script, and return the one that started them.
 
     Args:
@@ -45,6 +46,7 @@ def start_ranks(script, folder, *words, count=2, **options):
         folder: Folder for its file, and the first argument of the script.
         words: Further arguments.
         count: Number of processes.
+        modules: Modules that are imported once, before the processes are forked.
         options: Further arguments of `subprocess.Popen`.
     """
     path = folder / "script.py"
@@ -60,14 +62,14 @@ def start_ranks(script, folder, *words, count=2, **options):
         "TORCHELASTIC_RUN_ID": "ranks",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-c", START, str(count), str(path), str(folder), *words]
+    command = [sys.executable, "-c", START, str(count), modules, str(path), str(folder), *words]
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, **options)
 
 
-def run_ranks(script, folder, *words, count=2):
+def run_ranks(script, folder, *words, **options):
     """Run a script in several processes, and return what they printed to stdout and stderr."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = start_ranks(script, folder, *words, count=count, **pipes)
+    started = start_ranks(script, folder, *words, **options, **pipes)
     output, errors = started.communicate(timeout=300)
     assert started.returncode == 0, errors[-6000:]
     return output, errors

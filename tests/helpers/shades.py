@@ -13,7 +13,7 @@ TINY += ["trainer.device=cpu", "adapters.text.tokenizer.kind=word", "batch_size=
 SHADES = {"dark": 40, "gray": 120, "light": 220}
 
 
-def train_codec(folder):
+def train_codec(folder, epochs=15):
     """Write rows.csv and its pictures to a folder, and train the run codec."""
     rows = []
     for i in range(40):
@@ -30,7 +30,7 @@ def train_codec(folder):
     dxn.train(
         folder / "rows.csv",
         *(*options, "data.image=image", "adapters.image.image_size=16", "head=codec"),
-        *("head.levels=[5,5]", "head.stages=2", "trainer.epochs=30", "optimizer.lr=0.01"),
+        *("head.levels=[5,5]", "head.stages=2", f"trainer.epochs={epochs}", "optimizer.lr=0.01"),
         *("trainer.patience=0", "preset=plain", f"run={folder / 'codec'}"),
     )
 

@@ -28,7 +28,7 @@ from dxn.tokenize import ImageAdapter, TextAdapter, TokenizerOptions
 def pictures(tmp_path_factory):
     """A table of plain pictures with their names, and the run of a codec of them."""
     folder = tmp_path_factory.mktemp("any")
-    train_codec(folder)
+    train_codec(folder, epochs=30)
     return folder
 
 

@@ -136,7 +136,9 @@ def trained(tmp_path_factory):
     for number in range(2):
         write_csv(folder / f"{number}.csv", ["text", "label"], rows)
         rows[0][0] = "another text"
-    output, errors = run_ranks(SCRIPT, folder, json.dumps(ASKED))
+    modules = "pytest dxn.cli dxn.runs.train dxn.runs.evaluation.evaluate dxn.stacking.train"
+    modules += " dxn.datasets.digits torch.distributed.fsdp sklearn.svm scipy.optimize"
+    output, errors = run_ranks(SCRIPT, folder, json.dumps(ASKED), modules=modules)
     return folder, output, errors
 
 
