@@ -72,6 +72,14 @@ def test_a_saved_model_answers_as_before(tmp_path):
     )
 
 
+def test_no_samples_have_no_predictions_and_no_embeddings():
+    inputs = {"text": text_adapter()}
+    predictor = dxn.Model(inputs, backbone=backbone(), head=Classify(), targets=LABELS).predictor
+    assert predictor.predict([]) == []
+    with pytest.raises(dxn.UserError, match="no embeddings: no sample has a usable input"):
+        predictor.embed([])
+
+
 def test_inputs_share_an_adapter_and_have_backbones_of_their_own(tmp_path):
     shared = text_adapter()
     names = ["title", "body"]

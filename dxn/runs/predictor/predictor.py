@@ -341,10 +341,13 @@ class Predictor:
             The row of each sample in the opened split, and the embeddings (n, E) in this order.
 
         Raises:
-            UserError: If an embedding is not finite.
+            UserError: If an embedding is not finite, or there is none.
         """
         # The rows are returned too, because a row without a usable input has no sample.
-        parts = embed(self.network, samples, batch_size=batch_size, device=self.device)
+        parts = list(embed(self.network, samples, batch_size=batch_size, device=self.device))
+        if not parts:
+            reason = next(iter(samples.opened.bad_later.values()), "no sample has a usable input")
+            raise UserError(f"input: there are no embeddings: {reason}")
         rows, vectors = zip(*parts, strict=True)
         return [row for part in rows for row in part], torch.cat(vectors)
 
