@@ -206,7 +206,8 @@ def run_folder(config: Mapping[str, Any], name: str) -> Path:
 
 def refuse_other_run(folder: Path) -> None:
     """Raise a UserError if a folder contains a run that a new one would overwrite."""
-    if is_started(folder):
+    # An ensemble has no checkpoint of its own.
+    if any(map(is_started, (folder, *member_folders(folder)))):
         raise UserError(
             f"run: {folder} already contains a run; set resume={folder} to continue it, or choose "
             "another folder"
