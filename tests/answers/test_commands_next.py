@@ -241,6 +241,7 @@ def test_generated_data_is_read_by_commands_without_the_options_of_a_training(ve
     assert "test: 20 rows" in printed(capsys, "evaluate", "run=run", *data)
 
 
+@pytest.mark.exhaustive
 def test_after_an_export(capsys):
     table = write_texts("texts.csv")
     printed(capsys, "train", table, "target=label", *QUICK, "run=my run")
