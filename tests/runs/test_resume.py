@@ -49,7 +49,12 @@ def test_equal_seeds_give_equal_weights_and_other_seeds_do_not(tmp_path, whole):
 
 
 @pytest.mark.parametrize(
-    "cut_at", [5, 7, 9], ids=["epoch's end", "mid-epoch", "between checkpoints"]
+    "cut_at",
+    [
+        pytest.param(5, id="epoch's end", marks=pytest.mark.exhaustive),
+        pytest.param(7, id="mid-epoch"),
+        pytest.param(9, id="between checkpoints", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, whole, cut_at):
     with interrupt(monkeypatch, step=cut_at):

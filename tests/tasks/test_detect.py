@@ -473,7 +473,14 @@ def test_what_needs_one_output_per_sample_is_refused(option, tmp_path, capsys):
     assert option.partition("=")[0] in message and "head=detect" in message
 
 
-@pytest.mark.parametrize("fusion", ["early", "late", "bottleneck"])
+@pytest.mark.parametrize(
+    "fusion",
+    [
+        "early",
+        pytest.param("late", marks=pytest.mark.exhaustive),
+        pytest.param("bottleneck", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_text_can_say_which_object_to_find(fusion, tmp_path, capsys):
     options = ["data=objects", "data.ask=true", "data.num_train=40", "data.size=48"]
     options += [
