@@ -18,7 +18,6 @@ from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from helpers.interpolations import FastOmegaConf  # noqa: E402
 from trained_runs import TrainedRuns  # noqa: E402
 
 from dxn.config import compose, signatures  # noqa: E402
@@ -150,14 +149,6 @@ def _files_of_groups_are_composed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose_files", compose_files)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _options_without_interpolations_are_not_resolved() -> Iterator[None]:
-    """OmegaConf takes 60 ms for all options of a training, half of the time of a tiny training."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "OmegaConf", FastOmegaConf)
         yield
 
 

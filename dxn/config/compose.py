@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
 HOME = "~/"
 ENVIRONMENT = "oc.env:"  # as in ${oc.env:NAME}
 STORAGE = "storage"  # the URL of a database, which can contain a password, and is not saved
+INTERPOLATION = "${"
+# ${key}, or ${oc.select:key,default} with a number, a constant or another word.
+REFERENCE = re.compile(
+    r"\$\{(?:(?P<key>[a-z_][\w.]*)|oc\.select:(?P<optional>[a-z_][\w.]*),"
+    r"(?:(?P<constant>\d+(?:\.\d+)?|null|true|false)|(?P<word>(?!inf|nan)[a-z]+)))\}"
+)
+MAX_REFERENCES = 8  # from one to the next; more are a circle
 MAX_OPTIONS = 3  # files that a message suggests
 # An option that is the opposite of another one: ${dxn.not:${oc.select:head.parallel,false}}.
 OmegaConf.register_new_resolver("dxn.not", operator.not_, replace=True)
@@ -309,8 +317,11 @@ def _resolved(values: dict[str, Any], command: type[Command], request: Request) 
         if missing:
             raise request.error(*(f"{key}: needs a value, {key}=..." for key in missing))
         resolved: Any = dict(values)
-        if "${" in text:
-            resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
+        if INTERPOLATION in text:
+            try:
+                resolved = _with_references(values, values)
+            except ValueError:
+                resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
     except OmegaConfBaseException as error:
         # OmegaConf puts the key in the lines after the message.
         message, _, details = str(error).partition("\n")
@@ -324,6 +335,34 @@ def _resolved(values: dict[str, Any], command: type[Command], request: Request) 
         path = expand_home(text)
         assign(resolved, key, path if path != text and _exists(path) else text)
     return resolved
+
+
+def _with_references(value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
+    """Return plain data with resolved references, without the nodes that OmegaConf makes.
+
+    Args:
+        value: All options, or a part of them.
+        values: All options, to which references such as ${dim} refer.
+        depth: Number of references that led to the value.
+
+    Raises:
+        ValueError: There are other interpolations than references to single values.
+    """
+    if isinstance(value, Mapping):
+        return {name: _with_references(item, values, depth) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_references(item, values, depth) for item in value]
+    if not (isinstance(value, str) and INTERPOLATION in value):
+        return value
+    match = REFERENCE.fullmatch(value)
+    if not match or depth == MAX_REFERENCES:
+        raise ValueError(value)
+    exists, referred = lookup(values, match["key"] or match["optional"])
+    if not exists and match["optional"]:
+        return match["word"] or json.loads(match["constant"])
+    if not exists or isinstance(referred, Mapping | list | tuple):
+        raise ValueError(value)
+    return _with_references(referred, values, depth + 1)
 
 
 def _exists(path: str) -> bool:
