@@ -151,8 +151,11 @@ class Workers(DataLoader):
     def _end_of_worker(self) -> str:
         """Return how a worker ended, such as "was killed (SIGKILL; ...)"."""
         iterator: Any = self._iterator
-        # A process that is being killed has no exit code yet.
-        connection.wait([process.sentinel for process in iterator._workers], timeout=POLL)
+        # A process that is being killed has no exit code yet, even when its sentinel is ready.
+        ended = connection.wait([process.sentinel for process in iterator._workers], timeout=POLL)
+        for process in iterator._workers:
+            if process.sentinel in ended:
+                process.join(POLL)
         codes = [process.exitcode for process in iterator._workers]
         code = next((code for code in codes if code), None)
         if code is None or code > 0:
