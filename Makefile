@@ -13,7 +13,7 @@ demo: dxn/conf/signatures.json ## train on the built-in data set and print the t
 test: dxn/conf/signatures.json ## run the test suite, one process per core
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-test-all: dxn/conf/signatures.json ## also run the tests that compare with other libraries, compile, or try random inputs
+test-all: dxn/conf/signatures.json ## run all tests, also the slow ones: comparisons, compilation, exports, processes, faults, long trainings
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m ""
 
 check: .venv/ready ## check lint, format, the directions of imports, and types

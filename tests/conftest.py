@@ -10,10 +10,9 @@ import gc  # noqa: E402
 import hashlib  # noqa: E402
 import os  # noqa: E402
 import pickle  # noqa: E402
-import shutil  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Callable, Iterator  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from importlib.metadata import entry_points, version  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
@@ -86,12 +85,6 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedRun
     trained = TrainedRuns(tmp_path_factory.mktemp("trained"))
     yield trained
     trained.check_unchanged()
-
-
-@pytest.fixture
-def copied_run(trained_run: TrainedRuns, tmp_path: Path) -> Callable[[str], Path]:
-    """A function from a name of trained_runs.py to a copy of that run in the folder of a test."""
-    return lambda name: shutil.copytree(trained_run(name), tmp_path / name)
 
 
 @pytest.fixture

@@ -236,11 +236,11 @@ def every_option() -> Iterator[str]:
         yield from (f"{group}={option}" for option in options(group, FOLDERS))
 
 
-def needed(choice: str, choices: tuple[str, ...]) -> list[str]:
-    """What the user must add to one of several choices, so that it composes."""
+def needed(choice: str) -> list[str]:
+    """What the user must add to a choice, so that it composes."""
     group, _, option = choice.partition("=")
     extra = NEEDED.get(choice, [])
-    if group == "backbone" and not any(other.startswith("data=") for other in choices):
+    if group == "backbone":
         return ["data=table"]  # the default data shapes the adapters for its own small inputs
     if group != "experiment":
         return extra
@@ -271,7 +271,7 @@ def composed(choices: tuple[str, ...]) -> dict:
     for choice in choices:
         group, _, option = choice.partition("=")
         words.append(f"{group}=[{option}]" if group == "adapters" else choice)
-        words += needed(choice, choices)
+        words += needed(choice)
     return compose(Train, words).values
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from dxn.config.command import Command, Group
 from dxn.config.signatures import read
 from dxn.config.values import choices
-from dxn.config.words import CONF, SHORT, further_folders, groups, node_of, options
+from dxn.config.words import CONF, SHORT, groups, node_of, options, yaml_folders
 from dxn.core.errors import UserError
 
 FLAGS = ("--help", "--version", "--completion")
@@ -58,8 +58,8 @@ def complete(line: str, commands: Mapping[str, type[Command]]) -> list[str]:
         return []
     command = commands[verb]
     conf_dirs = [word.removeprefix("conf_dir=") for word in others if word.startswith("conf_dir=")]
-    further, _, _ = further_folders(conf_dirs, problems=[])
-    folders = [CONF, *further]
+    installed, named = yaml_folders(conf_dirs)
+    folders = [CONF, *installed, *named]
     key, equals, value = current.partition("=")
     if equals:
         return [f"{key}={text}" for text in _values(command, SHORT.get(key, key), value, folders)]

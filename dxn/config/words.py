@@ -305,15 +305,25 @@ def node_of(group: str, option: str, folders: Sequence[Path] = (CONF,)) -> dict[
 def keys_of_experiment(name: str, folders: Sequence[Path]) -> set[str]:
     """Return the keys and groups that an experiment sets, including the experiments it extends.
 
-    {} if there is no such experiment.
+    The set is empty if there is no such experiment.
+
+    Raises:
+        UserError: If experiments extend each other in a circle, or a file cannot be read.
     """
     remaining = [name]
+    read: set[str] = set()
     keys: set[str] = set()
     while remaining:
         # An experiment can extend another one by NAME or by /experiment/NAME.
         name = remaining.pop().rpartition("/")[2]
         if name not in options("experiment", folders):
             continue  # which is reported when the files are composed
+        if name in read:
+            raise UserError(
+                f"experiment={name}: an experiment must not extend itself, or another one twice; "
+                f"change the defaults of {file_of('experiment', name, folders)}"
+            )
+        read.add(name)
         values = _read_yaml(file_of("experiment", name, folders))
         for entry in values.pop("defaults", ()):
             if isinstance(entry, Mapping):
@@ -360,6 +370,29 @@ def further_folders(
         UserError: If the module of an entry point does not exist, or a pyproject.toml or the
             encoding of a file is not valid.
     """
+    folders: list[Path] = []
+    used: list[tuple[str, ...]] = []
+    for group in yaml_folders(conf_dirs):
+        modules: dict[str, None] = {}  # a set that keeps the order
+        for folder in group:
+            if folder.is_dir():
+                folders.append(folder)
+                modules |= dict.fromkeys(_modules_of(folder, problems))
+            else:
+                problems.append(f"conf_dir: folder not found: {folder}")
+        modules.pop("dxn", None)
+        used.append(tuple(modules))
+    return folders, used[0], used[1]
+
+
+def yaml_folders(conf_dirs: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """Return the folders of YAML files of installed packages, and those that conf_dir= names.
+
+    They are not read.
+
+    Raises:
+        UserError: If the module of an entry point does not exist, or a pyproject.toml is not valid.
+    """
     installed: list[Path] = []
     for entry in entry_points(group=ENTRY_POINTS):
         # find_spec does not run the module: importing every installed extension would be slow.
@@ -371,20 +404,11 @@ def further_folders(
             )
         installed.append(Path(spec.origin).parent)
     named = [package for value in conf_dirs for package in _packages_of(value)]
-    folders: list[Path] = []
-    used: list[tuple[str, ...]] = []
-    for packages in (installed, named):
-        modules: dict[str, None] = {}  # a set that keeps the order
-        for package in packages:
-            folder = package / "conf" if (package / "conf").is_dir() else package
-            if folder.is_dir():
-                folders.append(folder)
-                modules |= dict.fromkeys(_modules_of(folder, problems))
-            else:
-                problems.append(f"conf_dir: folder not found: {folder}")
-        modules.pop("dxn", None)
-        used.append(tuple(modules))
-    return folders, used[0], used[1]
+
+    def within(package: Path) -> Path:
+        return package / "conf" if (package / "conf").is_dir() else package
+
+    return list(map(within, installed)), list(map(within, named))
 
 
 def _packages_of(conf_dir: str) -> list[Path]:

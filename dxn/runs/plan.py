@@ -1,7 +1,8 @@
 """The plan of a run: what settings, weights and data determine, as plain data.
 
 The folder checkpoints/start of a run folder contains the plan, and the fitted tokenizers and
-labels, so that a run that continues takes the same decisions. It stops if something has changed.
+labels, so that a run that continues takes the same decisions. Such a run is refused if its options
+or its data have changed.
 """
 
 from __future__ import annotations

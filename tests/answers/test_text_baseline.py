@@ -2,9 +2,11 @@
 
 import pandas as pd
 import pytest
+from helpers.exports import probabilities
 from helpers.runs import SMALL, train
 
 import dxn
+from dxn.cli import main
 
 # The transformer learns nothing, and sees ten tokens of a vocabulary of a few words.
 OPTIONS = [*SMALL, "adapters=[text]", "trainer.epochs=1", "optimizer.lr=1e-6", "preset=plain"]
@@ -60,3 +62,15 @@ def test_the_answer_for_a_text_does_not_depend_on_spaces_at_the_end_of_the_row_b
     together = model.predict(pd.DataFrame({"text": texts}))
     alone = [model.predict(text=text)["probabilities"]["b"] for text in texts]
     assert list(together["p(b)"]) == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.exhaustive
+def test_the_exported_program_reads_the_whole_text(tmp_path):
+    rows = [(ends_of_texts(i), "ab"[i % 2]) for i in range(100)]
+    accuracy(tmp_path / "run", rows)
+    out = tmp_path / "out"
+    assert main(["export", f"run={tmp_path / 'run'}", f"output={out}"]) == 0
+    expected = dxn.load(tmp_path / "run").predict(text=ends_of_texts(3))
+    assert expected["prediction"] == "b"
+    answer = probabilities(out, f"text={ends_of_texts(3)}")
+    assert answer["b"] == pytest.approx(expected["probabilities"]["b"], abs=1e-4)

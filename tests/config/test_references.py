@@ -42,3 +42,20 @@ def test_other_interpolations_are_left_to_omegaconf(value):
 def test_a_reference_to_nothing_is_one_sentence(capsys):
     assert main(["show", "seed=${nothing}"]) == 2
     assert "seed: Interpolation key 'nothing' not found" in capsys.readouterr().err
+
+
+def test_experiments_that_extend_each_other_are_refused(tmp_path, capsys):
+    (tmp_path / "experiment").mkdir()
+    for name, other in (("a", "b"), ("b", "a")):
+        text = f"# @package _global_\ndefaults: [/experiment/{other}]\n"
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
+    assert main(["show", f"conf_dir={tmp_path}", "experiment=a"]) == 2
+    assert "an experiment must not extend itself" in capsys.readouterr().err
+
+
+def test_a_completion_reads_no_file_of_the_user(tmp_path, capsys):
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head" / "mine.yaml").write_bytes(b"\xff\xfe")
+    line = f"dxn train conf_dir={tmp_path} head=m"
+    assert main(["--complete", *line.split()]) == 0
+    assert "head=mine" in capsys.readouterr().out

@@ -44,7 +44,7 @@ def fruit(tmp_path_factory):
     lines = table_of(60).splitlines()
     rows = [f"{line.replace(',', f',{i % 7},')}" for i, line in enumerate(lines[1:])]
     data.write_text("\n".join(["text,weight,label", *rows]))
-    train(folder / "run", str(data), "preset=plain", *SMALL, *ONCE, "target=label")
+    train(folder / "run", str(data), "preset=plain", *SMALL, *ONCE, "target=label", "fusion=late")
     return folder / "run"
 
 

@@ -1,4 +1,4 @@
-"""What follows a training: the evaluation of the saved model, and what its metrics mean."""
+"""What follows a training: its classical baseline, the evaluation, and what the metrics mean."""
 
 from __future__ import annotations
 

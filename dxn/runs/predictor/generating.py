@@ -11,7 +11,7 @@ from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.data.tables.files import read_text
 from dxn.data.tables.read import read_table
-from dxn.runs.predictor.option import has_many_samples, is_table, read_sample
+from dxn.runs.predictor.option import TEXT_SUFFIX, has_many_samples, is_table, read_sample
 from dxn.runs.predictor.output import SUFFIXES, write_records
 from dxn.runs.predictor.table import identify
 from dxn.runs.predictor.writing import MAX_SCALE, Text, Writer
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dxn.runs.predictor.predictor import Predictor, Values
 
 TABLE = "created.csv"  # in a folder: the row and the file of each value
-TEXT_SUFFIX = ".txt"
 PROMPT = "prompt"  # column of a table of prompts, and of the texts that continue them
 
 
