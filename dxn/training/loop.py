@@ -779,7 +779,7 @@ class Fit:
             # At the end, as many epochs without improvement as the patience allows.
             epochs = round(self.patience_left + state.worse)
             self.log.print(f"stopped early: no better {figure} in {epochs} epochs")
-        elif self.is_out_of_time and not state.batches_per_epoch:
+        elif self.is_out_of_time and state.epoch == 1 and not state.batches_per_epoch:
             self.log.print(
                 f"stopped early: the time limit of {duration(self.limit)} ended the first epoch; "
                 "raise trainer.max_minutes, or use a smaller model"

@@ -29,7 +29,8 @@ class State(Strict):
     Args:
         epoch: Number of finished epochs.
         batch: Number of finished batches of the current epoch.
-        batches_per_epoch: Number of batches of the last epoch. 0 before the end of the first one.
+        batches_per_epoch: Number of batches of the last epoch that the time limit did not cut
+            short. 0 if there is none.
         step: Number of optimizer steps, with those that were skipped and those of an epoch that
             started again.
         batch_size: Number of samples per batch over all processes.

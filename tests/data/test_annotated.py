@@ -207,6 +207,18 @@ def test_objects_of_coco_with_invalid_polygons_have_no_box(polygons, tmp_path):
     assert source.splits["train"].cells["target"][0][0]["bbox"] is None
 
 
+def test_ids_of_coco_can_have_a_decimal_point(tmp_path):
+    write_coco(tmp_path)
+    content = json.loads(coco_of("a"))
+    for item in content["annotations"]:  # pandas writes a column with gaps like this
+        item |= {key: float(item[key]) for key in ("image_id", "category_id")}
+    expected = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    (tmp_path / "annotations/instances_train2017.json").write_text(json.dumps(content))
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    assert len(source.splits["train"].cells["target"][0]) > 0
+    assert expected.splits["train"].cells["target"][0] == source.splits["train"].cells["target"][0]
+
+
 def test_coco_without_annotations_has_pictures_without_targets(tmp_path):
     write_coco(tmp_path)
     test = json.loads(coco_of("ab"))

@@ -89,6 +89,7 @@ def test_a_clock_continues_the_times_of_a_table(cells, step, following):
         (["01-30", "02-29", "03-30", "04-30"], "1 month"),
         (["01-01", "01-29", "02-26", "03-25"], "4 weeks"),
         (["01-03", "01-31", "02-28", "04-03"], "4 weeks"),
+        (["01-01", "02-05", "03-11", "05-20", "06-24"], "5 weeks"),  # one row is missing
     ],
 )
 def test_one_time_in_each_month_is_a_month(days, step):

@@ -204,8 +204,11 @@ def find_clock(written: Clock, series: Sequence[Sequence[float]]) -> Clock:
     months = Counter(
         _month_of(b) - _month_of(a) for ts in series for a, b in itertools.pairwise(ts)
     )
-    # One time in each month, such as its last weekday: the steps have different numbers of days.
-    is_usual = len(gaps) > 1 and MONTH_DAYS[0] * DAY <= step <= MONTH_DAYS[1] * DAY
+    # One time in each month, such as its last weekday: the steps have different numbers of days,
+    # which are not only those of rows that are missing.
+    is_usual = (
+        any(gap % step for gap in gaps) and MONTH_DAYS[0] * DAY <= step <= MONTH_DAYS[1] * DAY
+    )
     if (_are_monthly(everything) or is_usual) and 0 not in months:
         month = min(months, key=lambda gap: (-months[gap], gap))
         return replace(written, unit="month", step=month)

@@ -176,7 +176,7 @@ def _coco(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictu
             file_name_of: dict[str, str] = {}  # by id
             for image in content["images"]:
                 # Paths of Windows have backslashes.
-                name, picture_id = image["file_name"].replace("\\", "/"), str(image["id"])
+                name, picture_id = image["file_name"].replace("\\", "/"), _id_of(image["id"])
                 if file_name_of.setdefault(picture_id, name) != name:
                     raise UserError(
                         f"{file}: two images have the id {picture_id}; give each one its own"
@@ -211,10 +211,10 @@ def _coco_objects(content: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]
 
     Some programs write ids as numbers in one list, and as texts in another one.
     """
-    labels = {str(item["id"]): item["name"] for item in content["categories"]}
+    labels = {_id_of(item["id"]): item["name"] for item in content["categories"]}
     objects: dict[str, list[dict[str, Any]]] = {}
     for item in content.get("annotations", ()):
-        annotation = {"label": labels[str(item["category_id"])]}
+        annotation = {"label": labels[_id_of(item["category_id"])]}
         annotation |= {"iscrowd": 1} if item.get("iscrowd") else {}
         if item.get("segmentation"):
             annotation["segmentation"] = _compact(item["segmentation"])
@@ -222,8 +222,13 @@ def _coco_objects(content: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]
             annotation["bbox"] = item["bbox"]
         elif isinstance(annotation["segmentation"], list):
             annotation["bbox"] = _box_around(annotation["segmentation"])
-        objects.setdefault(str(item["image_id"]), []).append(annotation)
+        objects.setdefault(_id_of(item["image_id"]), []).append(annotation)
     return objects
+
+
+def _id_of(value: Any) -> str:
+    """Return an id as a text. 1, "1" and 1.0, which pandas writes, are the same."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _coco_paths(names: Sequence[str], file: Path, root: Path) -> list[Path]:
@@ -270,7 +275,7 @@ def _voc(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictur
     for file in files:
         try:
             tree = ElementTree.parse(file).getroot()
-            if tree.tag != "annotation":
+            if tree.tag != "annotation" and tree.find(".//bndbox") is None:
                 continue
             objects[file] = []
             for item in tree.iter("object"):

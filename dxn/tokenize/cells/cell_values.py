@@ -331,9 +331,10 @@ TIME = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:[.,]\d+)?))?\s*(?P<half>[AaPp][Mm])?"
     r"\s*(?:\(?(?P<zone>Z|[A-Z]{2,5})\)?|(?P<sign>[-+])(?P<hours>\d{2}):?(?P<minutes>\d{2})?)?"
 )
-# Hours by which the clock of a zone is ahead of UTC. Others have several meanings, or are rare.
+# Hours by which the clock of a zone is ahead of UTC. Others have several meanings, or are rare. CST
+# is one of them, so CDT, which the same clocks show in summer, is left out too.
 ZONES = {"Z": 0, "UTC": 0, "GMT": 0, "WET": 0, "WEST": 1, "CET": 1, "CEST": 2, "EET": 2, "EEST": 3}
-ZONES |= {"EST": -5, "EDT": -4, "CDT": -5, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7}
+ZONES |= {"EST": -5, "EDT": -4, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7}
 # How the names of months start in English, German, French, Spanish, Italian, Portuguese and Dutch.
 MONTHS = {
     "jan": 1,
