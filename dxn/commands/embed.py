@@ -58,17 +58,17 @@ class Embed(FromWeights, ManyRows, Compute):
                 f"{list_suffixes(VECTOR_SUFFIXES)}"
             )
         predictor = self.load(**self.computing())
+        only = check_only(self.only, predictor)
         if is_single:
-            samples = predictor.samples(
-                [read_sample(self.input, predictor.model_inputs.readers, predictor.columns)]
-            )
+            sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
+            opened = predictor.model_inputs.samples([sample])
+        else:
+            opened = predictor.model_inputs.option(self.input, only=only, **self.table_options())
+        samples = Samples(opened, predictor.tokenizers, only=only)
+        if is_single:
             _, embeddings = predictor.vectors(samples)
             for line in vector_lines(embeddings[0]):
                 print_line(line)
-        else:
-            only = check_only(self.only, predictor)
-            opened = predictor.model_inputs.option(self.input, only=only, **self.table_options())
-            samples = Samples(opened, predictor.tokenizers, only=only)
         if output is None:
             next_step("dxn", *self.with_output("vector.npy"))
             return 0
@@ -79,7 +79,7 @@ class Embed(FromWeights, ManyRows, Compute):
             predictor,
             samples,
             batch_size=self.batch_size,
-            identity=self.identity(samples.opened),
+            identity=self.identity(opened),
             finish=write_array if is_array else None,
         )
         if written is None:

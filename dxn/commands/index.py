@@ -138,14 +138,16 @@ class Search(FromRun, TableInput, Compute):
             trust=self.settings.folder_trust,
         )
         is_single = not has_many_samples(self.input)
+        only = check_only(self.only, predictor)
         if is_single:
-            samples = predictor.samples([read_sample(self.input, predictor.model_inputs.readers)])
+            sample = read_sample(self.input, predictor.model_inputs.readers)
+            opened = predictor.model_inputs.samples([sample])
         else:
-            only = check_only(self.only, predictor)
             opened = predictor.model_inputs.option(self.input, only=only, **self.table_options())
-            samples = Samples(opened, predictor.tokenizers, only=only)
-            if not len(samples):
-                raise UserError(f"input: no row has any of the inputs {', '.join(only or ())}")
+        samples = Samples(opened, predictor.tokenizers, only=only)
+        if not len(samples):
+            names = ", ".join(only or predictor.inputs)
+            raise UserError(f"input: no row has any of the inputs {names}")
         records = search(
             index,
             predictor,

@@ -344,6 +344,7 @@ def number(value: float, largest: float | None = None) -> str:
     """
     if not math.isfinite(value):
         return str(value)
+    value += 0.0  # -0.0 becomes 0.0
     magnitude = abs(value)
     if magnitude and (magnitude < SMALLEST or magnitude >= LARGEST):
         return f"{value:.5g}"

@@ -147,6 +147,7 @@ def test_an_answer_is_printed_with_its_five_most_probable_classes():
 @pytest.mark.parametrize(
     ("value", "largest", "text"),
     [
+        (-0.0, None, "0"),
         (0.8925, None, "0.8925"),
         (12.3456, None, "12.346"),
         (349.074, None, "349.07"),

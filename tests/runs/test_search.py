@@ -136,6 +136,9 @@ def test_one_input_alone_is_embedded_and_attended(run, place, capsys, tmp_path):
     arguments = [f"run={run}", str(place / "shop.csv"), "only=[photo]"]
     assert main(["embed", *arguments, f"output={tmp_path / 'v.npy'}"]) == 0
     assert np.load(tmp_path / "v.npy").shape == (64, 11)
+    both = ["input.title=red hat", f"input.photo={place / '1.png'}"]
+    assert main(["embed", f"run={run}", *both, "only=[photo]", f"output={tmp_path / '1.npy'}"]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "1.npy"), np.load(tmp_path / "v.npy")[[1]], 1e-4)
     model = dxn.load(run)
     each = torch.stack([model.embed(title="red hat"), model.embed(photo=str(place / "1.png"))])
     both = model.embed(title="red hat", photo=str(place / "1.png"))
@@ -180,6 +183,8 @@ TABLE_FAULTS = [
     (["search", "index=PLACE", "input.title=x"], "not an index folder, it has no index.json"),
     (["search", "index=INDEX", "input.sound=x"], "input.sound: there is no such input"),
     (["search", "index=INDEX", "PLACE/shop.csv", "only=[sound]"], "only: must be inputs of"),
+    (["search", "index=INDEX", "input.title=x", "only=[photo]"], "no row has any of the inputs p"),
+    (["embed", "run=RUN", "input.title=x", "only=[photo]"], "there are no embeddings"),
     (["index", "run=RUN", "PLACE/shop.csv", "only=[sound]"], "only: must be inputs of the model"),
     (["predict", "run=RUN", "input.title=x"], "set labels=[A,B] to classify"),
     (
