@@ -227,6 +227,9 @@ class StreamOrder(BatchOrder):
         self._done = {batch: texts}
         if bool(position["is_over"].all()):  # saved between the last batch and the validation
             self.end = batch
+        else:
+            # The epoch goes on, also if the stream already had more batches than estimated.
+            self.count = batch + 1
         return True
 
     def remember(self, batch: int, positions: Sequence[str], ahead: int) -> None:

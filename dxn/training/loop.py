@@ -333,6 +333,9 @@ class Fit:
                 self.order.drop_inputs = self.drops_inputs
                 self.order.parts = state.parts
                 micro_batches = on_device(iter(self.loader), device)
+                if state.batch == len(self.order):
+                    # All rows that a resumed stream had left were in its shuffle buffers.
+                    break
             start = checkpoint.generator_states(device)
             is_short = False
             try:

@@ -155,6 +155,23 @@ def test_a_checkpoint_after_the_last_batch_ends_the_epoch(samples):
     assert list(resumed) == []
 
 
+def test_a_resumed_epoch_continues_after_more_batches_than_estimated(source):
+    few = len(source.stream.held_out) + 2 * B
+    samples = samples_of(replace(source, stream=replace(source.stream, num_shard_rows=few)))
+    assert len(loader_of(samples).order) == 2
+    loader = loader_of(samples)
+    positions = [loader.order.position(done) for done, _ in enumerate(loader, 1)]
+    # The rows of the last batches can all be in the shuffle buffer, so that none is left.
+    for done in (2, len(positions) - 3, len(positions) - 1):
+        resumed = loader_of(samples)
+        position = {name: rows[None] for name, rows in positions[done - 1].items()}
+        assert resumed.order.restore(done, position)
+        assert len(resumed.order) > done
+        resumed.order.skip = done
+        left = list(resumed)
+        assert len(resumed.order) == done + len(left)
+
+
 def test_a_position_is_for_the_same_number_of_workers_only(source, samples):
     loader = loader_of(samples)
     position = {name: rows[None] for name, rows in loader.order.position(0).items()}

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,9 @@ from helpers.runs import (
     interrupt,
     log_of,
     refused,
+    same_tensors,
     train,
+    weights_of,
 )
 from helpers.shards import SIZES, write_tars
 from helpers.streams import copy_ahead
@@ -130,6 +133,25 @@ def test_the_learning_rate_never_rises_if_a_stream_has_more_rows_than_estimated(
     decay = rates[rates.index(max(rates)) :]
     assert all(after <= before for before, after in itertools.pairwise(decay))
     assert decay[-1] < 0.01 * decay[0]
+
+
+def test_a_training_continues_if_all_remaining_rows_were_in_the_shuffle_buffer(
+    tmp_path, monkeypatch
+):
+    rows = [{"text": f"{'ab'[i % 2]} film {i}", "label": "xy"[i % 2]} for i in range(40)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "0.parquet")
+    options = [*("data=hub", "data.streaming=true", f"data.name={tmp_path}/0.parquet")]
+    options += ["data.target=label", "data.shuffle_buffer=40", "trainer.log_every=1", *PLAIN]
+    options += [*SMALL, "trainer.epochs=1", "batch_size=4", "report=false", "loader.num_workers=0"]
+    runs = [tmp_path / "run", tmp_path / "copy"]
+    with interrupt(monkeypatch, step=3):
+        words = ["train", *options, "trainer.checkpoint_minutes=1e-9", f"run={runs[0]}"]
+        assert dxn.cli.main(words) != 0
+    shutil.copytree(*runs)
+    for run in runs:
+        assert dxn.cli.main(["train", f"resume={run}"]) == 0
+        assert [row["step"] for row in log_of(run)] == [1, 2, 3, 3]
+    assert same_tensors(*map(weights_of, runs))
 
 
 @pytest.mark.exhaustive
