@@ -69,6 +69,7 @@ class Log:
         # Counts only the batches of this process, because the duration of those before a resume is
         # unknown.
         self.batches_done = 0
+        self.epoch_loss = math.nan
         self._start_epoch([], [], 0)
 
     def pending(self) -> dict[str, Tensor]:
@@ -148,7 +149,20 @@ class Log:
         if self.display.is_due():
             self.display.update(f"{self._title(state.epoch)} validation", done, total)
 
-    def epoch(
+    def write_epoch(self, metrics: Mapping[str, float], state: State) -> None:
+        """Write the training loss and the validation metrics of an epoch.
+
+        Args:
+            metrics: Validation metrics by name. Empty without a validation split.
+            state: State after the epoch.
+        """
+        self.epoch_loss = _mean(self.losses, self.sizes)
+        row = {"step": state.step, "epoch": state.epoch, "train/epoch_loss": self.epoch_loss}
+        figures = defined(metrics)
+        self._write({**row, **{f"validation/{name}": value for name, value in figures.items()}})
+        self._start_epoch([], [], 0)
+
+    def print_epoch(
         self,
         metrics: Mapping[str, float],
         state: State,
@@ -156,7 +170,7 @@ class Log:
         shown: Collection[str] | None = None,
         last: bool = False,
     ) -> None:
-        """Write the training loss and the validation metrics of an epoch, and print them.
+        """Print the line of the epoch that was written last.
 
         Args:
             metrics: Validation metrics by name. Empty without a validation split.
@@ -164,22 +178,18 @@ class Log:
             shown: Names of the metrics that are printed. Default: all of them.
             last: Whether the training ends with this epoch. It is always printed.
         """
-        loss = _mean(self.losses, self.sizes)
-        row: dict[str, Any] = {"step": state.step, "epoch": state.epoch, "train/epoch_loss": loss}
-        figures = defined(metrics)
-        self._write({**row, **{f"validation/{name}": value for name, value in figures.items()}})
         now = time.perf_counter()
-        if last or self.epochs <= MAX_LINES or now - self.printed >= MIN_SECONDS:
-            names = [name for name in figures if shown is None or name in shown]
-            values = "  ".join(f"{name} {number(figures[name])}" for name in names)
-            validation = f"  validation {values}" if metrics else ""
-            best = " *" if metrics and state.best_epoch == state.epoch else ""
-            left = "" if last else f"  {self._left(state)} left"
-            self.print(
-                f"{self._title(state.epoch)}  train loss {number(loss)}{validation}{left}{best}"
-            )
-            self.printed = now
-        self._start_epoch([], [], 0)
+        if not last and self.epochs > MAX_LINES and now - self.printed < MIN_SECONDS:
+            return
+        figures = defined(metrics)
+        names = [name for name in figures if shown is None or name in shown]
+        values = "  ".join(f"{name} {number(figures[name])}" for name in names)
+        loss = f"train loss {number(self.epoch_loss)}"
+        validation = f"  validation {values}" if metrics else ""
+        best = " *" if metrics and state.best_epoch == state.epoch else ""
+        left = "" if last else f"  {self._left(state)} left"
+        self.print(f"{self._title(state.epoch)}  {loss}{validation}{left}{best}")
+        self.printed = now
 
     def print(self, text: str) -> None:
         """Print a line above the progress bar."""

@@ -232,6 +232,9 @@ class Fit:
         )
         # Steps of which it has not been read yet whether they were skipped.
         self.unread: list[Step] = []
+        # The batches and the seconds after the first step, which takes longer than the others.
+        self.after_first: tuple[int, float] | None = None
+        self.is_speed_known = False
         self.signals: Sequence[signal.Signals] = ()
         self.saved_at = monotonic()
         self.ticked = perf_counter()
@@ -350,6 +353,7 @@ class Fit:
                 micro_batches = None
                 checkpoint.set_generator_states(start, device)
                 self._divide_batches()
+            self._say_if_too_slow()
         if micro_batches is not None and state.batch == len(self.order):
             # The end, after which the data workers wait for the next epoch.
             next(micro_batches, None)
@@ -366,15 +370,21 @@ class Fit:
             raise
         if batches == len(self.order):  # not if the time limit ended the epoch
             state.batches_per_epoch = batches
+        self.log.write_epoch(metrics, state)
         # The learning rate and the number of epochs depend on the time, and all processes must
         # agree on it, so the clock of the first process decides.
-        took = from_first(self._seconds_since_last)
-        state.elapsed += took
-        state.validation = max(state.validation, took)
-        self.log.epochs = self.num_epochs
-        self.log.epoch(metrics, state, shown=self.task.metric.shown(metrics), last=self.is_finished)
+        validated = from_first(self._seconds_since_last)
+        state.elapsed += validated
+        state.validation = max(state.validation, validated)
         self.save()
-        state.elapsed += from_first(self._seconds_since_last)  # with that of the checkpoint
+        # Only now the time limit can tell whether this is the last epoch, whose line is printed.
+        saved = from_first(self._seconds_since_last)
+        state.elapsed += saved
+        # A checkpoint lacks its own time, which must not give a finished training further steps.
+        state.validation = max(state.validation, validated + saved)
+        self.log.epochs = self.num_epochs
+        names = self.task.metric.shown(metrics)
+        self.log.print_epoch(metrics, state, shown=names, last=self.is_finished)
         return metrics
 
     def train_step(self, micro_batches: Iterator[dict[str, Any]]) -> None:
@@ -770,6 +780,28 @@ class Fit:
         grace = GRACE * seconds
         by_clock = (state.elapsed - grace) / max(seconds - grace, 1e-9)
         return max(by_steps, min(by_clock, num_steps / (num_steps + 1)))
+
+    def _say_if_too_slow(self) -> None:
+        """Say once that the time limit will end the first epoch, as soon as the speed is known."""
+        state = self.state
+        if state.epoch or self.is_speed_known or math.isinf(self.limit):
+            return
+        if self.after_first is None:
+            self.after_first = state.batch, state.elapsed
+            return
+        batches, seconds = state.batch - self.after_first[0], state.elapsed - self.after_first[1]
+        if not batches or seconds < GRACE * self.limit:
+            return
+        self.is_speed_known = True
+        left = seconds / batches * (len(self.order) - state.batch)
+        needed = state.elapsed + left
+        if needed > self.limit:
+            share = f"{self.limit / needed:.0%}"
+            self.log.print(
+                f"note: an epoch takes about {duration(needed)} at the measured speed, so the time "
+                f"limit of {duration(self.limit)} will end the first one after {share} of its "
+                "batches; raise trainer.max_minutes, or use a smaller model"
+            )
 
     def _say_why_it_stopped(self) -> None:
         """Print the reason if the training ended before the configured number of epochs."""

@@ -49,7 +49,7 @@ class State(Strict):
         worse: Number of epochs since the monitored metric or the validation loss improved.
         seconds: Time spent in training, without validation.
         elapsed: Time spent in training and validation, in seconds.
-        validation: Longest time that a validation took, in seconds.
+        validation: Longest time that a validation and its checkpoint took, in seconds.
     """
 
     model_config = ConfigDict(frozen=False)

@@ -15,8 +15,10 @@ def test_epochs_are_printed_with_their_metrics_and_the_name_of_the_training(tmp_
     log = Log(tmp_path, log_every=1, batches=2, epochs=3, name="pretraining")
     state = State(epoch=0, batch=1, step=1)
     log.step(torch.tensor(0.5), 4, 1, 0.1, state)
-    log.epoch({"accuracy": 0.25}, State(epoch=1, step=1, best_epoch=1))
-    log.epoch({}, State(epoch=2, step=2, best_epoch=1))
+    for metrics, epoch in (({"accuracy": 0.25}, 1), ({}, 2)):
+        state = State(epoch=epoch, step=epoch, best_epoch=1)
+        log.write_epoch(metrics, state)
+        log.print_epoch(metrics, state)
     log.close()
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("pretraining epoch 1/3  train loss 0.5  validation accuracy 0.25")
@@ -31,7 +33,7 @@ def test_an_epoch_with_fewer_batches_than_a_line_has_its_mean_loss_in_the_log(tm
         for batch, loss in enumerate(losses, start=1):
             state = State(epoch=epoch, batch=batch, step=3 * epoch + batch)
             log.step(torch.tensor(loss), 4, 1, 0.1, state)
-        log.epoch({"loss": 7.0}, State(epoch=epoch + 1, step=3 * (epoch + 1)))
+        log.write_epoch({"loss": 7.0}, State(epoch=epoch + 1, step=3 * (epoch + 1)))
     log.close()
     assert log_of(tmp_path) == [
         {"step": 3, "epoch": 1, "train/epoch_loss": 1.5, "validation/loss": 7.0},
@@ -41,7 +43,8 @@ def test_an_epoch_with_fewer_batches_than_a_line_has_its_mean_loss_in_the_log(tm
 
 def test_only_the_main_process_prints_and_writes(tmp_path, capsys):
     log = Log(tmp_path, log_every=10, batches=2, epochs=3, main=False)
-    log.epoch({"accuracy": 0.25}, State(epoch=1, step=1))
+    log.write_epoch({"accuracy": 0.25}, State(epoch=1, step=1))
+    log.print_epoch({"accuracy": 0.25}, State(epoch=1, step=1))
     log.close()
     assert capsys.readouterr().out == "" and not (tmp_path / "metrics.jsonl").exists()
 
@@ -50,7 +53,8 @@ def test_many_short_epochs_print_few_lines_and_always_the_last(tmp_path, capsys)
     epochs = 5 * MAX_LINES
     log = Log(tmp_path, log_every=10, batches=1, epochs=epochs)
     for epoch in range(1, epochs + 1):
-        log.epoch({}, State(epoch=epoch, step=epoch), last=epoch == epochs)
+        log.write_epoch({}, State(epoch=epoch, step=epoch))
+        log.print_epoch({}, State(epoch=epoch, step=epoch), last=epoch == epochs)
     log.close()
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) < MAX_LINES

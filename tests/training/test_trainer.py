@@ -155,7 +155,11 @@ def test_a_time_limit_ends_the_first_epoch_too(tmp_path, monkeypatch, capsys):
     # Each of the five batches of an epoch takes a second.
     _, state, saved = fit(tmp_path / "run", epochs=4, max_minutes=3 / 60, log_every=1)
     assert (state.epoch, state.step, len(saved)) == (1, 3, 1)
-    assert "stopped early: the time limit of 3 s ended the first epoch" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    # It is said as soon as two steps have been measured.
+    assert lines[0].startswith("note: an epoch takes about 5 s at the measured speed, so the time")
+    assert "limit of 3 s will end the first one after 60%" in lines[0]
+    assert lines[-1].startswith("stopped early: the time limit of 3 s ended the first epoch")
     # The number of batches of an epoch that was ended says nothing about the next one.
     assert state.batches_per_epoch == 0
     _, state, _ = fit(tmp_path / "run", epochs=4, max_minutes=60, log_every=1, resume=True)
@@ -172,10 +176,12 @@ def test_the_time_limit_includes_the_checkpoints(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr("dxn.training.loop.perf_counter", lambda: 60 * minutes[0])
     monkeypatch.setattr(Fit, "save", save_slowly)
-    _, state, _ = fit(tmp_path / "run", epochs=9, max_minutes=3)
+    _, state, _ = fit(tmp_path / "run", epochs=9, max_minutes=4)
+    # Another epoch would have no time for a step before its checkpoint.
     assert state.epoch == 3
     output = capsys.readouterr().out
-    assert output.endswith("stopped early: 3 of 9 epochs fit into the time limit of 3 min 0 s\n")
+    assert " left" in output.splitlines()[-3] and " left" not in output.splitlines()[-2]
+    assert output.endswith("stopped early: 3 of 9 epochs fit into the time limit of 4 min 0 s\n")
 
 
 def test_a_signal_that_only_another_process_has_received_stops_the_training(tmp_path, monkeypatch):
