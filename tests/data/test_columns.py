@@ -337,6 +337,13 @@ SMALL = table_of(text=REVIEWS, label=list("abaab"))
             "data: no adapter in use (text, image, audio) accepts any of the columns size, label; "
             "not used: size (numbers); choose a column, for example data.text=size",
         ),
+        (
+            table_of(year=["1990", "1991"], size=["1.5", "2"]),
+            {"target": "size"},
+            "data: no adapter in use (text, image, audio) accepts any of the columns year, size; "
+            "not used: year (numbers); to forecast size from its own past, with one row per time "
+            "step, set data=timeline; choose a column, for example data.text=year",
+        ),
     ],
 )
 def test_columns_that_do_not_fit_are_explained(readers, table, options, message):

@@ -93,6 +93,13 @@ def choose_columns(
     if not inputs:
         # Such as "not used: id (row numbers)".
         reasons = "".join(f"; {note}" for note in notes if note.startswith("not used: "))
+        # A target of numbers beside nothing, or beside the time alone.
+        has_numbers = any(profile_of(table.columns[name]).numbers is not None for name in targets)
+        if len(columns) < 2 and has_numbers:
+            reasons += (
+                f"; to forecast {targets[0]} from its own past, with one row per time step, set "
+                "data=timeline"
+            )
         raise UserError(
             f"data: no adapter in use ({', '.join(readers)}) accepts any of the columns "
             f"{', '.join(table.columns)}{reasons}; choose a column, for example "

@@ -160,9 +160,11 @@ class FutureValues(Target):
         candidates = [name for name, adapter in adapters.items() if adapter.reader.steps]
         if len(candidates) != 1:
             names = ", ".join(candidates) or f"none among {', '.join(adapters)}"
+            advice = "; set data=timeline to read a table with one row per time step"
             raise UserError(
                 "head=forecast: needs exactly one series as an input, whose next values are "
                 f"predicted, got {names}; other inputs, such as texts, can be added to it"
+                f"{'' if candidates else advice}"
             )
         (self.input,) = self.required = self.prepared_inputs = tuple(candidates)
 
