@@ -70,8 +70,11 @@ def test_titles_above_the_header_of_a_sheet_are_left_out(tmp_path, capsys, title
     assert f"header of t.xlsx: row {row}; the rows above it are not used" in output
 
 
-def test_an_unnamed_column_of_a_sheet_is_still_an_error(tmp_path, capsys):
-    write_excel(tmp_path / "t.xlsx", {"Sheet": [[None, "label"], *TABLE[1:]]})
+def test_an_unnamed_column_of_a_sheet_is_an_error_unless_it_is_the_index(tmp_path, capsys):
+    numbered = [[i, *row] for i, row in enumerate(TABLE[1:])]
+    write_excel(tmp_path / "t.xlsx", {"Sheet": [[None, *TABLE[0]], *numbered]})
+    assert "Unnamed: 0" in checked(capsys, tmp_path / "t.xlsx")
+    write_excel(tmp_path / "t.xlsx", {"Sheet": [["text", None, "label"], [1, 2, 3]]})
     assert "each column must have a name" in refused(capsys, "train", tmp_path / "t.xlsx")
 
 

@@ -50,6 +50,20 @@ def test_an_empty_line_of_jsonl_counts_but_a_line_separator_within_a_text_does_n
     assert table.origins.lines.tolist() == [1, 3]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "names"),
+    [
+        ("a.csv", "text,,label\nx,1,a\n", ["text", "Unnamed: 1", "label"]),
+        ("a.csv", ",text, ,label\n0,x,1,a\n", ["Unnamed: 0", "text", "Unnamed: 2", "label"]),
+        ("a.csv", "Unnamed: 1,,b\nx,1,a\n", ["Unnamed: 1", "Unnamed: 1_", "b"]),
+        ("a.csv", "text,label,,,\nx,a,,,\n", ["text", "label"]),
+        ("a.jsonl", '{"text": "x", "": 1, "label": "a"}\n', ["text", "Unnamed: 1", "label"]),
+    ],
+)
+def test_a_column_without_a_name_gets_that_of_pandas(tmp_path, name, content, names):
+    assert list(read_table(write(tmp_path / name, content)).columns) == names
+
+
 def test_blank_cells_are_none_in_every_format(tmp_path):
     table = read_table(write(tmp_path / "a.csv", "a,b\n,x\n  ,y\nNA,0\n"))
     assert table.columns == {"a": [None, None, "NA"], "b": ["x", "y", "0"]}
@@ -300,6 +314,19 @@ def test_an_unknown_column_is_refused_with_the_closest_name(tmp_path):
             "text,label,text\na,b,c\n",
             None,
             "{path} row 1: column names must be unique, got 'text' more than once; rename a column",
+        ),
+        (
+            "my.csv",
+            "Films,,,\nx,1,2,3\n",
+            None,
+            "{path} row 1: 3 of 4 columns have no name; row 1 must contain the name of each column",
+        ),
+        (
+            "my.csv",
+            f"text,{'x' * 501}\na,b\n",
+            None,
+            "my.csv: a column name has 501 characters, but at most 500 are possible; rename column "
+            f"'{'x' * 40}'...",
         ),
         (
             "my.csv",

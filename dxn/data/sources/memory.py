@@ -16,7 +16,9 @@ from dxn.data.formats import SPLIT_NAMES
 from dxn.data.rows import Origins, as_column, blank_to_none
 from dxn.data.sources.hub import to_table
 from dxn.data.splits.split import UNDIVIDED
+from dxn.data.tables.csv import filled_names
 from dxn.data.tables.read import Table
+from dxn.tokenize.cells.cell_values import is_null
 
 if TYPE_CHECKING:
     import pandas
@@ -65,7 +67,7 @@ def table_of(value: Any) -> Table:
     if is_dataset(value):
         return to_table(value, Path("Dataset"))
     frame: pandas.DataFrame = value
-    names = [str(name) for name in frame.columns]
+    names = filled_names("" if is_null(name) else str(name) for name in frame.columns)
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise UserError(f"data: two columns are called {repeated[0]!r}; rename one of them")
     # By position: the names of columns can be numbers.

@@ -14,7 +14,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import CHUNK_ROWS, Column, as_column, blank_to_none, join_columns
-from dxn.data.tables.csv import check_names
+from dxn.data.tables.csv import check_names, named_columns
 from dxn.data.tables.files import check_expansion, check_num_cells
 
 # pyarrow takes time to import, and few tables need it.
@@ -118,7 +118,7 @@ def _column(array: pyarrow.Array) -> Column:
 
 def read_excel(
     path: Path, sheet: str | None, key: str, notes: list[str]
-) -> tuple[dict[str, list], list[int]]:
+) -> tuple[dict[str, Column], list[int]]:
     """Read a sheet of an Excel file. Its first row contains the column names.
 
     Args:
@@ -157,7 +157,7 @@ def read_excel(
 
 def _other_sheet(
     path: Path, names: Sequence[str], key: str, notes: list[str]
-) -> tuple[str, tuple[dict[str, list], list[int]]] | None:
+) -> tuple[str, tuple[dict[str, Column], list[int]]] | None:
     """Return the first of these sheets that contains a table, and the table."""
     for name in names:
         with suppress(UserError):
@@ -167,7 +167,9 @@ def _other_sheet(
     return None
 
 
-def _table_of(path: Path, rows: list[tuple], notes: list[str]) -> tuple[dict[str, list], list[int]]:
+def _table_of(
+    path: Path, rows: list[tuple], notes: list[str]
+) -> tuple[dict[str, Column], list[int]]:
     """Return the table of the rows of a sheet, see `read_excel`."""
     # Excel can store formatted cells without content below and right of the table.
     while rows and _is_empty(rows[-1]):
@@ -180,16 +182,18 @@ def _table_of(path: Path, rows: list[tuple], notes: list[str]) -> tuple[dict[str
     if top:
         notes.append(f"header of {path.name}: row {top + 1}; the rows above it are not used")
     header = ["" if name is None else str(name) for name in padded[top]] if rows else []
-    if not header or not all(header):
+    # The first column of pandas is the index, which has no name. Other blank cells are those of a
+    # merged cell, or of a title page.
+    if not any(header) or not all(header[1:]):
         more = ", ..." if len(header) > MAX_NAMES else ""
         got = ", ".join(map(repr, header[:MAX_NAMES])) + more or "an empty sheet"
         raise UserError(f"{path} row 1: each column must have a name, got {got}")
-    check_names(path, header)
+    check_names(path, [name for name in header if name.strip()])
     numbered = [(i, r) for i, r in enumerate(padded[top + 1 :], top + 2) if not _is_empty(r)]
-    columns: dict[str, list] = {}
-    for i, name in enumerate(header):
-        columns[name] = [_plain(row[i]) for _, row in numbered]
-    return columns, [number for number, _ in numbered]
+    columns = [
+        as_column([blank_to_none(_plain(row[i])) for _, row in numbered]) for i in range(width)
+    ]
+    return named_columns(path, header, columns), [number for number, _ in numbered]
 
 
 def _num_titles(rows: Sequence[tuple]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dxn.core.errors import UserError
@@ -117,8 +117,8 @@ def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, Column]
         raise UserError(f"{path}: invalid CSV after row {number} ({error})") from error
     # Cells are not converted to numbers, because a zip code such as 01234 must not become 1234.
     parts.append(_columns(rows, len(header)))
-    columns = {name: join_columns([part[i] for part in parts]) for i, name in enumerate(header)}
-    return columns, lines
+    columns = [join_columns([part[i] for part in parts]) for i in range(len(header))]
+    return named_columns(path, header, columns), lines
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -145,7 +145,47 @@ def _check_header(path: Path, header: list[str], sep: str, key: str) -> None:
                 f"{path} row 1: column names must be separated by {sep!r}, got {header[0]!r}; "
                 f"try {key}={other!r}"
             )
-    check_names(path, header)
+    check_names(path, [name for name in header if name.strip()])
+
+
+def named_columns(
+    path: Path, header: Sequence[str], columns: Sequence[Column]
+) -> dict[str, Column]:
+    """Return the columns of a table by name, see `filled_names`.
+
+    Spreadsheets write separators for empty columns, too. These are left out.
+
+    Raises:
+        UserError: If most columns have no name, because the first row is not the header.
+    """
+    is_used = [
+        bool(name.strip()) or any(cell is not None for cell in column)
+        for name, column in zip(header, columns, strict=True)
+    ]
+    # The first one is often the index, to which pandas gives no name. A title in the first row,
+    # and names that are merged cells, leave other cells blank.
+    num_blank = sum(used and not name.strip() for name, used in zip(header, is_used, strict=True))
+    num_others = num_blank - (is_used[0] and not header[0].strip())
+    if 2 * num_others >= sum(is_used):
+        raise UserError(
+            f"{path} row 1: {num_blank} of {sum(is_used)} columns have no name; row 1 must contain "
+            "the name of each column"
+        )
+    named = zip(filled_names(header), columns, is_used, strict=True)
+    return {name: column for name, column, used in named if used}
+
+
+def filled_names(names: Iterable[str]) -> list[str]:
+    """Return column names, in which the second one is "Unnamed: 1" if it is blank, as in pandas."""
+    names = list(names)
+    taken = set(names)
+    for i, name in enumerate(names):
+        if not name.strip():
+            names[i] = f"Unnamed: {i}"
+            while names[i] in taken:
+                names[i] += "_"
+            taken.add(names[i])
+    return names
 
 
 def check_names(path: Path, header: list[str]) -> None:

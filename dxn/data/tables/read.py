@@ -15,9 +15,12 @@ from dxn.core.errors import UserError
 from dxn.data.formats import CONLL, TABLES, require_path, table_format
 from dxn.data.rows import Column, Origins, as_column, blank_to_none, join_columns
 from dxn.data.tables.binary import read_excel, read_parquet
-from dxn.data.tables.csv import read_conll, read_csv
+from dxn.data.tables.csv import filled_names, read_conll, read_csv
 from dxn.data.tables.files import read_text
 from dxn.data.tables.json import read_json, read_jsonl
+
+MAX_NAME = 500  # characters of the name of a column; an input can have a longer name of its own
+MAX_SHOWN = 40  # of these in a message
 
 
 def column_name(name: str) -> str:
@@ -46,7 +49,13 @@ class Table:
     path: Path | None = None
 
     def __post_init__(self):
-        names = [column_name(name) for name in self.columns]
+        names = [column_name(name) for name in filled_names(self.columns)]
+        long = next((name for name in names if len(name) > MAX_NAME), None)
+        if long is not None:
+            raise UserError(
+                f"{self.name}: a column name has {len(long):,} characters, but at most {MAX_NAME} "
+                f"are possible; rename column {long[:MAX_SHOWN]!r}..."
+            )
         repeated = [name for name in names if names.count(name) > 1] if names else []
         if repeated and names != list(self.columns):
             raise UserError(
