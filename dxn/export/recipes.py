@@ -90,6 +90,7 @@ def series_recipe(tokenizer: SeriesTokenizer) -> Recipe:
         "grid_size": None
         if tokenizer.reader.grid_size is None
         else list(tokenizer.reader.grid_size),
+        "decimal": tokenizer.reader.decimal,
         "normalize": tokenizer.normalize,
         "mean": tokenizer.mean.tolist(),
         "std": tokenizer.std.tolist(),

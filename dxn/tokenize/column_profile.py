@@ -33,7 +33,7 @@ from dxn.tokenize.cells.cell_values import (
     read_numbers,
 )
 from dxn.tokenize.media import SOUND_TRACK, is_file_name, kinds_of
-from dxn.tokenize.series.values import NPY, SEPARATORS, SUFFIXES, is_number
+from dxn.tokenize.series.values import NPY, SUFFIXES, find_decimal, is_number, split_numbers
 
 # Cells are enough to recognize files and series, and to count the words of texts. A sample also
 # makes the share of different texts comparable: in a longer table, more of them are repeated.
@@ -95,9 +95,10 @@ def profile_of(cells: Iterable[Any]) -> ColumnProfile:
     max_chars = max(map(len, different), default=0)
     inspected = list(evenly_spaced(values, MAX_INSPECTED))
     counts: Counter[str] = Counter()
+    decimal = find_decimal(cell for cell in inspected if _starts_with_number(cell)) or "."
     for cell in inspected:
         counts.update(kinds_of(cell))
-        counts["series"] += is_series(cell)
+        counts["series"] += is_series(cell, decimal)
     are_padded = any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in different)
     return ColumnProfile(
         cells=present,
@@ -116,15 +117,24 @@ def profile_of(cells: Iterable[Any]) -> ColumnProfile:
     )
 
 
-def is_series(value: Any) -> bool:
-    """Whether a cell looks like a series: several numbers, or the path of a file of numbers."""
+def _starts_with_number(cell: Any) -> bool:
+    return isinstance(cell, str) and START_OF_NUMBERS.match(cell) is not None
+
+
+def is_series(value: Any, decimal: str) -> bool:
+    """Whether a cell looks like a series: several numbers, or the path of a file of numbers.
+
+    Args:
+        value: The cell.
+        decimal: Decimal mark of the column, a point or a comma.
+    """
     if isinstance(value, str | Path):
         text = str(value)
         if text.lower().endswith(SUFFIXES):
             return True
-        if not START_OF_NUMBERS.match(text):
+        if not _starts_with_number(text):
             return False
-        words = SEPARATORS.split(text.strip().strip("[]").strip())
+        words = split_numbers(text, decimal)
         # Two numbers are usually a range or a place, and a date such as 2026 01 31 has three.
         return len(words) > 3 and all(map(is_number, words[:100]))
     if isinstance(value, bytes):

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, SeriesAdapter, SeriesAugment
-from dxn.tokenize.column_profile import is_series
-from dxn.tokenize.series.reader import read_series
+from dxn.tokenize.column_profile import is_series, modality_of, profile_of
+from dxn.tokenize.series.reader import SeriesReader, read_series
 from dxn.tokenize.series.tokenizer import augment_series
 from dxn.tokenize.series.values import MAX_VALUES
 
@@ -161,7 +161,7 @@ def test_a_npy_file_with_objects_or_a_huge_header_is_not_loaded(tmp_path):
     ],
 )
 def test_cells_of_series_are_recognized(cell):
-    assert is_series(cell)
+    assert is_series(cell, ".")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_cells_of_series_are_recognized(cell):
     ],
 )
 def test_other_cells_are_not_taken_for_series(cell):
-    assert not is_series(cell)
+    assert not is_series(cell, ".")
 
 
 def test_the_first_readable_cell_of_a_column_decides_about_the_channels():
@@ -488,7 +488,28 @@ def test_the_content_of_a_file_of_each_kind_is_read():
         ("1,2,\n3,4", [1, 2, 3, 4]),
         ("1;2;3", [1, 2, 3]),
         ("1,2,3\n4,5,6", [1, 2, 3, 4, 5, 6]),
+        ("1,2\n3,4", [1, 2, 3, 4]),
+        ("0,5;0,7;0,9", [0.5, 0.7, 0.9]),
+        ("-0,5 1,05", [-0.5, 1.05]),
     ],
 )
-def test_a_comma_beside_another_separator_is_a_decimal_comma(text, values):
+def test_a_comma_beside_another_separator_can_be_a_decimal_comma(text, values):
     assert read_series(text)[:, 0].tolist() == pytest.approx(values)
+
+
+@pytest.mark.parametrize("text", ["1 2,3 4", "1,050 2,300", "0,5, 0,7", "1.234,5 2,5"])
+def test_a_comma_that_can_be_a_decimal_comma_or_not_is_refused(text):
+    with pytest.raises(BadMedia, match="can be a decimal comma or between two numbers"):
+        read_series(text)
+
+
+def test_all_cells_of_a_column_have_the_same_decimal_mark():
+    reader = SeriesReader()
+    note = reader.learn(["1,5 2,5", "1,5 2,5 3"])
+    assert note == "read with decimal commas, such as '1,5 2,5'"
+    assert reader.read("1,5 2,5").tolist() == [[1.5], [2.5]]
+    reader = SeriesReader()
+    assert reader.learn(["1,5 2,5", "1.5 2.5"]) == ""
+    assert reader.read("1,5 2,5").tolist() == [[1], [5], [2], [5]]
+    # Two numbers with decimal commas are a range, and no series.
+    assert modality_of(profile_of(["52,5;13,4", "51,2;7,1"]), {"series": SeriesReader()}) is None

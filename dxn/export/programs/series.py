@@ -25,7 +25,7 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray | None:
         model.
     """
     if isinstance(value, str | Path):
-        value = _parsed(str(value))
+        value = _parsed(str(value), options["decimal"])
     steps = without_end(to_steps(value))
     if steps is not None and steps.ndim == 3:
         if options["grid_size"] is None:
@@ -71,13 +71,13 @@ def prepare(raws: Sequence[np.ndarray], options: Mapping[str, Any]) -> dict[str,
     return result
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str, decimal: str) -> Any:
     """Return the numbers of a text or a file."""
     if text.lower().endswith(".npy"):
         return np.load(text)
     if text.lower().endswith(".csv"):
         return read_steps(Path(text).read_bytes())
-    return parse_series(text)
+    return parse_series(text, decimal)
 
 
 def _cut(raw: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:

@@ -214,6 +214,7 @@ class SeriesAdapter(Adapter):
         return {
             "num_channels": self.tokenizer.reader.num_channels,
             "grid_size": self.tokenizer.reader.grid_size,
+            "decimal": self.tokenizer.reader.decimal,
             "patch_size": self.tokenizer.patch_size,
             "mean": self.tokenizer.mean.tolist(),
             "std": self.tokenizer.std.tolist(),
@@ -230,6 +231,9 @@ class SeriesAdapter(Adapter):
         valid = valid and mean.shape == std.shape == (channels,) and bool((std > 0).all())
         if not (valid and bool(mean.isfinite().all() and std.isfinite().all())):
             raise ValueError("must have num_channels, patch_size, and a mean and std per channel")
+        if state["decimal"] not in ("", ".", ","):
+            raise ValueError("decimal must be a point, a comma or empty")
+        self.tokenizer.reader.decimal = state["decimal"]
         if grid_size is not None:
             height, width = grid_size
             if not all(type(n) is int and n > 0 for n in grid_size) or height * width != channels:

@@ -21,6 +21,7 @@ from dxn.tokenize.series.values import (
     NPY,
     SUFFIXES,
     check_count,
+    find_decimal,
     from_list,
     parse_series,
     read_steps,
@@ -45,6 +46,7 @@ class SeriesReader(Reader):
             series have no frames, or it is not known yet.
         ahead: Number of steps after the history, in which only known channels have values.
         num_known: Number of known channels, which are the last ones.
+        decimal: Decimal mark of texts, a point or a comma. "": no text of the training shows it.
     """
 
     modality = "series"
@@ -58,20 +60,27 @@ class SeriesReader(Reader):
         self.grid_size: tuple[int, int] | None = None
         self.ahead = 0
         self.num_known = 0
+        self.decimal = ""
 
     def is_path(self, cell: Any) -> bool:
         """Whether a cell is the path of a file, and not a text of numbers."""
         return isinstance(cell, str) and cell.lower().endswith(SUFFIXES)
 
     def learn(self, cells: Sequence[Any]) -> str:
-        """Set the number of channels, or the size of a frame, to that of the first series.
+        """Set the decimal mark, and the shape of a step to that of the first series.
 
         Rows are read by several threads, so `read` alone would let any of them decide.
         """
-        shape = None if self.num_channels else self.layout(cells)
+        if self.num_channels:
+            return ""
+        self.decimal = find_decimal(cell for cell in cells if not self.is_path(cell))
+        shape = self.layout(cells)
         if shape is not None:
             self._set_shape(shape)
-        return ""
+        if self.decimal != ",":
+            return ""
+        example = next(cell for cell in cells if isinstance(cell, str) and "," in cell)
+        return f"read with decimal commas, such as {shortened(example)}"
 
     def layout(self, cells: Sequence[Any]) -> tuple[int, ...] | None:
         """Return (C,) or (H, W) of the first series that can be read. None: there is none.
@@ -80,7 +89,7 @@ class SeriesReader(Reader):
         """
         for cell in cells:
             with suppress(BadMedia):
-                raw = read_series(cell)
+                raw = read_series(cell, self.decimal)
                 if raw is not None:
                     return tuple(raw.shape[1:])
         return None
@@ -96,7 +105,7 @@ class SeriesReader(Reader):
             BadMedia: If it cannot be read, or has another number of channels, or another size of
                 the frames, than other series.
         """
-        raw = read_series(cell)
+        raw = read_series(cell, self.decimal)
         if raw is None:
             return None
         shape = tuple(raw.shape[1:])
@@ -157,13 +166,14 @@ class SeriesReader(Reader):
         return f"{size} time steps of {channels} channel{plural}{missing}"
 
 
-def read_series(source: Any) -> Tensor | None:
+def read_series(source: Any, decimal: str = "") -> Tensor | None:
     """Read a series as float32 (T, C) or (T, H, W). NaN is a missing value. None: it has no value.
 
     Args:
         source: Numbers (T,), (T, C) or (T, H, W) as an array, or (T,) or (T, C) as a list or a
             list of lists; a text of numbers such as "1.5 2 nan"; or the path of a .npy, .csv or
             .parquet file with one row per time step.
+        decimal: Decimal mark of texts, a point or a comma. "": each text must show it itself.
 
     Raises:
         BadMedia: If the cell is not a series, or exceeds a limit.
@@ -176,7 +186,8 @@ def read_series(source: Any) -> Tensor | None:
             return None if np.isnan(steps).all() else torch.from_numpy(steps)
         if isinstance(source, str | Path):
             text = str(source)
-            source = _read_file(text) if text.lower().endswith(SUFFIXES) else parse_series(text)
+            is_file = text.lower().endswith(SUFFIXES)
+            source = _read_file(text) if is_file else parse_series(text, decimal)
         elif isinstance(source, bytes):
             source = _read_bytes(source)
         steps = without_end(to_steps(source))

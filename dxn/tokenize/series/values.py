@@ -10,6 +10,8 @@ import io
 import json
 import math
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,12 @@ MAX_SHOWN = 40  # characters of a cell in a message
 NPY = b"\x93NUMPY"  # the first bytes of a .npy file
 SUFFIXES = (".npy", ".csv", ".parquet")
 SEPARATORS = re.compile(r"[\s,;]+")
+# Between the words of a text, in which a comma can be a decimal comma.
+WORDS = re.compile(r"[\s;]+")
+BESIDE_COMMAS = re.compile(r"(?:,?[\s;])+")
+GROUPED = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+,\d+")  # 1.234,5
 DECIMAL_COMMA = re.compile(r"(?<=\d),(?=\d)")
+MAX_DECIDING = 100_000  # characters of a text that shows the decimal mark; longer ones take long
 
 
 def to_steps(values: Any) -> np.ndarray:
@@ -64,8 +71,13 @@ def is_number(word: str) -> bool:
     return has_no_number(word) or plain_number(word) is not None
 
 
-def parse_series(text: str) -> Any:
-    """Parse a text such as "1 2 nan", "1,2,3" or "[[1, 2], [3, null]]"."""
+def parse_series(text: str, decimal: str = "") -> Any:
+    """Parse a text such as "1 2 nan", "1,2,3" or "[[1, 2], [3, null]]".
+
+    Args:
+        text: The text.
+        decimal: Decimal mark of the column, see `find_decimal`.
+    """
     stripped = text.strip()
     if len(stripped) > 20 * MAX_VALUES:
         raise ValueError(f"a text of {len(stripped):,} characters, more than {20 * MAX_VALUES:,}")
@@ -74,12 +86,74 @@ def parse_series(text: str) -> Any:
             # Python and NumPy write nan and None, and JSON writes NaN and null.
             return json.loads(re.sub(r"(?i)\bnan\b|\bnone\b", "NaN", stripped))
         except (ValueError, RecursionError):
-            stripped = stripped.strip("[] ")  # NumPy separates numbers by spaces
-    # With another separator, a single comma within each number is a decimal comma.
-    items = re.split(r"[\s;]+", re.sub(r"\s*,\s+|\s+,", ",", stripped))
-    if len(items) > 1 and "." not in stripped and all(item.count(",") < 2 for item in items):
-        stripped = DECIMAL_COMMA.sub(".", stripped)
-    return SEPARATORS.split(stripped) if stripped else []
+            pass  # NumPy separates numbers by spaces
+    return split_numbers(stripped, decimal)
+
+
+def split_numbers(text: str, decimal: str = "") -> list[str]:
+    """Return the numbers of a text, with decimal points.
+
+    Args:
+        text: Numbers that are separated by spaces, semicolons or commas, or in brackets.
+        decimal: Decimal mark of the column, see `find_decimal`.
+
+    Raises:
+        ValueError: If nothing shows whether a comma separates numbers or is a decimal comma.
+    """
+    stripped = text.strip().strip("[] ")
+    if not stripped:
+        return []
+    mark = decimal or _decimal_of(stripped)
+    if mark == "?":
+        raise ValueError(
+            f"a comma can be a decimal comma or between two numbers in {shortened(text)}; write "
+            "decimal points, or another separator than commas"
+        )
+    if mark != ",":
+        return SEPARATORS.split(stripped)
+    return [DECIMAL_COMMA.sub(".", word) for word in BESIDE_COMMAS.split(stripped)]
+
+
+def find_decimal(cells: Iterable[Any]) -> str:
+    """Return the decimal mark of the texts of a column: a point or a comma. "": none shows it.
+
+    It is decided by all texts together. A single "1,5 2,5" can be two numbers or four.
+    """
+    texts = (cell for cell in cells if isinstance(cell, str) and len(cell) <= MAX_DECIDING)
+    marks = Counter(_decimal_of(text.strip().strip("[] ")) for text in texts)
+    points, commas = marks["."], marks[","]
+    if not points and not commas:
+        return ""
+    return "," if commas > points else "."
+
+
+def _decimal_of(text: str) -> str:
+    """Return the decimal mark that the numbers of a text show; "" if both are possible.
+
+    "?" is returned if the numbers depend on it.
+    """
+    words = [word.strip(",") for word in WORDS.split(text)]
+    if "." in text:
+        return "?" if any(map(GROUPED.fullmatch, words)) else "."
+    if any(word.count(",") > 1 for word in words):
+        return "."
+    pairs = [word.split(",") for word in words if "," in word]
+    if not pairs or len(words) == 1:
+        return ""
+    if all(len(part) == 3 for _, part in pairs):
+        return "?"  # 1,050 can be 1050 as well
+    # No whole number is written like -0 or 05.
+    if any(whole == "-0" or (len(part) > 1 and part[0] == "0") for whole, part in pairs):
+        return ","
+    if len(pairs) == len(words):
+        # Where commas are decimal commas, semicolons separate numbers. Lines are steps of two
+        # channels, as in a CSV file.
+        between = {mark.strip(" \t") for mark in BESIDE_COMMAS.findall(text)}
+        marks = {";": ",", "\n": ".", ",\n": "."}
+        return marks.get(between.pop(), "?") if len(between) == 1 else "?"
+    # "1 2,3 4" can be two steps of two channels.
+    lengths = {len(WORDS.split(step.strip())) for step in text.split(",")}
+    return "," if len(lengths) > 1 else "?"
 
 
 def from_list(values: Any) -> np.ndarray:
