@@ -45,6 +45,8 @@ class Opened:
         num_workers: Number of processes that read files again for an evaluation of these rows.
             None: see `dxn.data.loader.default_workers`.
         timeout: Number of seconds to wait for a batch of these processes. None: no limit.
+        batch_tokens: Maximum number of tokens of a batch of an evaluation of these rows. None: no
+            limit.
         bad_later: Why files that were not decoded at first turned out to be bad, by origin of their
             row. `dxn.data.loader.Loader` fills it.
         row_ids: Number of each row in the stream that it is from, from which its samples draw.
@@ -62,6 +64,7 @@ class Opened:
     cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     num_workers: int | None = None
     timeout: float | None = TIMEOUT
+    batch_tokens: int | None = None
     bad_later: dict[str, str] = field(default_factory=dict)
     row_ids: np.ndarray | None = None
 
@@ -105,6 +108,9 @@ class Samples(Dataset):
             copy c.
         num_workers: Number of processes that prepare batches. None: see `dxn.data.loader.Loader`.
         timeout: Number of seconds to wait for a batch of these processes. None: no limit.
+        batch_tokens: Maximum number of tokens of a batch of samples in order. A batch with more of
+            them is divided, so that one long sample does not make all batches small. None: no
+            limit.
 
     Args:
         opened: Opened rows.
@@ -155,6 +161,7 @@ class Samples(Dataset):
         self.rows = np.concatenate([usable + copy * len(opened) for copy in copies])
         self.num_workers = opened.num_workers
         self.timeout = opened.timeout
+        self.batch_tokens = opened.batch_tokens
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -97,7 +97,8 @@ class BatchOrder:
         batch_size: Number of samples per batch, over all processes. The last batch may be smaller.
         batch_tokens: Maximum number of tokens of a shuffled batch, over all processes: its number
             of samples times the length of the longest one, see `Samples.lengths`. A longer sample
-            is a batch of its own. None: any number.
+            is a batch of its own. None: any number. Samples in order have their own limit, see
+            `Samples`.
         seed: Random seed of the order.
         shuffle: Whether to shuffle. Default: samples in order.
         shard: Index of this process and number of processes, (i, n). This process gets every n-th
@@ -127,8 +128,13 @@ class BatchOrder:
         self.pool = POOL * batch_size
         # Where the batches end in the sorted samples; the last one may end earlier.
         self.ends: Sequence[int] = range(batch_size, len(samples) + batch_size, batch_size)
-        lengths = samples.lengths() if shuffle else np.empty(0)
-        if shuffle and batch_tokens is not None:
+        lengths = np.empty(0)
+        if shuffle or samples.batch_tokens is not None:
+            lengths = samples.lengths()
+        if not shuffle and samples.batch_tokens is not None:
+            self.ends = _ends_in_order(rounded(lengths), batch_size, samples.batch_tokens)
+            lengths = np.empty(0)
+        elif batch_tokens is not None:
             # The longest samples come first: the first one of a batch decides how many it has.
             self.pool, lengths = max(len(samples), 1), -rounded(lengths)
             self.ends = _ends(-np.sort(lengths), batch_size, batch_tokens)
@@ -211,6 +217,19 @@ def _ends(lengths: np.ndarray, batch_size: int, batch_tokens: int) -> list[int]:
         start += max(min(batch_size, batch_tokens // int(lengths[start])), 1)
         ends.append(min(start, len(lengths)))
     return ends
+
+
+def _ends_in_order(lengths: np.ndarray, batch_size: int, batch_tokens: int) -> list[int]:
+    """Return the ends of batches of samples in order: every `batch_size`, and where one is full."""
+    ends: list[int] = []
+    start = longest = 0
+    for i, length in enumerate(lengths.tolist()):
+        longest = max(longest, length)
+        is_full = i > start and (i - start + 1) * longest > batch_tokens
+        if is_full or (i and i % batch_size == 0):
+            ends.append(i)
+            start, longest = i, length
+    return [*ends, len(lengths)] if len(lengths) else ends
 
 
 class Loader:

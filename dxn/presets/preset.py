@@ -139,6 +139,8 @@ def choose_options(
     for advice in _all_advice(config, chosen, task, source, nodes, readers, device, trust):
         exists, old = lookup(values, advice.key)
         is_free = not is_chosen(advice.key, chosen) and overriding(values, advice.key) is None
+        if advice.key == "batch_size":  # which is the default of the other option
+            is_free = is_free and not is_chosen("trainer.batch_size", chosen)
         if exists and old != advice.value and is_free:
             assign(values, advice.key, advice.value)
             used.append(advice)

@@ -74,6 +74,7 @@ def open_splits(
     task: Task,
     *,
     loader: LoaderOptions,
+    batch_tokens: int | None = None,
 ) -> dict[str, Opened]:
     """Read every file of every split, and parse the targets.
 
@@ -82,6 +83,8 @@ def open_splits(
         tokenizers: Tokenizer of each input, by input name.
         task: Task that parses the targets.
         loader: How files are kept in memory, and how samples are loaded.
+        batch_tokens: Maximum number of tokens of a training batch. Those of an evaluation, which
+            needs no gradients, have at most twice as many. None: no limit.
 
     Raises:
         UserError: If there are no rows to train on, all targets are equal, or rows are bad and
@@ -100,7 +103,12 @@ def open_splits(
                 budget=budget,
                 only_headers=True,
             )
-            splits[name] = replace(opened, num_workers=loader.num_workers, timeout=loader.timeout)
+            splits[name] = replace(
+                opened,
+                num_workers=loader.num_workers,
+                timeout=loader.timeout,
+                batch_tokens=batch_tokens and 2 * batch_tokens,
+            )
     if not source.splits.get("train"):
         raise UserError(
             "data: the training split has no rows; check the data and its splits, or set "

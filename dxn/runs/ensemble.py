@@ -223,7 +223,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int, device: str) ->
         best,
         data,
         folder,
-        batch_size=2 * settings.values["batch_size"],
+        batch_size=2 * settings.values["trainer"]["batch_size"],
         further={MEAN: _mean([member.figures()[ALL] for member in trained])},
     )
     if evaluated is None:

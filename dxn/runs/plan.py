@@ -270,8 +270,8 @@ def check_config(old: Plan, settings: Settings, num_processes: int) -> int:
     batch_size = old.batch_size
     # A run that continues with another number of processes keeps its batches. Only a user who
     # asks for another number of samples per process changes them.
-    if old.config["batch_size"] != new["batch_size"]:
-        batch_size = new["batch_size"] * num_processes
+    if old.config["trainer"]["batch_size"] != new["trainer"]["batch_size"]:
+        batch_size = new["trainer"]["batch_size"] * num_processes
     if batch_size != old.batch_size:
         changed.append(
             f"batch_size: {old.batch_size} samples per batch over all processes, and now "

@@ -295,7 +295,9 @@ def prepare(
     for note in find_formats(adapters, inputs, source):
         print_line(f"note: {note}")
     release_memory()  # a table needs more memory while it is read
-    splits = open_splits(source, tokenizers, task, loader=parts["loader"])
+    splits = open_splits(
+        source, tokenizers, task, loader=parts["loader"], batch_tokens=trainer.batch_tokens
+    )
     fit = partial(_fit, plan, splits["train"], adapters, task, is_fitted=fitted_from is not None)
     if fitted_from is not None:
         fit()

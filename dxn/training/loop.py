@@ -218,8 +218,8 @@ class Fit:
         # That of a stream is an estimate.
         self.estimated_batches = len(self.order)
         # Samples per batch and process of an evaluation. Without gradients there is enough memory
-        # for twice as many, also of the longest ones.
-        self.evaluation_size = 2 * math.ceil(self.order.fewest / num_processes)
+        # for twice as many. `dxn.runs.build.open_splits` limits their tokens in the same way.
+        self.evaluation_size = 2 * math.ceil(self.state.batch_size / num_processes)
 
         self.log = Log(
             folder,

@@ -231,6 +231,7 @@ def run_batches(
         return
     from dxn.data.loader import BatchOrder, Loader, all_bad
 
+    assert not start or samples.batch_tokens is None  # its batches have other sizes
     order = BatchOrder(samples, batch_size)
     order.skip = start
     is_empty = start == 0
@@ -254,8 +255,9 @@ def run_batches(
                     raise
             # Outside of the `except` block, in which the traceback still refers to the tensors.
             if order.skip < len(order):
-                first = order.skip * batch_size + max(num_parts - 1, 0)
-                _use_more_parts(order, min(batch_size, len(samples)), samples.describe(first))
+                first = order.ends[order.skip - 1] if order.skip else 0
+                sample = samples.describe(first + max(num_parts - 1, 0))
+                _use_more_parts(order, min(batch_size, len(samples)), sample)
     finally:
         loader.stop()
     # Another process may have good rows.

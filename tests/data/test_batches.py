@@ -31,6 +31,7 @@ class Lengths:
 
     num_workers = None
     timeout = None
+    batch_tokens = None
     reads_files = False
 
     def batch(self, epoch, indices, *, drop_inputs=True):
@@ -246,6 +247,30 @@ def test_batches_of_so_many_tokens_are_random():
     longest = [max(batch) for batch in first]
     falls = sum(a > b for a, b in pairwise(longest))
     assert 0.35 < falls / len(longest) < 0.65, "the batches are sorted"
+
+
+def test_one_long_sample_does_not_make_the_other_batches_in_order_small():
+    samples = Lengths([8] * 10 + [400] + [8] * 12)
+    samples.batch_tokens = 64
+    batches = [batch["indices"] for batch in Loader(BatchOrder(samples, 10))]
+    assert list(map(len, batches)) == [8, 2, 1, 8, 1, 3]
+    assert [i for batch in batches for i in batch] == list(range(23))
+
+
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=67),
+    st.integers(1, 30),
+    st.integers(1, 2000),
+)
+def test_batches_in_order_have_at_most_so_many_tokens(lengths, batch_size, tokens):
+    samples = Lengths(lengths)
+    samples.batch_tokens = tokens
+    ends = BatchOrder(samples, batch_size).ends
+    # Processes share whole batches of so many samples.
+    assert {*range(batch_size, len(lengths), batch_size), len(lengths)} <= set(ends)
+    for start, end in pairwise([0, *ends]):
+        longest = max(rounded(np.array(lengths)[start:end]))
+        assert end - start == 1 or (end - start) * longest <= tokens
 
 
 def test_rounded_lengths_are_few_and_close():

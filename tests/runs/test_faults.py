@@ -150,12 +150,13 @@ def test_the_options_of_a_resume_are_saved_for_the_next_one(killed, tmp_path, ca
     assert {row["epoch"] for row in log_of(run) if "validation/loss" in row} == {1, 2, 3, 4}
 
 
-def test_another_batch_size_starts_the_epoch_again(killed, tmp_path, capsys):
+@pytest.mark.parametrize("option", ["batch_size=7", "trainer.batch_size=7"])
+def test_another_batch_size_starts_the_epoch_again(killed, tmp_path, capsys, option):
     run = tmp_path / "run"
     shutil.copytree(killed[0], run)
-    (line,) = refused(capsys, ["train", f"resume={run}", "batch_size=7"])
+    (line,) = refused(capsys, ["train", f"resume={run}", option])
     assert "batch_size: 11 samples per batch over all processes, and now 7" in line
-    assert main(["train", f"resume={run}", "batch_size=7", "resume.force=true"]) == 0
+    assert main(["train", f"resume={run}", option, "resume.force=true"]) == 0
     # The run stopped after four batches of eleven. The 30 rows are five batches of seven.
     assert log_of(run)[-1]["step"] == 4 + 5
 

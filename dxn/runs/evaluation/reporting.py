@@ -173,7 +173,7 @@ def _info(
         ("backbone", f"{_part(values['backbone'])}, D = {values['dim']}"),
         ("fusion", _part(values["fusion"])),
         ("optimizer", f"{_part(values['optimizer'])}, lr {values['optimizer'].get('lr', '')}"),
-        ("batch size", str(values["batch_size"])),
+        ("batch size", str(values["trainer"]["batch_size"])),
         ("seed", str(values["seed"])),
     ]
     if results.precision is not None:
