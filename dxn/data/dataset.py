@@ -51,6 +51,7 @@ class Opened:
             row. `dxn.data.loader.Loader` fills it.
         row_ids: Number of each row in the stream that it is from, from which its samples draw.
             None: its index.
+        groups: Group of each row, see `Rows.groups`. None: there are no groups.
     """
 
     raws: Mapping[str, Column]
@@ -67,6 +68,7 @@ class Opened:
     batch_tokens: int | None = None
     bad_later: dict[str, str] = field(default_factory=dict)
     row_ids: np.ndarray | None = None
+    groups: Sequence[Any] | None = None
 
     def __post_init__(self):
         # The dataclass is frozen.

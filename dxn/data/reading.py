@@ -206,6 +206,7 @@ def survey_rows(
         bad=bad,
         kept=kept,
         ids=rows.ids,
+        groups=rows.groups,
         cells={name: Column(rows.cells[name], decode=printable) for name in raws},
     )
 

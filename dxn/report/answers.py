@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -23,7 +23,7 @@ from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
 from dxn.data.dataset import Samples
 from dxn.tasks import Task
-from dxn.tasks.metric import Metric
+from dxn.tasks.metric import Blocks, Metric
 from dxn.training.predict import Predictions
 from dxn.viz.drawers import Shown
 
@@ -56,6 +56,19 @@ class Answers:
     def origins(self) -> list[str]:
         """Origin of each row in the order of the predictions."""
         return [self.samples.opened.origin[row] for row in self.predictions.rows]
+
+    def blocks(self, metric: Metric) -> Blocks | None:
+        """Return which rows depend on each other, in the order of the predictions."""
+        groups = self.samples.opened.groups
+        if groups is None:
+            return metric.blocks(self.truths)
+        numbers: dict[Any, int] = {}
+        ids: list[int] = []
+        for row in self.predictions.rows:
+            # A row without a group is a block of its own.
+            key = ("row", row) if groups[row] is None else ("group", str(groups[row]))
+            ids.append(numbers.setdefault(key, len(numbers)))
+        return Blocks(ids) if len(numbers) < len(ids) else None
 
 
 @dataclass(frozen=True)
@@ -126,12 +139,16 @@ class Scores(Strict):
         higher_is_better: Whether a higher score is a better answer.
         values: Score of each row, by a key that is equal for the same row in other runs.
         contents: Hash of each cell in the order of `values`, by column.
+        blocks: Number of the block of each row in this order, see `Blocks`. Empty: there are none.
+        spread: Factor of the standard error of blocks.
     """
 
     name: str
     higher_is_better: bool
     values: dict[str, float] = Field(default_factory=dict)
     contents: dict[str, list[str]] = Field(default_factory=dict)
+    blocks: list[int] = Field(default_factory=list)
+    spread: Annotated[float, Field(ge=1, le=10)] = 1.0
 
 
 def read_scores(folder: Path) -> Scores | None:
@@ -145,7 +162,11 @@ def read_scores(folder: Path) -> Scores | None:
 
 
 def write_scores(
-    folder: Path, scores: RowScores, last: Answers, columns: Mapping[str, str]
+    folder: Path,
+    scores: RowScores,
+    last: Answers,
+    columns: Mapping[str, str],
+    blocks: Blocks | None = None,
 ) -> None:
     """Write scores.json.
 
@@ -154,6 +175,7 @@ def write_scores(
         scores: Score of each row.
         last: The predictions of these rows.
         columns: Column that each input was read from, by input name.
+        blocks: Which rows depend on each other. None: they are independent.
     """
     values = list(scores.values)[:MAX_SCORES]
     keys = row_keys(last.origins[: len(values)], last.truths[: len(values)])
@@ -168,6 +190,8 @@ def write_scores(
         higher_is_better=scores.higher_is_better,
         values={keys[i]: float(f"{values[i]:.6g}") for i in keep},
         contents=contents(cells),
+        blocks=[] if blocks is None else [blocks.ids[i] for i in keep],
+        spread=1.0 if blocks is None else blocks.spread,
     )
     write_text(folder / SCORES, json_text(content.model_dump()))
 
@@ -202,8 +226,8 @@ def contents(cells: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
     return digests_of_columns
 
 
-def common_scores(first: Scores, second: Scores) -> list[tuple[float, float]]:
-    """Return the scores of the rows that two runs have in common.
+def common_scores(first: Scores, second: Scores) -> tuple[list[tuple[float, float]], Blocks | None]:
+    """Return the scores of the rows that two runs have in common, and which of them are dependent.
 
     A row must have the same origin and target, and the same content of each column that both runs
     have read: the rows of generated data and of a changed table can have equal origins.
@@ -212,11 +236,14 @@ def common_scores(first: Scores, second: Scores) -> list[tuple[float, float]]:
     places = {key: i for i, key in enumerate(second.values)}
     others = list(second.values.values())
     pairs: list[tuple[float, float]] = []
+    ids: list[int] = []
     for i, (key, value) in enumerate(first.values.items()):
         j = places.get(key)
         if j is not None and all(_at(first, c, i) == _at(second, c, j) for c in columns):
             pairs.append((value, others[j]))
-    return pairs
+            ids += first.blocks[i : i + 1]
+    is_complete = len(first.blocks) == len(first.values)
+    return pairs, Blocks(ids, first.spread) if is_complete and ids else None
 
 
 def _at(scores: Scores, column: str, row: int) -> str:

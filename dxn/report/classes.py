@@ -15,28 +15,28 @@ from dxn.core.display import count, percent
 from dxn.core.results import Interval
 from dxn.report import tables
 from dxn.report.answers import Answers
-from dxn.report.intervals import (
-    MAX_ROWS,
-    MIN_ROWS,
-    draw_counts,
-    draw_rows,
-    interval_of,
-    sample_rows,
-)
+from dxn.report.intervals import MIN_ROWS, Z, interval_of, resample
+from dxn.report.tables import UNSEEN
 from dxn.tasks import Task
-from dxn.tasks.metric import ClassScores, f1_scores
+from dxn.tasks.metric import Blocks, ClassScores, f1_scores
 from dxn.viz.charts import line_chart
 from dxn.viz.figure import COLORS, GREY, Chart, finish
 
 BINS = 10  # of a reliability diagram
 THRESHOLDS = [i / 100 for i in range(100)]
-Z = 1.96  # quantile of the normal distribution for a 95% interval
 MIN_GAP = 0.02  # between probability and accuracy, to say that a model is too confident
 MAX_PAIRS = 12  # confused classes that are listed
 
 
-def class_figures(scores: ClassScores, names: Sequence[str]) -> list[dict[str, Any]]:
+def class_figures(
+    scores: ClassScores, names: Sequence[str], blocks: Blocks | None = None
+) -> list[dict[str, Any]]:
     """Return the metrics of each class, in the order of the names.
+
+    Args:
+        scores: Probabilities and true classes of the rows.
+        names: Names of the classes.
+        blocks: Which rows depend on each other. None: they are independent.
 
     Returns:
         "name" of the class, its number of "rows", "precision", "recall", "f1" (NaN where a figure
@@ -47,11 +47,8 @@ def class_figures(scores: ClassScores, names: Sequence[str]) -> list[dict[str, A
     parts = (predicted & true, predicted, true)
     sums = [flags.sum(0).double() for flags in parts]
     f1 = f1_scores(*sums)
-    rows = sample_rows(len(true), MAX_ROWS)
-    draws = draw_rows(len(rows))
-    counts = draw_counts(draws, len(rows))
+    rows, counts, scale, _ = resample(len(true), blocks)
     drawn = f1_scores(*(counts @ flags[rows].to(counts.dtype) for flags in parts)).numpy()
-    scale = math.sqrt(draws.shape[1] / len(true))
     figures: list[dict[str, Any]] = []
     for k, name in enumerate(names):
         right, num_predicted, num_true = (float(flags[k]) for flags in sums)
@@ -226,7 +223,7 @@ def classes_and_probabilities(task: Task, last: Answers | None) -> dict[str, Any
     scores = task.metric.class_scores(last.predictions.predicted, last.truths)
     if scores is None or len(scores.true) < 2:
         return empty
-    rows, left_out = tables.class_rows(class_figures(scores, names))
+    rows, left_out = tables.class_rows(class_figures(scores, names, last.blocks(task.metric)))
     calibrated = calibration(scores)
     content = {**empty, "per_class": rows, "more_per_class": left_out}
     if scores.threshold is None:
@@ -234,7 +231,11 @@ def classes_and_probabilities(task: Task, last: Answers | None) -> dict[str, Any
         counts = confusion_counts(names, answers, last.truths)
         content["matrix"] = tables.matrix(counts, names)
         content["pairs"] = [
-            {"true": names[i], "predicted": names[j], "rows": count(int(counts[i, j]), "row")}
+            {
+                "true": [*names, UNSEEN][i],
+                "predicted": names[j],
+                "rows": count(int(counts[i, j]), "row"),
+            }
             for i, j in confused_pairs(counts)[:MAX_PAIRS]
         ]
     content["calibration"] = {
@@ -323,19 +324,19 @@ def confusion_counts(
 ) -> np.ndarray:
     """Compute a confusion matrix (K, K) of counts: rows are true classes, columns predicted ones.
 
-    Samples whose true class is not in `labels` are left out: the model cannot predict their class.
+    A further row (K + 1, K) counts the answers to classes that are not in `labels`, if there are
+    any. They are wrong, as in the accuracy.
     """
     index = {label: i for i, label in enumerate(labels)}
-    counts = np.zeros((len(labels), len(labels)), dtype=int)
+    counts = np.zeros((len(labels) + 1, len(labels)), dtype=int)
     for answer, truth in zip(predicted, truths, strict=True):
-        if truth in index:
-            counts[index[truth], index[answer]] += 1
-    return counts
+        counts[index.get(truth, len(labels)), index[answer]] += 1
+    return counts if counts[-1].any() else counts[:-1]
 
 
 def confused_pairs(counts: np.ndarray) -> list[tuple[int, int]]:
     """Return the pairs (true class, other predicted class) that occur, the most frequent first."""
-    errors = counts * (1 - np.eye(len(counts), dtype=int))
+    errors = counts * (1 - np.eye(*counts.shape, dtype=int))
     pairs = np.argwhere(errors)
     # A stable order: pairs of the same count are in the order of the classes.
     order = np.argsort(-errors[tuple(pairs.T)], kind="stable")

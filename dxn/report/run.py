@@ -66,7 +66,8 @@ def write_report(info: RunInfo, evidence: Evidence) -> Path:
     if last is not None and last.truths and task.is_supervised:
         scored = row_scores(task.metric, last.predictions.predicted, last.truths)
         if scored is not None:
-            write_scores(info.folder, scored, last, info.columns)
+            blocks = last.blocks(task.metric)
+            write_scores(info.folder, scored, last, info.columns, blocks)
     budget = Budget()
     content = {
         **_head(info),

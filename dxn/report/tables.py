@@ -12,6 +12,7 @@ from dxn.core.display import number, percent
 from dxn.core.results import ALL, Figures, Interval, Results
 
 MAX_CLASSES = 40  # rows of a table of classes
+UNSEEN = "(not in the training split)"  # true classes that the model cannot predict
 MAX_MATRIX = 30  # classes; a larger table is too wide to read
 # What the names of metrics mean, for readers who do not know them.
 MEANINGS = {
@@ -130,12 +131,17 @@ def class_rows(figures: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any
 
 
 def matrix(counts: np.ndarray, names: Sequence[str]) -> dict[str, Any] | None:
-    """Return the confusion matrix; None if it has too many classes."""
+    """Return the confusion matrix; None if it has too many classes.
+
+    Args:
+        counts: (K, K) or (K + 1, K), see `dxn.report.classes.confusion_counts`.
+        names: Names of the K classes.
+    """
     if len(names) > MAX_MATRIX:
         return None
     totals = counts.sum(1)
     rows = []
-    for i, name in enumerate(names):
+    for i, name in enumerate([*names, UNSEEN][: len(counts)]):
         cells = []
         for j, other in enumerate(names):
             part = counts[i, j] / max(totals[i], 1)

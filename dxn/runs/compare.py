@@ -18,9 +18,10 @@ from dxn.core.files import METRICS
 from dxn.core.printable import printable
 from dxn.core.results import ALL, Results, read_results
 from dxn.report.answers import Scores, common_scores, read_scores
-from dxn.report.intervals import paired
+from dxn.report.intervals import MIN_ROWS, paired
 from dxn.report.tables import interval_text
 from dxn.runs.folder import is_run
+from dxn.tasks.metric import MIN_BLOCKS
 
 # Options that only name where a run is written or continued.
 IGNORED = ("run", "resume", "output", "name")
@@ -140,8 +141,14 @@ def _test(first: ComparedRun, other: ComparedRun) -> str:
             f"{other.name}: no paired test, because the runs have no common scores of single rows; "
             "dxn report writes those of a run, if its task has any."
         )
-    pairs = common_scores(a, b)
-    result = paired([x for x, _ in pairs], [y for _, y in pairs])
+    pairs, blocks = common_scores(a, b)
+    result = paired([x for x, _ in pairs], [y for _, y in pairs], blocks)
+    if result is None and blocks is not None and len(pairs) >= MIN_ROWS:
+        return (
+            f"{other.name}: no paired test, because the {len(pairs):,} common rows depend on each "
+            f"other (groups, or overlapping windows): they are {len(set(blocks.ids))} independent "
+            f"blocks, and a test needs {MIN_BLOCKS}; evaluate more rows."
+        )
     if result is None:
         return (
             f"{other.name}: no paired test, because both runs have evaluated only {len(pairs):,} "

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,20 @@ NAME = re.compile(r"[A-Za-z]\w*")
 PROBABILITIES = "probabilities"
 # Metrics without a best value: the best coverage is that of the quantiles.
 NOT_MONITORED = frozenset({"coverage", "rows"})
+# With fewer blocks, signs of whole blocks have too few combinations for a test.
+MIN_BLOCKS = 8
+
+
+class Blocks(NamedTuple):
+    """Rows that depend on each other, such as those of one speaker, or overlapping windows.
+
+    Attributes:
+        ids: Number of the block of each row.
+        spread: Factor of the standard error, above 1 if neighboring blocks depend on each other.
+    """
+
+    ids: Sequence[int]
+    spread: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +140,10 @@ class Metric(CheckedMembers):
         self, predictions: Sequence[Any], targets: Sequence[Any]
     ) -> ClassScores | None:
         """Return the probabilities and the true classes of rows; None if there are none."""
+        return None
+
+    def blocks(self, targets: Sequence[Any]) -> Blocks | None:
+        """Return which rows depend on each other; None if they are independent."""
         return None
 
     def further_rows(self, predictions: Sequence[Any]) -> Table:

@@ -18,7 +18,7 @@ from dxn.data.series.layouts import layout_of
 from dxn.data.series.timeline import timeline
 from dxn.data.series.windows import running_scales
 from dxn.data.tables.read import read_table
-from dxn.tasks.forecast.futures import seasonal_scale
+from dxn.tasks.forecast.futures import ForecastMetric, seasonal_scale
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.text.tokenizer import TextReader
 
@@ -165,6 +165,14 @@ def test_the_splits_follow_the_time_and_their_targets_do_not_overlap(tmp_path):
     # 81 training steps: histories of 13 steps, and futures of 5.
     assert len(source.splits["train"]) == 81 - 13 - 5 + 1
     assert source.splits["train"].cells["series"][0].shape == (13, 1)
+
+
+def test_windows_know_the_time_of_their_last_value(tmp_path):
+    source = source_of(tmp_path, rows_of(), horizon=7)
+    futures = source.splits["test"].cells["target"]
+    assert {future.end - future.time for future in futures} == {6 * 86_400}
+    ids = ForecastMetric([0.5]).blocks(futures).ids
+    assert ids == [i // 7 for i in range(len(futures))]
 
 
 def test_the_defaults_are_one_season_ahead_from_three_seasons(tmp_path):

@@ -23,7 +23,8 @@ from dxn.report.classes import (
 )
 from dxn.report.intervals import MIN_ROWS, draw_counts, draw_rows, metric_intervals, paired
 from dxn.tasks import Classify, Generate, Multilabel, Regress, Tag
-from dxn.tasks.metric import ClassScores, one_hot
+from dxn.tasks.forecast.futures import ForecastMetric, Future
+from dxn.tasks.metric import Blocks, ClassScores, one_hot
 from dxn.tasks.tag import Tagged
 from dxn.viz.charts import line_chart
 
@@ -287,4 +288,57 @@ def test_rows_of_two_runs_are_the_same_if_their_origin_target_and_common_columns
         values={"l": 7.0, "k": 8.0, "m": 9.0},
         contents=answers.contents({"title": ["2", "one", ""]}),
     )
-    assert answers.common_scores(first, second) == [(1.0, 8.0)]
+    assert answers.common_scores(first, second) == ([(1.0, 8.0)], None)
+
+
+def _futures(num_windows: int, horizon: int, num_series: int = 1) -> list[Future]:
+    values = torch.zeros(horizon, 1)
+    return [
+        Future(values, time=start, end=start + horizon - 1, series=name)
+        for name in range(num_series)
+        for start in range(num_windows)
+    ]
+
+
+def test_overlapping_windows_of_all_series_are_one_block():
+    metric = ForecastMetric([0.5])
+    blocks = metric.blocks(_futures(23, 2, 3))
+    assert blocks.ids == [i // 2 for i in range(23)] * 3
+    assert blocks.spread > 1
+    # One window of each series: few blocks of time, and each series is one.
+    assert metric.blocks(_futures(3, 5, 11)) == (sorted([*range(11)] * 3), 1.0)
+    # Windows that do not overlap are independent, and so are those without a time.
+    separate = [Future(torch.zeros(2, 1), time=2 * i, end=2 * i + 1) for i in range(5)]
+    assert metric.blocks(separate) is None
+    assert metric.blocks([Future(torch.zeros(2, 1))] * 3) is None
+
+
+def test_blocks_of_equal_rows_have_the_interval_of_one_row_each():
+    generator = torch.Generator().manual_seed(0)
+    right = (torch.rand(50, generator=generator) < 0.7).tolist()
+    once = [NAMES[0] if is_right else NAMES[1] for is_right in right]
+    figures = {"accuracy": sum(right) / 50}
+
+    def width(copies: int, blocks: Blocks | None = None) -> float:
+        named = torch.tensor([NAMES.index(name) for name in once for _ in range(copies)])
+        rows = list(one_hot(named, len(NAMES)).float())
+        truths = [NAMES[0]] * len(named)
+        low, high = metric_intervals(classify(), rows, truths, figures, blocks)["accuracy"]
+        return high - low
+
+    ids = [i for i in range(50) for _ in range(7)]
+    assert width(7) < 0.5 * width(1)
+    assert width(7, Blocks(ids)) == pytest.approx(width(1), rel=0.15)
+
+
+def test_signs_of_dependent_rows_are_flipped_together():
+    generator = np.random.default_rng(0)
+    # 9 blocks of 20 equal differences: by rows, their mean seems to differ from 0.
+    differences = np.repeat(generator.normal(0.2, 1, 9), 20)
+    blocks = Blocks(np.repeat(range(9), 20).tolist())
+    zeros = [0.0] * 180
+    _, _, narrow, p_rows = paired(zeros, differences)
+    _, _, wide, p_blocks = paired(zeros, differences, blocks)
+    assert p_rows < 0.001 < 0.05 < p_blocks
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+    assert paired(zeros[:100], differences[:100], Blocks(blocks.ids[:100])) is None

@@ -13,6 +13,7 @@ from helpers.drawing import cut_off
 from matplotlib.font_manager import fontManager
 
 from dxn.core.display import percent
+from dxn.report import tables
 from dxn.report.classes import confused_pairs, confusion_counts
 from dxn.tasks import Categorical, Classify, Names, Number
 from dxn.tokenize import AudioAdapter, SpectrogramOptions
@@ -121,7 +122,12 @@ def test_a_confusion_matrix_counts_true_classes_in_rows():
     predicted = ["a", "b", "b", "a", "c"]
     truths = ["a", "a", "b", "never seen", "b"]
     counts = confusion_counts(["a", "b", "c"], predicted, truths)
-    assert counts.tolist() == [[1, 1, 0], [0, 1, 1], [0, 0, 0]]
+    assert counts.tolist() == [[1, 1, 0], [0, 1, 1], [0, 0, 0], [1, 0, 0]]
+    # As many rows as the accuracy counts, of which the last one is always wrong.
+    assert confused_pairs(counts) == [(0, 1), (1, 2), (3, 0)]
+    rows = tables.matrix(counts, ["a", "b", "c"])["rows"]
+    assert [row["name"] for row in rows] == ["a", "b", "c", "(not in the training split)"]
+    assert rows[-1]["cells"][0]["kind"] == "wrong"
 
 
 def test_a_confusion_matrix_equals_that_of_scikit_learn():

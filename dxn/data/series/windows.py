@@ -253,7 +253,9 @@ class Windows(Layout):
                         scale=scales[start],
                         names=self.target,
                         start=label,
-                        time=start if series.times is None else series.times[start],
+                        time=_number(series, start),
+                        end=_number(series, start + len(values) - 1),
+                        series=series.name,
                         num_known=self.num_known,
                     )
                     columns[self.target_name].append(future)
@@ -309,6 +311,10 @@ class Windows(Layout):
         # The step between the rows and the formats are not options: they are found in the table.
         node = self.node()[self.kind]
         return {name: node[name] for name in node if name not in ("clock", "formats")}
+
+
+def _number(series: Series, step: int) -> float:
+    return step if series.times is None else series.times[step]
 
 
 def static_values(table: Table, column: str, series_id: str | None) -> dict[Any, Any]:

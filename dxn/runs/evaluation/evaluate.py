@@ -146,7 +146,11 @@ def evaluate_subsets(
                 continue
             figures[name] = score(last.predictions, samples, task)
             if ends := metric_intervals(
-                task, last.predictions.predicted, last.truths, figures[name]
+                task,
+                last.predictions.predicted,
+                last.truths,
+                figures[name],
+                last.blocks(task.metric),
             ):
                 intervals[name] = ends
     if last is None:

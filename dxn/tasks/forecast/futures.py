@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dxn.tasks.metric import Metric
+from dxn.tasks.metric import MIN_BLOCKS, Blocks, Metric
+
+# Factor of the variance of a mean over blocks of overlapping windows. The correlation of windows
+# falls linearly to 0 with their distance, so those of neighboring blocks add half of the variance
+# within blocks. The rest is for errors that are correlated themselves: with it, intervals of
+# AR(1) errors with a coefficient of up to 0.8 contain the true value in 90 to 97 of 100 cases.
+OVERLAP = 1.75
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +33,8 @@ class Future:
         names: Names of the K channels.
         start: Time of the first future value, for titles.
         time: The same time as a number, which orders the windows of several series.
+        end: Time of the last future value as a number. None: the windows are in no order of time.
+        series: Name of the series among several.
         num_known: Number of the last channels of `history` whose future values are known.
         frame: Height and width of a frame whose cells are the channels, row by row. None: the
             channels are no cells.
@@ -39,6 +47,8 @@ class Future:
     names: Sequence[str] = ()
     start: str = ""
     time: float = 0.0
+    end: float | None = None
+    series: Any = None
     num_known: int = 0
     frame: tuple[int, int] | None = None
 
@@ -193,6 +203,19 @@ class ForecastMetric(Metric):
         numbers = [(~column.isnan()).sum(1).double() for column in columns]
         return torch.stack([*sums, *numbers], 1)
 
+    def blocks(self, targets: Sequence[Future]) -> Blocks | None:
+        """Return blocks of windows that overlap, those of all series together.
+
+        With few blocks and several series, each series is a block, as if series were independent.
+        """
+        by_time = _blocks_by_time(targets)
+        if by_time is None or len(set(by_time.ids)) >= MIN_BLOCKS:
+            return by_time
+        number = {name: i for i, name in enumerate(dict.fromkeys(f.series for f in targets))}
+        if len(number) < MIN_BLOCKS:
+            return by_time
+        return Blocks([number[future.series] for future in targets])
+
     def value(self, sums: Tensor) -> dict[str, Tensor]:
         """Return the metrics."""
         totals, numbers = sums.chunk(2, -1)
@@ -271,6 +294,26 @@ def _naive(futures: Sequence[Future], true: Tensor) -> Tensor:
         histories = torch.stack([futures[i].past[:, :channels] for i in rows])
         naive[rows] = seasonal_naive(histories, horizon, season).double()
     return naive
+
+
+def _blocks_by_time(futures: Sequence[Future]) -> Blocks | None:
+    """Return blocks of windows that overlap the first one; None if no window depends on another."""
+    windows: dict[float, float] = {}  # first and last time
+    for future in futures:
+        if future.end is None:
+            return None
+        windows[future.time] = max(future.end, windows.get(future.time, future.end))
+    block: dict[float, int] = {}
+    number, end = -1, -math.inf
+    for time in sorted(windows):
+        if time > end:
+            number, end = number + 1, windows[time]
+        block[time] = number
+    if number + 1 == len(futures):
+        return None
+    overlaps = number + 1 < len(windows)
+    spread = math.sqrt(OVERLAP) if overlaps else 1.0
+    return Blocks([block[future.time] for future in futures], spread)
 
 
 def _scales(futures: Sequence[Future]) -> Tensor:
