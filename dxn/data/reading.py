@@ -222,6 +222,8 @@ def _parse_targets(
     """
     targets: list[Any] = []
     issues: list[Issue] = []
+    if task is not None and sources:
+        task.target.see_inputs(sources)
     for i, cell in enumerate(rows.cells[TARGET]):
         target, reason = cell, "no target"
         if task is not None and (cell is not None or task.target.reads_missing):

@@ -35,8 +35,6 @@ MASK_SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm")
 MAX_MASKS = 20  # cells in which masks are recognized
 
 ANSWER = {"text", "answer_start"}  # keys of an answer
-# Usual names of a text that contains answers, the most likely one first.
-CONTEXTS = ("context", "passage", "paragraph", "document", "article", "text")
 
 # Thresholds of heuristics; head=NAME overrides their result.
 # A column of whole numbers with at most this many distinct values contains class labels (such as 1
@@ -226,8 +224,11 @@ def _is_mask(cell: Any) -> bool:
 
 def are_answers(values: Sequence[Any]) -> bool:
     """Return whether the values are answers with their positions in a text, as in SQuAD."""
+    from dxn.tasks.span.target import parsed  # few columns contain lists
+
     has_answer = False
     for value in values:
+        value = parsed(value) if isinstance(value, str) else value
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(item, Mapping) and item.keys() >= ANSWER for item in items):
             return False

@@ -24,9 +24,10 @@ Source = Literal["column", "inputs", "hashes", "stream"]
 class Target(CheckedMembers):
     """Base class of targets; without any override, a cell is a number.
 
-    For a training, the methods are called in this order: `find_format` (all cells), `read` (every
-    cell), `bind` (the fitted adapters), `fit` (the training targets). For a saved model: `load`,
-    `bind`. An instance must be picklable, because each data loader worker gets a copy.
+    For a training, the methods are called in this order: `find_format` (all cells), `see_inputs`
+    (all inputs), `read` (every cell), `check_values`, `bind` (the fitted adapters), `fit` (the
+    training targets). For a saved model: `load`, `bind`. An instance must be picklable, because
+    each data loader worker gets a copy.
 
     Attributes:
         State: What a model folder stores: a pydantic model, whose fields are attributes of this
@@ -92,6 +93,13 @@ class Target(CheckedMembers):
         """
         return []
 
+    def see_inputs(self, raws: Mapping[str, Sequence[Any]]) -> None:
+        """Look at the inputs of all rows of a split, before `read` gets them row by row.
+
+        Args:
+            raws: Columns of what `read` gets as `raws`.
+        """
+
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Any:
         """Convert a cell to a target value.
 
@@ -105,6 +113,13 @@ class Target(CheckedMembers):
             UserError: If the cell is not a valid target, or does not match the inputs.
         """
         return cell
+
+    def check_values(self, values: Sequence[Any]) -> None:
+        """Check all values of the training split.
+
+        Raises:
+            UserError: If they contradict each other or their inputs.
+        """
 
     def texts(self, values: Sequence[Any]) -> Sequence[str]:
         """Return the texts among the targets that the vocabulary of an input must also cover."""

@@ -86,6 +86,28 @@ def test_each_format_is_found(files, name, capsys):
     assert "(number)" not in out
 
 
+@pytest.mark.parametrize("form", ["flat", "nested"])
+def test_one_cell_that_is_no_text_is_named(form, tmp_path, capsys):
+    rows = rows_of(60)
+    rows[7] = (rows[7][0], ["a", "list"], rows[7][2])
+    path = tmp_path / ("qa.jsonl" if form == "flat" else "qa.json")
+    path.write_text(flat(rows) if form == "flat" else nested(rows), encoding="utf-8")
+    where = "qa.jsonl row 8: " if form == "flat" else "qa.json: article 8, paragraph 1: "
+    (error,) = refused(capsys, ["check", path])
+    assert where in error and "context must be a text" in error and "got ['a', 'list']" in error
+
+
+def test_answers_are_read_from_json_in_a_csv_file(tmp_path, capsys):
+    path = tmp_path / "qa.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["question", "context", "answers"])
+        for i, (question, context, target) in enumerate(rows_of(60)):
+            writer.writerow([question, context, json.dumps(target) if i % 2 else str(target)])
+    assert main(["check", str(path)]) == 0
+    assert "answers (span)" in capsys.readouterr().out
+
+
 def test_an_answer_that_is_not_in_the_text_is_a_bad_row(files, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [

@@ -2,6 +2,7 @@
 
 import math
 import random
+import unicodedata
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,12 @@ def figures(predicted, true):
         ),
         (["Bob", "Bob"], Answers(("Bob",), 26, 29)),
         ('{"text": ["Bob"], "answer_start": [26]}', Answers(("Bob",), 26, 29)),
+        (
+            "{'text': array(['Bob'], dtype=object), 'answer_start': array([26])}",
+            Answers(("Bob",), 26, 29),
+        ),
+        ({"text": ["York"], "answer_start": [900]}, Answers(("York",), 17, 21)),
+        ({"text": ["in"], "answer_start": [-1]}, Answers(("in",), 10, 12)),
         ("", Answers()),
         (None, Answers()),
         ([], Answers()),
@@ -78,6 +85,10 @@ def test_a_cell_has_answers_and_the_position_of_one_of_them(cell, expected):
     ("cell", "message"),
     [
         ("London", "the answer 'London' does not occur in context"),
+        (
+            {"text": ["in"], "answer_start": [20]},
+            "answer_start 20 is not the start of 'in', which occurs 2 times in context; correct it",
+        ),
         ({"answer_start": [3]}, "must be an answer, a list of answers, or an object"),
         ({"text": ["Bob"], "answer_start": ["x"]}, "must be an answer"),
         ({"text": ["Bob"], "answer_start": [math.inf]}, "must be an answer"),
@@ -91,8 +102,11 @@ def test_a_bad_cell_is_named(cell, message):
 
 def test_the_text_has_a_usual_name_or_is_the_longest():
     task = Span()
-    raws = {"short": ["Where?"], "long": [TEXT]}
-    assert task.target.read("Bob", "", {name: raws[name][0] for name in raws}).start == 26
+    # In the first row, the question is longer.
+    raws = {"short": ["Bob or Ada, what do you think?", "Where?"], "long": ["Bob", TEXT]}
+    task.target.see_inputs(raws)
+    rows = [{name: raws[name][i] for name in raws} for i in range(2)]
+    assert [task.target.read("Bob", "", row).stop for row in rows] == [3, 29]
     bound(task, raws)
     assert task.target.context == "long"
     task = Span()
@@ -106,7 +120,7 @@ def test_the_text_has_a_usual_name_or_is_the_longest():
 
 def test_a_row_without_the_text_has_no_position():
     task = Span()
-    task.target.read("Bob", "qa.csv row 2", {"question": "Where?", "context": TEXT})
+    task.target.see_inputs({"question": ["Where?", "Where is Bob?"], "context": [TEXT, None]})
     raws = {"question": "Where is Bob?"}
     assert task.target.read("Eve", "qa.csv row 3", raws) == Answers(("Eve",))
 
@@ -115,6 +129,41 @@ def test_answers_that_occur_several_times_are_counted():
     answers = [read("in"), read("Bob"), read({"text": ["in"], "answer_start": [30]})]
     assert [answer.start for answer in answers] == [10, 26, 30]
     assert "1 without a start occur several times" in Span().target.describe(answers)
+
+
+@pytest.mark.parametrize("answer", ["[citation]", "[3, 4]", "{a}", '["x"]', "[None]", "(1, 2)"])
+def test_an_answer_that_looks_like_a_list_is_a_text_in_a_column_of_texts(answer):
+    target = Span().target
+    target.find_format([answer, "Oslo"], ["", ""])
+    text = f"It says {answer} here."
+    assert target.read(answer, "", {"context": text}) == Answers((answer,), 8, 8 + len(answer))
+    target.find_format(['["Bob", "in"]', '{"text": []}'], ["", ""])
+    assert target.read('["Bob"]', "", {"context": TEXT}) == Answers(("Bob",), 26, 29)
+
+
+def test_an_answer_is_found_in_a_text_with_other_unicode_forms():
+    for text, answer in [
+        ("Ha\u0308ns Mu\u0308ller kam", "M\u00fcller"),
+        ("H\u00e4ns M\u00fcller kam", "Mu\u0308ller"),
+        ("\u1112\u1161\u11ab Mu\u0308ller", "\ud55c"),
+    ]:
+        found = read({"text": [answer], "answer_start": [text.find("M")]}, text)
+        assert found.texts == (text[found.start : found.stop],)
+        assert unicodedata.normalize("NFC", found.texts[0]) == unicodedata.normalize("NFC", answer)
+
+
+def test_many_wrong_starts_are_refused_and_those_in_bytes_are_named():
+    task, text = Span(), "Řeka Ústí: 7 in Ulm"
+    in_bytes = [read({"text": ["Ulm"], "answer_start": [19]}, text)] * 3
+    assert {answer.start for answer in in_bytes} == {16}
+    assert "3 are not at their start" in task.target.describe(in_bytes)
+    with pytest.raises(UserError, match=r"3 of 3 answers .* 'Ulm', which is at 16; .* in bytes"):
+        task.target.check_values(in_bytes)
+    wrong = read({"text": ["Ulm"], "answer_start": [2]}, text)
+    with pytest.raises(UserError, match=r"4 of 4 answers .*; correct them, or remove them"):
+        task.target.check_values([*in_bytes, wrong])
+    right = [read({"text": ["Ulm"], "answer_start": [16]}, text)] * 40
+    task.target.check_values([*right, *in_bytes])
 
 
 # Windows

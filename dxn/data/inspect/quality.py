@@ -87,7 +87,7 @@ def check_learnable(train: Opened, target: str | None, task: Task) -> None:
         task: Task that parsed the targets.
 
     Raises:
-        UserError: If there is a single row, or all targets are equal.
+        UserError: If there is a single row, all targets are equal, or they contradict the inputs.
     """
     sentence = _constant(train)
     # If each word has a tag, rows with equal tags still contain different tags to learn.
@@ -96,6 +96,7 @@ def check_learnable(train: Opened, target: str | None, task: Task) -> None:
             f"data.target: {sentence} in the training split, so there is nothing to learn; choose "
             f"another column than {target}, or add rows"
         )
+    task.target.check_values([target for target in train.targets or () if target is not None])
 
 
 def check_known_targets(

@@ -38,7 +38,7 @@ from dxn.data.splits.split import (
     usual_split_column,
 )
 from dxn.data.tables.read import Layout, Table, as_list, column_name, concatenate, read_table
-from dxn.data.tables.squad import are_parts, with_positions
+from dxn.data.tables.squad import are_parts, check_texts, with_positions
 
 JOINED = " + "  # separator of the column names in `Source.target`
 
@@ -254,6 +254,9 @@ def from_tables(tables: Mapping[str, Table], readers: Readers, options: TableOpt
         new_groups=_new_groups(whole, rows_of) if {"train", "test"} <= rows_of.keys() else (),
         notes=notes,
     )
+    are_answers = len(chosen_targets) == 1 and are_parts(whole.columns, chosen_targets[0])
+    if are_answers:
+        check_texts(whole, chosen_targets[0])
     used = [*(spec.column for spec in chosen_inputs.values()), *chosen_targets, split]
     # From all splits, because the values of a small split can be distinct by chance.
     ids = list(identifying_columns(whole, used, layout_ids))
@@ -277,7 +280,7 @@ def from_tables(tables: Mapping[str, Table], readers: Readers, options: TableOpt
         splits,
         chosen_inputs,
         target=JOINED.join(chosen_targets) or None,
-        task="span" if chosen_targets and are_parts(whole.columns, chosen_targets[0]) else None,
+        task="span" if are_answers else None,
         notes=notes,
         on_bad=options.on_bad,
         files=files,

@@ -12,10 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
 from dxn.data.rows import Column, as_column
-from dxn.tasks.infer import CONTEXTS
+from dxn.tasks.span.target import CONTEXTS, read_answers
 
 if TYPE_CHECKING:
     from dxn.data.tables.read import Table
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 PARAGRAPHS, QUESTIONS = "paragraphs", "qas"
 ANSWERS = ("answers", "answer", "answer_text")
 QUESTION = "question"
+CONTEXT = "context"
 STARTS = ("answer_start", "start")
 ENDS = ("answer_end", "end")  # follows from the start and the answer
 # A position as a whole number, or as a number without a fraction in a column with gaps.
@@ -54,12 +56,22 @@ def rows_of_articles(path: Path, articles: list[dict[str, Any]]) -> list[dict[st
     rows: list[dict[str, Any]] = []
     for number, article in enumerate(articles, 1):
         paragraphs = article.get(PARAGRAPHS)
-        for paragraph in paragraphs if isinstance(paragraphs, list) else [None]:
+        paragraphs = paragraphs if isinstance(paragraphs, list) else [None]
+        for part, paragraph in enumerate(paragraphs, 1):
             if not _is_paragraph(paragraph):
                 raise UserError(
                     f"{path}: article {number}: must have a list of paragraphs, which are objects "
                     f"with the keys context and {QUESTIONS}, got {shortened(paragraph)}"
                 )
+            texts = [(CONTEXT, paragraph.get(CONTEXT))]
+            texts += [(QUESTION, question.get(QUESTION)) for question in paragraph[QUESTIONS]]
+            for key, text in texts:
+                # A missing text is a row that cannot be used, which `dxn check` counts.
+                if not isinstance(text, str | None):
+                    raise UserError(
+                        f"{path}: article {number}, paragraph {part}: {key} must be a text, got "
+                        f"{shortened(text)}; correct it"
+                    )
             rows += [_row(paragraph, question) for question in paragraph[QUESTIONS]]
     return rows
 
@@ -70,7 +82,7 @@ def _is_paragraph(value: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _row(paragraph: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
-    row = {QUESTION: question.get(QUESTION), "context": paragraph.get("context")}
+    row = {QUESTION: question.get(QUESTION), CONTEXT: paragraph.get(CONTEXT)}
     if "id" in question:
         row = {"id": question["id"], **row}
     if question.get("is_impossible"):
@@ -105,6 +117,35 @@ def are_parts(columns: Mapping[str, Column], target: str) -> bool:
     if target.lower() not in ANSWERS or text == target or QUESTION not in names:
         return False
     pairs = zip(columns[target], columns[text], strict=True)
-    texts = ((a, t) for a, t in pairs if isinstance(a, str) and isinstance(t, str))
-    tried = [answer in text for answer, text in islice(texts, NUM_TRIED)]
+    texts = ((a, t) for a, t in pairs if isinstance(a, str | list | Mapping) and isinstance(t, str))
+    tried: list[bool] = []
+    for cell, context in islice(texts, NUM_TRIED):
+        try:
+            answers = [answer for answer, _ in read_answers(cell)]
+        except (TypeError, ValueError, OverflowError):
+            return False
+        if answers:
+            tried.append(any(answer in context for answer in answers))
     return bool(tried) and sum(tried) >= MIN_FOUND * len(tried)
+
+
+def check_texts(table: Table, target: str) -> None:
+    """Check the texts of a table whose target column contains their parts.
+
+    Raises:
+        UserError: If single cells are something else, which would change the type of the column.
+    """
+    names = {name.lower(): name for name in table.columns}
+    text = next((names[name] for name in CONTEXTS if name in names), target)
+    for name in dict.fromkeys((text, names.get(QUESTION, target))):
+        others = [
+            row
+            for row, cell in enumerate(table.columns[name])
+            if name != target and not isinstance(cell, str | None)
+        ]
+        if others and len(others) < (1 - MIN_FOUND) * len(table):
+            cell = table.columns[name][others[0]]
+            raise UserError(
+                f"{table.origins[others[0]]}: {name} must be a text, as in the other rows, got "
+                f"{shortened(cell)} ({count(len(others), 'such row')}); correct it"
+            )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import statistics
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +19,25 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.core.untrusted import shortened
-from dxn.tasks.infer import CONTEXTS
 from dxn.tasks.span.windows import Windows, crop, special_tokens
 from dxn.tasks.target import Target
 from dxn.tokenize.text.tokenizer import plain_text
 
+# Usual names of a text that contains answers, the most likely one first.
+CONTEXTS = ("context", "passage", "paragraph", "document", "article", "text")
 TEXTS = ("text", "texts", "answer")
 STARTS = ("answer_start", "start", "starts")
 WITH_ANSWER = 0.5  # probability that a window of a long training text contains the answer
+# A start can be wrong by so many characters, for example if spaces were removed from the text.
+MAX_SHIFT = 3
+# From this number, and this share of the starts, wrong ones mean that the texts are other ones.
+MIN_WRONG, MAX_WRONG = 3, 0.1
+# How pandas writes the arrays of an object into a CSV file.
+ARRAY = re.compile(r"array\((\[.*?\])(?:, dtype=\w+)?\)", re.DOTALL)
+
+# How the position of an answer was found: it was given; the text contains the answer once, or
+# several times; the given one was wrong, or counted in bytes.
+Found = Literal["", "start", "once", "several", "wrong", "bytes"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -35,13 +48,13 @@ class Answers:
         texts: The answers, of which each is right. Empty: the text does not contain an answer.
         start: Position of the first character of an answer in the text; -1 if it is unknown.
         stop: Position behind the last character of the same answer.
-        is_unclear: Whether the answer occurs several times, so that the first position is used.
+        found: How the position was found. "": there is none.
     """
 
     texts: tuple[str, ...] = ()
     start: int = -1
     stop: int = -1
-    is_unclear: bool = False
+    found: Found = field(default="", compare=False)
 
     def __repr__(self) -> str:
         return " | ".join(self.texts)
@@ -52,6 +65,7 @@ class SpanState(Strict):
 
     context: str = ""
     is_optional: bool = False
+    are_lists: bool | None = None
 
 
 class SpanTarget(Target):
@@ -64,6 +78,8 @@ class SpanTarget(Target):
 
     Attributes:
         is_optional: Whether there are questions without an answer.
+        are_lists: Whether the texts in the column of the answers are lists or objects, in JSON or
+            Python. None: the column of the training contained no texts.
         windows: How long texts are cut; `bind` sets it.
     """
 
@@ -76,9 +92,22 @@ class SpanTarget(Target):
         self.overlap = overlap
         self.max_question = max_question
         self.is_optional = False
+        self.are_lists: bool | None = None
         self.windows = Windows(context)
         # Number of characters of each text, from which the longest one is chosen.
         self.lengths: Counter[str] = Counter()
+
+    def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Find out whether the texts in the column are lists or objects."""
+        texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
+        self.are_lists = all(parsed(text) is not None for text in texts) if texts else None
+        return []
+
+    def see_inputs(self, raws: Mapping[str, Sequence[Any]]) -> None:
+        """Measure the texts, of which the longest one contains the answers."""
+        for name, column in raws.items():
+            texts = (raw for raw in column if isinstance(raw, str | list))
+            self.lengths[name] += sum(len(plain_text(raw)) for raw in texts)
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Answers:
         """Return the answers in a cell, and the position of one of them in the text.
@@ -87,35 +116,45 @@ class SpanTarget(Target):
             UserError: If the cell contains no answers, or none of them is in the text.
         """
         try:
-            texts_and_starts = list(read_answers(cell))
+            items = list(read_answers(cell, is_plain=self.are_lists is False))
         except (TypeError, ValueError, OverflowError):
             raise UserError(
                 f"{origin}: the target must be an answer, a list of answers, or an object with the "
                 f"keys text and answer_start, got {shortened(cell)}"
             ) from None
         texts = {name: plain_text(r) for name, r in raws.items() if isinstance(r, str | list)}
-        self.lengths.update({name: len(text) for name, text in texts.items()})
         # The names of all rows: this one can lack the text.
-        name = self._context(self.lengths)
-        answers = tuple(dict.fromkeys(text for text, _ in texts_and_starts))
+        name = self._context(self.lengths or {name: len(text) for name, text in texts.items()})
+        answers = tuple(dict.fromkeys(text for text, _ in items))
         if not answers or name not in texts:
             return Answers(answers)
-        for text, start in texts_and_starts:
-            position = nearest(texts[name], text, start)
-            if position >= 0:
-                is_unclear = start is None and texts[name].count(text) > 1
-                return Answers(answers, position, position + len(text), is_unclear)
+        text, problem = texts[name], ""
+        for answer, start in items:
+            places = list(places_of(text, answer, start))
+            place, found = chosen_place(text, places, start)
+            if place is not None:
+                # As the text contains it: an accent can be a character of its own.
+                written = text[place.start : place.stop]
+                answers = tuple(written if other == answer else other for other in answers)
+                return Answers(answers, place.start, place.stop, found)
+            if places and not problem:
+                problem = (
+                    f"{origin}: answer_start {start} is not the start of {shortened(answer)}, "
+                    f"which occurs {len(places)} times in {name}; "
+                    + ("count characters, not bytes" if found == "bytes" else "correct it")
+                )
         raise UserError(
-            f"{origin}: the answer {shortened(answers[0])} does not occur in {name}; correct it"
+            problem
+            or f"{origin}: the answer {shortened(answers[0])} does not occur in {name}; correct it"
         )
 
-    def _context(self, names: Mapping[str, Any]) -> str:
-        """Return the name of the text with the answers, among the texts by name."""
+    def _context(self, lengths: Mapping[str, int]) -> str:
+        """Return the name of the text with the answers, from the length of each text."""
         if self.context:
             return self.context
-        lower = {name.lower(): name for name in names}
+        lower = {name.lower(): name for name in lengths}
         usual = next((lower[name] for name in CONTEXTS if name in lower), None)
-        return usual or max(names, key=lambda name: self.lengths[name], default="")
+        return usual or max(lengths, key=lengths.__getitem__, default="")
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
         """Choose the text, and decide whether the question is in the same sequence.
@@ -124,7 +163,7 @@ class SpanTarget(Target):
             UserError: If there is no such text, or no other input.
         """
         texts = {name: adapter for name, adapter in adapters.items() if adapter.reader.words}
-        self.context = self._context(texts)
+        self.context = self._context({name: self.lengths[name] for name in texts})
         if self.context not in texts:
             names = ", ".join(texts) or "none"
             raise UserError(
@@ -155,6 +194,27 @@ class SpanTarget(Target):
         self.required = self.prepared_inputs = tuple(filter(None, (question, self.context)))
         # The first token, which stands for no answer, is then not one of the text.
         self.last = self.context
+
+    def check_values(self, values: Sequence[Answers]) -> None:
+        """Refuse starts of which many are wrong.
+
+        Raises:
+            UserError: If the answers of many rows are not at their starts.
+        """
+        counts = Counter(value.found for value in values)
+        wrong = counts["wrong"] + counts["bytes"]
+        if wrong < max(MIN_WRONG, MAX_WRONG * (wrong + counts["start"])):
+            return
+        first = next(value for value in values if value.found in ("wrong", "bytes"))
+        if counts["wrong"]:
+            advice = "correct them, or remove them, so that the answers are looked up in the texts"
+        else:
+            advice = "these are positions in bytes of UTF-8, so count characters instead"
+        raise UserError(
+            f"data.target: {wrong:,} of {wrong + counts['start']:,} answers are not at their "
+            f"answer_start in the text, such as {shortened(first.texts[0])}, which is at "
+            f"{first.start}; {advice}"
+        )
 
     def fit(self, values: Sequence[Answers]) -> None:
         """Find out whether there are questions without an answer."""
@@ -199,23 +259,34 @@ class SpanTarget(Target):
         )
         without = len(values) - len(lengths)
         line += f"; {without:,} questions without an answer" if without else ""
-        unclear = sum(value.is_unclear for value in values)
-        several = f"; {unclear:,} without a start occur several times, the first one is used"
-        return line + several if unclear else line
+        counts = Counter(value.found for value in values)
+        if counts["several"]:
+            line += (
+                f"; {counts['several']:,} without a start occur several times, the first one is "
+                "used"
+            )
+        if wrong := counts["wrong"] + counts["bytes"]:
+            line += f"; {wrong:,} are not at their start, but elsewhere in the text"
+        return line
 
 
-def read_answers(cell: Any) -> Iterator[tuple[str, int | None]]:
+def read_answers(cell: Any, *, is_plain: bool = False) -> Iterator[tuple[str, int | None]]:
     """Yield the answers in a cell, each with its start, which is None if it is unknown.
 
     A missing or empty cell has no answers.
+
+    Args:
+        cell: The cell.
+        is_plain: Whether a text is an answer, even if it looks like a list or an object.
 
     Raises:
         ValueError: If the cell is something else.
     """
     if cell is None:
         return
-    if isinstance(cell, str) and cell.lstrip().startswith(("{", "[")):
-        cell = _parsed(cell)
+    if isinstance(cell, str) and not is_plain:
+        content = parsed(cell)
+        cell = cell if content is None else content
     if isinstance(cell, Mapping):
         keys = [next((k for k in names if k in cell), None) for names in (TEXTS, STARTS)]
         if keys[0] is None:
@@ -226,10 +297,11 @@ def read_answers(cell: Any) -> Iterator[tuple[str, int | None]]:
         starts = [*starts, *[None] * (len(texts) - len(starts))]
         for text, start in zip(texts, starts, strict=False):
             if text is not None and str(text).strip():
-                yield str(text), None if start is None else int(start)
+                # -1 also stands for an unknown start.
+                yield str(text), None if start is None or int(start) < 0 else int(start)
     elif isinstance(cell, list | tuple):
         for item in cell:
-            yield from read_answers(item)
+            yield from read_answers(item, is_plain=True)
     elif isinstance(cell, str | int | float):
         if str(cell).strip():
             yield str(cell).strip(), None
@@ -237,30 +309,92 @@ def read_answers(cell: Any) -> Iterator[tuple[str, int | None]]:
         raise ValueError(f"must be a text, got {type(cell).__name__}")
 
 
-def nearest(text: str, part: str, start: int | None) -> int:
-    """Return the position of a part of a text that is nearest to `start`; -1 if there is none.
+class Place(NamedTuple):
+    """Where a text contains an answer: its start and stop, and its start in the composed text."""
 
-    None: the first one. A given start can be wrong by a few characters, if spaces were removed.
+    start: int
+    stop: int
+    composed: int
+
+
+def places_of(text: str, answer: str, start: int | None) -> Iterator[Place]:
+    """Yield the places of an answer in a text: that at its start, otherwise all.
+
+    An answer that does not occur exactly is looked for in the composed text (Unicode NFC).
     """
-    if start is not None and text.startswith(part, start) and start >= 0:
-        return start
-    positions: list[int] = []
-    at = text.find(part)
+    if start is not None and text.startswith(answer, start):
+        yield Place(start, start + len(answer), start)
+        return
+    at = text.find(answer)
+    if at < 0 and not (text.isascii() and answer.isascii()):
+        yield from _composed_places(text, answer)
     while at >= 0:
-        positions.append(at)
-        if start is None:
-            break
-        at = text.find(part, at + 1)
-    return min(positions, key=lambda at: abs(at - (start or 0)), default=-1)
+        yield Place(at, at + len(answer), at)
+        at = text.find(answer, at + 1)
 
 
-def _parsed(text: str) -> Any:
-    """Return the list or object that a text contains, in JSON or Python; else the text."""
-    for read in (json.loads, ast.literal_eval):
+def _composed_places(text: str, answer: str) -> Iterator[Place]:
+    # Where a character begins that is not composed with the one before it.
+    starts = [i for i, char in enumerate(text) if not i or not _joins(char)]
+    stops = [*starts[1:], len(text)]
+    parts = [unicodedata.normalize("NFC", text[a:b]) for a, b in zip(starts, stops, strict=True)]
+    composed, answer = "".join(parts), unicodedata.normalize("NFC", answer)
+    owners = [i for i, part in enumerate(parts) for _ in part]
+    at = composed.find(answer)
+    while at >= 0:
+        stop = at + len(answer)
+        # Between two characters, not within one.
+        is_start = not at or owners[at] != owners[at - 1]
+        if is_start and (stop == len(composed) or owners[stop] != owners[stop - 1]):
+            yield Place(starts[owners[at]], stops[owners[stop - 1]], at)
+        at = composed.find(answer, at + 1)
+
+
+def _joins(char: str) -> bool:
+    """Return whether a character can be composed with the one before it."""
+    # The vowels and final consonants of Korean have no combining class.
+    return bool(unicodedata.combining(char)) or "\u1160" <= char <= "\u11ff"
+
+
+def chosen_place(
+    text: str, places: Sequence[Place], start: int | None
+) -> tuple[Place | None, Found]:
+    """Return the place of an answer, and how it was found. None: it is unknown which one."""
+    if not places:
+        return None, ""
+    if start is None:
+        return places[0], "once" if len(places) == 1 else "several"
+    exact = [place for place in places if start in (place.start, place.composed)]
+    if len(exact) == 1:
+        return exact[0], "start"
+    in_bytes = any(len(text[: place.start].encode()) == start for place in places)
+    found: Found = "bytes" if in_bytes else "wrong"
+    near = [place for place in places if abs(place.start - start) <= MAX_SHIFT]
+    (place,) = places if len(places) == 1 else near if len(near) == 1 else (None,)
+    return place, found
+
+
+def parsed(text: str) -> list[Any] | dict[str, Any] | None:
+    """Return the answers that a text contains as a list or an object, in JSON or Python.
+
+    None: the text is an answer itself, such as "[citation]" or "[3, 4]".
+    """
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    for read in (json.loads, ast.literal_eval, _read_arrays):
         try:
             value = read(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
-        if isinstance(value, list | dict):
+        items = value if isinstance(value, list) else [value]
+        if all(isinstance(item, str) or _is_object(item) for item in items):
             return value
-    return [text]
+    return None
+
+
+def _read_arrays(text: str) -> Any:
+    return ast.literal_eval(ARRAY.sub(r"\1", text))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict) and any(key in value for key in TEXTS)
