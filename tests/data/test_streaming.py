@@ -1,6 +1,7 @@
 """Streams: every row once per epoch for any processes and workers, positions, bad shards."""
 
 import gzip
+import io
 import tarfile
 from dataclasses import replace
 from itertools import islice
@@ -14,12 +15,13 @@ import torch
 from helpers.data import by_modality
 from helpers.hub import offline
 from helpers.shards import COLORS, SIZES, served, write_parquet, write_tars
+from helpers.shards import rows_of as picture_rows
 
 from dxn.core.errors import UserError
 from dxn.data import hub as read_hub
 from dxn.data.reading import open_rows
 from dxn.data.rows import as_column
-from dxn.data.sources.shards import SHARD_ROWS, read_shard, to_columns
+from dxn.data.sources.shards import SHARD_ROWS, read_tars, to_columns
 from dxn.data.splits.split import without_unlabeled
 from dxn.data.streaming import StreamedSamples
 from dxn.tasks import Classify
@@ -330,8 +332,8 @@ def test_a_compressed_tar_file_is_streamed(names, tmp_path):
         ("table.csv", "files that end in .tar, .tar.gz, .tgz, .parquet, got 'table.csv'"),
         ("none-*.tar", "data.name: no file matches none-*.tar (current directory: "),
         ("part-{09..00}.tar", "a range must begin with its lower end, got part-{09..00}.tar"),
-        ("first.tar", "first.tar cannot be loaded (its first file has no rows; remove this file)"),
-        ("text.tar", "text.tar cannot be loaded (ReadError: "),
+        ("first.tar", "there are no rows in 1 file of 1"),
+        ("text.tar", "text.tar: the tar file has no header of a tar file; replace"),
     ],
 )
 def test_wrong_names_of_files_are_refused(tmp_path, monkeypatch, name, words):
@@ -388,13 +390,105 @@ def test_a_bad_tar_file_is_named(tmp_path, change, words):
     assert "\n" not in str(error.value)
 
 
-def test_rows_of_tar_files_with_different_suffixes_are_refused_in_plain_words(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name in ("1.png", "2.jpg"):
-            (tmp_path / name).write_bytes(b"1")
-            archive.add(tmp_path / name, name)
-    with pytest.raises(UserError, match="its first rows have files with different suffixes"):
-        source_of(str(tmp_path / "a.tar"))
+def write_members(file, members):
+    """Write a tar file of members: their names and contents."""
+    with tarfile.open(file, "w") as archive:
+        for name, content in members:
+            content = content if isinstance(content, bytes) else content.encode()
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file
+
+
+def members_of(keys, picture="png", label="cls"):
+    rows = picture_rows(0, len(keys))
+    return [
+        member
+        for key, row in zip(keys, rows, strict=True)
+        for member in ((f"{key}.{picture}", row["png"]), (f"{key}.{label}", row["color"]))
+    ]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_any_cell_of_a_tar_file_can_be_empty_and_formats_of_one_kind_are_one_column(
+    tmp_path, streaming
+):
+    keys = [f"a/x.y/{i:03}" for i in range(20)]
+    write_members(tmp_path / "0.tar", members_of(keys, "jpeg")[1:])  # the first has no picture
+    write_members(tmp_path / "1.tar", members_of(keys[:12], "jpg"))
+    write_members(tmp_path / "2.tar", members_of(keys[:9], "PNG", "CLS")[:-1])
+    write_members(tmp_path / "3.tar", [])
+    source = read_hub(
+        f"{tmp_path}/*.tar",
+        readers=by_modality(),
+        streaming=streaming,
+        target="cls",
+        on_bad="missing",
+        fractions=None,
+    )
+    assert {name: spec.column for name, spec in source.inputs.items()} == {"jpeg": "jpeg"}
+    (rows,) = source.splits.values()
+    assert len(rows) == 41
+    assert sum(cell is None for cell in rows.cells["jpeg"]) == 1
+    assert sum(cell is None for cell in rows.cells["target"]) == 1
+    assert any("jpeg and jpg and png: one column, jpeg" in note for note in source.notes)
+
+
+def test_a_tar_file_that_is_not_in_the_sample_has_the_columns_of_the_sample(tmp_path):
+    keys = [f"{i:03}" for i in range(20)]
+    write_members(tmp_path / "0.tar", members_of(keys, "jpeg"))
+    write_members(tmp_path / "1.tar", members_of(keys, "png")[1:])
+    source = source_of(f"{tmp_path}/*.tar", target="cls", sample_shards=1, fractions=None)
+    cells = [row["cells"] for row in source.stream.rows(seed=0)]
+    assert {tuple(row) for row in cells} == {("cls", "png", "__key__")}
+    assert sum(row["png"] is None for row in cells) == 1
+    write_members(tmp_path / "0.tar", [("1.jpeg", b"x"), ("1.png", b"y")])
+    with pytest.raises(UserError, match="1: has jpeg and png, but no row of the sample has both"):
+        list(source.stream.rows(seed=0))
+
+
+def test_a_mask_next_to_each_photo_is_another_column(tmp_path):
+    file = write_members(tmp_path / "0.tar", [("1.jpg", b"x"), ("1.png", b"y"), ("2.jpg", b"z")])
+    assert [*read_tars([file]).columns] == ["jpg", "png", "__key__"]
+
+
+def test_new_rows_have_the_column_of_the_training_whatever_their_format(tmp_path):
+    file = write_members(tmp_path / "0.tar", [("1.jpeg", b"x"), ("2.json", '{"a": {"b": 3}}')])
+    table = read_tars([file], ["png"])
+    assert {name: list(column) for name, column in table.columns.items()} == {
+        "png": [b"x", None],
+        "json.a.b": [None, 3],
+        "__key__": ["1", "2"],
+    }
+
+
+def test_the_keys_of_tar_files_are_no_input(tmp_path):
+    keys = [f"{i % 20:03}" for i in range(40)]
+    for number in range(2):
+        write_members(tmp_path / f"{number}.tar", members_of(keys[:20]))
+    source = source_of(f"{tmp_path}/*.tar", target="cls")
+    assert [*source.inputs] == ["png"]
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        (members_of([f"v1.2_{i}" for i in range(20)]), "the suffix of a file is everything after"),
+        ([("1.png", b"x"), ("2.png", b"x"), ("1.cls", "a")], "0.tar: 1.cls is in the archive away"),
+        ([("1.png", b"x"), ("1.png", b"x")], "0.tar: 1.png is in the archive twice"),
+        ([("LICENSE", "text")], "no file in it is part of a row, such as LICENSE"),
+        ([("1.txt", b"\xe4")], "0.tar: 1.txt: byte 0xe4 is not valid UTF-8"),
+        ([("1.json", '{"a": ')], "0.tar: 1.json: damaged JSON"),
+        ([("1.txt.gz", gzip.compress(b"text")[:-9])], "1.txt.gz: damaged or truncated gzip file"),
+        ([], "0.tar: there are no rows"),
+    ],
+    ids=["dots", "apart", "twice", "no suffix", "encoding", "json", "gzip", "empty"],
+)
+def test_wrong_rows_of_tar_files_are_named_in_plain_words(tmp_path, members, words):
+    with pytest.raises(UserError) as error:
+        read_tars([write_members(tmp_path / "0.tar", members)])
+    assert words in str(error.value)
 
 
 def test_a_cut_tar_file_with_a_suffix_in_upper_case_is_named(tmp_path):
@@ -402,7 +496,7 @@ def test_a_cut_tar_file_with_a_suffix_in_upper_case_is_named(tmp_path):
     file = (tmp_path / "bad" / "part-02.tar").rename(tmp_path / "a.TAR")
     cut(file)
     with pytest.raises(UserError, match=r"a\.TAR: the tar file is cut off"):
-        read_shard(file)
+        read_tars([file])
 
 
 def test_a_cut_tar_file_on_a_server_is_named(tmp_path):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import glob
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,13 +17,14 @@ from annotated_types import Ge
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
-from dxn.data.formats import SPLIT_NAMES
+from dxn.data.formats import SPLIT_NAMES, SPLITS
 from dxn.data.rows import OnBad, Origins, Source
 from dxn.data.sources.shards import (
     FORMATS,
     SampledRows,
     Shards,
     StreamedSplit,
+    TarShards,
     are_training_rows,
     is_file,
     load_data_set,
@@ -29,8 +32,9 @@ from dxn.data.sources.shards import (
     to_columns,
 )
 from dxn.data.sources.table import TableOptions, from_tables
+from dxn.data.sources.tar_rows import KEY, with_columns
 from dxn.data.splits.split import UNDIVIDED, usual_split_column
-from dxn.data.tables.read import Table
+from dxn.data.tables.read import Table, as_list
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # such as {000..099}
 
@@ -101,7 +105,7 @@ def hub(
             "rows of a group than the sample; set data.validation and data.test instead"
         )
     data_files = _data_files(name, {"validation": validation, "test": test})
-    builder, splits = load_data_set(name, config, revision, data_files, streaming=streaming)
+    splits = load_data_set(name, config, revision, data_files, streaming=streaming)
     usual_names = {
         name: SPLIT_NAMES[name.lower()] for name in splits if name.lower() in SPLIT_NAMES
     }
@@ -111,13 +115,22 @@ def hub(
         )
     tables: dict[str, Table] = {}
     samples: dict[str, tuple[Shards, SampledRows]] = {}
-    for split, usual in usual_names.items():
+    # The training split is the first, because it decides the columns of tar files.
+    for split, usual in sorted(usual_names.items(), key=lambda names: SPLITS.index(names[1])):
+        shards = splits[split]
+        if not isinstance(shards, Shards):
+            tables[usual] = to_table(shards, Path(name, split))
+            continue
+        limits = (sample_rows, sample_shards) if streaming else (sys.maxsize, len(shards))
+        sample = shards.sample(*limits, [*tables["train"].columns] if tables else ())
+        tables[usual] = sample.table
         if streaming:
-            shards = Shards(splits[split], (builder.config.data_files or {}).get(split, ()))
-            samples[usual] = shards, shards.sample(sample_rows, sample_shards)
-            tables[usual] = samples[usual][1].table
-        else:
-            tables[usual] = to_table(splits[split], Path(name, split))
+            samples[usual] = shards, sample
+    every = [*dict.fromkeys(chain.from_iterable(table.columns for table in tables.values()))]
+    if any(isinstance(shards, TarShards) for shards in splits.values()):
+        tables = {usual: with_columns(table, every) for usual, table in tables.items()}
+        if KEY not in TableOptions(columns=columns).named(target, group):
+            exclude = [*as_list(exclude), KEY]  # a file name, also if it is repeated in each file
     if list(tables) == ["train"]:
         tables = {UNDIVIDED: tables["train"]}
     options = TableOptions(

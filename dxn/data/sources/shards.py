@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -17,7 +18,14 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.data.formats import SPLIT_NAMES
 from dxn.data.rows import Column, Origins, Rows, as_column, blank_to_none
-from dxn.data.tables.read import Table, concatenate
+from dxn.data.sources.tar_rows import (
+    join_tables,
+    names_of_kinds,
+    rows_of_tar,
+    to_cells,
+    with_kinds,
+)
+from dxn.data.tables.read import Table
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -28,21 +36,14 @@ SHARD_ROWS = 2**31
 # Rows that `datasets` returns together. Those of large photos take 12 MB, and up to ten shards are
 # read at the same time.
 PIECE = 32
+TAR = "webdataset"  # name of the format in `datasets`
 # Formats of shards whose paths or URLs the user names, by the end of their names.
 FORMATS = {
-    ".tar": "webdataset",
-    ".tar.gz": "webdataset",
-    ".tgz": "webdataset",
+    ".tar": TAR,
+    ".tar.gz": TAR,
+    ".tgz": TAR,
     ".parquet": "parquet",
 }
-# What `datasets` says about the first tar file, from which it knows the columns: it has no rows, or
-# its first rows have different columns.
-REASONS = {
-    "Must pass at least one table": "its first file has no rows; remove this file",
-    "share the same prefix or the same types": "its first rows have files with different suffixes; "
-    "give each of them the same ones, such as 1.jpg and 1.cls, 2.jpg and 2.cls",
-}
-URL = "__url__"  # column with the path of the tar file, which the origins of the rows have
 BLOCK = tarfile.BLOCKSIZE  # bytes
 GZIP = b"\x1f\x8b"  # start of a compressed file
 ADVICE = "replace the file, or remove it from the data set"
@@ -68,17 +69,18 @@ class Shards:
     """One split as `datasets` streams it.
 
     Args:
-        rows: A `datasets.IterableDataset`.
+        rows: A `datasets.IterableDataset`. None for tar files, see `TarShards`.
         names: Path or URL of each shard.
     """
 
     def __init__(self, rows: Any, names: Sequence[str]):
-        self.rows = rows.decode(False)  # the readers decode files, and apply their limits
         self.names = names
+        if rows is None:
+            return
+        self.rows = rows.decode(False)  # the readers decode files, and apply their limits
         # The number of row groups or of files inside of an archive can differ from that of files.
         if len(names) != rows.num_shards:
             self.names = [f"shard {i + 1}" for i in range(rows.num_shards)]
-        self.checked: set[int] = set()  # shards that are known to be complete
 
     def __len__(self) -> int:
         return len(self.names)
@@ -94,13 +96,7 @@ class Shards:
         """
         name, start = self.names[shard], 0
         try:
-            # Once per process: it takes a fifth of the time of reading small pictures.
-            if shard not in self.checked:
-                check_archive(name)
-                self.checked.add(shard)
-            rows = self.rows.shard(len(self), shard)
-            for batch in rows.iter(batch_size=PIECE):
-                columns = to_columns(self.rows.features or {}, batch)
+            for columns in self._pieces(shard):
                 size = len(next(iter(columns.values())))
                 lines = np.arange(start + 1, start + size + 1)
                 yield Table(columns, Origins([Path(name)], lines))
@@ -114,12 +110,26 @@ class Shards:
                 f"{name}: cannot be read after row {start} ({reason}); {ADVICE}"
             ) from error
 
-    def sample(self, num_rows: int, num_shards: int) -> SampledRows:
+    def _pieces(self, shard: int) -> Iterator[dict[str, Column]]:
+        for batch in self.rows.shard(len(self), shard).iter(batch_size=PIECE):
+            yield to_columns(self.rows.features or {}, batch)
+
+    def settle(self, sample: Table, known: Collection[str]) -> Table:
+        """Decide the columns of all rows from a sample, and return the sample with them.
+
+        Args:
+            sample: The rows.
+            known: Columns of the training split, or of the data set of a trained model.
+        """
+        return sample
+
+    def sample(self, num_rows: int, num_shards: int, known: Collection[str] = ()) -> SampledRows:
         """Read whole shards, and keep some of their rows.
 
         Args:
             num_rows: Maximum number of rows.
             num_shards: Maximum number of shards, which are spread over all of them.
+            known: Columns of the training split.
         """
         chosen = spaced_rows(len(self), num_shards)
         quota = math.ceil(num_rows / len(chosen))
@@ -130,18 +140,19 @@ class Shards:
             # is below a limit, which falls. With a constant distance, all rows could be of one
             # class if the classes take turns.
             rand = np.random.default_rng(shard)
-            limit, table, drawn = 1.0, None, np.zeros(0)
+            limit, kept, drawn = 1.0, list[Table](), np.zeros(0)
             for piece in self.pieces(shard):
                 numbers = rand.random(len(piece))
                 total += len(piece)
                 is_drawn = numbers < limit
-                new = piece.take(np.flatnonzero(is_drawn))
-                table = new if table is None else concatenate([table, new])
+                kept.append(piece.take(np.flatnonzero(is_drawn)))
                 drawn = np.concatenate([drawn, numbers[is_drawn]])
                 while len(drawn) > 2 * quota:
                     limit /= 2
-                    table, drawn = table.take(np.flatnonzero(drawn < limit)), drawn[drawn < limit]
-            if table is not None:
+                    kept = [join_tables(kept).take(np.flatnonzero(drawn < limit))]
+                    drawn = drawn[drawn < limit]
+            if kept:
+                table = join_tables(kept)
                 tables.append(table.take(spaced_rows(len(table), quota)))
         if not tables:
             raise UserError(
@@ -151,8 +162,8 @@ class Shards:
         is_exact = len(chosen) == len(self)
         if not is_exact:
             total = round(total / len(chosen) * len(self))
-        table = concatenate(tables)
-        table = table.take(spaced_rows(len(table), num_rows))
+        table = join_tables(tables)
+        table = self.settle(table.take(spaced_rows(len(table), num_rows)), known)
         return SampledRows(table, total, is_exact, len(chosen))
 
     def row_numbers(self, origins: Origins) -> np.ndarray:
@@ -167,6 +178,42 @@ class Shards:
         shards, file_of = np.unique(shard_of, return_inverse=True)
         files = [Path(self.names[int(shard)]) for shard in shards]
         return Origins(files, index + 1, file_of)
+
+
+class TarShards(Shards):
+    """One split of tar files, which `datasets` would read only if all rows have the same files.
+
+    Args:
+        names: Path or URL of each file.
+        files: Where they are on this machine, if they were downloaded.
+    """
+
+    def __init__(self, names: Sequence[str], files: Sequence[str] = ()):
+        super().__init__(None, names)
+        self.files = files or names
+        self.checked: set[int] = set()  # shards that are known to be complete
+        self.kinds: dict[str, str] = {}  # the column of each kind of file
+        self.columns: list[str] = []
+
+    def _pieces(self, shard: int) -> Iterator[dict[str, Column]]:
+        from datasets import StreamingDownloadManager
+
+        name, file = self.names[shard], self.files[shard]
+        # Once per process: it takes a fifth of the time of reading small pictures.
+        if shard not in self.checked:
+            check_archive(name, file)
+            self.checked.add(shard)
+        rows = rows_of_tar(name, StreamingDownloadManager().iter_archive(file))
+        while batch := list(islice(rows, PIECE)):
+            cells = {name: [None] * len(batch) for name in self.columns}
+            cells |= to_cells(batch, self.kinds)
+            yield {name: as_column(column) for name, column in cells.items()}
+
+    def settle(self, sample: Table, known: Collection[str]) -> Table:
+        self.kinds = names_of_kinds(sample, known)
+        sample = with_kinds(sample, self.kinds)
+        self.columns = [*sample.columns]
+        return sample
 
 
 @dataclass(frozen=True)
@@ -206,7 +253,8 @@ class StreamedSplit:
         Args:
             splits: The rows of the sample by split.
         """
-        origins = splits["train"].origin
+        # With data.fractions=null, all rows are one split without a usual name.
+        origins = splits.get("train", next(iter(splits.values()))).origin
         assert isinstance(origins, Origins)
         return replace(self, held_out=np.setdiff1d(self.sampled, self.shards.row_numbers(origins)))
 
@@ -315,13 +363,14 @@ def path_of(name: str) -> str:
     return urlsplit(name).path if "://" in name else name
 
 
-def check_archive(name: str) -> None:
+def check_archive(name: str, file: str | None = None) -> None:
     """Check that a tar file is complete, because `tarfile` takes a damaged file for a shorter one.
 
     The headers of a local file are checked, and the end of a file that has a URL.
 
     Args:
         name: Path or URL. Other files than *.tar are not checked.
+        file: Its copy on this machine, if there is one.
 
     Raises:
         UserError: If it is damaged.
@@ -330,14 +379,14 @@ def check_archive(name: str) -> None:
         return
     import fsspec
 
-    opened: Any = fsspec.open(name, "rb")
-    with opened as file:
-        if "://" not in name:
-            problem = _damage(file)
+    opened: Any = fsspec.open(file or name, "rb")
+    with opened as content:
+        if "://" not in (file or name):
+            problem = _damage(content)
         else:
             try:
-                file.seek(max(file.seek(0, 2) - BLOCK, 0))
-                end = file.read(BLOCK)
+                content.seek(max(content.seek(0, 2) - BLOCK, 0))
+                end = content.read(BLOCK)
             except ValueError:  # a server that only sends whole files
                 return
             problem = "is cut off" if any(end) or len(end) < BLOCK else None
@@ -363,21 +412,26 @@ def _damage(file: Any) -> str | None:
     file.seek(0)
     if file.read(len(GZIP)) == GZIP:
         return "is compressed, and its name must end in .tar.gz"
+    if place == 0 and size > 0:
+        return "has no header of a tar file"
     return "is cut off" if place + BLOCK > size else f"is damaged at byte {place:,}"
 
 
-def read_shard(path: Path) -> Table:
-    """Read all rows of a tar file. The files of a row have the same name, as in WebDataset.
+def read_tars(paths: Sequence[Path], known: Collection[str] = ()) -> Table:
+    """Read all rows of tar files. The files of a row have the same name, as in WebDataset.
+
+    Args:
+        paths: The tar files.
+        known: Columns of the data set that a model was trained on.
 
     Raises:
-        UserError: If it is damaged, or has no rows.
+        UserError: If one is damaged, or has no rows.
     """
-    name = str(path)
-    check_archive(name)  # before `datasets` reads its first rows
-    _, splits = load_data_set(name, None, None, {"train": [name]}, streaming=True, key="")
-    table = concatenate(list(Shards(splits["train"], [name]).pieces(0)))
-    columns = {name: column for name, column in table.columns.items() if name != URL}
-    return Table(columns, table.origins)
+    shards = TarShards([str(path) for path in paths])
+    tables = [*chain.from_iterable(shards.pieces(i) for i in range(len(paths)))]
+    if not tables:
+        raise UserError(f"{paths[0]}: there are no rows; choose another file")
+    return shards.settle(join_tables(tables), known)
 
 
 def shard_format(name: str) -> str | None:
@@ -395,33 +449,35 @@ def load_data_set(
     data_files: Mapping[str, Sequence[str]] | None,
     *,
     streaming: bool,
-    key: str = "data.name: ",
-) -> tuple[Any, dict[str, Any]]:
-    """Return the builder of `datasets`, and a `Dataset` or an `IterableDataset` for each split."""
+) -> dict[str, Any]:
+    """Return each split: its shards, or a `Dataset` if it is not streamed."""
     # Importing the library takes seconds, and only this data source needs it.
     import datasets
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     path = shard_format(name) or name
     try:
-        builder: Any = None
-        if streaming:
-            builder = datasets.load_dataset_builder(
+        builder: Any = datasets.load_dataset_builder(
+            path, config, revision=revision, data_files=data_files
+        )
+        files: Mapping[str, Sequence[str]] = builder.config.data_files or {}
+        if builder.name == TAR:
+            local: Any = {} if streaming else datasets.DownloadManager().download(dict(files))
+            shards = {name: TarShards(files[name], local.get(name, ())) for name in files}
+            return {str(name): split for name, split in shards.items()}
+        if not streaming:
+            splits: Any = datasets.load_dataset(
                 path, config, revision=revision, data_files=data_files
             )
-            splits: Any = builder.as_streaming_dataset()
-        else:
-            splits = datasets.load_dataset(path, config, revision=revision, data_files=data_files)
+            return {str(split): splits[split] for split in splits}
+        splits = builder.as_streaming_dataset()
+        return {str(name): Shards(splits[name], files.get(name, ())) for name in splits}
     # The library and the formats that it reads have errors of many classes.
     except Exception as error:
         # The message of a DatasetGenerationError has no details; those are in its cause.
         is_wrapper = isinstance(error, DatasetGenerationError) and error.__cause__ is not None
         cause = error.__cause__ if is_wrapper else error
         reason = " ".join(str(cause).split())
-        plain = next((REASONS[text] for text in REASONS if text in reason), None)
-        if plain is not None:
-            reason = plain
-        elif not isinstance(cause, ValueError | OSError | DatasetsError):
+        if not isinstance(cause, ValueError | OSError | DatasetsError):
             reason = f"{type(cause).__name__}: {reason}"
-        raise UserError(f"{key}{name} cannot be loaded ({reason[:MAX_REASON]})") from error
-    return builder, {str(split): splits[split] for split in splits}
+        raise UserError(f"data.name: {name} cannot be loaded ({reason[:MAX_REASON]})") from error

@@ -28,7 +28,7 @@ from dxn.data.formats import CONFINE, SHARD, SPLIT_NAMES, SPLITS, TABLES, table_
 from dxn.data.rows import AUTO, InputSpec, OnBad, Rows, Source
 from dxn.data.series.layouts import Long, WideColumns
 from dxn.data.sources.detect import tables_in, tables_of_splits
-from dxn.data.sources.shards import read_shard
+from dxn.data.sources.shards import read_tars
 from dxn.data.splits.split import (
     UNDIVIDED,
     add_missing_targets,
@@ -172,8 +172,7 @@ def table(
     )
     tables: dict[str, Table] = {}
     for name, files in paths.items():
-        parts = [_read(file, sep=sep, encoding=encoding, sheet=sheet) for file in files]
-        tables[name] = concatenate(parts)
+        tables[name] = _read(files, sep=sep, encoding=encoding, sheet=sheet)
     layout = None
     if wide is not None or long.id is not None:
         from dxn.data.series.layouts import chosen_layout  # few tables have series
@@ -335,9 +334,10 @@ def rows_of_table(
         whole = path
     else:
         paths = paths_by_split(path, {}, "input", confine=outside)
-        files = chain.from_iterable(paths.values())
-        tables = [_read(f, sep=sep, encoding=encoding, sheet=sheet, prefix="") for f in files]
-        whole = concatenate(tables)
+        files = [*chain.from_iterable(paths.values())]
+        known = [spec.column for spec in inputs.values()]
+        known += [] if target is None else target.split(JOINED)
+        whole = _read(files, known, sep=sep, encoding=encoding, sheet=sheet, prefix="")
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     whole = with_positions(whole)
@@ -431,11 +431,21 @@ def _rearranged(
     return result, options
 
 
-def _read(path: Path, **options: Any) -> Table:
-    """Read a table, see `read_table`, or the rows of a tar file."""
-    if path.name.lower().endswith(SHARD):
-        return read_shard(path)
-    return read_table(path, **options)
+def _read(paths: Sequence[Path], known: Collection[str] = (), **options: Any) -> Table:
+    """Read tables, see `read_table`, or the rows of tar files.
+
+    Args:
+        paths: The files.
+        known: Columns of the data set that a model was trained on.
+        options: Options of `read_table`.
+    """
+    is_tar = [path.name.lower().endswith(SHARD) for path in paths]
+    if all(is_tar):
+        return read_tars(paths, known)
+    if any(is_tar):
+        tar, other = paths[is_tar.index(True)], paths[is_tar.index(False)]
+        raise UserError(f"{tar}: tar files cannot be combined with tables such as {other.name}")
+    return concatenate([read_table(path, **options) for path in paths])
 
 
 def _beside_chats(column: str, columns: Mapping[str, Any], readers: Readers) -> dict[str, Any]:
