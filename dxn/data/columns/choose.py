@@ -93,9 +93,9 @@ def choose_columns(
     if not inputs:
         # Such as "not used: id (row numbers)".
         reasons = "".join(f"; {note}" for note in notes if note.startswith("not used: "))
-        # A target of numbers beside nothing, or beside the time alone.
+        # A target of numbers beside nothing, or beside times and row numbers.
         has_numbers = any(profile_of(table.columns[name]).numbers is not None for name in targets)
-        if len(columns) < 2 and has_numbers:
+        if has_numbers and (len(columns) < 2 or "(row numbers" in reasons):
             reasons += (
                 f"; to forecast {targets[0]} from its own past, with one row per time step, set "
                 "data=timeline"
