@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,12 +20,12 @@ from dxn.tasks.heads import HeadOptions
 from dxn.tasks.names import class_name
 from dxn.tasks.task import TASKS, Task
 from dxn.tokenize.cells.cell_values import NumberFormat, ParsedNumbers
+from dxn.tokenize.cells.joined import list_of
 from dxn.tokenize.column_profile import ColumnProfile, profile_of
 
 SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"
 # Other texts between labels. They also occur in the names of classes, so they are only suggested.
 SUGGESTED = (";", ",", " / ", "/", " + ", "+", "&", "\t", " ")
-QUOTES = "'\""
 LISTS = ("[", "(", "{")  # first characters of a text that can be a list or an object
 MASK = "mask"  # key of the mask in a cell that also has the names of the classes
 MASK_SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm")
@@ -316,18 +313,6 @@ def are_joined(profile: ColumnProfile) -> bool:
     return labels_repeat and len(joined) > len(profile.cells) / 20
 
 
-def list_of(value: Any) -> list[Any] | None:
-    """Return the labels of a list, or of its text in JSON, Python or NumPy; None if neither."""
-    if isinstance(value, list | tuple):
-        return list(value)
-    if not isinstance(value, str) or not (value[:1] == "[" and value[-1:] == "]"):
-        return None
-    items = _read_list(value)
-    # A list of objects, lists or quantities contains no labels.
-    is_plain = items is not None and all(_is_label(item) for item in items)
-    return items if is_plain else None
-
-
 def explain_classes(profile: ColumnProfile) -> str:
     """Return why numbers are classes. "": hardly any value is one, or there are two classes."""
     values, numbers = profile.cells, profile.numbers
@@ -405,37 +390,3 @@ def explain_joined(values: Sequence[Any]) -> str:
 
 def _range(counts: Counter[float]) -> str:
     return f"{min(counts):.10g} to {max(counts):.10g}"
-
-
-def _read_list(text: str) -> list[Any] | None:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    inner = text[1:-1]
-    try:
-        # NumPy writes no commas. Python would join its texts 'a' 'b' to 'ab'.
-        if "," not in inner:
-            items = shlex.split(inner)
-            is_quoted = any(quote in inner for quote in QUOTES)
-            # Words without quotes are the name of a class, such as [UNK].
-            return items if is_quoted else [_whole(item) for item in items]
-        # A backslash is a character of a label here: Python warns about unknown escapes.
-        read = ast.literal_eval(text.replace("\\", "\\\\"))
-    except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError):
-        return None
-    return read if isinstance(read, list) else None
-
-
-def _whole(text: str) -> int | bool:
-    if text in ("True", "False"):
-        return text == "True"
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError(f"must be a whole number, got {text}")
-    return int(number)
-
-
-def _is_label(item: Any) -> bool:
-    is_whole = isinstance(item, float) and item.is_integer()
-    return item is None or is_whole or isinstance(item, str | int)

@@ -21,7 +21,7 @@ from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.tasks.classify import hidden_metrics, per_class, with_unknown
 from dxn.tasks.heads import HeadOptions
-from dxn.tasks.infer import SEPARATOR, explain_joined, list_of
+from dxn.tasks.infer import SEPARATOR, explain_joined
 from dxn.tasks.metric import ClassScores, Metric, f1_scores
 from dxn.tasks.names import (
     TYPES,
@@ -34,6 +34,7 @@ from dxn.tasks.names import (
 )
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.task import Task
+from dxn.tokenize.cells.joined import list_of
 
 YES = frozenset({"1", "1.0", "true", "yes", "t", "y"})
 NO = frozenset({"0", "0.0", "false", "no", "f", "n"})

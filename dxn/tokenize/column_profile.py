@@ -24,14 +24,13 @@ from dxn.core.parts import imported
 from dxn.core.randomness import evenly_spaced
 from dxn.tokenize.base import READERS, Reader
 from dxn.tokenize.cells.cell_values import (
-    MAX_CHARS,
     ParsedNumbers,
     are_dates,
-    find_separator,
     has_no_number,
     has_no_value,
     read_numbers,
 )
+from dxn.tokenize.cells.joined import MAX_CHARS, find_separator, split_cell
 from dxn.tokenize.media import SOUND_TRACK, is_file_name, kinds_of
 from dxn.tokenize.series.values import NPY, SUFFIXES, find_decimal, is_number, split_numbers
 
@@ -55,7 +54,8 @@ class ColumnProfile:
         types: Types of the values.
         num_different: Number of different texts, numbers and dates among the values.
         max_chars: Number of characters of the longest of these.
-        separator: Character between several values of a cell. None: cells are single values.
+        separator: Character between several values of a cell, see `find_separator`. None: cells
+            are single values.
         kinds: Share of the values that look like files of a modality, like a film with a sound
             track, or like a series.
         are_file_names: Whether most values are names of files, or lists of them.
@@ -272,8 +272,10 @@ def scores_of(profile: ColumnProfile) -> dict[str, float]:
     if not profile.values or not profile.types <= {str, bool, int}:
         return scores
     if profile.separator is not None:
-        parts = {part for v in set(profile.values) for part in str(v).split(profile.separator)}
-        scores["category"] = TAGS_SCORE if max(map(len, parts)) <= MAX_CHARS else 0.0
+        cells = set(map(str, profile.values))
+        parts = {str(part) for cell in cells for part in split_cell(cell, profile.separator)}
+        is_short = max(map(len, parts), default=0) <= MAX_CHARS
+        scores["category"] = TAGS_SCORE if is_short else 0.0
     elif not is_quantity and 2 * profile.num_different <= len(profile.values):
         is_sentence = profile.words >= SENTENCE_WORDS
         score = CATEGORY_OF_SENTENCES_SCORE if is_sentence else CATEGORY_SCORE

@@ -1,5 +1,6 @@
 """Categories of a table as tokens."""
 
+import json
 import random
 
 import pytest
@@ -201,3 +202,19 @@ def test_impossible_options_are_refused(options, message):
 def test_an_adapter_without_values_says_so():
     with pytest.raises(ValueError, match="no values yet"):
         CategoryAdapter(DIM).tokens(["red"])
+
+
+@pytest.mark.parametrize("write", [json.dumps, str])
+def test_texts_of_lists_are_lists(write):
+    lists = [["p"], ["u", "a,b"], ["a,b"], ["p", "u"], ["u", "p"], ["u"], []]
+    cells = [write(values) for values in lists]
+    reader = CategoryAdapter(DIM).tokenizer.reader
+    assert reader.learn(cells) == f"read as lists of values, such as {cells[1]}"
+    assert [reader.read(cell) for cell in cells] == [tuple(v) or None for v in lists]
+
+
+@pytest.mark.parametrize("cell", ['[{"a": 1, "b": 2}]', '[["a", "b"], ["c"]]'])
+def test_a_text_of_a_list_of_objects_or_lists_is_one_value(cell):
+    reader = CategoryAdapter(DIM).tokenizer.reader
+    reader.learn([cell.replace("a", letter) for letter in "abcdefgh"])
+    assert reader.read(cell) == (cell,)

@@ -43,6 +43,8 @@ def fitted(cells=DATES, **options):
         ("2026-12-31 23:59:60", "2027-01-01 00:00"),
         ("24:00", "00:00"),
         ("5. März 2026", "2026-03-05"),
+        ("7 fevrier 2026", "2026-02-07"),
+        ("Sept. 7, 2026", "2026-09-07"),
         ("5 février 2026", "2026-02-05"),
         ("14 juillet 2026", "2026-07-14"),
         ("14 juin 2026", "2026-06-14"),
@@ -74,6 +76,14 @@ def test_all_cells_together_tell_whether_the_day_comes_first(cells, day_first):
     assert find_day_first(cells) == day_first
 
 
+def test_a_note_says_how_dates_are_read_if_no_cell_shows_their_order():
+    learn = DateAdapter(DIM).tokenizer.reader.learn
+    assert learn(["3/3/2026", "1/2/2026"]).startswith(
+        "dates such as 1/2/2026 are read with the month first, although no cell shows it; "
+    )
+    assert learn(["1/2/2026", "25/2/2026"]) == learn(["1.2.2026"]) == learn(["3/3/2026"]) == ""
+
+
 @pytest.mark.parametrize(
     "cell",
     [
@@ -81,6 +91,9 @@ def test_all_cells_together_tell_whether_the_day_comes_first(cells, day_first):
         "2026-13-01",
         "soon",
         "31 Foo 2026",
+        "Marathon 26 2019",
+        "3 outlets 2021",
+        "7 jui 2020",
         "2026-01-31 25:00",
         "13:00 pm",
         5,

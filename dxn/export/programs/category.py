@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.cell_values import cell_values
+from dxn.tokenize.cells.joined import cell_values
 
 
 def read(value: Any, options: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -16,7 +16,8 @@ from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import NUM_REAL, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens
-from dxn.tokenize.cells.cell_values import cell_values, find_separator, has_no_value
+from dxn.tokenize.cells.cell_values import has_no_value
+from dxn.tokenize.cells.joined import LISTS, cell_values, find_separator
 from dxn.tokenize.masking import TokenMasking, check_ratio
 
 # A short code, such as that of a country. "NA" is Namibia in a column of these.
@@ -60,7 +61,10 @@ class CategoryReader(Reader):
             self.codes = frozenset(codes)
             return f"{', '.join(codes)}: read as a code, like the other values"
         if self.separator is None:
-            self.separator = find_separator(others)
+            scalars = [str(cell) for cell in cells if isinstance(cell, str | int | float)]
+            self.separator = find_separator(c for c in scalars if not has_no_value(c))
+            if self.separator == LISTS:
+                return f"read as lists of values, such as {max(others, key=len)}"
             if self.separator is not None:
                 example = next(value for value in others if self.separator in value)
                 return (

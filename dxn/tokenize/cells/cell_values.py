@@ -1,4 +1,4 @@
-"""What the cells of tables say, as people write it: nothing, categories, numbers and dates.
+"""What the cells of tables say, as people write it: nothing, numbers and dates.
 
 Such as 1,234.50, 3,5, $5, 12 %, (7), 2026-01-31, 31.1.2026, 9:30 PM and N/A. Exported models use
 it without dxn.
@@ -11,9 +11,9 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 # In lower case. A value such as "none" or "unknown" is not here: it can be a category of its own,
@@ -22,12 +22,6 @@ NO_VALUE = {"na", "n/a", "n.a.", "nan", "null", "nil", "?", "-", "--", "—", "�
 # Further cells that contain no number or date.
 NO_NUMBER = NO_VALUE | {".", "none", "unknown", "missing", "tbd"}
 NO_NUMBER |= {"not available", "not applicable", "#value!", "#div/0!", "#ref!"}  # Excel
-MAX_CELL_VALUES = 64  # values of a list in one cell
-MAX_CHARS = 200  # characters of a value
-# Characters between several values of a cell; each part is a value if at least MIN_JOINED of the
-# different cells have it, and there are at most MAX_PARTS as many different parts as cells.
-SEPARATORS = ("|", ";", ",")
-MIN_JOINED, MAX_PARTS = 0.3, 0.5
 
 
 def has_no_value(value: Any, texts: Set[str] = NO_VALUE) -> bool:
@@ -49,61 +43,6 @@ def is_null(value: Any) -> bool:
         return value != value  # only NaN is not equal to itself
     # pandas need not be installed. Its NaT is an instance of datetime.
     return value is None or type(value).__name__ in ("NAType", "NaTType")
-
-
-def cell_values(
-    cell: Any, separator: str | None, codes: Collection[str] = ()
-) -> tuple[str, ...] | None:
-    """Return the different values of a cell; None if it says that there is none, such as "N/A".
-
-    Args:
-        cell: A text, a number, a boolean or a list of these.
-        separator: Separator of several values in a text. None: a text is one value.
-        codes: Words that are codes, although elsewhere they say that there is no value.
-
-    Raises:
-        ValueError: If a value is none of these or too long, or there are too many of them.
-    """
-    if isinstance(cell, str) and separator is not None:
-        cell = cell.split(separator)
-    items = list(cell) if isinstance(cell, list | tuple | set | frozenset) else [cell]
-    if len(items) > MAX_CELL_VALUES:
-        raise ValueError(f"must have at most {MAX_CELL_VALUES} values")
-    items = [item for item in items if not has_no_value(item) or str(item).strip() in codes]
-    return tuple(dict.fromkeys(map(_as_value, items))) or None
-
-
-def find_separator(values: Iterable[str]) -> str | None:
-    """Return the character that separates several values in the cells of a column.
-
-    None if the cells are single values. Many different cells must consist of few different parts:
-    "Ships, boats" beside "Cars" and "Planes" is one value.
-    """
-    distinct = set(values)
-    if sum(value.lstrip().startswith("{") for value in distinct) > len(distinct) / 2:
-        return None  # JSON objects
-    for separator in SEPARATORS:
-        joined = [value for value in distinct if separator in value]
-        if len(joined) < MIN_JOINED * len(distinct):
-            continue
-        parts = {part.strip() for value in distinct for part in value.split(separator)}
-        if len(parts) <= MAX_PARTS * len(distinct):
-            return separator
-    return None
-
-
-def _as_value(item: Any) -> str:
-    """Return an item as it is compared with others: 3.0 is 3, and True is true."""
-    if isinstance(item, bool):
-        return str(item).lower()
-    if isinstance(item, float) and item.is_integer():
-        item = int(item)
-    value = str(item).strip() if isinstance(item, str | int | float) else ""
-    # A letter with an accent can be one or two characters, which look the same.
-    value = unicodedata.normalize("NFC", value)
-    if not value or len(value) > MAX_CHARS:
-        raise ValueError(f"must be a text of at most {MAX_CHARS} characters, a number or a boolean")
-    return value
 
 
 # A column is numeric if at most this share of its cells, besides those such as "N/A", is not a
@@ -335,48 +274,23 @@ TIME = re.compile(
 # is one of them, so CDT, which the same clocks show in summer, is left out too.
 ZONES = {"Z": 0, "UTC": 0, "GMT": 0, "WET": 0, "WEST": 1, "CET": 1, "CEST": 2, "EET": 2, "EEST": 3}
 ZONES |= {"EST": -5, "EDT": -4, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7}
-# How the names of months start in English, German, French, Spanish, Italian, Portuguese and Dutch.
-MONTHS = {
-    "jan": 1,
-    "feb": 2,
-    "mar": 3,
-    "apr": 4,
-    "may": 5,
-    "jun": 6,
-    "jul": 7,
-    "aug": 8,
-    "sep": 9,
-    "oct": 10,
-    "nov": 11,
-    "dec": 12,
-    "ene": 1,
-    "gen": 1,
-    "fév": 2,
-    "fev": 2,
-    "mär": 3,
-    "mrz": 3,
-    "mae": 3,
-    "maa": 3,
-    "mrt": 3,
-    "avr": 4,
-    "abr": 4,
-    "mai": 5,
-    "mag": 5,
-    "mei": 5,
-    "juin": 6,
-    "giu": 6,
-    "juil": 7,
-    "lug": 7,
-    "aoû": 8,
-    "ago": 8,
-    "set": 9,
-    "okt": 10,
-    "ott": 10,
-    "out": 10,
-    "déc": 12,
-    "dez": 12,
-    "dic": 12,
-}
+# Names of the months in English, German, French, Spanish, Italian, Portuguese and Dutch, and
+# abbreviations of other than three letters.
+MONTHS = (
+    "january januar jänner janvier janv enero gennaio janeiro januari",
+    "february februar feber février févr febrero febbraio fevereiro februari",
+    "march märz maerz mrz mars marzo março maart mrt",
+    "april avril abril aprile",
+    "may mai mayo maggio maio mei",
+    "june juni juin junio giugno junho",
+    "july juli juillet juil julio luglio julho",
+    "august août agosto augustus",
+    "september sept septembre septiembre setiembre settembre sett setembro",
+    "october oktober octobre octubre ottobre outubro",
+    "november novembre noviembre novembro",
+    "december dezember décembre diciembre dicembre dezembro",
+)
+ABBREVIATED = 3  # letters of an abbreviation
 # Two digits of a year are 1969 to 2068, as in Python and POSIX.
 CENTURY_START = 69
 SECONDS_PER_DAY = 86400
@@ -451,14 +365,35 @@ def find_day_first(values: Sequence[Any]) -> bool:
     A single 1/2/2026 can be in January or in February. Another cell, such as 25/2/2026, shows which
     of them is meant. Without such a cell, a date with slashes starts with the month.
     """
-    texts = [value.strip() for value in values if isinstance(value, str)]
-    matches = [match for text in texts if (match := DATE.fullmatch(text)) and match["first"]]
-    first = sum(int(match["first"]) > 12 for match in matches)
-    second = sum(int(match["second"]) > 12 for match in matches)
-    if first != second:
-        return first > second
+    matches = _days_and_months(values)
+    shown = _shown_order(matches)
+    if shown is not None:
+        return shown
     num_slashes = sum(match["mark2"] == "/" for match in matches)
     return 2 * num_slashes <= len(matches)
+
+
+def unclear_date(values: Sequence[Any]) -> str | None:
+    """Return a date such as 1/2/2026 if no cell of the column shows whether its day comes first."""
+    matches = _days_and_months(values)
+    if _shown_order(matches) is not None:
+        return None
+    # Points are only used where the day comes first.
+    unclear = (m for m in matches if m["mark2"] != "." and int(m["first"]) != int(m["second"]))
+    return next((match[0] for match in unclear), None)
+
+
+def _days_and_months(values: Sequence[Any]) -> list[re.Match[str]]:
+    """Return the matches of dates that start with a day or a month in digits."""
+    texts = [value.strip() for value in values if isinstance(value, str)]
+    return [match for text in texts if (match := DATE.fullmatch(text)) and match["first"]]
+
+
+def _shown_order(matches: Sequence[re.Match[str]]) -> bool | None:
+    """Return whether the day comes first; None if as many dates say so as say the opposite."""
+    first = sum(int(match["first"]) > 12 for match in matches)
+    second = sum(int(match["second"]) > 12 for match in matches)
+    return None if first == second else first > second
 
 
 def are_dates(values: Sequence[Any]) -> bool:
@@ -489,10 +424,23 @@ def looks_like_date(value: Any) -> bool:
     return name is None or _month_of(name) > 0
 
 
+@lru_cache(maxsize=1_000)
 def _month_of(name: str) -> int:
-    """Return the number of a month; 0 if the name is unknown."""
-    start = name.lower()
-    return MONTHS.get(start[:4]) or MONTHS.get(start[:3]) or 0
+    """Return the number of a month; 0 if it is no name of one, nor the start of one name."""
+    written = _plain_letters(name)
+    numbers: set[int] = set()
+    for number, names in enumerate(MONTHS, 1):
+        full = _plain_letters(names).split()
+        # Longer starts are other words, such as Jane, apart from the usual ones among the names.
+        if written in full or any(month[:ABBREVIATED] == written for month in full):
+            numbers.add(number)
+    return numbers.pop() if len(numbers) == 1 else 0  # "jui" is June or July in French
+
+
+def _plain_letters(name: str) -> str:
+    """Return a name in lower case without accents, which are often left out."""
+    letters = unicodedata.normalize("NFD", name.lower())
+    return "".join(letter for letter in letters if not unicodedata.combining(letter))
 
 
 def _date_of(match: re.Match[str], *, day_first: bool) -> tuple[int, int, int]:

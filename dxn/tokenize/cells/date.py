@@ -22,6 +22,7 @@ from dxn.tokenize.cells.cell_values import (
     find_day_first,
     has_no_number,
     parse_date,
+    unclear_date,
 )
 from dxn.tokenize.masking import CellMasking, check_ratio
 
@@ -48,6 +49,13 @@ class DateReader(Reader):
         """Find out whether days come before months, unless it is known."""
         if not self.fixed:
             self.day_first = find_day_first(cells)
+            unclear = unclear_date(cells)
+            if unclear is not None:
+                order, other = ("day", "false") if self.day_first else ("month", "true")
+                return (
+                    f"dates such as {unclear} are read with the {order} first, although no cell "
+                    f"shows it; adapters.date.day_first={other} sets the other order"
+                )
         return ""
 
     def read(self, cell: Any) -> Moment | None:
