@@ -105,6 +105,12 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
 
             picture_input(predictor, str(output))
             rows = coco_rows
+            if not draws and isinstance(self.input, str) and Path(self.input).exists():
+                from functools import partial
+
+                from dxn.data.sources.annotated import coco_ids
+
+                rows = partial(coco_rows, ids=coco_ids(Path(self.input)))
         if not has_many_samples(self.input):
             sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
             samples = predictor.samples([sample])
@@ -186,14 +192,20 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
         if output is None:
             return
         from dxn.runs.predictor.output import rows_text, write_records
-        from dxn.runs.predictor.prediction_files import COCO, coco_records, write_pictures
+        from dxn.runs.predictor.prediction_files import (
+            COCO,
+            coco_records,
+            file_names,
+            write_pictures,
+        )
 
         batch = [0], predictions.predicted
         if not output.suffix:
             print_line(f"written: {output} ({write_pictures(output, predictor, opened, [batch])})")
             return
         if output.name.endswith(COCO):
-            records = coco_records(predictor, opened, *batch)
+            names = file_names(opened, task.objects_in)
+            records = coco_records(predictor, opened, 0, predictions.predicted[0], names[0])
         else:
             records = prediction_records(predictions, opened, task)
             for record in records:  # a forecast has one per step

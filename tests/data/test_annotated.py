@@ -9,7 +9,9 @@ from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data import annotated
+from dxn.data.sources.annotated import coco_ids
 from dxn.data.sources.detect import infer_source
+from dxn.runs.predictor.option import files_of, has_many_samples, tables_of
 from dxn.tasks import Detect
 from dxn.tokenize import ImageAugment
 from dxn.tokenize.image.reader import ImageReader
@@ -522,6 +524,69 @@ def test_annotations_of_images_that_coco_does_not_list_are_counted(tmp_path):
     ) in source.notes
 
 
+def test_a_category_that_coco_does_not_list_is_named_with_the_number_of_its_objects(tmp_path):
+    write_coco(tmp_path)
+    content = coco_of("abc", categories=[{"id": 7, "name": "cat"}])
+    write_file(tmp_path / "annotations/instances_train2017.json", content)
+    problem = "2 annotations of a category that the file does not list, such as category 3 in "
+    with pytest.raises(UserError, match=f"{problem}image 0; its categories have the ids 7;"):
+        rows_of(tmp_path)
+
+
+def test_difficult_objects_of_pascal_voc_keep_their_flag(tmp_path):
+    write_voc(tmp_path)
+    file = tmp_path / "Annotations/a.xml"
+    text = file.read_text().replace(
+        "<object><name>cat", "<object><difficult>1</difficult><name>cat"
+    )
+    write_file(file, text.replace("<object><name>dog", "<object><difficult>0</difficult><name>dog"))
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    found = objects_of(source)["a"]
+    assert found.labels == ("dog",) and [item.label for item in found.ignored] == ["cat"]
+
+
+@pytest.mark.parametrize("write", [write_coco, write_voc])
+@pytest.mark.parametrize("size", [SIZE, (40, 80), (800, 400), (0, 0)])
+def test_the_size_of_a_picture_is_compared_with_that_of_its_annotations(write, size, tmp_path):
+    write(tmp_path)
+    width, height = size
+    if write is write_coco:
+        images = [{"id": 0, "file_name": "a.png", "width": width, "height": height}]
+        content = coco_of("a", images=images)
+        write_file(tmp_path / "annotations/instances_train2017.json", content)
+    else:
+        file = tmp_path / "Annotations/a.xml"
+        sides = f"<size><width>{width}</width><height>{height}</height></size>"
+        write_file(file, file.read_text().replace("<object>", f"{sides}<object>", 1))
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    if size in (SIZE, (0, 0)):
+        assert len(objects_of(source)["a"]) == 2
+        return
+    with pytest.raises(UserError, match=f"of {width}×{height} pixels, but it has 80×40"):
+        objects_of(source)
+
+
+def test_results_have_the_ids_of_the_file_of_annotations(tmp_path):
+    write_coco(tmp_path)
+    ids = {tmp_path / f"train2017/{n}.png": i for i, n in enumerate("abc")}, {"cat": 7, "dog": 3}
+    file = tmp_path / "annotations/instances_train2017.json"
+    assert coco_ids(tmp_path) == coco_ids(file) == ids
+    # The pictures of a file of annotations, and no table beside them.
+    assert has_many_samples(str(file)) and not tables_of(str(file))
+    assert files_of(str(file))[0] == [str(path) for path in ids[0]]
+    write_file(tmp_path / "test2017/instances_test2017.json", coco_of("a"))
+    write_picture(tmp_path / "test2017/a.png")
+    with pytest.raises(UserError, match="have the same id, 0, in two files of COCO"):
+        coco_ids(tmp_path)
+    assert not tables_of(str(tmp_path / "test2017"))
+
+
+def test_masks_are_not_predicted_as_pictures(tmp_path):
+    for folder in ("images", "masks"):
+        write_picture(tmp_path / folder / "a.png")
+    assert files_of(str(tmp_path))[0] == [str(tmp_path / "images/a.png")]
+
+
 def test_two_images_of_coco_with_one_id_are_refused(tmp_path):
     write_coco(tmp_path)
     images = [{"id": 0, "file_name": f"{n}.png"} for n in "ab"]
@@ -594,6 +659,34 @@ def test_keypoints_of_yolo_are_not_corners_of_a_polygon(tmp_path):
     (tmp_path / "data.yaml").write_text("names: {0: cat, 1: dog}\nkpt_shape: [2, 3]\n")
     (cell,) = rows_of(tmp_path)["train"]["images/train/b.png"]
     assert cell == {"label": "cat", "cxcywh": [0.5, 0.5, 0.2, 0.2]}
+
+
+@pytest.mark.parametrize("kind", ["2", "-1", "0.5"])
+def test_a_class_of_yolo_that_has_no_name_is_refused(kind, tmp_path):
+    write_yolo(tmp_path)
+    write_file(tmp_path / "labels/train/a.txt", f"0 0.5 0.5 0.1 0.1\n{kind} 0.5 0.5 0.1 0.1")
+    problem = "line 2 must be a class"
+    if kind == "2":
+        problem = "line 2 has the class 2, which has no name; 1 object of all files"
+    with pytest.raises(UserError, match=problem):
+        rows_of(tmp_path)
+
+
+def test_the_names_of_classes_are_those_of_data_yaml_and_blank_lines_have_a_number(tmp_path):
+    write_yolo(tmp_path)
+    write_file(tmp_path / "args.yaml", "names: [one, two]")
+    assert labels_of(rows_of(tmp_path)["train"])["images/train/a.png"] == ["cat", "dog"]
+    (tmp_path / "data.yaml").unlink()
+    write_file(tmp_path / "other.yaml", "names: [three, four]")
+    with pytest.raises(UserError, match=r"other.yaml: has other names of classes than args.yaml"):
+        rows_of(tmp_path)
+    (tmp_path / "other.yaml").unlink()
+    (tmp_path / "args.yaml").unlink()
+    write_file(tmp_path / "classes.txt", "cat\n\ndog\n")
+    label = tmp_path / "labels/train/c.txt"
+    write_file(label, label.read_text().replace("1 ", "2 ", 1))
+    (tmp_path / "labels/train/a.txt").unlink()
+    assert labels_of(rows_of(tmp_path)["train"])["images/train/c.png"] == ["dog"]
 
 
 def test_a_list_can_name_a_picture_twice(tmp_path):

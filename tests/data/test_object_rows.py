@@ -9,10 +9,12 @@ from helpers.newcomer import printed, refused, run, write_csv
 from helpers.runs import SMALL_IMAGES
 from PIL import Image
 
+from dxn.core.errors import UserError
 from dxn.data.columns.object_rows import OBJECTS, ObjectRows, find_object_rows
 from dxn.data.rows import AUTO, as_column
 from dxn.data.series.layouts import layout_of
 from dxn.data.tables.read import Table, read_table
+from dxn.tasks.detect.objects import read_objects
 
 TENSORFLOW = (
     "filename,width,height,class,xmin,ymin,xmax,ymax",
@@ -211,3 +213,26 @@ def test_a_box_of_decimal_numbers_is_no_column_of_files(tmp_path):
     layout, table = found_in(tmp_path, "ImageID,LabelName,XMin,XMax,YMin,YMax", *rows)
     assert layout.file == "ImageID"
     assert [len(objects) for objects in table.columns[OBJECTS]] == [2]
+
+
+def test_columns_of_flags_belong_to_the_objects(tmp_path):
+    header = "file,label,xmin,ymin,xmax,ymax,difficult"
+    rows = ["a.png", "cat", 1, 2, 11, 12, 0], ["a.png", "dog", 3, 4, 5, 6, 1]
+    layout, table = found_in(tmp_path, header, *rows)
+    objects = read_objects(table.columns[OBJECTS][0], "row", axes=2, order=None)
+    assert objects.labels == ("cat",) and [item.label for item in objects.ignored] == ["dog"]
+    # A table without them has no ignored objects.
+    _, plain = found_in(tmp_path, header.removesuffix(",difficult"), *(row[:-1] for row in rows))
+    assert len(layout.apply(plain).columns[OBJECTS]) == 1
+
+
+def test_a_name_without_a_suffix_that_several_files_have_needs_its_folder(tmp_path):
+    header = "image_id,label,xmin,ymin,xmax,ymax"
+    for name in ("cam1/a.png", "cam2/a.png", "cam2/b.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    rows = ["cam2/a", "cat", 1, 2, 11, 12], ["b", "cat", 1, 2, 11, 12]
+    _, table = found_in(tmp_path, header, *rows)
+    assert list(table.columns["image_id"]) == ["cam2/a.png", "cam2/b.png"]
+    with pytest.raises(UserError, match=r"a can be cam1/a\.png, cam2/a\.png; write the folder"):
+        found_in(tmp_path, header, ["a", "cat", 1, 2, 11, 12])

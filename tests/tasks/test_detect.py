@@ -19,7 +19,7 @@ from dxn.runs.predictor import prediction_files
 from dxn.tasks import Detect
 from dxn.tasks.detect.head import log_odds
 from dxn.tasks.detect.metric import AveragePrecision, Detected, best_threshold
-from dxn.tasks.detect.objects import Objects, read_objects
+from dxn.tasks.detect.objects import Ignored, Objects, read_objects
 from dxn.tasks.detect.space import Detections, candidates, match
 from dxn.tasks.detect.target import overlaps, to_places, to_prepared
 from dxn.tasks.detect.task import without_duplicates
@@ -114,6 +114,53 @@ def test_numbers_up_to_1_are_fractions():
     np.testing.assert_allclose(found.boxes[0], (0.3, 0.4, 0.7, 0.6))
 
 
+def test_a_box_of_fractions_that_reaches_beyond_the_picture_makes_no_pixels_of_the_others():
+    target = target_of(ImageAdapter(dim=8))
+    cell = [{"label": "cat", "cxcywh": [0.5, 0.5, 0.2, 0.4]}]
+    outside = [{"label": "cat", "cxcywh": [0.93, 0.5, 0.2, 0.4]}]
+    notes = target.find_format([cell, outside, cell], ["row 1", "row 2", "row 3"])
+    assert target.fractions
+    assert "1 box of 3 with larger numbers, such as in row 2, reach beyond it" in notes[0]
+    found = target.read(cell, "row 1", {"image": picture()})
+    np.testing.assert_allclose(found.boxes[0], (0.3, 0.4, 0.7, 0.6))
+
+
+def test_objects_of_a_picture_of_another_size_are_refused():
+    target = target_of(ImageAdapter(dim=8))
+    cell = {"objects": [{"label": "cat", "bbox": [1, 2, 30, 20]}], "width": 60, "height": 40}
+    assert len(target.read(cell, "row 1", {"image": picture()})) == 1
+    problem = r"row 1: .* of 60×40 pixels, but it has 30×20; correct"
+    with pytest.raises(UserError, match=problem):
+        target.read(cell, "row 1", {"image": picture(20, 30)})
+    with pytest.raises(UserError, match="has 40×60; if EXIF turns it, save it without"):
+        target.read(cell, "row 1", {"image": picture(60, 40)})
+
+
+@pytest.mark.parametrize("key", ["iscrowd", "is_crowd", "difficult"])
+def test_objects_with_a_flag_are_ignored(key):
+    target = target_of(ImageAdapter(dim=8))
+    box = {"label": "cat", "box": [6, 4, 30, 20]}
+    cell = [box, {**box, key: "0"}, {**box, key: 1}, {**box, key: "1"}]
+    found = target.read(cell, "row 1", {"image": picture()})
+    assert found.boxes == ((0.1, 0.1, 0.5, 0.5),) * 2
+    assert [item.place for item in found.ignored] == [(0.1, 0.1, 0.5, 0.5)] * 2
+    assert {item.is_crowd for item in found.ignored} == {key != "difficult"}
+    assert "; 2 ignored (iscrowd or difficult)" in target.describe([found])
+
+
+def test_results_have_the_ids_of_categories_that_most_objects_of_a_class_have():
+    target = target_of(ImageAdapter(dim=8))
+    box = [1, 2, 6, 12]
+    cells = [[{"label": "cat", "box": box, "category_id": number}] for number in (0, 7, 7)]
+    notes = target.find_format(cells, ["row"] * 3)
+    assert target.category_ids == {"cat": 7}
+    assert "the class 'cat' has several ids of categories (0, 7)" in notes[0]
+    target.usual_size = [1.0, 1.0]
+    restored = target_of(ImageAdapter(dim=8))
+    restored.load(target.state())
+    assert restored.category_ids == {"cat": 7}
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_boxes_move_with_an_augmented_picture(seed):
     augment = ImageAugment(flip=True, crop=6, zoom=0.4)
@@ -189,11 +236,12 @@ def as_predictions(found, true):
     ]
 
 
-def precision(found, true, counts=None):
+def precision(found, true, counts=None, targets=None):
     """Return the metrics of lists of (class, score, box) and of (class, box), one per row."""
     target = Detect().target
     target.labels = ("a", "b")
-    predictions, targets = as_predictions(found, true)
+    predictions, of_lists = as_predictions(found, true)
+    targets = of_lists if targets is None else targets
     once = torch.ones(1, len(true), dtype=torch.float64) if counts is None else counts
     return AveragePrecision(target).weighted(predictions, targets, once)
 
@@ -210,6 +258,39 @@ def test_the_average_precision_is_that_of_coco():
     assert results["map"].item() == pytest.approx(expected)
     assert results["map(a)"].item() == pytest.approx(expected)
     assert results["map(b)"].isnan().all()  # no object of this class
+
+
+def test_outputs_that_find_ignored_objects_are_neither_right_nor_wrong():
+    # Parts of a crowd, whose union with them is large. All values are those of pycocotools.
+    crowd = Ignored("a", (0.2, 0.2, 0.9, 0.9), is_crowd=True)
+    true = Objects(("a",), (A,), (crowd,))
+    found = [("a", 0.9, FAR), ("a", 0.8, B), ("b", 0.7, C), ("a", 0.6, A)]
+    results = precision([found], [[]], targets=[true])
+    assert results["map"].item() == results["map(a)"].item() == 1
+    assert results["map(b)"].isnan().all()
+    # A difficult object is compared as others are.
+    for place, expected in ((FAR, 1.0), (crowd.place, 0.5)):
+        difficult = Objects(("a",), (A,), (Ignored("a", place, is_crowd=False),))
+        results = precision([[found[0], found[3]]], [[]], targets=[difficult])
+        assert results["map"].item() == pytest.approx(expected)
+    # An object that counts is preferred.
+    both = Objects(("a",), (A,), (Ignored("a", A, is_crowd=False),))
+    assert precision([[("a", 0.9, A)]], [[]], targets=[both])["map"].item() == 1
+    target = Detect(threshold=0.1).target
+    target.labels = ("a", "b")
+    (prediction,), _ = as_predictions([found], [[]])
+    assert AveragePrecision(target).rows([prediction], [true]).tolist() == [[1.0, 2.0, 1.0]]
+    assert best_threshold([prediction], [true], ("a", "b")) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("recall", [7, 11, 19])
+def test_a_recall_that_is_rounded_counts_as_in_pycocotools(recall):
+    # 7 of 20 are less than the recall 0.35 in NumPy, but 11 of 20 and 19 of 20 are not less.
+    places = [(i / 40, 0.0, i / 40 + 0.02, 0.1) for i in range(20)]
+    found = [("a", 0.9 - i / 100, place) for i, place in enumerate(places[:recall])]
+    result = precision([found], [[("a", place) for place in places]])["map50"].item()
+    recalls = np.linspace(0, 1, 101)
+    assert result == pytest.approx((recalls <= recall / 20).sum() / 101)
 
 
 def test_an_object_is_found_once_and_by_its_class_only():
@@ -376,14 +457,14 @@ def test_objects_become_coco_results_and_pictures_with_boxes(tmp_path, capsys, m
     left, top, width, height = results[0]["bbox"]
     assert 0 <= left < left + width <= 48 and 0 <= top < top + height <= 48
     # Pictures without objects are normal, also in the first batch, and in all of them.
-    answer = prediction_files._answer
+    objects_of = prediction_files._objects
     for without in (range(8), range(30)):
 
         def partly(*args, without=without):
-            return {"prediction": []} if args[2] in without else answer(*args)
+            return [] if args[2] in without else objects_of(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(prediction_files, "_answer", partly)
+            patch.setattr(prediction_files, "_objects", partly)
             command = ["predict", f"run={run}", f"input={table}", "batch_size=4"]
             printed(capsys, *command, f"output={coco}")
         assert len(json.loads(coco.read_text())) == 3 * (30 - len(without))

@@ -12,6 +12,7 @@ from PIL import Image
 from dxn.core.errors import UserError
 from dxn.tasks import Segment
 from dxn.tasks.detect.metric import AveragePrecision
+from dxn.tasks.detect.objects import Ignored
 from dxn.tasks.segment.drawn import Area, compressed, run_lengths, runs_of
 from dxn.tasks.segment.instances import FoundMasks, Instances, no_masks
 from dxn.tokenize import ImageAdapter
@@ -50,6 +51,7 @@ def test_objects_of_a_class_have_own_masks():
     crowd = {"label": "tree", "segmentation": LEFT, "iscrowd": 1}
     value = task.target.read([*SQUARES, crowd], "row 1", {"image": picture})
     assert value.names == ("square", "square") and value.size == (32, 32)
+    assert [(item.label, item.is_crowd) for item in value.ignored] == [("tree", True)]
     first, second = value.masks()
     assert first.sum() == 100 and second.sum() == 144 and not (first & second).any()
     with pytest.raises(UserError, match=r"row 1: head\.instances needs a list of objects"):
@@ -78,6 +80,10 @@ def test_the_average_precision_compares_masks():
     corner = left.copy()
     corner[3:, 3:] = False
     assert score([right, corner], [0.9, 0.8], [0, 0])["map50"] == pytest.approx(51 / 101)
+    # What lies in a crowd is neither right nor wrong.
+    whole = [[0, 0, 32, 0, 32, 32, 0, 32]]
+    true = Instances((Area("square", LEFT),), (32, 32), (Ignored("square", whole, True),))
+    assert score([right, left], [0.9, 0.8], [0, 0])["map"] == pytest.approx(1)
     assert metric.metrics([no_masks()], [true], 0.0)["map"] == 0
 
 

@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from dxn.core.display import list_names
 from dxn.core.errors import UserError
 from dxn.data.rows import AUTO, as_column
 from dxn.data.tables.read import Layout, Rearranging, Table, one_value_each
-from dxn.tasks.detect.objects import BOX_KEYS, CLASS_KEYS, SIDE_KEYS
+from dxn.tasks.detect.objects import BOX_KEYS, CLASS_KEYS, IGNORED_KEYS, SIDE_KEYS
 from dxn.tokenize.media import MEDIA_SUFFIXES, is_file_name
 
 OBJECTS = "objects"  # the column with the list of objects of a file
 UNNAMED = "object"  # the class of all objects of a table without a column of classes
 # Names of a column with files, if their suffixes do not tell, as in "image_id".
 IDS = re.compile(r"(image|img|picture|photo|file|video|clip|audio|recording)[ _]?(id|name)?", re.I)
+MAX_SHOWN = 3  # files in a message
 NUM_TRIED = 200  # cells that tell whether a column contains files
 SIZES = ("width", "height", "depth", "image_width", "image_height")  # of a picture, not of a box
 
@@ -34,8 +36,8 @@ class ObjectRows(Layout):
     Args:
         file: Column with the file of a row.
         label: Column with the class. "": all objects have the same one.
-        places: Column of each number of a place, or of a list of numbers, by its key in an object,
-            see `dxn.core.marks`.
+        places: Column of each number of a place, or of a list of numbers, and of flags such as
+            iscrowd, by its key in an object, see `dxn.tasks.detect.objects`.
     """
 
     file: str
@@ -80,7 +82,8 @@ class ObjectRows(Layout):
                 unused.append(name)
         if self.file in columns:
             columns[self.file] = as_column(_files(list(rows), table.path))
-        if use.with_target and object_columns - {""} <= table.columns.keys():
+        flags = {self.places[key] for key in IGNORED_KEYS if key in self.places}
+        if use.with_target and object_columns - {"", *flags} <= table.columns.keys():
             cells = self._objects(table, rows.values())
             columns[OBJECTS] = as_column(cells, is_json=True)
         elif use.key:  # the table of one split has no objects, but it needs the same columns
@@ -96,14 +99,15 @@ class ObjectRows(Layout):
     def _objects(self, table: Table, groups: Collection[Sequence[int]]) -> list[list[Any]]:
         """Return the list of objects of each file."""
         labels = list(table.columns[self.label]) if self.label else [UNNAMED] * len(table)
-        places = {key: list(table.columns[name]) for key, name in self.places.items()}
+        columns = table.columns
+        places = {key: list(columns[name]) for key, name in self.places.items() if name in columns}
         objects: list[list[Any]] = []
         for rows in groups:
             objects_of_file: list[Any] = []
             for i in rows:
                 place = {key: cells[i] for key, cells in places.items() if cells[i] is not None}
                 label = None if _is_blank(labels[i]) else labels[i]
-                if label is None or (not self.label and not place):
+                if label is None or (not self.label and not place.keys() - {*IGNORED_KEYS}):
                     continue  # the row says that there is no object
                 place = {key: _numbers(value) for key, value in place.items()}
                 objects_of_file.append({"label": label, **place})
@@ -139,6 +143,7 @@ def find_object_rows(
         if len(names) == len(keys) and column not in names:
             places = dict(zip(keys, names, strict=True))
             break
+    flags = {key: by_name[key] for key in IGNORED_KEYS if key in by_name}
     if not places and column != AUTO:
         raise UserError(
             "data.objects: the table must have columns with the place of an object, such as xmin, "
@@ -157,7 +162,7 @@ def find_object_rows(
     # Lists of several boxes are a target already, so that each row is a file.
     if len(places) == 1 and not all(map(_is_flat, table.columns[next(iter(places.values()))])):
         return None
-    return ObjectRows(chosen, label, places)
+    return ObjectRows(chosen, label, places | flags)
 
 
 def _file_column(table: Table, inputs: Sequence[str], places: Collection[str]) -> str:
@@ -175,13 +180,23 @@ def _files(values: Sequence[Any], table: Path | None) -> list[Any]:
     """Return the paths of files whose names have no suffix, if they are below the table."""
     if table is None or all(is_file_name(str(value)) for value in values):
         return list(values)
-    index: dict[str, str] = {}
+    paths: dict[str, list[str]] = {}  # by the name without the suffix, and with its folders
     for folder, _, names in os.walk(table.parent):
         for name in sorted(names):
             if name.lower().endswith(MEDIA_SUFFIXES):
-                path = Path(folder, name)
-                index.setdefault(path.stem, str(path.relative_to(table.parent)))
-    return [value if value is None else index.get(str(value), value) for value in values]
+                path = Path(folder, name).relative_to(table.parent)
+                for key in {path.stem, path.with_suffix("").as_posix()}:
+                    paths.setdefault(key, []).append(str(path))
+    files: list[Any] = []
+    for value in values:
+        found = [] if value is None else paths.get(str(value), [])
+        if len(found) > 1:
+            raise UserError(
+                f"{table}: {value} can be {list_names(sorted(found), MAX_SHOWN)}; write the folder "
+                "too, or rename the files"
+            )
+        files.append(found[0] if found else value)
+    return files
 
 
 def _is_blank(value: Any) -> bool:

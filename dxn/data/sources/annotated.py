@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 
-from dxn.core.display import count
+from dxn.core.display import count, list_names
 from dxn.core.errors import UserError
 from dxn.core.untrusted import load_json, shortened
 from dxn.data.cell_paths import confined
@@ -21,6 +22,7 @@ from dxn.data.sources.detect import (
     PICTURE_FOLDERS,
     annotations_of,
     in_folder,
+    is_coco,
     stem_of_mask,
     stem_of_picture,
 )
@@ -34,9 +36,12 @@ from dxn.data.sources.picture_files import (
     splits_of_yaml,
 )
 from dxn.data.splits.split import UNDIVIDED, complete_splits
+from dxn.tasks.names import class_name
 
 PICTURES = ("images", "JPEGImages")
 MASK_ONLY_FOLDERS = ("mask", "segmentation")
+DATA_YAML = ("data", "dataset")  # usual names of the YAML file of YOLO
+MAX_IDS = 10  # in a message
 MAX_FRACTION = 1.5  # of a corner of a polygon, which can lie a little outside of the picture
 
 
@@ -153,8 +158,8 @@ def _with_listed_splits(root: Path, pictures: Sequence[Picture], notes: list[str
     return [p._replace(split=splits.get(p.path, p.split)) for p in pictures]
 
 
-def _coco(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
-    """Yield the pictures of the JSON files of COCO."""
+def _coco_files(root: Path, files: Sequence[Path]) -> dict[str, Path]:
+    """Return the JSON file of COCO of each split."""
     by_split: dict[str, Path] = {}
     for file in files:
         split = split_of_name(file.stem) or split_of_folders(file, root)
@@ -168,54 +173,148 @@ def _coco(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictu
                 f"{root}: {other.name} and {file.name} are both annotations of the {split} split; "
                 "keep one of them"
             )
-    pictures = [path for path in pictures_in(root) if not in_folder(path, root, MASK_FOLDERS)]
-    for split, file in by_split.items():
+    return by_split
+
+
+def _coco(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
+    """Yield the pictures of the JSON files of COCO."""
+    pictures = _pictures_of_coco(root)
+    for split, file in _coco_files(root, files).items():
         content = load_json(file)
-        try:
-            objects = _coco_objects(content)
-            file_name_of: dict[str, str] = {}  # by id
-            for image in content["images"]:
-                # Paths of Windows have backslashes.
-                name, picture_id = image["file_name"].replace("\\", "/"), _id_of(image["id"])
-                if file_name_of.setdefault(picture_id, name) != name:
-                    raise UserError(
-                        f"{file}: two images have the id {picture_id}; give each one its own"
-                    )
-            file_names = list(file_name_of.values())
-            paths = _coco_paths(file_names, file, root)
-            missing = [i for i, path in enumerate(paths) if not path.is_file()]
-            names = [name_of(PurePosixPath(file_names[i]), root, split) for i in missing]
-            claimed = set(paths)
-            others = [path for path in pictures if path not in claimed]
-            for i, other in pair(names, [name_of(path, root) for path in others]).items():
-                paths[missing[i]] = others[other]
-            if unlisted := objects.keys() - file_name_of.keys():
+        with _explained(file):
+            objects = _coco_objects(content, file)
+            images = _coco_images(content, file, root, split, pictures)
+            if unlisted := objects.keys() - images.keys():
                 number = sum(len(objects[picture_id]) for picture_id in unlisted)
                 notes.append(
                     f"not used: {count(number, 'annotation')} of images that {file.name} does not "
                     f"list, such as image {min(unlisted)}"
                 )
-            for picture_id, path in zip(file_name_of, paths, strict=True):
-                cell = objects.get(picture_id, []) if "annotations" in content else None
+            for picture_id, (path, image) in images.items():
+                cell = None
+                if "annotations" in content:
+                    sides = image.get("width"), image.get("height")
+                    cell = _with_size(objects.get(picture_id, []), *sides)
                 yield Picture(split, path, f"{file.name} image {picture_id}", cell)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{file}: is not in the format of COCO ({type(error).__name__}: {error}); an image "
-                "must have id and file_name, an annotation image_id, category_id and bbox or "
-                "segmentation"
-            ) from error
 
 
-def _coco_objects(content: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def coco_ids(path: Path) -> tuple[dict[Path, Any], dict[str, Any]]:
+    """Return the ids of the pictures and of the names of categories in JSON files of COCO.
+
+    Both are empty without such files. A name that two categories have is left out.
+
+    Args:
+        path: A file, or a folder with files.
+
+    Raises:
+        UserError: If two pictures have the same id, or a file is damaged.
+    """
+    root = path
+    if path.is_file():
+        form, files = ("COCO" if is_coco(path) else ""), [path]
+        # The folder of the annotations can lie beside those of the pictures.
+        root = path.parent if pictures_in(path.parent) else path.parent.parent
+    else:
+        form, files = annotations_of(root) or ("", [])
+    if form != "COCO":
+        return {}, {}
+    picture_ids: dict[Path, Any] = {}
+    paths: dict[Any, Path] = {}
+    ids_of_name: dict[str, set[Any]] = {}
+    pictures = _pictures_of_coco(root)
+    for split, file in _coco_files(root, files).items():
+        content = load_json(file)
+        with _explained(file):
+            for path, image in _coco_images(content, file, root, split, pictures).values():
+                other = paths.setdefault(image["id"], path)
+                if other != path:
+                    raise UserError(
+                        f"input: {path} and {other} have the same id, {image['id']}, in two files "
+                        "of COCO, so that their results could not be told apart; set input to the "
+                        "folder of one of them"
+                    )
+                picture_ids[path] = image["id"]
+            for item in content["categories"]:
+                ids_of_name.setdefault(class_name(item["name"]), set()).add(item["id"])
+    return picture_ids, {name: ids.pop() for name, ids in ids_of_name.items() if len(ids) == 1}
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    """Name the file of COCO and its format if a key is missing or has another type."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{file}: is not in the format of COCO ({type(error).__name__}: {error}); an image "
+            "must have id and file_name, an annotation image_id, category_id and bbox or "
+            "segmentation"
+        ) from error
+
+
+def _pictures_of_coco(root: Path) -> list[Path]:
+    return [path for path in pictures_in(root) if not in_folder(path, root, MASK_FOLDERS)]
+
+
+def _coco_images(
+    content: Mapping[str, Any], file: Path, root: Path, split: str, pictures: Sequence[Path]
+) -> dict[str, tuple[Path, Mapping[str, Any]]]:
+    """Return the path and the entry of each image of a file of COCO, by its id as a text.
+
+    Args:
+        content: Content of the file.
+        file: The file.
+        root: The folder of the data.
+        split: Split of the file.
+        pictures: All pictures of the folder.
+    """
+    image_of: dict[str, Mapping[str, Any]] = {}
+    for image in content["images"]:
+        other = image_of.setdefault(_id_of(image["id"]), image)
+        if other["file_name"] != image["file_name"]:
+            raise UserError(f"{file}: two images have the id {image['id']}; give each one its own")
+    # Paths of Windows have backslashes.
+    file_names = [image["file_name"].replace("\\", "/") for image in image_of.values()]
+    paths = _coco_paths(file_names, file, root)
+    missing = [i for i, path in enumerate(paths) if not path.is_file()]
+    names = [name_of(PurePosixPath(file_names[i]), root, split) for i in missing]
+    claimed = set(paths)
+    others = [path for path in pictures if path not in claimed]
+    for i, other in pair(names, [name_of(path, root) for path in others]).items():
+        paths[missing[i]] = others[other]
+    images = zip(paths, image_of.values(), strict=True)
+    return dict(zip(image_of, images, strict=True))
+
+
+def _with_size(objects: list[Any], width: Any, height: Any) -> Any:
+    """Return the cell of objects in a picture with a size, which some programs write as 0."""
+    try:
+        sides = float(width), float(height)
+    except (TypeError, ValueError):
+        return objects
+    if not objects or min(sides) <= 0 or not all(side.is_integer() for side in sides):
+        return objects
+    return {"objects": objects, "width": int(sides[0]), "height": int(sides[1])}
+
+
+def _coco_objects(content: Mapping[str, Any], file: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the objects of each image of a file of COCO, by its id as a text.
 
     Some programs write ids as numbers in one list, and as texts in another one.
+
+    Raises:
+        UserError: If an annotation has a category that the file does not list.
     """
-    labels = {_id_of(item["id"]): item["name"] for item in content["categories"]}
+    categories = {_id_of(item["id"]): item for item in content["categories"]}
     objects: dict[str, list[dict[str, Any]]] = {}
+    unknown: list[Mapping[str, Any]] = []
     for item in content.get("annotations", ()):
-        annotation = {"label": labels[_id_of(item["category_id"])]}
-        annotation |= {"iscrowd": 1} if item.get("iscrowd") else {}
+        category = categories.get(_id_of(item["category_id"]))
+        if category is None:
+            unknown.append(item)
+            continue
+        annotation = {"label": category["name"], "category_id": category["id"]}
+        annotation |= {"iscrowd": item["iscrowd"]} if item.get("iscrowd") else {}
         if item.get("segmentation"):
             annotation["segmentation"] = _compact(item["segmentation"])
         if "bbox" in item or "segmentation" not in annotation:
@@ -223,6 +322,14 @@ def _coco_objects(content: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]
         elif isinstance(annotation["segmentation"], list):
             annotation["bbox"] = _box_around(annotation["segmentation"])
         objects.setdefault(_id_of(item["image_id"]), []).append(annotation)
+    if unknown:
+        first = unknown[0]
+        raise UserError(
+            f"{file}: {count(len(unknown), 'annotation')} of a category that the file does not "
+            f"list, such as category {first['category_id']} in image {first['image_id']}; its "
+            f"categories have the ids {list_names([*categories], MAX_IDS)}; add the category or "
+            "correct the annotations"
+        )
     return objects
 
 
@@ -270,20 +377,25 @@ def _voc(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictur
     """Yield the pictures of the XML files of Pascal VOC."""
     # Masks in a folder SegmentationClass have the names of the pictures.
     pictures = [p for p in pictures_in(root) if not in_folder(p, root, MASK_ONLY_FOLDERS)]
-    objects: dict[Path, list[dict[str, Any]]] = {}
+    cells: dict[Path, Any] = {}
     file_names: dict[Path, str] = {}
     for file in files:
         try:
             tree = ElementTree.parse(file).getroot()
             if tree.tag != "annotation" and tree.find(".//bndbox") is None:
                 continue
-            objects[file] = []
+            objects: list[dict[str, Any]] = []
             for item in tree.iter("object"):
                 box = item.find("bndbox")
                 if box is None:
                     raise ElementTree.ParseError("an object has no bndbox")
                 numbers = {key: box.findtext(key) for key in ("xmin", "ymin", "xmax", "ymax")}
-                objects[file].append({"label": item.findtext("name"), **numbers})
+                annotation = {"label": item.findtext("name"), **numbers}
+                if difficult := item.findtext("difficult"):
+                    annotation["difficult"] = difficult
+                objects.append(annotation)
+            sides = tree.findtext("size/width"), tree.findtext("size/height")
+            cells[file] = _with_size(objects, *sides)
         # Others than ParseError: the file names an encoding that is unknown or not supported.
         except (ElementTree.ParseError, LookupError, ValueError) as error:
             raise UserError(
@@ -292,11 +404,11 @@ def _voc(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictur
         # Its folders, also those of Windows, are rarely those of the data.
         file_names[file] = PureWindowsPath(tree.findtext("filename") or "").name or file.stem
     # The name of the XML file is that of the picture. If there is none, the file names it.
-    paths = _partners(list(objects), pictures, root)
+    paths = _partners(list(cells), pictures, root)
     named = {file: file.with_name(name) for file, name in file_names.items() if file not in paths}
     left = sorted({*pictures} - {*paths.values()})
     of_names = _partners(list(named.values()), left, root)
-    for file, cell in objects.items():
+    for file, cell in cells.items():
         path = paths.get(file) or of_names.get(named[file]) or named[file]
         yield Picture(split_of_folders(file, root), path, str(file.relative_to(root)), cell)
 
@@ -308,6 +420,7 @@ def _yolo(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictu
     pictures = [p for p in pictures_in(root) if not in_folder(p, root, MASK_ONLY_FOLDERS)]
     file_of = {picture: file for file, picture in _partners(files, pictures, root).items()}
     _note_unused({*files} - {*file_of.values()}, "file of boxes", root, notes)
+    unnamed: list[str] = []
     for path in pictures:
         objects: list[dict[str, Any]] = []
         file = file_of.get(path)
@@ -317,6 +430,10 @@ def _yolo(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictu
                 continue
             try:
                 kind, *numbers = map(float, line.split())
+                if kind < 0 or not kind.is_integer():
+                    raise ValueError
+                if labels and kind not in labels:
+                    unnamed.append(f"{file}: line {number} has the class {int(kind)}")
                 label = labels.get(int(kind), str(int(kind)))
                 objects.append({"label": label, **_yolo_box(numbers, num_keypoints)})
             except (ValueError, OverflowError):
@@ -327,6 +444,12 @@ def _yolo(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictu
                 ) from None
         origin = str((file or path).relative_to(root))
         yield Picture(split_of_folders(path, root), path, origin, objects)
+    if unnamed:
+        raise UserError(
+            f"{unnamed[0]}, which has no name; {count(len(unnamed), 'object')} of all files have "
+            f"such a class, and the named ones are {min(labels)} to {max(labels)}; add the names, "
+            "or correct the classes"
+        )
 
 
 def _masks(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
@@ -379,7 +502,8 @@ def _note_unused(files: set[Path], what: str, root: Path, notes: list[str]) -> N
 
 def _safe(cell: Any, root: Path) -> Any:
     """Return a cell whose mask is not read if its path leads out of the folder."""
-    return {**cell, "mask": confined(cell["mask"], root)} if isinstance(cell, dict) else cell
+    has_mask = isinstance(cell, dict) and "mask" in cell
+    return {**cell, "mask": confined(cell["mask"], root)} if has_mask else cell
 
 
 def _yolo_box(numbers: Sequence[float], num_keypoints: int) -> dict[str, Any]:
@@ -415,23 +539,35 @@ def _num_keypoint_values(root: Path) -> int:
 
 def _class_names(root: Path, files: Sequence[Path]) -> dict[int, str]:
     """Return the names of the classes of YOLO, by number."""
+    found: dict[Path, dict[int, str]] = {}
     for file, content in _yaml_files(root):
         names = content.get("names")
+        if isinstance(names, list):
+            names = dict(enumerate(names))
         if isinstance(names, Mapping):
             try:
-                return {int(key): str(name) for key, name in names.items()}
+                found[file] = {int(key): str(name) for key, name in names.items()}
             except (TypeError, ValueError):
                 raise UserError(
                     f"{file}: names must have the number of each class as a key, such as 0: cat, "
                     f"got {shortened(names)}"
                 ) from None
-        if isinstance(names, list):
-            return dict(enumerate(map(str, names)))
+    # A training with YOLO leaves other files, such as args.yaml.
+    usual = {file: names for file, names in found.items() if file.stem in DATA_YAML} or found
+    for file, names in usual.items():
+        first = next(iter(usual))
+        if names != usual[first]:
+            raise UserError(
+                f"{file}: has other names of classes than {first.name}; keep one of them"
+            )
+    if usual:
+        return next(iter(usual.values()))
     for folder in (root, *{file.parent for file in files}):
         file = folder / "classes.txt"
         if file.exists():
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-            return dict(enumerate(line.strip() for line in lines if line.strip()))
+            # A blank line has a number too.
+            return {i: line.strip() for i, line in enumerate(lines) if line.strip()}
     return {}
 
 

@@ -115,7 +115,7 @@ def annotations_of(folder: Path) -> tuple[AnnotationFormat, list[Path]] | None:
     The files are sorted by name. None: the folder has no annotations.
     """
     files = _files_below(folder)
-    coco = [file for file in files if file.suffix.lower() == JSON and _contains(file, COCO)]
+    coco = list(filter(is_coco, files))
     if coco:
         return "COCO", coco
     voc = [file for file in files if file.suffix.lower() == ".xml"]
@@ -211,6 +211,11 @@ def stem_of_picture(file: Path) -> str:
 def _without_words(stem: str, words: str) -> str:
     shorter = re.sub(rf"([-_. ]({words}))+$", "", stem, flags=re.IGNORECASE)
     return re.sub(rf"^(({words})[-_. ])+", "", shorter, flags=re.IGNORECASE) or stem
+
+
+def is_coco(file: Path) -> bool:
+    """Whether a file has annotations in the format of COCO."""
+    return file.suffix.lower() == JSON and _contains(file, COCO)
 
 
 def _contains(file: Path, words: Sequence[bytes]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.data.formats import SHARD, table_format
-from dxn.data.sources.detect import tables_in
+from dxn.data.sources.detect import MASK_FOLDERS, annotations_of, in_folder, is_coco, tables_in
 from dxn.data.tables.files import read_text
 from dxn.tokenize.base import Reader
 
@@ -40,6 +40,8 @@ def tables_of(path: str, *, confine: bool = False) -> list[str]:
         UserError: If a link in a folder leads out of it, and `confine` is set.
     """
     if _is_folder(path):
+        if annotations_of(Path(path)) is not None:
+            return []  # such as a file of COCO beside the pictures
         tables = list(map(str, tables_in(Path(path)) or sorted(Path(path).glob(f"*{SHARD}"))))
         if confine:
             from dxn.data.cell_paths import require_inside
@@ -48,11 +50,14 @@ def tables_of(path: str, *, confine: bool = False) -> list[str]:
                 require_inside(table, Path(path), "confine")
         return tables
     files = _matches(path) if _is_pattern(path) else [path]
-    return files if all(map(_is_table, files)) else []
+    is_used = all(map(_is_table, files)) and not is_coco(Path(path))
+    return files if is_used else []
 
 
 def files_of(path: str) -> tuple[list[str], Path]:
     """Return the files of a folder or a pattern, and the folder that contains them.
+
+    Those of a file of annotations in the format of COCO are its pictures.
 
     Raises:
         UserError: If no file matches the pattern.
@@ -64,9 +69,16 @@ def files_of(path: str) -> tuple[list[str], Path]:
         # The folder in front of the first wildcard.
         first = min(path.index(wildcard) for wildcard in WILDCARDS if wildcard in path)
         return files, Path(f"{path[:first]}x").parent
+    if Path(path).is_file():  # annotations in the format of COCO
+        from dxn.data.sources.annotated import coco_ids
+
+        paths = sorted(coco_ids(Path(path))[0])
+        return list(map(str, paths)), Path(path).parent.parent
     root = Path(path)
     # Sorted: the file system returns files in any order.
     paths = sorted(path for path in root.rglob("*") if path.is_file())
+    if annotations_of(root) is not None:
+        paths = [path for path in paths if not in_folder(path, root, MASK_FOLDERS)]
     is_hidden = [any(part.startswith(".") for part in f.relative_to(root).parts) for f in paths]
     return [str(path) for path, hidden in zip(paths, is_hidden, strict=True) if not hidden], root
 

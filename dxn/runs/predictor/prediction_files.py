@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from dxn.runs.predictor.resumable import AnsweredRows
 
 COCO = ".coco.json"  # end of the name of a file of results
-# Origin of a row of annotations in the format of COCO.
-IMAGE_ID = re.compile(r".+\.json image (?P<id>\d+)")
+CocoIds = tuple[Mapping[Path, Any], Mapping[str, Any]]  # of pictures, and of the names of classes
+NO_IDS: CocoIds = {}, {}
 ARRAY = ARRAYS[0]  # suffix of the file of forecasts
 
 
@@ -50,35 +50,75 @@ def picture_input(predictor: Predictor, output: str) -> str:
 
 
 def coco_rows(
-    predictor: Predictor, samples: Samples, batch_size: int, start: int = 0
+    predictor: Predictor,
+    samples: Samples,
+    batch_size: int,
+    start: int = 0,
+    *,
+    ids: CocoIds = NO_IDS,
 ) -> Iterator[AnsweredRows]:
     """Yield one row per object, see `dxn.runs.predictor.resumable.Answers`.
 
-    A row has the name of the picture, its number if the input has one, the class, the box (left,
-    top, width and height in pixels), the score, and the run lengths of the mask if there is one.
+    A row has the name of the picture, the class, the box (left, top, width and height in pixels),
+    the score, and the run lengths of the mask if there is one. Objects of all scores are written,
+    as an evaluation needs them. The ids of the picture and of the class are those of the input. A
+    class that it does not have has the id of the training.
+
+    Args:
+        predictor: The model.
+        samples: The pictures.
+        batch_size: Number of pictures per batch.
+        start: Number of batches to leave out.
+        ids: See `dxn.data.sources.annotated.coco_ids`.
     """
+    opened = samples.opened
+    names = file_names(opened, picture_input(predictor, f"NAME{COCO}"))
     for rows, predicted in predicted_batches(predictor, samples, batch_size, start):
-        yield rows, coco_records(predictor, samples.opened, rows, predicted), ()
+        records: list[dict[str, Any]] = []
+        for row, prediction in zip(rows, predicted, strict=True):
+            records += coco_records(predictor, opened, row, prediction, names[row], ids)
+        yield rows, records, ()
+
+
+def file_names(opened: Opened, name: str) -> list[str]:
+    """Return the name of the picture of each row, with its folders if others have the same name."""
+    paths = [
+        Path(cell if isinstance(cell, str | Path) else locate(origin)["file"])
+        for cell, origin in zip(opened.cells[name], opened.origin, strict=True)
+    ]
+    names = [path.name for path in paths]
+    counts = Counter(names)
+    return [
+        str(path) if counts[name] > 1 else name for path, name in zip(paths, names, strict=True)
+    ]
 
 
 def coco_records(
-    predictor: Predictor, opened: Opened, rows: Sequence[int], predicted: Sequence[Any]
+    predictor: Predictor,
+    opened: Opened,
+    row: int,
+    prediction: Any,
+    file_name: str,
+    ids: CocoIds = NO_IDS,
 ) -> list[dict[str, Any]]:
-    """Return the records of predicted rows, see `coco_rows`."""
-    name = picture_input(predictor, f"NAME{COCO}")
+    """Return the records of the objects in a row, see `coco_rows`."""
+    picture_ids, category_ids = ids
+    category_ids = {**getattr(predictor.task.target, "category_ids", {}), **category_ids}
+    cell = opened.cells[predictor.task.objects_in][row]
+    names: dict[str, Any] = {"file_name": file_name}
+    if isinstance(cell, str | Path) and Path(cell) in picture_ids:
+        names["image_id"] = picture_ids[Path(cell)]
     records: list[dict[str, Any]] = []
-    for row, prediction in zip(rows, predicted, strict=True):
-        origin, cell = opened.origin[row], opened.cells[name][row]
-        image = cell if isinstance(cell, str | Path) else locate(origin)["file"]
-        match = IMAGE_ID.fullmatch(origin)
-        picture_id = {} if match is None else {"image_id": int(match["id"])}
-        for item in _answer(predictor, opened, row, prediction)["prediction"]:
-            size = item["right"] - item["left"], item["bottom"] - item["top"]
-            box = [item["left"], item["top"], *map(significant, size)]
-            result = {"category_name": item["label"], "bbox": box, "score": item["score"]}
-            if "segmentation" in item:
-                result["segmentation"] = item["segmentation"]
-            records.append({"file_name": Path(image).name, **picture_id, **result})
+    for item in _objects(predictor, opened, row, prediction):
+        record = {**names, "category_name": item["label"]}
+        if item["label"] in category_ids:
+            record["category_id"] = category_ids[item["label"]]
+        size = item["right"] - item["left"], item["bottom"] - item["top"]
+        record["bbox"] = [item["left"], item["top"], *map(significant, size)]
+        record["score"] = item["score"]
+        if "segmentation" in item:
+            record["segmentation"] = item["segmentation"]
+        records.append(record)
     return records
 
 
@@ -133,8 +173,19 @@ def write_pictures(folder: Path, predictor: Predictor, opened: Opened, batches: 
 
 
 def _answer(predictor: Predictor, opened: Opened, row: int, prediction: Any) -> dict[str, Any]:
-    inputs = {name: cells[row] for name, cells in opened.cells.items()}
-    return predictor.task.answer(prediction, inputs)
+    return predictor.task.answer(prediction, _inputs(opened, row))
+
+
+def _objects(
+    predictor: Predictor, opened: Opened, row: int, prediction: Any
+) -> list[dict[str, Any]]:
+    """Return the objects of all scores in a row."""
+    task: Any = predictor.task
+    return task.found(prediction, _inputs(opened, row), 0.0)
+
+
+def _inputs(opened: Opened, row: int) -> dict[str, Any]:
+    return {name: cells[row] for name, cells in opened.cells.items()}
 
 
 def write_frames(output: Path, predictor: Predictor, source: Any) -> str:

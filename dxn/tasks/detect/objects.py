@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dxn.core.errors import UserError
 from dxn.core.marks import Described
@@ -49,11 +50,28 @@ SIDE_KEYS: tuple[tuple[tuple[str, ...], Order], ...] = (
     (("onset", "duration"), "size"),
     (("start", "duration"), "size"),
 )
+# Keys of flags, 0 or 1: a region with many objects of a class, and an object that is hard to see.
+CROWD_KEYS = ("iscrowd", "is_crowd")
+IGNORED_KEYS = (*CROWD_KEYS, "difficult", "is_difficult")
 # By number of axes.
 EXAMPLES = {
     1: '[{"label": "bell", "start": 0.5, "end": 1.5}]',
     2: '[{"label": "cat", "box": [left, top, right, bottom]}]',
 }
+
+
+class Ignored(NamedTuple):
+    """An object that need not be found: the metrics leave out what finds it.
+
+    Args:
+        label: Its class.
+        place: Its box, or the polygons or run lengths of its mask.
+        is_crowd: Whether it is a region with many objects, each of which lies in it.
+    """
+
+    label: str
+    place: Any
+    is_crowd: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +82,12 @@ class Objects(Described):
         labels: Class of each object.
         boxes: Box of each object: top, left, bottom and right as fractions of a picture, or start
             and stop of an event in seconds or steps.
+        ignored: Further objects, with which the model is neither trained nor evaluated.
     """
 
     labels: tuple[str, ...] = ()
     boxes: tuple[Box, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -105,6 +125,68 @@ def label_of(item: Mapping[str, Any]) -> str | None:
     return class_name(label) if is_name else None
 
 
+def check_size(cell: Any, origin: str, size: tuple[int, int]) -> None:
+    """Check that the objects of a cell are for a picture of this size, if the cell names one.
+
+    Args:
+        cell: Objects; a mapping can have them as "objects" beside "width" and "height".
+        origin: File and row.
+        size: Height and width of the picture, as it is shown.
+
+    Raises:
+        UserError: If it has another size.
+    """
+    if not isinstance(cell, Mapping) or "objects" not in cell:
+        return
+    written = cell.get("height"), cell.get("width")
+    if None in written or written == size:
+        return
+    turned = "; if EXIF turns it, save it without" if written == size[::-1] else ""
+    raise UserError(
+        f"{origin}: the objects are for a picture of {written[1]}×{written[0]} pixels, but it has "
+        f"{size[1]}×{size[0]}{turned}; correct the width and height of the annotations, or use the "
+        "picture that was annotated"
+    )
+
+
+def category_ids(cells: Sequence[Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the id of each class in cells with objects of COCO, and notes about several ids.
+
+    If a class has several ids, most of its objects have the id that is returned.
+    """
+    counts: dict[str, Counter[Any]] = {}
+    for cell in cells:
+        # A text has no ids of COCO, and it takes time to parse.
+        for item in () if isinstance(cell, str) else list_of_objects(cell) or ():
+            number = item.get("category_id") if isinstance(item, Mapping) else None
+            label = None if number is None else label_of(item)
+            if label is not None and isinstance(number, int | str):
+                counts.setdefault(label, Counter())[number] += 1
+    ids = {label: numbers.most_common(1)[0][0] for label, numbers in counts.items()}
+    notes = [
+        f"target: the class {label!r} has several ids of categories "
+        f"({', '.join(map(str, numbers))}); results in the format of COCO get {ids[label]}"
+        for label, numbers in counts.items()
+        if len(numbers) > 1
+    ]
+    return ids, notes
+
+
+def is_crowd(item: Mapping[str, Any]) -> bool:
+    """Whether an object is a region with many objects."""
+    return any(_is_set(item.get(key)) for key in CROWD_KEYS)
+
+
+def is_ignored(item: Mapping[str, Any]) -> bool:
+    """Whether an object need not be found."""
+    return any(_is_set(item.get(key)) for key in IGNORED_KEYS)
+
+
+def _is_set(flag: Any) -> bool:
+    """Whether a flag is 1 or true. In XML and CSV files, it is a text, also "0"."""
+    return str(flag).strip().lower() in ("1", "1.0", "true")
+
+
 def are_objects(cells: Sequence[Any]) -> bool:
     """Return whether most target cells are lists of objects with boxes; a list can also be empty.
 
@@ -136,7 +218,7 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
         cell: A list of objects or its text in JSON. An object has a class and a box, such as
             {"label": "cat", "box": [left, top, right, bottom]}, {"name": "cat", "bbox": [left, top,
             width, height]}, {"label": "cat", "xmin": 3, ...}, or {"label": "bell", "start": 0.5,
-            "end": 1.5}.
+            "end": 1.5}. With "iscrowd": 1 or "difficult": 1, it is ignored.
         origin: File and row of the cell, for error messages.
         axes: Number A of axes: 2 for a picture, 1 for what has only a time.
         order: What the numbers of a list are. None: that follows from its key.
@@ -153,10 +235,8 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
         )
     labels: list[str] = []
     boxes: list[Box] = []
+    ignored: list[Ignored] = []
     for item in items:
-        # A region with many objects instead of one.
-        if isinstance(item, Mapping) and item.get("iscrowd"):
-            continue
         numbers, order_of_key = _box_of(item, origin, example)
         label = label_of(item)
         if label is None or len(numbers) != 2 * axes:
@@ -164,9 +244,13 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
                 f"{origin}: an object must have a label and {2 * axes} numbers, such as {example}, "
                 f"got {shortened(item)}"
             )
+        box = _corners(numbers, order or order_of_key)
+        if is_ignored(item):
+            ignored.append(Ignored(label, box, is_crowd(item)))
+            continue
         labels.append(label)
-        boxes.append(_corners(numbers, order or order_of_key))
-    return Objects(tuple(labels), tuple(boxes))
+        boxes.append(box)
+    return Objects(tuple(labels), tuple(boxes), tuple(ignored))
 
 
 def _box_of(item: Any, origin: str, example: str = "") -> tuple[list[float], Order]:

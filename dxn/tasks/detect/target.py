@@ -15,10 +15,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
-from dxn.tasks.detect.objects import Box, Objects, Order, read_objects
+from dxn.tasks.detect.objects import (
+    Box,
+    Ignored,
+    Objects,
+    Order,
+    category_ids,
+    check_size,
+    read_objects,
+)
 from dxn.tasks.names import Names, NamesState
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import BadMedia, Placement
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 # An object of which augmentation leaves less than this share in the picture is left out.
 MIN_VISIBLE = 0.25
 MAX_SHOWN = 3  # rows in a note
+MAX_FRACTION = 1.01  # of a box at the edge of a picture, because of rounding
 DEFAULT_THRESHOLD = 0.4  # if the validation split is no reason for another one
 
 
@@ -37,6 +47,7 @@ class ObjectsState(NamesState):
 
     usual_size: list[Annotated[float, Field(gt=0)]]
     fractions: bool = False
+    category_ids: dict[str, int | str] = Field(default_factory=dict)
     threshold: Probability = DEFAULT_THRESHOLD
 
 
@@ -49,6 +60,7 @@ class DetectedObjects(Names):
     Attributes:
         usual_size: (A,). Median size of the objects along each axis, in the units of places.
         fractions: Whether the boxes are fractions of the picture, from 0 to 1, instead of pixels.
+        category_ids: Id of each class in COCO, if the training data has this format.
         threshold: Minimum score of an object in answers.
     """
 
@@ -61,6 +73,7 @@ class DetectedObjects(Names):
         self.order: Order | None = task.order
         self.usual_size: list[float] = []
         self.fractions = False
+        self.category_ids: dict[str, int | str] = {}
         self.fixed_threshold = task.threshold
         self.threshold = DEFAULT_THRESHOLD if task.threshold is None else task.threshold
         self.axes = 0  # number A of axes of the boxes in the table; 0: unknown
@@ -73,20 +86,33 @@ class DetectedObjects(Names):
         return value.labels
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
-        """Find out whether the boxes are fractions: all numbers are from 0 to 1."""
-        largest = 0.0
-        count = 0
+        """Find out whether the boxes are fractions: the numbers of most boxes are from 0 to 1.
+
+        A few boxes of fractions can be partly outside of the picture.
+        """
+        num_small = 0
+        larger: list[str] = []  # the row of each box with larger numbers
         for cell, origin in zip(cells, origins, strict=True):
             try:
                 objects = read_objects(cell, origin, axes=2, order=self.order)
             except UserError:  # is reported when the rows are read, or these are events
                 continue
-            count += len(objects)
-            largest = max([largest, *(number for box in objects.boxes for number in box)])
-        self.axes = 2 if count else 1
-        # A hundredth more, because of rounding.
-        self.fractions = count > 0 and largest <= 1.01
-        return []
+            for box in (*objects.boxes, *(item.place for item in objects.ignored)):
+                if max(box) <= MAX_FRACTION:
+                    num_small += 1
+                else:
+                    larger.append(origin)
+        self.axes = 2 if num_small or larger else 1
+        self.fractions = num_small > len(larger)
+        self.category_ids, notes = category_ids(cells)
+        if not self.fractions or not larger:
+            return notes
+        return [
+            *notes,
+            f"target: boxes are read as fractions of the picture; {count(len(larger), 'box')} of "
+            f"{num_small + len(larger):,} with larger numbers, such as in {larger[0]}, reach "
+            "beyond it",
+        ]
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Objects:
         """Return the objects of a row in the units of places.
@@ -110,27 +136,31 @@ class DetectedObjects(Names):
         objects = read_objects(cell, origin, axes=axes, order=self.order)
         extent: Sequence[float] = (1.0,) * axes
         source = raws.get(name)
-        if not self.fractions and source is not None and objects.boxes:
+        if not self.fractions and source is not None and (objects.boxes or objects.ignored):
             try:
                 extent = tokenizer.reader.extent(source)
             except BadMedia:
                 return objects  # the row is reported because of its picture
+            if axes == 2:
+                check_size(cell, origin, (int(extent[0]), int(extent[1])))
         limits = (1.0,) * axes if tokenizer.reader.relative else None
         labels: list[str] = []
         boxes: list[Box] = []
         for label, box in zip(objects.labels, objects.boxes, strict=True):
-            scaled = [number / length for number, length in zip(box, (*extent,) * 2, strict=True)]
-            clipped = _clipped(scaled, limits)
-            if any(
-                stop <= start for start, stop in zip(clipped[:axes], clipped[axes:], strict=True)
-            ):
+            clipped, is_cut = _clipped(box, extent, limits)
+            if _is_empty(clipped):
                 self.unused[origin] = self.unused.get(origin, 0) + 1
                 continue
-            if max(abs(a - b) for a, b in zip(clipped, scaled, strict=True)) > 1e-2:
+            if is_cut:
                 self.clipped[origin] = self.clipped.get(origin, 0) + 1
             labels.append(label)
             boxes.append(clipped)
-        return Objects(tuple(labels), tuple(boxes))
+        ignored: list[Ignored] = []
+        for item in objects.ignored:
+            clipped, _ = _clipped(item.place, extent, limits)
+            if not _is_empty(clipped):
+                ignored.append(item._replace(place=clipped))
+        return Objects(tuple(labels), tuple(boxes), tuple(ignored))
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
         """Choose the input in which the objects are.
@@ -210,6 +240,8 @@ class DetectedObjects(Names):
         empty = sum(not len(value) for value in values)
         if empty:
             line += f"; {empty:,} rows without an object"
+        if num_ignored := sum(len(value.ignored) for value in values):
+            line += f"; {num_ignored:,} ignored (iscrowd or difficult)"
         for rows, what in (
             (self.unused, "without a size inside of the input are not used"),
             (self.clipped, "are cut at the edge of the input"),
@@ -233,10 +265,25 @@ def to_places(boxes: Tensor, placement: Placement) -> Tensor:
     return ordered((boxes * scale + origin) / unit)
 
 
-def _clipped(box: Sequence[float], limits: Sequence[float] | None) -> Box:
-    """Return the part of a box from 0 to the limits of each axis, if there are limits."""
+def _clipped(box: Box, extent: Sequence[float], limits: Sequence[float] | None) -> tuple[Box, bool]:
+    """Return a box in the units of places, and whether it is cut by more than a hundredth.
+
+    Args:
+        box: Box in the units in which it is written.
+        extent: One along each axis, in these units.
+        limits: The largest places along each axis. None: there are none.
+    """
+    scaled = [number / length for number, length in zip(box, (*extent, *extent), strict=True)]
     tops = [float("inf")] * len(box) if limits is None else (*limits, *limits)
-    return tuple(min(max(number, 0.0), top) for number, top in zip(box, tops, strict=True))
+    clipped = [min(max(number, 0.0), top) for number, top in zip(scaled, tops, strict=True)]
+    is_cut = max(abs(a - b) for a, b in zip(clipped, scaled, strict=True)) > 1e-2
+    return tuple(clipped), is_cut
+
+
+def _is_empty(box: Box) -> bool:
+    """Whether a box has no size along an axis."""
+    axes = len(box) // 2
+    return any(stop <= start for start, stop in zip(box[:axes], box[axes:], strict=True))
 
 
 def extents(boxes: Tensor) -> Tensor:

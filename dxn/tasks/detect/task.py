@@ -143,6 +143,13 @@ class Detect(Task[DetectedObjects]):
         otherwise as fractions of it; an event has start and stop. "objects_in" is the name of the
         input.
         """
+        objects = self.found(prediction, inputs, self.target.threshold)
+        return {"prediction": objects, "objects_in": self.target.input}
+
+    def found(
+        self, prediction: Detected, inputs: Mapping[str, Any] | None, threshold: float
+    ) -> list[dict[str, Any]]:
+        """Return the objects whose score is at least a threshold, see `answer`."""
         axes = prediction.boxes.shape[1] // 2
         extent: Sequence[float] = (1.0,) * axes
         source = (inputs or {}).get(self.target.input)
@@ -150,7 +157,7 @@ class Detect(Task[DetectedObjects]):
             # A picture that is gone leaves fractions.
             with suppress(BadMedia):
                 extent = self.target.tokenizers[self.target.input].reader.extent(source)
-        is_answer = prediction.scores >= self.target.threshold
+        is_answer = prediction.scores >= threshold
         boxes = prediction.boxes[is_answer].double() * torch.tensor([*extent, *extent])
         objects: list[dict[str, Any]] = []
         for index, score, box in zip(
@@ -163,7 +170,7 @@ class Detect(Task[DetectedObjects]):
             places = dict(zip(PLACES[axes], map(significant, [*start, *stop]), strict=True))
             label = self.target.labels[index]
             objects.append({"label": label, "score": significant(score), **places})
-        return {"prediction": objects, "objects_in": self.target.input}
+        return objects
 
     def object_size(self, cells: Sequence[Any]) -> tuple[float, ...] | None:
         """Return the median height and width of the boxes; None if there is no box."""

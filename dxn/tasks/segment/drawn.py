@@ -10,7 +10,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
-from dxn.tasks.detect.objects import label_of, list_of_objects
+from dxn.tasks.detect.objects import is_crowd, is_ignored, label_of, list_of_objects
 from dxn.tokenize.base import BadMedia
 
 SEGMENTATION = "segmentation"  # key of the polygons or run lengths of an object
@@ -27,11 +27,13 @@ class Area(NamedTuple):
         label: Its class.
         area: Its polygons or run lengths.
         is_crowd: Whether it is a region with many objects.
+        is_ignored: Whether it need not be found, as such a region.
     """
 
     label: str
     area: Any
     is_crowd: bool = False
+    is_ignored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | No
             _ = run_lengths(area, size) if isinstance(area, Mapping) else polygons(area)
         except BadMedia as error:
             raise UserError(f"{origin}: {error}") from error
-        areas.append(Area(label, area, bool(item.get("iscrowd"))))
+        areas.append(Area(label, area, is_crowd(item), is_ignored(item)))
     return areas
 
 

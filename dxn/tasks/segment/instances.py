@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from dxn.core.display import significant
@@ -18,6 +19,7 @@ from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.core.untrusted import shortened
 from dxn.tasks.detect.metric import ScoredObjects
+from dxn.tasks.detect.objects import Ignored, category_ids, check_size
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD
 from dxn.tasks.names import Names
 from dxn.tasks.segment.drawn import SEGMENTATION, Area, Drawn, compressed, read_areas, runs_of
@@ -38,6 +40,7 @@ class InstanceState(MaskState):
     """The content of labels.json."""
 
     threshold: Probability = DEFAULT_THRESHOLD
+    category_ids: dict[str, int | str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,12 @@ class Instances(Described):
     Args:
         areas: The objects.
         size: Height and width of the picture.
+        ignored: Further objects, with which the model is neither trained nor evaluated.
     """
 
     areas: tuple[Area, ...]
     size: tuple[int, int]
+    ignored: tuple[Ignored, ...] = ()
 
     def __len__(self) -> int:
         return len(self.areas)
@@ -65,10 +70,15 @@ class Instances(Described):
 
     def masks(self) -> np.ndarray:
         """Return the masks (m, H, W) bool."""
-        masks = np.zeros((len(self.areas), *self.size), bool)
-        for mask, area in zip(masks, self.areas, strict=True):
-            mask[:] = Drawn(((1, area.area),), self.size).values() > 0
-        return masks
+        return drawn_masks([area.area for area in self.areas], self.size)
+
+
+def drawn_masks(areas: Sequence[Any], size: tuple[int, int]) -> np.ndarray:
+    """Return the masks (m, H, W) bool of polygons or run lengths."""
+    masks = np.zeros((len(areas), *size), bool)
+    for mask, area in zip(masks, areas, strict=True):
+        mask[:] = Drawn(((1, area),), size).values() > 0
+    return masks
 
 
 class ObjectMasks(PixelClasses):
@@ -79,12 +89,14 @@ class ObjectMasks(PixelClasses):
 
     Attributes:
         threshold: Minimum score of an object in answers.
+        category_ids: Id of each class in COCO, if the training data has this format.
     """
 
     State: ClassVar[type[Strict]] = InstanceState
 
     def __init__(self, task: Segment):
         super().__init__(task)
+        self.category_ids: dict[str, int | str] = {}
         self.fixed_threshold = task.threshold
         self.threshold = DEFAULT_THRESHOLD if task.threshold is None else task.threshold
 
@@ -93,11 +105,12 @@ class ObjectMasks(PixelClasses):
         return value.names
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
-        """Return nothing: each object has the name of its class."""
-        return []
+        """Collect the ids of the classes in COCO. Each object has the name of its class."""
+        self.category_ids, notes = category_ids(cells)
+        return notes
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Any:
-        """Return the `Instances` of a row, without regions of many objects (iscrowd).
+        """Return the `Instances` of a row.
 
         Args:
             cell: See `read_drawn`.
@@ -108,6 +121,8 @@ class ObjectMasks(PixelClasses):
             UserError: If it is no list of objects with polygons or run lengths.
         """
         size = self.size_in(raws)
+        if size != (1, 1):
+            check_size(cell, origin, size)
         areas = read_areas(cell, origin, size)
         if areas is None:
             raise UserError(
@@ -116,7 +131,9 @@ class ObjectMasks(PixelClasses):
                 f"{shortened(cell)}; for a mask with the class of each pixel, leave out "
                 "head.instances"
             )
-        return Instances(tuple(area for area in areas if not area.is_crowd), size)
+        used = tuple(area for area in areas if not area.is_ignored)
+        others = (area for area in areas if area.is_ignored)
+        return Instances(used, size, tuple(Ignored(a.label, a.area, a.is_crowd) for a in others))
 
     def fit(self, values: Sequence[Any]) -> None:
         """Collect the classes and their frequencies.
@@ -210,14 +227,17 @@ class FoundMasks(ScoredObjects):
         ]
 
     def iou(self, true: Instances) -> Tensor:
-        """Return the intersection over union (n, m) with each true object."""
-        masks = true.masks().reshape(len(true), -1)
+        """Return the overlap (n, m) with each true object."""
+        ignored = drawn_masks([item.place for item in true.ignored], true.size)
+        masks = np.concatenate([true.masks(), ignored]).reshape(len(true) + len(ignored), -1)
         areas = masks.sum(1)
-        result = np.zeros((len(self.scores), len(true)))
+        is_crowd = np.array([False] * len(true) + [item.is_crowd for item in true.ignored], bool)
+        result = np.zeros((len(self.scores), len(masks)))
         for i, row in enumerate(result):
             mask = self.mask(i, true.size).ravel()
             common = masks[:, mask].sum(1)
-            row[:] = common / np.maximum(areas + mask.sum() - common, 1)
+            union = areas + mask.sum() - common
+            row[:] = common / np.maximum(np.where(is_crowd, mask.sum(), union), 1)
         return torch.from_numpy(result)
 
     def objects(

@@ -17,6 +17,7 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.schema import Strict
+from dxn.tasks.detect.objects import check_size
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import MAX_CLASS_COLUMNS, SHOWN, Names, NamesState
 from dxn.tasks.segment.drawn import BACKGROUND, labels_of, read_drawn
@@ -97,6 +98,8 @@ class PixelClasses(Names):
             UserError: If it is not a mask, or has another size than the picture.
         """
         size = self.size_in(raws)
+        if size != (1, 1):
+            check_size(cell, origin, size)
         drawn = read_drawn(cell, origin, self._values_by_name(), size)
         if drawn is not None:
             return Mask(origin, drawn, size)

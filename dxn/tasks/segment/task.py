@@ -225,8 +225,7 @@ class Segment(Task[PixelClasses]):
         """
         if isinstance(prediction, FoundMasks):
             assert isinstance(self.target, ObjectMasks)
-            size = self._size(prediction.size, inputs)
-            objects = prediction.objects(self.target.labels, self.target.threshold, size)
+            objects = self.found(prediction, inputs, self.target.threshold)
             return {"prediction": objects, "objects_in": self.target.input}
         classes = self._mask(prediction, inputs)
         content = png(classes, len(self.target.labels))
@@ -236,6 +235,13 @@ class Segment(Task[PixelClasses]):
             "colors": self._colors(),
             "masks_in": self.target.input,
         }
+
+    def found(
+        self, prediction: FoundMasks, inputs: Mapping[str, Any] | None, threshold: float
+    ) -> list[dict[str, Any]]:
+        """Return the objects whose score is at least a threshold, see `answer`."""
+        size = self._size(prediction.size, inputs)
+        return prediction.objects(self.target.labels, threshold, size)
 
     def marks(
         self, value: Segmented | Mask | FoundMasks | Instances
