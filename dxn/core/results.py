@@ -33,24 +33,26 @@ Figures = Mapping[str, Mapping[str, float]]  # metrics by row of a table
 
 
 class Truncation(Strict):
-    """Statistics of the samples of an input that are truncated to max_len tokens.
+    """Statistics of the samples of an input that are truncated to max_len units, such as tokens.
 
     Args:
         count: Number of truncated samples.
         total: Number of all samples.
-        max_len: Maximum number of tokens of a sample.
-        median_read: Median, over the truncated samples, of the fraction of tokens that is kept.
+        max_len: Maximum number of units of a sample.
+        unit: What is counted.
+        median_read: Median, over the truncated samples, of the fraction that is kept.
     """
 
     count: int
     total: int
     max_len: int
     median_read: float
+    unit: str = "tokens"
 
     def __str__(self) -> str:
         return (
-            f"{self.count:,} of {self.total:,} samples are truncated to {self.max_len:,} tokens "
-            f"(median: {100 * self.median_read:.0f}% of a truncated sample is kept)"
+            f"{self.count:,} of {self.total:,} samples are truncated to {self.max_len:,} "
+            f"{self.unit} (median: {100 * self.median_read:.0f}% of a truncated sample is kept)"
         )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
-from dxn.tokenize.base import Tokenizer
+from dxn.tokenize.base import TIME_MAP, Tokenizer
 from dxn.tokenize.cells.category import CategoryTokenizer
 from dxn.tokenize.cells.cell_values import SECONDS_PER_DAY, Moment
 from dxn.tokenize.cells.date import DateTokenizer
@@ -83,6 +83,8 @@ def _drawing(model: Any, name: str, rand: random.Random) -> Callable[[int], Exam
     def draw(count: int) -> Example:
         raws = examples(name, tokenizer, count, rand)
         collated = tokenizer.collate([tokenizer(raw) for raw in raws])
+        # Only places of tokens depend on it, which no graph returns.
+        collated.pop(TIME_MAP, None)
         tensors = {key: value for key, value in collated.items() if isinstance(value, Tensor)}
         return collated, tensors
 

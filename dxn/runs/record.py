@@ -89,8 +89,10 @@ def describe(
     truncations = count_truncated(train, tokenizers, rows)
     for name, truncation in truncations.items():
         key = plan.inputs[name].adapter
+        option = tokenizers[name].cut_option
         # The adapter of a user may have another option that limits the length.
-        advice = f"; set adapters.{key}.max_len" if "max_len" in plan.model.adapters[key] else ""
+        is_known = option.split(".")[0] in plan.model.adapters[key]
+        advice = f"; set adapters.{key}.{option}" if is_known else ""
         print_line(f"note: {name}: {truncation}{advice}")
     return truncations
 

@@ -203,6 +203,8 @@ class Tokenizer(CheckedMembers):
         vocabulary: `tokenizers.Tokenizer`, if the tokens are from a vocabulary. It is empty until
             the adapter is fitted.
         max_len: Maximum number of tokens from the vocabulary.
+        cut_unit: What `cut` counts. Empty: no value is cut, so none is read to count it.
+        cut_option: Option of the adapter that limits the length.
         choices: Values that a user can choose from. Empty: any value is possible.
         count_columns: Function that returns the number of columns of the samples (B,) of a batch.
             An adapter can set it, if the samples have no mask.
@@ -212,6 +214,8 @@ class Tokenizer(CheckedMembers):
     fill: ClassVar[Mapping[str, float]] = MappingProxyType({})
     vocabulary: Any = None
     max_len: int = 0
+    cut_unit: str = "tokens"
+    cut_option: str = "max_len"
     choices: Sequence[str] = ()
     count_columns: Callable[[Batch], Tensor] | None = None
 

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from dxn.data.dataset import Opened
+from dxn.data.inspect.quality import count_truncated
 from dxn.tokenize import (
     AudioAdapter,
     AudioAugment,
@@ -24,6 +26,7 @@ from dxn.tokenize import (
     SpectrogramOptions,
 )
 from dxn.tokenize.audio.augment import augment_spectrogram, augment_waveform, draw_gains
+from dxn.tokenize.audio.spectrogram import FLOOR
 from dxn.tokenize.audio.waveform_stem import WaveformOptions
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.column_profile import profile_of, scores_of
@@ -755,6 +758,43 @@ def test_padding_takes_no_part_in_the_normalization_of_a_clip(frontend):
     assert padded.shape[0] == 400
     torch.testing.assert_close(padded[: len(alone)], alone)
     assert not padded[len(alone) :].any()
+
+
+def test_padding_of_the_last_window_takes_no_part_in_the_normalization_of_a_clip():
+    spectrogram = SpectrogramOptions(num_frames=100, windows=True)
+    normalize = AudioNormalization(kind="clip")
+    raw = torch.randn(20_000, generator=torch.Generator().manual_seed(3)) / 9
+    features = AudioAdapter(8, spectrogram=spectrogram, normalize=normalize).tokenizer(raw)[
+        "features"
+    ]
+    assert len(features) == 200
+    # The last window has 4,000 samples, which are 26 frames.
+    assert not features[126:].any()
+    torch.testing.assert_close(features[:126].mean(0), torch.zeros(64), atol=1e-5, rtol=0)
+
+
+def test_padding_takes_no_part_in_the_statistics_of_a_data_set_and_is_silent():
+    clips = [torch.randn(1600 * n, generator=torch.Generator().manual_seed(n)) / 9 for n in (3, 7)]
+    plain = AudioAdapter(8).fit(clips)
+    for options in ({"num_frames": 100}, {"num_frames": 32, "windows": True}):
+        adapter = AudioAdapter(8, spectrogram=SpectrogramOptions(**options)).fit(clips)
+        # Windows have other frames at their borders.
+        torch.testing.assert_close(adapter.mean, plain.mean, atol=0.1, rtol=0)
+        features = adapter.tokenizer(clips[0])["features"]
+        assert features[-1].tolist() == pytest.approx([math.log(FLOOR)] * 64)
+
+
+def test_clips_that_num_frames_cuts_are_counted():
+    clips = [torch.zeros(16_000 * n) for n in (1, 3, 4)]
+    opened = Opened({"audio": clips}, None, list("abc"))
+    cut = AudioAdapter(8, spectrogram=SpectrogramOptions(num_frames=100)).tokenizer
+    (counted,) = count_truncated(opened, {"audio": cut}).values()
+    assert str(counted) == (
+        "2 of 3 samples are truncated to 100 frames (median: 29% of a truncated sample is kept)"
+    )
+    for options in ({"num_frames": 401}, {}, {"num_frames": 100, "windows": True}):
+        tokenizer = AudioAdapter(8, spectrogram=SpectrogramOptions(**options)).tokenizer
+        assert count_truncated(opened, {"audio": tokenizer}) == {}
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 1.05, 2.2, 5.0])

@@ -18,7 +18,7 @@ from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, SeriesAdapter, SeriesAugment
 from dxn.tokenize.column_profile import is_series, modality_of, profile_of
 from dxn.tokenize.series.reader import SeriesReader, read_series
-from dxn.tokenize.series.tokenizer import augment_series
+from dxn.tokenize.series.tokenizer import SeriesPatchOptions, augment_series
 from dxn.tokenize.series.values import MAX_VALUES
 
 D = 12
@@ -294,6 +294,28 @@ def test_the_default_patch_size_follows_the_median_length():
     for length, size in ((7, 1), (29, 1), (100, 4), (1000, 32)):
         adapter = SeriesAdapter(D).fit([series(length), series(length), series(3)])
         assert adapter.tokenizer.patch_size == size
+
+
+def test_places_are_steps_of_the_whole_series():
+    def starts_of(adapter, *raws):
+        batch = adapter.tokenizer.batch(list(raws))
+        coords = adapter(batch).spans[0].coords
+        return [row[~row.isnan().any(1)][:, 0].tolist() for row in coords]
+
+    raw = torch.arange(100.0)[:, None]
+    late = raw.clone()
+    late[:60] = torch.nan
+    adapter = SeriesAdapter(8, patch_size=5, max_len=4).fit([raw])
+    # A series that starts with missing values is read from its first value.
+    assert starts_of(adapter, late, raw) == [[60, 65, 70, 75], [0, 5, 10, 15]]
+    assert adapter.tokenizer.placement(adapter.tokenizer(late)).origin.tolist() == [60]
+    adapter.tokenizer.continue_from(30)
+    # The last steps, and a short history after missing values.
+    assert starts_of(adapter, raw) == [[80, 85, 90, 95]]
+    assert starts_of(adapter, raw[:7]) == [[-3, 2]]
+    front = SeriesPatchOptions(fill_start=True)
+    adapter = SeriesAdapter(8, patch_size=4, channels="separate", patch=front).fit([raw])
+    assert starts_of(adapter, raw[:10], raw[:3]) == [[-2, 2, 6], [-1]]
 
 
 def test_a_long_series_is_truncated_and_this_is_reported():

@@ -324,7 +324,8 @@ def count_truncated(
     for name, tokenizer in tokenizers.items():
         # A tokenizer that does not define `cut` never truncates. Skip it, because reading all of
         # its values would take long.
-        if name not in opened.raws or type(tokenizer).cut is Tokenizer.cut:
+        can_cut = type(tokenizer).cut is not Tokenizer.cut and tokenizer.cut_unit
+        if name not in opened.raws or not can_cut:
             continue
         num_values = 0
         counts: list[tuple[int, int]] = []
@@ -340,6 +341,10 @@ def count_truncated(
             max_len = max(num_read for num_read, _ in counts)
             median = statistics.median(num_read / total for num_read, total in counts)
             truncations[name] = Truncation(
-                count=len(counts), total=num_values, max_len=max_len, median_read=median
+                count=len(counts),
+                total=num_values,
+                max_len=max_len,
+                median_read=median,
+                unit=tokenizer.cut_unit,
             )
     return truncations

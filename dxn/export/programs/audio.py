@@ -61,13 +61,15 @@ def prepare(raws: Sequence[np.ndarray], options: Mapping[str, Any]) -> dict[str,
     levels: dict[str, np.ndarray] = {}
     if options["normalize"] == "clip":
         # The deviation of all bins together keeps their relative levels.
-        stds = [max(row.std(), 1e-3) for row in rows]
+        stds = [(row.var() + 1e-7) ** 0.5 for row in rows]
         means = [row.mean(0) for row in rows]
         pairs = [np.append(mean, std) for mean, std in zip(means, stds, strict=True)]
         levels["level"] = np.array(pairs, np.float32)
         rows = [(row - mean) / std for row, mean, std in zip(rows, means, stds, strict=True)]
     # Padding takes no part in the normalization of a clip.
-    rows = [_fixed_length(row, options.get("num_frames")) for row in rows]
+    is_silent = options["normalize"] != "clip" and options["frontend"] == "mel"
+    padding = math.log(options["floor"]) if is_silent else 0.0
+    rows = [_fixed_length(row, options.get("num_frames"), padding) for row in rows]
     lengths = np.array([len(row) for row in rows], np.int64)
     features = np.zeros((len(rows), int(lengths.max()), rows[0].shape[1]), np.float32)
     for padded, row in zip(features, rows, strict=True):
@@ -149,9 +151,9 @@ def _power(samples: np.ndarray, options: Mapping[str, Any], preemphasis: float =
     return np.abs(np.fft.rfft(frames * window)) ** 2
 
 
-def _fixed_length(rows: np.ndarray, count: int | None) -> np.ndarray:
-    """Truncate or pad rows with zeros at the end."""
+def _fixed_length(rows: np.ndarray, count: int | None, value: float = 0.0) -> np.ndarray:
+    """Truncate or pad rows with a value at the end."""
     if count is None:
         return rows
     padding = [(0, max(count - len(rows), 0))] + [(0, 0)] * (rows.ndim - 1)
-    return np.pad(rows[:count], padding)
+    return np.pad(rows[:count], padding, constant_values=value)

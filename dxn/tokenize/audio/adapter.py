@@ -141,7 +141,8 @@ class AudioAdapter(Adapter):
             return self
         moments = Moments(len(self.mean))
         for raw in raws_of(self.tokenizer.reader, evenly_spaced(raws, MAX_FITTED), Tensor):
-            moments.add(self.tokenizer.features(raw))
+            features = self.tokenizer.features(raw)
+            moments.add(features[self.tokenizer.is_real(len(raw), len(features))])
         if moments.count.any():
             self.mean.copy_(moments.mean)
             self.std.copy_(moments.std.clamp(min=MIN_STD))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -142,13 +143,18 @@ class Spectrogram:
         """
         if not self.options.windows:
             return self._frames(raw, gains)
-        assert self.options.num_frames is not None
-        length = self.options.num_frames * self.hop_length
-        first, *others = raw.split(length)
-        # A short rest would be a window of silence.
-        shortest = int(SHORTEST_WINDOW * self.sample_rate)
-        parts = [first, *(part for part in others if len(part) >= shortest)]
+        sizes = self._window_sizes(len(raw))
+        parts = raw[: sum(sizes)].split(sizes)
         return torch.cat([self._frames(part, gains) for part in parts])
+
+    def _window_sizes(self, length: int) -> list[int]:
+        """Return the number of samples of each window of a waveform of so many samples."""
+        assert self.options.num_frames is not None
+        size = self.options.num_frames * self.hop_length
+        whole, rest = divmod(length, size)
+        # A short rest would be a window of silence.
+        has_rest = not whole or rest >= int(SHORTEST_WINDOW * self.sample_rate)
+        return [size] * whole + [rest] * has_rest
 
     def _frames(self, raw: Tensor, gains: Tensor | None) -> Tensor:
         if self.options.frontend == "mel":
@@ -192,13 +198,25 @@ class Spectrogram:
         options = self.options
         if options.num_frames is None:
             return self.num_real_frames(length)
-        num_windows = 1
-        if options.windows:
-            # See `__call__`: the first window, and others that are not too short.
-            whole, rest = divmod(length, options.num_frames * self.hop_length)
-            has_rest = whole > 0 and rest >= int(SHORTEST_WINDOW * self.sample_rate)
-            num_windows = max(whole, 1) + has_rest
+        num_windows = len(self._window_sizes(length)) if options.windows else 1
         return num_windows * options.num_frames
+
+    def is_real(self, length: int) -> Tensor:
+        """Return which frames (frames,) of a waveform of so many samples are not padding.
+
+        Whisper's padding is silence in the waveform, which has a spectrogram.
+        """
+        options = self.options
+        if options.num_frames is None or options.frontend == "whisper":
+            return torch.ones(self.num_frames(length), dtype=torch.bool)
+        sizes = self._window_sizes(length) if options.windows else [length]
+        numbers = torch.tensor([self.num_real_frames(size) for size in sizes])
+        return (torch.arange(options.num_frames) < numbers[:, None]).flatten()
+
+    @property
+    def padding(self) -> float:
+        """The value of padding: silence; with frontend=kaldi 0, as in AST."""
+        return math.log(FLOOR) if self.options.frontend == "mel" else 0.0
 
     def num_real_frames(self, length: int) -> int:
         """Return the number of frames of a waveform, which num_frames truncates or pads."""
@@ -262,11 +280,12 @@ class Spectrogram:
         return rearrange((log.clamp(min=float(log.max()) - 8) + 4) / 4, "f t -> t f")
 
     def _truncate_or_pad(self, mel: Tensor) -> Tensor:
-        """Truncate or pad mel (frames, F) to num_frames with zeros at the end."""
+        """Truncate or pad mel (frames, F) to num_frames at the end."""
         num_frames = self.options.num_frames
         if num_frames is None:
             return mel
-        return F.pad(mel[:num_frames], (0, 0, 0, max(num_frames - len(mel), 0)))
+        missing = max(num_frames - len(mel), 0)
+        return F.pad(mel[:num_frames], (0, 0, 0, missing), value=self.padding)
 
 
 def hop_samples(options: SpectrogramOptions, sample_rate: int) -> int:

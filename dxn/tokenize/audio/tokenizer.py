@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
@@ -104,6 +103,7 @@ class AudioTokenizer(Tokenizer):
     """
 
     reader: AudioReader
+    cut_option = "spectrogram.num_frames"
 
     def __init__(
         self,
@@ -127,6 +127,8 @@ class AudioTokenizer(Tokenizer):
         if frontend != "mel" and augment.equalize:
             raise ValueError(f"augment.equalize needs frontend=mel, got frontend={frontend}")
         self.reader = AudioReader(sample_rate=sample_rate, max_seconds=spectrogram.max_seconds)
+        can_cut = spectrogram.num_frames is not None and not spectrogram.windows
+        self.cut_unit = "frames" if can_cut else ""
         self.tokens: AudioTokens = tokens
         self.sample_rate = sample_rate
         self.n_mels = spectrogram.n_mels
@@ -170,12 +172,13 @@ class AudioTokenizer(Tokenizer):
         if self.normalize == "clip":
             # One standard deviation for all bins keeps their relative levels, which distinguish
             # sounds. The constant, that of wav2vec 2.0, avoids a division by zero for silent clips.
-            end = self._num_real(len(raw), len(features))
-            std = (features[:end].var(correction=0) + 1e-7).sqrt()
-            mean = features[:end].mean(0)
+            is_real = self.is_real(len(raw), len(features))
+            real = features[is_real]
+            std = (real.var(correction=0) + 1e-7).sqrt()
+            mean = real.mean(0)
             level["level"] = torch.cat([mean, std[None]])
-            # Padding gets the mean: otherwise, it would be louder than the clip.
-            features = F.pad((features[:end] - mean) / std, (0, 0, 0, len(features) - end))
+            # Padding gets the mean, so that it has no sound of its own.
+            features = (features - mean) / std * is_real[:, None]
         # After normalization, because masks contain the mean of the normalized clip.
         if rand is not None and self.spectrogram is not None:
             features = augment_spectrogram(features, self.augment, rand)
@@ -184,14 +187,11 @@ class AudioTokenizer(Tokenizer):
             sample[TIME_MAP] = torch.tensor([first / self.sample_rate, rate * self.seconds])
         return sample
 
-    def _num_real(self, length: int, num_rows: int) -> int:
-        """Return how many rows of the features of so many samples are not padding."""
-        spectrogram = self.spectrogram
-        if spectrogram is None or spectrogram.options.windows:
-            return num_rows
-        # Whisper's padding is silence in the waveform, which has a spectrogram.
-        is_silence = spectrogram.options.frontend == "whisper"
-        return num_rows if is_silence else min(spectrogram.num_real_frames(length), num_rows)
+    def is_real(self, length: int, num_rows: int) -> Tensor:
+        """Return which rows of the features of so many samples are not padding."""
+        if self.spectrogram is None:
+            return torch.ones(num_rows, dtype=torch.bool)
+        return self.spectrogram.is_real(length)
 
     def time_map(self, sample: Mapping[str, Tensor]) -> Tensor:
         """Return the start of the features in seconds and the seconds per row (..., 2).
@@ -231,6 +231,16 @@ class AudioTokenizer(Tokenizer):
         assert self.count_columns is not None
         rows = len(raw) if self.spectrogram is None else self.spectrogram.num_frames(len(raw))
         return int(self.count_columns({"lengths": torch.tensor([rows])}))
+
+    def cut(self, raw: Tensor) -> tuple[int, int] | None:
+        """Return the numbers of frames that are read and of all. None: all are read."""
+        if not self.cut_unit:
+            return None
+        assert self.spectrogram is not None
+        num_read = self.spectrogram.num_frames(len(raw))
+        total = self.spectrogram.num_real_frames(len(raw))
+        # The last frame of a clip is centered at its end.
+        return (num_read, total) if total > num_read + 1 else None
 
     def length(self, raw: Tensor) -> float:
         """Return the approximate number of tokens of a clip raw (T,)."""

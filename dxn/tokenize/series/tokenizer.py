@@ -111,6 +111,7 @@ class SeriesTokenizer(Tokenizer):
     """
 
     reader: SeriesReader
+    cut_unit = "time steps"
 
     def __init__(
         self,
@@ -143,16 +144,18 @@ class SeriesTokenizer(Tokenizer):
 
         Returns:
             values (T, C), 0 where a value is missing; observed (T, C) bool; lengths (), T; and loc
-            and scale (C,), with which values * scale + loc are the original ones. After
-            augmentation that moves steps, also time_map (2,): the first step in the original
-            series, and original steps per step.
+            and scale (C,), with which values * scale + loc are the original ones. If the values do
+            not start at the first step of the series, also time_map (2,): the first step in the
+            series, and steps of the series per step.
         """
-        if rand is None:
-            return self.prepare(self._last_steps(raw))
-        raw, time_map = augment_series(raw, self.augment, rand)
-        sample = self.prepare(self._last_steps(raw))
-        if self.augment.crop or self.augment.warp:
-            sample[TIME_MAP] = torch.tensor(time_map)
+        first, rate = 0.0, 1.0
+        if rand is not None:
+            raw, (first, rate) = augment_series(raw, self.augment, rand)
+        steps, start = self._last_steps(raw)
+        sample = self.prepare(steps)
+        start += self._start(steps) - self._num_filled(steps)
+        if start or (first, rate) != (0, 1):
+            sample[TIME_MAP] = torch.tensor([first + rate * start, rate])
         return sample
 
     def placement(self, sample: Mapping[str, Tensor]) -> Placement:
@@ -166,9 +169,7 @@ class SeriesTokenizer(Tokenizer):
 
     def prepare(self, raw: Tensor) -> Sample:
         """Do the same for all time steps, without augmentation."""
-        raw = self._truncated(raw)
-        if self.fill_start and self.patch_size:
-            raw = F.pad(raw, (0, 0, -len(raw) % self.patch_size, 0), value=torch.nan)
+        raw = F.pad(self._truncated(raw), (0, 0, self._num_filled(raw), 0), value=torch.nan)
         loc, scale = self.statistics(raw)
         observed = ~raw.isnan()
         values = torch.where(observed, (raw - loc) / scale, 0.0)
@@ -185,6 +186,8 @@ class SeriesTokenizer(Tokenizer):
         if self.fill_start:
             longest = max(len(sample["values"]) for sample in samples)
             samples = [_filled_in_front(sample, longest) for sample in samples]
+        if any(TIME_MAP in sample for sample in samples):
+            samples = [{TIME_MAP: torch.tensor([0.0, 1.0]), **sample} for sample in samples]
         batch = super().collate(samples)
         return {**batch, FULL: batch[FULL] and bool(batch["observed"].all())}
 
@@ -293,29 +296,43 @@ class SeriesTokenizer(Tokenizer):
         """Number of time steps of max_len patches."""
         return (self.max_len - 1) * self.stride + self.patch_size
 
-    def _last_steps(self, raw: Tensor) -> Tensor:
-        """Return the last time steps, after missing values if `is_fixed` is set."""
+    def _last_steps(self, raw: Tensor) -> tuple[Tensor, int]:
+        """Return the last time steps, after missing values if `is_fixed` is set, and their start.
+
+        The start is an index of `raw`, and below 0 for missing values in front of it.
+        """
         if not self.history_steps:
-            return raw
+            return raw, 0
         steps = self.history_steps + self.ahead
+        start = len(raw) - steps
         raw = raw[-steps:]
         missing = steps - len(raw) if self.is_fixed else 0
-        return F.pad(raw, (0, 0, missing, 0), value=torch.nan)
+        return F.pad(raw, (0, 0, missing, 0), value=torch.nan), max(start, -missing)
+
+    def _num_filled(self, raw: Tensor) -> int:
+        """Return the number of missing values in front of a series, see `SeriesPatchOptions`."""
+        if not self.fill_start or not self.patch_size:
+            return 0
+        return -min(len(raw), self.max_steps) % self.patch_size
 
     def _truncated(self, raw: Tensor) -> Tensor:
         """Return the first time steps of a series, at most those of max_len patches.
 
         A task that continues the series needs the last ones.
         """
+        start = self._start(raw)
+        return raw[start : start + self.max_steps] if self.patch_size else raw
+
+    def _start(self, raw: Tensor) -> int:
+        """Return the first time step that `_truncated` keeps."""
         limit = self.max_steps
         if not self.patch_size or len(raw) <= limit:
-            return raw
+            return 0
         if self.history_steps:
-            return raw[-limit:]
+            return len(raw) - limit
         # A series can start with missing values, but every sample needs a value.
         first = int((~raw.isnan()).any(1).nonzero()[0])
-        start = 0 if first < limit else min(first, len(raw) - limit)
-        return raw[start : start + limit]
+        return 0 if first < limit else min(first, len(raw) - limit)
 
 
 def channel_statistics(moments: Moments, constant_std: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -333,10 +350,14 @@ def channel_statistics(moments: Moments, constant_std: float = 1.0) -> tuple[Ten
 
 def _filled_in_front(sample: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return a sample with missing values in front of the others, so that it has `steps` ones."""
-    filled = dict(sample)
+    missing = steps - len(sample["values"])
+    filled: dict[str, Any] = {**sample, "lengths": torch.tensor(steps)}
     for key in ("values", "observed"):
-        filled[key] = F.pad(sample[key], (0, 0, steps - len(sample[key]), 0))
-    return {**filled, "lengths": torch.tensor(steps)}
+        filled[key] = F.pad(sample[key], (0, 0, missing, 0))
+    if missing:
+        first, rate = sample.get(TIME_MAP, torch.tensor([0.0, 1.0])).tolist()
+        filled[TIME_MAP] = torch.tensor([first - rate * missing, rate])
+    return filled
 
 
 def augment_series(

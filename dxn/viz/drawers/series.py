@@ -47,7 +47,8 @@ class SeriesDrawer(PanelDrawer):
                 continue
             channel = f", channel {int(row[2]) + 1}" if len(row) > 2 else ""
             # Counted from 1, and the last step is included.
-            names.append(f"steps {int(row[0]) + 1} to {int(row[1])}{channel}")
+            # A patch can start with padding in front of the series.
+            names.append(f"steps {max(int(row[0]), 0) + 1} to {int(row[1])}{channel}")
         return names
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:

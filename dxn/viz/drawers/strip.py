@@ -105,13 +105,10 @@ class FramesDrawer(StripDrawer):
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         """Return the boxes (N, 4) of tokens with coords (N, 6), NaN if they are not drawn."""
-        # The coordinates count from the start of the window that the model reads. Before a shorter
-        # series, it has missing frames.
-        window = shown.preprocessor.history_steps or len(shown.raw)
-        step = coords[:, 0] + len(_frames(shown)) - window
+        step = coords[:, 0] + len(_frames(shown)) - len(shown.raw)
         grid_size = shown.preprocessor.reader.grid_size
         boxes = in_strip(coords[:, 2:], step, grid_size, _gap_of_cells(shown))
-        boxes[(step < 0) | (coords[:, 0] >= window)] = np.nan
+        boxes[(step < 0) | (coords[:, 0] >= len(shown.raw))] = np.nan
         return boxes
 
     def note(self, shown: Shown, coords: np.ndarray) -> str:
