@@ -38,7 +38,8 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
         input: Table, file, folder, pattern ('photos/*.jpg') or one sample (input.text=...).
         output: .csv, .jsonl, .json or .parquet file for the predictions (default: print them); with
             engine=ray a folder. For objects in pictures also a .coco.json file, or a folder for the
-            pictures with boxes. For forecasts of frames also a .npy file.
+            pictures with boxes. For questions with an id also a .squad.json file. For forecasts of
+            frames also a .npy file.
         keep: Further columns of the table to copy to the output.
         data: Columns of a table with one row per time step, for the weights of a public forecasting
             model: data.target, and optionally data.time and data.series_id.
@@ -117,6 +118,12 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
             self._predict_one(predictor, samples, output)
             return 0
         opened = predictor.model_inputs.option(self.input, keep=self.keep, **self.table_options())
+        finish = None
+        if output is not None and output.name.endswith(".squad.json"):
+            from dxn.runs.predictor.prediction_files import check_ids, write_by_id
+
+            check_ids(predictor, opened, output)
+            finish = write_by_id
         samples = predictor.model_inputs.prepared(opened)
         if draws and output is not None:
             from dxn.runs.predictor.prediction_files import write_pictures
@@ -136,6 +143,7 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
                 batch_size=self.batch_size,
                 identity=self.identity(opened),
                 separator=predictor.task.target.separator,
+                finish=finish,
             )
             if written is not None:
                 print_line(f"written: {output} ({written[0]})")
@@ -194,6 +202,8 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
         from dxn.runs.predictor.output import rows_text, write_records
         from dxn.runs.predictor.prediction_files import (
             COCO,
+            SQUAD,
+            check_ids,
             coco_records,
             file_names,
             write_pictures,
@@ -203,6 +213,8 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
         if not output.suffix:
             print_line(f"written: {output} ({write_pictures(output, predictor, opened, [batch])})")
             return
+        if output.name.endswith(SQUAD):
+            check_ids(predictor, opened, output)
         if output.name.endswith(COCO):
             names = file_names(opened, task.objects_in)
             records = coco_records(predictor, opened, 0, predictions.predicted[0], names[0])

@@ -32,10 +32,12 @@ def rows_of(count):
 
 def nested(rows):
     articles = []
-    for question, context, target in rows:
+    for number, (question, context, target) in enumerate(rows):
         pairs = zip(target["text"], target["answer_start"], strict=True)
         answers = [{"text": text, "answer_start": start} for text, start in pairs]
-        asked = {"question": question, "answers": answers, "is_impossible": not answers}
+        # Like a hash, which is not an input.
+        asked = {"id": f"{number:x}", "question": question, "answers": answers}
+        asked["is_impossible"] = not answers
         articles.append({"title": "T", "paragraphs": [{"context": context, "qas": [asked]}]})
     return json.dumps({"version": "v2.0", "data": articles})
 
@@ -83,7 +85,7 @@ def test_each_format_is_found(files, name, capsys):
     assert main(["check", str(files / name)]) == 0
     out = capsys.readouterr().out
     assert "(span)" in out and "context (text)" in out and "questions without an answer" in out
-    assert "(number)" not in out
+    assert "(number)" not in out and "id (text)" not in out
 
 
 @pytest.mark.parametrize("form", ["flat", "nested"])
@@ -136,6 +138,18 @@ def test_a_run_answers_with_parts_of_long_texts(files, tmp_path, capsys):
         else:
             assert not row["start"] and not row["end"]
         assert 0 <= float(row["score"]) <= 1
+    # The form that the script of SQuAD reads.
+    written = tmp_path / "answers.squad.json"
+    nested_file = files / "nested.json"
+    assert main(["predict", f"run={run}", f"input={nested_file}", f"output={written}"]) == 0
+    table = tmp_path / "answers.csv"
+    assert main(["predict", f"run={run}", f"input={nested_file}", f"output={table}"]) == 0
+    with table.open(encoding="utf-8") as file:
+        expected = {row["id"]: row["prediction"] for row in csv.DictReader(file)}
+    assert json.loads(written.read_text(encoding="utf-8")) == expected and len(expected) == 60
+    flat_file = files / "flat.jsonl"
+    error = refused(capsys, ["predict", f"run={run}", f"input={flat_file}", f"output={written}"])
+    assert "there is no column id" in error[0]
     model = dxn.load(run, device="cpu")
     model.task.target.is_optional = False
     text = " ".join(row["context"] for row in rows)

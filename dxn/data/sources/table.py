@@ -38,7 +38,7 @@ from dxn.data.splits.split import (
     usual_split_column,
 )
 from dxn.data.tables.read import Layout, Table, as_list, column_name, concatenate, read_table
-from dxn.data.tables.squad import are_parts, check_texts, with_positions
+from dxn.data.tables.squad import are_parts, check_texts, question_ids, with_positions
 
 JOINED = " + "  # separator of the column names in `Source.target`
 
@@ -248,7 +248,10 @@ def from_tables(tables: Mapping[str, Table], readers: Readers, options: TableOpt
         readers,
         named=options.columns,
         target=options.target,
-        excluded=(split, options.group, *(holdout or ()), *layout_ids),
+        excluded=(
+            *(split, options.group, *(holdout or ()), *layout_ids),
+            *question_ids(whole.columns, _possible_targets(options, whole.columns)),
+        ),
         exclude=[str(column) for column in as_list(options.exclude)],
         new_groups=_new_groups(whole, rows_of) if {"train", "test"} <= rows_of.keys() else (),
         notes=notes,

@@ -6,7 +6,7 @@ A file of SQuAD has articles with paragraphs, each with its questions.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PARAGRAPHS, QUESTIONS = "paragraphs", "qas"
 ANSWERS = ("answers", "answer", "answer_text")
+IDS = ("id", "qid", "question_id")
 QUESTION = "question"
 CONTEXT = "context"
 STARTS = ("answer_start", "start")
@@ -127,6 +128,16 @@ def are_parts(columns: Mapping[str, Column], target: str) -> bool:
         if answers:
             tried.append(any(answer in context for answer in answers))
     return bool(tried) and sum(tried) >= MIN_FOUND * len(tried)
+
+
+def question_ids(columns: Mapping[str, Column], targets: Sequence[str]) -> list[str]:
+    """Return the columns with the ids of questions, if a target has their answers.
+
+    They are no inputs: an id of letters and digits could be taken for a text.
+    """
+    if not any(are_parts(columns, target) for target in targets):
+        return []
+    return [name for name in columns if name.lower() in IDS]
 
 
 def check_texts(table: Table, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Predictions that are no table: results in the format of COCO, pictures, and arrays of frames."""
+"""Predictions that are no table: files in the formats of COCO and SQuAD, pictures, and arrays."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from PIL import Image
 
 from dxn.core.display import count, is_main_process, significant
 from dxn.core.errors import UserError
-from dxn.core.files import atomic_file
+from dxn.core.files import atomic_file, write_text
+from dxn.core.printable import json_text
 from dxn.data.dataset import Opened, Samples
 from dxn.data.formats import ARRAYS
 from dxn.data.series.grid import read_grid
-from dxn.runs.predictor.output import SUFFIXES, list_suffixes
+from dxn.runs.predictor.output import SUFFIXES, Chunks, list_suffixes
 from dxn.runs.predictor.table import Predicted, locate, predicted_batches
 from dxn.tasks.forecast.task import FutureValues
+from dxn.tasks.span.target import SpanTarget
 from dxn.tokenize.media import embedded_file
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from dxn.runs.predictor.resumable import AnsweredRows
 
 COCO = ".coco.json"  # end of the name of a file of results
+SQUAD = ".squad.json"  # end of the name of a file with the text of each answer by its id
+ID = "id"  # column of the ids
 CocoIds = tuple[Mapping[Path, Any], Mapping[str, Any]]  # of pictures, and of the names of classes
 NO_IDS: CocoIds = {}, {}
 ARRAY = ARRAYS[0]  # suffix of the file of forecasts
@@ -120,6 +124,35 @@ def coco_records(
             record["segmentation"] = item["segmentation"]
         records.append(record)
     return records
+
+
+def check_ids(predictor: Predictor, opened: Opened, output: Path) -> None:
+    """Check that a file of answers by their id can be written.
+
+    Raises:
+        UserError: If the model does not answer questions, or an id is missing or repeated.
+    """
+    if not isinstance(predictor.task.target, SpanTarget):
+        raise UserError(
+            f"output: only a model that answers questions (head=span) can write a file of the "
+            f"format {SQUAD}, got {output}; use a .json file"
+        )
+    ids = list(map(str, opened.ids.get(ID, ())))
+    if not ids or len({*ids}) < len(ids):
+        reason = "its ids repeat" if ids else f"there is no column {ID}"
+        raise UserError(
+            f"output: a file of the format {SQUAD} needs a table with one {ID} per question, but "
+            f"{reason}; use a .json file"
+        )
+
+
+def write_by_id(chunks: Chunks, path: Path) -> None:
+    """Write one object with the text of each answer by its id, "" if there is none."""
+    answers: dict[str, str] = {}
+    for chunk in chunks():
+        part = chunk.select([ID, "prediction"]).to_pylist()
+        answers |= {str(row[ID]): row["prediction"] or "" for row in part}
+    write_text(path, json_text(answers))
 
 
 def write_pictures(folder: Path, predictor: Predictor, opened: Opened, batches: Predicted) -> str:
