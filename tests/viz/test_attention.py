@@ -19,7 +19,7 @@ from dxn.models import (
     NormOptions,
     PositionOptions,
 )
-from dxn.runs.predictor.attention import draw_attention
+from dxn.runs.predictor.attention import draw_attention, joined_windows
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Classify
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
@@ -221,3 +221,16 @@ def test_the_description_of_a_sample_has_its_first_inputs():
     sample = {f"column {i}": "1.5" for i in range(9)}
     assert describe_sample(sample).endswith("column 7: “1.5”; column 8: “1.5”")
     assert describe_sample({**sample, "column 9": "2"}).endswith("column 7: “1.5”; 2 more")
+
+
+def test_windows_that_are_encoded_alone_have_one_map_of_all_columns():
+    generator = torch.Generator().manual_seed(0)
+    first, second = (
+        [torch.rand(1, 2, n, n, generator=generator).softmax(-1) for _ in range(3)] for n in (5, 4)
+    )
+    maps = joined_windows([*first, *second], 3)
+    assert [tuple(block.shape) for block in maps] == [(1, 2, 9, 9)] * 3
+    total = rollout(maps)
+    torch.testing.assert_close(total[:, :5, :5], rollout(first))
+    torch.testing.assert_close(total[:, 5:, 5:], rollout(second))
+    assert not total[:, :5, 5:].any()

@@ -103,10 +103,28 @@ def attention_on(
     with nullcontext([]) if obstacle else recorded(backbone) as maps:
         encoded, _ = model.encode(embedded)
     # The drawings use NumPy, which has no bfloat16.
-    maps = [block.float() for block in maps]
+    maps = joined_windows([block.float() for block in maps], len(maps) and len(backbone.blocks))
     written = answer_of(predictor, encoded) if writes else None
     shares = _shares_of(maps, encoded, written, model.fusion.pool.kind)
     return Attention(maps, encoded, written, shares, obstacle, limits_of(predictor))
+
+
+def joined_windows(maps: Sequence[Tensor], depth: int) -> list[Tensor]:
+    """Return one map (1, H, N, N) per block of the encoder, also if it encodes windows alone.
+
+    Args:
+        maps: Maps (1, H, n, n) of all blocks of the first window, then those of the next one. A
+            window of padding has no sample.
+        depth: Number of blocks.
+    """
+    if len(maps) == depth:
+        return list(maps)
+    joined: list[Tensor] = []
+    for i in range(depth):
+        windows = [m[0] if len(m) else m.new_zeros(m.shape[1:]) for m in maps[i::depth]]
+        heads = [torch.block_diag(*parts) for parts in zip(*windows, strict=True)]
+        joined.append(torch.stack(heads)[None])
+    return joined
 
 
 def limits_of(predictor: Predictor) -> str:

@@ -39,7 +39,8 @@ class FiniteScalars(nn.Module):
         stages: Number R of codes per vector.
 
     Raises:
-        ValueError: If a number of levels is below 2, or there are too many codes.
+        ValueError: If a number of levels is below 2, or below 3 with several stages, or there are
+            too many codes.
     """
 
     counts: Tensor
@@ -47,7 +48,7 @@ class FiniteScalars(nn.Module):
 
     def __init__(self, levels: Sequence[int], *, stages: int = 1):
         super().__init__()
-        check_levels(levels)
+        check_levels(levels, stages)
         self.stages = stages
         self.num_codes = math.prod(levels)
         steps = torch.tensor(list(levels))
@@ -102,16 +103,23 @@ class FiniteScalars(nn.Module):
         return ((2 * index / highest - 1) * scale).sum(-2)
 
 
-def check_levels(levels: Sequence[int]) -> None:
+def check_levels(levels: Sequence[int], stages: int) -> None:
     """Check the numbers of levels.
 
     Raises:
-        ValueError: If a number is below 2, or there are too many codes.
+        ValueError: If a number is below 2, or below 3 with several stages, or there are too many
+            codes.
     """
     if not levels or min(levels) < 2 or math.prod(levels) > MAX_CODES:
         raise ValueError(
             f"levels must be numbers of at least 2 with a product of at most {MAX_CODES:,}, got "
             f"{list(levels)}"
+        )
+    # The grid of a second stage is finer by the factor L - 1, which is 1 with two levels.
+    if stages > 1 and min(levels) < 3:
+        raise ValueError(
+            f"levels must be at least 3 with stages={stages}, because a second stage of two levels "
+            f"is no more exact than the first one, got {list(levels)}"
         )
 
 

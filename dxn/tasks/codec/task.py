@@ -271,7 +271,8 @@ class Codec(Task[CodecTarget]):
         levels: Numbers of levels whose product is the number of codes. Those of 8, 10, 12 and 14
             bits in FSQ are [8,6,5], [8,5,5,5], [7,5,5,5,5] and [8,8,8,6,5] (arXiv:2309.15505, table
             1).
-        stages: Number of codes of each token. Each one is more exact than the previous one.
+        stages: Number of codes of each token. Each one is more exact than the previous one, for
+            which each number needs at least 3 levels.
         latents: Number of learned tokens that become the codes, instead of one token per patch. It
             needs as many fusion.registers. 0: each patch has its own codes.
         absolute: Weight of the mean absolute error, which keeps edges sharper.
@@ -294,7 +295,7 @@ class Codec(Task[CodecTarget]):
     rate: Annotated[float, Ge(0)] = 0.0
 
     def __post_init__(self):
-        check_levels(self.levels)
+        check_levels(self.levels, self.stages)
         self.target = CodecTarget()
         self.metric = Fidelity(self.target, num_codes=math.prod(self.levels))
 
@@ -351,12 +352,16 @@ class Codec(Task[CodecTarget]):
                 contents.joined(x[None], size)[0] for x in (decoded, true, valid)
             )
             scale = contents.scale.expand(first.shape[1:])
-            error = ((first - second) * scale)[is_valid].square().sum()
-            power = (second * scale)[is_valid].square().sum()
+            difference = (first - second) * scale
             ssim = math.nan
-            if contents.peak is not None and self.target.size[0] == 1:
-                pair = (contents.natural(x[0]).clamp(0, 1) for x in (first, second))
-                ssim = similarity(*pair)
+            if contents.peak is not None:
+                # The errors are those of the picture that is written, whose values are limited.
+                first, picture = (contents.natural(x) for x in (first, second))
+                difference = first.clamp(0, 1) - picture
+                if self.target.size[0] == 1:
+                    ssim = similarity(first[0].clamp(0, 1), picture[0].clamp(0, 1))
+            error = difference[is_valid].square().sum()
+            power = (second * scale)[is_valid].square().sum()
             real_codes = codes[i][mask[i]].to(torch.int32)
             number = int(is_valid.sum())
             predictions.append(
