@@ -457,7 +457,7 @@ class Fit:
             optimizer.found_inf = (~is_finite).float()
             if max_norm:
                 optimizer.grad_scale = ((norm + CLIP_EPS) / max_norm).clamp(min=1)
-            self._update()
+            self._update(takes_step=True)
             self.unread.append(done)
             if state.step % self.trainer.log_every == 0:
                 self._read_steps()
@@ -465,8 +465,7 @@ class Fit:
             if takes_step and max_norm:
                 parameters = [p for p in self.parameters if p.grad is not None]
                 clip_grads_with_norm_(parameters, max_norm, norm)
-            if takes_step:
-                self._update()
+            self._update(takes_step=takes_step)
             self._count(done, is_finite=takes_step)
             self.scaler.update()
 
@@ -534,10 +533,15 @@ class Fit:
         norm = get_total_norm(gradients)
         return self.parallel.whole(norm)
 
-    def _update(self) -> None:
-        """Change the weights and their average."""
+    def _update(self, *, takes_step: bool) -> None:
+        """Change the weights and their average.
+
+        The average counts a skipped step, after which the weights are the same. A GPU that skips it
+        itself does so too.
+        """
         try:
-            self.optimizer.step()
+            if takes_step:
+                self.optimizer.step()
             if self.average is not None:
                 self.average.update(self.state.step)
         except Exception as error:
