@@ -285,7 +285,8 @@ def _checked_groups(request: Request, command: type[Command]) -> list[str]:
         if value is None and command.options().groups[name].default is None:
             continue  # experiment=null is the default
         chosen = value if isinstance(value, list) else [value]
-        wrong = [str(item) for item in chosen if str(item) not in available]
+        names = ["null" if item is None else str(item) for item in chosen]
+        wrong = [item for item in names if item not in available]
         request.problems += [no_such_option(name, item, available) for item in wrong]
         if not wrong:
             # Users of Hydra type +experiment=NAME, but Hydra refuses the + for groups that are in

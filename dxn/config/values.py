@@ -17,7 +17,6 @@ RANGES = {
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
-    "finite_number": "must be a finite number",
     "too_short": "must have at least {min_length} items",
     "string_too_short": "must have at least {min_length} characters",
 }
@@ -140,6 +139,9 @@ def problem(value: Any, annotation: Any, default: Any = NO_DEFAULT) -> str | Non
         errors = error.errors(include_url=False, include_input=False)
     else:
         return None
+    if any(details["type"] == "finite_number" for details in errors):
+        what = "all be finite numbers" if isinstance(value, list) else "be a finite number"
+        return f"must {what}, got {value!r}"
     for details in errors:
         # Only of the value itself, and not of one of its items.
         if details["type"] in RANGES and not isinstance(value, list | tuple | Mapping):
@@ -163,7 +165,7 @@ def _adapter(annotation: Any) -> Any:
     from pydantic import ConfigDict, TypeAdapter
 
     # Strict: in Python, True is an int, but as a number of epochs it is a mistake.
-    return TypeAdapter(annotation, config=ConfigDict(strict=True))
+    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 def members(annotation: Any) -> Sequence[Any]:

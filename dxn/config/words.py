@@ -268,6 +268,8 @@ def groups(folders: Sequence[Path] = (CONF,)) -> list[str]:
 
 def no_such_option(group: str, option: str, available: Sequence[str]) -> str:
     """Return the sentence about an option that a group does not have."""
+    if option == "null":
+        return f"{group}=null: cannot be left out; options: {', '.join(available)}"
     match = similar(option, available)
     hint = f" did you mean {match}?" if match else ""
     if "," in option:
@@ -415,17 +417,24 @@ def _packages_of(conf_dir: str) -> list[Path]:
     """Return the packages of a project, or the folder itself if it is none."""
     folder = Path(conf_dir).expanduser().absolute()
     project = folder / "pyproject.toml"
-    packages: dict[str, str] = {}
+    packages: Any = {}
     if project.is_file():
         import tomllib  # most commands do not need it
 
         try:
             content: Any = tomllib.loads(project.read_text(encoding="utf-8"))
-            packages = content["project"]["entry-points"][ENTRY_POINTS]
-        except KeyError:
-            pass  # the project of a folder that has the YAML files itself
         except ValueError as error:
             raise UserError(f"conf_dir: {project}: {error}") from error
+        # Without these keys, it is the project of a folder that has the YAML files itself.
+        for key in ("project", "entry-points", ENTRY_POINTS):
+            content = content.get(key, {}) if isinstance(content, dict) else content
+        packages = content
+        names = packages.values() if isinstance(packages, dict) else [None]
+        if not all(isinstance(name, str) for name in names):
+            raise UserError(
+                f"conf_dir: {project}: entry-points: {ENTRY_POINTS} must be a table with lines "
+                f'such as NAME = "PACKAGE", got {packages!r}'
+            )
     return [folder / name.replace(".", "/") for name in packages.values()] or [folder]
 
 

@@ -87,7 +87,8 @@ def options(cls: type[T]) -> type[T]:
 
     A wrong value raises a ValueError with a sentence, as a check of one's own would.
     """
-    checked: Any = dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))(cls)
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    checked: Any = dataclass(frozen=True, config=config)(cls)
     names = [field.name for field in dataclasses.fields(checked)]
     initialize = checked.__init__
 

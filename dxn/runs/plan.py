@@ -37,7 +37,7 @@ from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.data.inspect.fingerprint import differences
 from dxn.runs.build import save_fitted
-from dxn.runs.folder import is_run, is_started, member_folders, runs_below
+from dxn.runs.folder import has_model, is_run, is_started, member_folders, runs_below
 from dxn.tasks import Task
 
 FOLDER = Path(CHECKPOINTS) / "start"
@@ -137,6 +137,11 @@ def read_plan(folder: Path) -> Plan:
     """
     start = folder / FOLDER
     if not (start / SUMS).is_file():
+        if has_model(folder):
+            raise UserError(
+                f"resume: {start} is missing, without which a run cannot continue; copy the whole "
+                f"folder again, or start a new training from its model with weights={folder}"
+            )
         raise UserError(
             f"resume: {start} is missing, so the run stopped before its training began; start it "
             "again"

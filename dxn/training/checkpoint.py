@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from dxn.core.errors import UserError
-from dxn.core.files import SUMS, check_sums, link, read_sums, replace_folder, write_sums
+from dxn.core.files import MODEL, SUMS, check_sums, link, read_sums, replace_folder, write_sums
 from dxn.core.schema import validated
 from dxn.core.tensors import (
     check_after_loading,
@@ -302,9 +302,15 @@ def _read_newest(
     if reasons:
         listed = "\n".join(reasons)
         raise UserError(f"resume: all checkpoints in {folder} are damaged:\n{listed}")
+    run = folder.parent
+    if (run / MODEL).exists():  # of a finished run, whose checkpoints were deleted
+        raise UserError(
+            f"resume: {run} has a model, but no checkpoint to continue from; start a new training "
+            f"from its model with weights={run}"
+        )
     raise UserError(
-        f"resume: {folder.parent} has no checkpoint yet, because it stopped before the first one "
-        "was saved; start the training again"
+        f"resume: {run} has no checkpoint yet, because it stopped before the first one was saved; "
+        "start the training again"
     )
 
 

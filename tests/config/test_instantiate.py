@@ -338,7 +338,7 @@ def test_a_type_without_the_classes_of_its_module(annotation, expected, words):
     [
         (Annotated[int, Ge(1)], 0, "must be at least 1, got 0"),
         (Annotated[int, Ge(1)] | None, 0, "must be at least 1, got 0"),
-        (Annotated[float, Gt(0)], float("nan"), "must be greater than 0, got nan"),
+        (Annotated[float, Gt(0)], float("nan"), "must be a finite number, got nan"),
         (Annotated[float, Interval(ge=0, le=1)], 2, "must be at most 1, got 2"),
         (bool | Literal["auto"], "atuo", "must be one of true, false, auto, got 'atuo'; did you"),
         (Sequence[int] | None, [1, "x"], "must be a list of integers or null, got [1, 'x']"),

@@ -542,8 +542,8 @@ def test_a_sample_is_named_by_its_origin_and_its_files(adapters, tmp_path):
         ({"num_workers": -1}, r"^num_workers must be at least 0, got -1$"),
         ({"overfit": -1}, r"^overfit must be at least 0, got -1$"),
         ({"timeout": 0}, r"^timeout must be greater than 0, got 0$"),
-        ({"timeout": math.nan}, r"^timeout must be at most 2000000, got nan$"),
-        ({"timeout": math.inf}, r"^timeout must be at most 2000000, got inf$"),
+        ({"timeout": math.nan}, r"^timeout must be a finite number, got nan$"),
+        ({"timeout": math.inf}, r"^timeout must be a finite number, got inf$"),
     ],
 )
 def test_invalid_loader_options_are_refused(options, message):

@@ -96,6 +96,9 @@ def test_the_help_and_the_completion_list_the_files_of_the_package(capsys):
     [
         ("[project", "pyproject.toml: "),
         ('[project.entry-points."dxn.conf"]\nx = "missing"\n', "conf_dir: folder not found: "),
+        ('[project.entry-points]\n"dxn.conf" = ["toy"]\n', "dxn.conf must be a table with lines"),
+        ('[project.entry-points."dxn.conf"]\nx = 1\n', "such as NAME = \"PACKAGE\", got {'x': 1}"),
+        ("project = 3\n", "dxn.conf must be a table with lines such as NAME"),
     ],
 )
 def test_a_wrong_project_is_refused_in_one_line(text, message, tmp_path, capsys):

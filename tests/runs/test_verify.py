@@ -139,7 +139,7 @@ PROBLEMS = {
     ),
     "the start": (
         lambda run: shutil.rmtree(run / "checkpoints/start"),
-        "checkpoints/start is missing, so the run stopped before",
+        "checkpoints/start is missing, without which a run cannot continue; copy",
     ),
     "the configuration": (change_config, ".hydra/config.yaml: differs from "),
     "half of the configuration": (

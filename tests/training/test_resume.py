@@ -115,6 +115,13 @@ def test_workers_do_not_change_the_result(tmp_path):
     assert same_tensors(alone, together)
 
 
+def test_a_finished_run_whose_checkpoints_were_deleted_can_only_give_its_weights(tmp_path):
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    message = "run has a model, but no checkpoint to continue from; start .* with weights=.*run$"
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path / "run", resume=True)
+
+
 def test_a_folder_without_checkpoint_cannot_be_resumed(tmp_path):
     message = "^resume: .*run has no checkpoint yet, because it stopped before .*; start the"
     with pytest.raises(UserError, match=message):
