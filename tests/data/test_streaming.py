@@ -267,6 +267,28 @@ def test_rows_of_other_splits_are_never_trained_on(tmp_path):
     assert sorted([*streamed_texts(some), *held_out]) == sorted(texts)
 
 
+def test_a_sample_without_a_training_row_is_refused(tmp_path):
+    """Otherwise the column would be unknown, and the stream would train on test rows."""
+    rows = [{"text": f"words {i}", "label": "ab"[i % 2], "split": "test"} for i in range(40)]
+    name = write_table(tmp_path, rows)
+    with pytest.raises(UserError, match="because column split has only test; set a larger number"):
+        source_of(name, target="label")
+
+
+def test_files_of_splits_that_a_column_contradicts_are_noted(tmp_path):
+    rows = [
+        {"text": f"words {i}", "label": "ab"[i % 2], "split": ["train", "test"][i % 10 == 0]}
+        for i in range(60)
+    ]
+    source = source_of(
+        write_table(tmp_path, rows),
+        validation=write_table(tmp_path, rows[:20], "other"),
+        target="label",
+    )
+    words = "splits: from the files, not from column split, which names another split in 26 rows"
+    assert words in source.notes
+
+
 def test_a_validation_split_that_is_made_of_training_rows_is_not_trained_on(tmp_path):
     rows = [{"text": f"words {i}", "label": "ab"[i % 2]} for i in range(100)]
     hidden = [{"text": f"other words {i}", "label": None} for i in range(20)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -33,7 +33,7 @@ from dxn.data.sources.shards import (
 )
 from dxn.data.sources.table import TableOptions, from_tables
 from dxn.data.sources.tar_rows import KEY, with_columns
-from dxn.data.splits.split import UNDIVIDED, usual_split_column
+from dxn.data.splits.split import SPLIT_COLUMNS, UNDIVIDED, usual_split_column
 from dxn.data.tables.read import Table, as_list
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # such as {000..099}
@@ -150,7 +150,10 @@ def hub(
         split_column = None
         # A single fraction means that all rows are in one split.
         if UNDIVIDED in tables and (fractions is None or len(fractions) > 1):
-            split_column = usual_split_column(tables[UNDIVIDED], options.named(options.target))
+            chosen = options.named(options.target)
+            split_column = usual_split_column(tables[UNDIVIDED], chosen)
+            if split_column is None:
+                _require_training_rows(tables[UNDIVIDED], chosen, name)
         stream = _stream_of(source, *samples["train"], shuffle_buffer, split_column)
         for usual, (shards, sample) in samples.items():
             size = len(sample.table)
@@ -163,6 +166,20 @@ def hub(
     if others := [split for split in splits if split not in usual_names]:
         notes.append(f"not used: split {', '.join(others)}")
     return replace(source, notes=notes, stream=stream)
+
+
+def _require_training_rows(sample: Table, chosen: Collection[str], name: str) -> None:
+    """Refuse a sample in which a column names the split of each row, but no training row is.
+
+    Other rows of the stream would be trained on, whatever their split is.
+    """
+    for column in set(sample.columns) - set(chosen):
+        names = {str(cell).strip().lower() for cell in sample.columns[column]}
+        if column.strip().lower() in SPLIT_COLUMNS and names <= set(SPLIT_NAMES):
+            raise UserError(
+                f"data.sample_shards: no row of the sample of {name} is a training row, because "
+                f"column {column} has only {', '.join(sorted(names))}; set a larger number"
+            )
 
 
 def _stream_of(

@@ -202,12 +202,29 @@ def divide_table(
                 "data.split: cannot be combined with data.train, data.validation and data.test, "
                 f"got {split}; remove data.split"
             )
+        _note_other_splits(table, rows_of, used, notes)
         return dict(rows_of)
     column = split or usual_split_column(table, used, notes)
     # A single fraction means that all rows are used in one split, for example for prediction.
     if column is None or (fractions is not None and len(fractions) == 1):
         return dict(rows_of)
     return _divide_by_column(table, column, notes)
+
+
+def _note_other_splits(
+    table: Table, rows_of: Mapping[str, np.ndarray], used: Collection[str], notes: list[str]
+) -> None:
+    """Say how many rows are in the file of another split than a column such as "split" names."""
+    column = usual_split_column(table, used)
+    if column is None:
+        return
+    names = np.array(list(map(_split_name, table.columns[column])))
+    others = [name for name, rows in rows_of.items() for other in names[rows] if other != name]
+    if others:
+        notes.append(
+            f"splits: from the files, not from column {column}, which names another split in "
+            f"{count(len(others), 'row')}"
+        )
 
 
 def usual_split_column(
