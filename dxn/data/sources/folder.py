@@ -8,10 +8,12 @@ import os
 import shutil
 import stat
 import tarfile
+import time
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from tempfile import mkdtemp
@@ -273,6 +275,8 @@ def _without_common_folder(members: Sequence[Member]) -> Sequence[Member]:
     return members
 
 
+ENCRYPTED = 1  # bit of the flags of a file in a zip archive
+MAX_EXTRACTION = 24 * 3600  # seconds after which an unfinished folder is taken for abandoned
 # The exceptions that tarfile, zipfile and their decompressors raise for a damaged file.
 DAMAGED = (
     tarfile.TarError,
@@ -304,8 +308,12 @@ def extracted(path: Path) -> Path:
     if folder.is_dir():
         return folder
     if not (zipfile.is_zipfile(path) or _is_tar(path)):
-        raise UserError(f"{path}: must be a folder, or a tar or zip archive")
+        raise UserError(
+            f"{path}: must be a folder, or a tar or zip archive; if it is called like an archive, "
+            "it is damaged or truncated, so download or pack it again"
+        )
     cache.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(cache)
     # Renamed at the end, so that an extraction that was interrupted is not taken for a whole one.
     partial = Path(mkdtemp(prefix=f".{folder.name}-", dir=cache))
     try:
@@ -318,6 +326,8 @@ def extracted(path: Path) -> Path:
         except OSError:
             if not folder.is_dir():  # otherwise, another process was faster
                 raise
+    except UserError:  # is a ValueError
+        raise
     except tarfile.FilterError as error:
         raise UserError(f"{path}: {error}; pack it again without this file") from error
     except DAMAGED as error:
@@ -328,6 +338,14 @@ def extracted(path: Path) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def _remove_abandoned(cache: Path) -> None:
+    """Remove the unfinished folders of extractions that were killed."""
+    for folder in cache.glob(".*"):
+        with suppress(OSError):  # another process can remove it, too
+            if time.time() - folder.stat().st_mtime > MAX_EXTRACTION:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_tar(path: Path) -> bool:
@@ -354,6 +372,17 @@ def _extract_zip(path: Path, folder: Path) -> None:
                 raise UserError(
                     f"{path}: {info.filename} is a link; pack it again with the file itself (zip "
                     "without --symlinks)"
+                )
+            if info.flag_bits & ENCRYPTED:
+                raise UserError(
+                    f"{path}: {info.filename} is encrypted; extract the archive with its password, "
+                    "and use the folder"
+                )
+            # Also names that differ only in upper case, if the disk does not tell them apart.
+            if (folder / name).is_file():
+                raise UserError(
+                    f"{path}: contains two files called {info.filename}; pack it again with "
+                    "different names"
                 )
             archive.extract(info, folder)
 
