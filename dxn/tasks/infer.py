@@ -19,7 +19,7 @@ from dxn.core.randomness import Probability
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.names import class_name
 from dxn.tasks.task import TASKS, Task
-from dxn.tokenize.cells.cell_values import NumberFormat, ParsedNumbers
+from dxn.tokenize.cells.cell_values import NumberFormat, ParsedNumbers, units_of
 from dxn.tokenize.cells.joined import list_of
 from dxn.tokenize.column_profile import ColumnProfile, profile_of
 
@@ -189,6 +189,11 @@ def infer(
             f"{count:,} rows; choose another column, or set head=classify to make each "
             "value a class, or head=generate to write it as a text"
         )
+    elif len(units := mixed_units(profile)) > 1 and distinct > MAX_NUMERIC_CLASSES:
+        problem = (
+            f"contains numbers with different units such as {units[0]} and {units[1]}; convert "
+            "them to one unit, or set head=classify to make each value a class"
+        )
     else:
         problem = ""
     # Texts are mostly distinct, unlike the names of classes. Single words must be more distinct
@@ -273,6 +278,11 @@ def are_identifiers(profile: ColumnProfile) -> bool:
         return False
     num_codes = sum(IDENTIFIER.fullmatch(value.strip()) is not None for value in profile.values)
     return num_codes >= MOST * count
+
+
+def mixed_units(profile: ColumnProfile) -> list[str]:
+    """Return the units of a column that is not one of numbers, because it has several of them."""
+    return [] if profile.numbers is not None else units_of(profile.values)
 
 
 def kind_of(profile: ColumnProfile) -> str:

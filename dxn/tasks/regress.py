@@ -21,7 +21,13 @@ from dxn.tasks.metric import Metric
 from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
-from dxn.tokenize.cells.cell_values import NumberFormat, find_format, plain_number
+from dxn.tokenize.cells.cell_values import (
+    NumberFormat,
+    explain_units,
+    find_format,
+    plain_number,
+    unclear_number,
+)
 
 MAX_EXAMPLES = 3  # cells in a message
 MAX_TARGET = 1e37  # predictions are computed in float32, whose largest number is 3.4e38
@@ -229,7 +235,10 @@ def _explain_format(
     """
     notes: list[str] = []
     example = next((v for v in values if isinstance(v, str) and _is_formatted(form, v)), None)
-    if example is not None:
+    about = unclear_number(form, values) or explain_units(form, values)
+    if about:
+        notes.append(f"target: {about}")
+    elif example is not None:
         number = form.parse(example)
         notes.append(f"target numbers are read as in {example.strip()!r} = {number:,.10g}")
     if others:

@@ -13,6 +13,7 @@ from dxn.data.rows import InputSpec, Origins
 from dxn.data.tables.read import Table
 from dxn.tokenize import CategoryAdapter, DateAdapter, NumberAdapter
 from dxn.tokenize.base import READERS
+from dxn.tokenize.cells.category import CategoryReader
 from dxn.tokenize.column_profile import LazyReaders, modality_of, profile_of
 
 REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]
@@ -271,11 +272,26 @@ def test_an_empty_list_of_targets_means_none(readers):
         ([None] * 5, "no values"),
         ([{"a": 1}] * 5, "lists or objects"),
         ([f"{i}.pdf" for i in range(5)], "file names, which no adapter in use reads"),
+        ([f"joe{i}@example.com" for i in range(5)], "e-mail addresses"),
+        ([f"www.shop{i}.de" for i in range(5)], "web addresses"),
+        (
+            [*"abcdd"],
+            "4 different values in 5 rows, too many for categories and too few for texts",
+        ),
     ],
 )
 def test_an_unused_column_is_noted_with_the_reason(readers, values, reason):
     _, notes = choose(table_of(words=REVIEWS, other=values, label=list("abaab")), readers)
     assert f"not used: other ({reason})" in notes
+
+
+def test_numbers_with_different_units_are_noted(readers):
+    table = table_of(words=REVIEWS * 2, price=["$5", "€7", "$2.5", "€1", "$4"] * 2, label="ab" * 5)
+    _, notes = choose(table, {"text": readers["text"], "category": CategoryReader()})
+    assert notes[1] == (
+        "price: read as category, because its numbers have different units ($, €); convert them to "
+        "one unit"
+    )
 
 
 def test_texts_without_a_text_adapter_are_noted(readers):

@@ -1,5 +1,6 @@
 """Warnings about data that make metrics wrong or meaningless."""
 
+import numpy as np
 import pytest
 
 from dxn.core.display import count
@@ -17,6 +18,8 @@ def warnings_of(task=None, *, groups=None, **splits):
         origin = [f"{name} {i}" for i in range(count)]
         rows[name] = Rows(cells, origin, groups=groups and groups[name])
         opened[name] = Opened({}, cells["target"], origin, kept=range(count))
+        for column in cells.keys() - {"target"}:
+            opened[name].present[column] = np.array([cell is not None for cell in cells[column]])
     names = [name for name in next(iter(splits.values())) if name != "target"]
     source = Source(rows, {n: InputSpec(n, n) for n in names}, target="y", files=["image"])
     return [problem.reason for problem in find_problems(source, opened, task or Classify())]
@@ -85,6 +88,16 @@ def test_good_data_has_no_warning():
 )
 def test_each_problem_has_one_sentence(splits, sentence):
     assert warnings_of(**splits) == [sentence]
+
+
+def test_gaps_that_tell_the_class_are_noted():
+    reason = [None if i % 2 else f"reason {i}" for i in range(60)]
+    (sentence,) = warnings_of(**changed("train", reason=reason))
+    assert sentence.startswith(
+        "reason: empty in all 30 training rows of the class 'b', but filled in 30 of 30 others"
+    )
+    assert warnings_of(**changed("train", reason=["one", "two", *reason[2:]])) == []
+    assert warnings_of(**changed("train", reason=[None] * 50 + reason[50:])) == []
 
 
 def test_files_in_two_splits_are_counted_if_the_other_inputs_differ(tmp_path):

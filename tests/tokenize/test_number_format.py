@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from dxn.core.errors import UserError
 from dxn.tasks import Regress
 from dxn.tokenize.cells.cell_values import NumberFormat, find_format, read_numbers
+from dxn.tokenize.cells.number import NumberReader
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,14 @@ from dxn.tokenize.cells.cell_values import NumberFormat, find_format, read_numbe
         (["5 stars", "4 stars"], [5, 4]),
         (["-5", "−6", "+7", " 8 "], [-5, -6, 7, 8]),
         (["1e5", "2.5E-3"], [100000, 0.0025]),
+        (["1.2k", "980"], [1200, 980]),
+        (["475.8m", "29.0b", "3.3k", "7"], [475.8e6, 29e9, 3300, 7]),
+        (["3M", "2.5M"], [3e6, 2.5e6]),
+        (["5m", "3"], [5, 3]),  # meters
+        (["300 K", "280 K"], [300, 280]),  # kelvin
+        (["1,5 Mio.", "2 Mrd. €", "800"], [1.5e6, 2e9, 800]),
+        (["1.5 million", "2 crore"], [1.5e6, 2e7]),
+        (["(12.50)", "5.20-", "-3"], [-12.5, -5.2, -3]),
         ([".5", "5."], [0.5, 5]),
         ([1, 2.5, True], [1, 2.5, 1]),
     ],
@@ -107,6 +116,34 @@ def test_a_format_that_can_be_read_in_two_ways_is_noted_and_saved():
     assert other.target.read("2.000 €", "", {}) == 2000
     with pytest.raises(UserError, match=r"decimal must be one of '\.' or ','"):
         other.target.load({**task.target.state(), "decimal": ";"})
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        (
+            ["1.411", "17.303"],
+            "no cell shows whether '1.411' is 1.411 or 1411, so it is read as 1.411",
+        ),
+        (
+            ["1,411", "17,303"],
+            "no cell shows whether '1,411' is 1411 or 1.411, so it is read as 1411",
+        ),
+        (
+            ["12 %", "0.12", 3.0],
+            "3.0 and '12 %' are read in the same unit (2 of 3 numbers have none)",
+        ),
+        (["1.2k", "980"], "'1.2k' is read as 1,200"),
+    ],
+)
+def test_numbers_that_can_mean_something_else_are_noted(values, note):
+    assert Regress().target.find_format(values, [""] * len(values)) == [f"target: {note}"]
+    assert NumberReader().learn(values).startswith(note)
+
+
+@pytest.mark.parametrize("values", [["1,411", "950"], ["$1,411"], ["1.200 €"], ["1.2", "2.5 "]])
+def test_numbers_that_other_cells_explain_need_no_note(values):
+    assert NumberReader().learn(values) == ""
 
 
 def test_plain_numbers_need_no_note():

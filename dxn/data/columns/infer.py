@@ -12,7 +12,7 @@ from dxn.core.display import track
 from dxn.core.randomness import spaced_rows
 from dxn.data.rows import FIT_ROWS
 from dxn.data.tables.read import Table
-from dxn.tasks.infer import are_identifiers, kind_of
+from dxn.tasks.infer import are_identifiers, kind_of, mixed_units
 from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.cell_values import has_no_value
 from dxn.tokenize.column_profile import ColumnProfile, modality_of, profile_of
@@ -56,7 +56,7 @@ def infer_columns(
         profile = profile_of(table.columns[column])
         modality = modality_of(profile, readers, column=column)
         if modality is None:
-            unused[column] = _reason(profile)
+            unused[column] = _reason(profile, readers)
             continue
         is_cell = readers[modality].tabular
         useless = why_useless(column, profile) if is_cell else None
@@ -72,6 +72,11 @@ def infer_columns(
             identifiers[column] = modality
         else:
             by_modality.setdefault(modality, []).append(column)
+            if not profile.are_dates and len(units := mixed_units(profile)) > 1:
+                notes.append(
+                    f"{column}: read as {modality}, because its numbers have different units "
+                    f"({', '.join(units[:MAX_UNITS])}); convert them to one unit"
+                )
     for column, modality in identifiers.items():
         # A code such as SKU-1234 says nothing about other rows, but it can be the only input.
         if any(by_modality.values()):
@@ -95,16 +100,34 @@ def infer_columns(
         )
 
 
-def _reason(profile: ColumnProfile) -> str:
+def _reason(profile: ColumnProfile, readers: Readers) -> str:
     """Return why a column is not an input."""
+    for kind, pattern in ADDRESSES.items():
+        texts = [value.strip() for value in profile.values if isinstance(value, str)]
+        if texts and all(map(pattern.fullmatch, texts)):
+            return kind
     if profile.are_file_names:
         if list in profile.types:
             return "lists of file names; write one file name per column"
         return "file names, which no adapter in use reads"
+    units = mixed_units(profile)
+    if len(units) > 1:
+        return f"numbers with different units: {', '.join(units[:MAX_UNITS])}"
     kind = kind_of(profile)
-    return "texts, which no adapter in use reads" if kind == "texts" else kind
+    if kind != "texts":
+        return kind
+    if "text" in readers:
+        different = f"{profile.num_different:,} different values in {len(profile.values):,} rows"
+        return f"{different}, too many for categories and too few for texts"
+    return "texts, which no adapter in use reads"
 
 
+# Reasons why columns of texts are not used.
+ADDRESSES = {
+    "e-mail addresses": re.compile(r"[^\s@]+@[^\s@]+"),
+    "web addresses": re.compile(r"(?i)(?:[a-z]+://|www\.)\S+"),
+}
+MAX_UNITS = 3  # in a note
 # Below this number of rows, distinct numbers are not surprising.
 MIN_NUMBERED = 20
 # Names of columns that number the rows. "Unnamed: 0" is the index that pandas writes.

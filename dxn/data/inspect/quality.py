@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from dxn.tokenize.cells.cell_values import has_no_value
 MIN_ROWS = 30  # below this number, one row changes a metric by more than three percentage points
 MIN_PER_CLASS = 5  # rows to learn from
 MIN_MEASURED = 10  # rows of a class, below which one row changes its recall by more than 10%
+LOG_CHANCE = math.log(1e-6)  # of gaps that say nothing, below which they are noticed
 MAX_RARE = 3  # rare classes in a sentence
 MAX_LISTED = 5  # class names that show which names the model knows
 MAX_TEXT = 40  # characters of a value in a sentence
@@ -75,6 +78,8 @@ def find_problems(
         if have_equal_inputs:
             problems += _contradictions(used, by_split)
         problems += _target_problems(splits)
+        if "train" in splits:
+            problems += _missing_by_class(splits["train"])
     return problems
 
 
@@ -215,6 +220,35 @@ def _contradictions(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray])
             f"inputs as another row, but another target, such as {example}",
             rows=affected,
         )
+
+
+def _missing_by_class(train: Opened) -> Iterator[Issue]:
+    """Yield the inputs that all rows of a class lack, which tells the class without their values.
+
+    Such values are often entered after the class is known, as the reason of a cancellation is.
+    """
+    targets = train.targets or ()
+    if not all(isinstance(target, str) for target in targets):
+        return
+    totals = Counter(targets)
+    for name, present in train.present.items():
+        filled = Counter(
+            target for target, is_filled in zip(targets, present, strict=True) if is_filled
+        )
+        for label, number in totals.items():
+            others, filled_others = len(targets) - number, filled.total()
+            if filled[label] or 2 * filled_others < others:
+                continue
+            # If the values of this class were missing as often as the others.
+            share = (others - filled_others + 1) / (others + 2)
+            if number * math.log(share) < LOG_CHANCE:
+                yield Issue(
+                    f"{name}: empty in all {number:,} training rows of the class {_short(label)}, "
+                    f"but filled in {filled_others:,} of {others:,} others, so that a gap tells "
+                    "the class; if the values are entered when the class is known, leave the "
+                    f"column out with data.exclude={shlex.quote(name)}"
+                )
+                break  # one class is enough
 
 
 def _target_problems(splits: Mapping[str, Opened]) -> Iterator[Issue]:

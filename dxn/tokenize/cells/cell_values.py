@@ -61,21 +61,35 @@ MIN_GROUPED = 3
 MAX_NUMBER_CHARS = 400  # of a number; float64 has up to 309 digits before the decimal point
 SPACES = " \u00a0\u202f\u2009"
 GROUPS = f"{SPACES}'’,."
+WORD_POWERS = {
+    **dict.fromkeys(("thousand", "tsd"), 1e3),
+    **dict.fromkeys(("lakh", "lakhs"), 1e5),
+    **dict.fromkeys(("million", "millions", "millionen", "mio", "mln"), 1e6),
+    **dict.fromkeys(("crore", "crores"), 1e7),
+    **dict.fromkeys(("billion", "billions", "milliarde", "milliarden", "mrd", "bn", "bln"), 1e9),
+    **dict.fromkeys(("trillion", "trillions"), 1e12),
+}
+# Longer words first, because they start with shorter ones.
+POWER_WORDS = rf"(?i:{'|'.join(sorted(WORD_POWERS, key=len, reverse=True))})"
 # Sign, currency, digits with separators, exponent, and a unit of at most 12 characters. A number in
 # brackets is negative, as accountants write it. Spaces are matched possessively, because otherwise
 # many of them would take a time that grows with the cube of their number.
 WRITTEN = re.compile(
     rf"(?P<open>\(\s*+)?(?P<sign>[-+−]?)\s*+(?P<currency>{CURRENCY})?\s*+(?P<inner>[-+−]?)"
     rf"(?P<digits>\d+(?:[{GROUPS}]\d+)*[.,]?|[.,]\d+)(?P<exponent>[eE][-+]?\d+)?"
-    # "$0.12M": a letter is a power of ten only beside a currency, because "5 m" are meters.
-    r"(?(currency)\s*+(?P<power>(?:[kKmMbBtT]|[mM]n|[bB]n)(?![^\W\d_]))?)"
-    r"\s*+(?P<unit>[^\d\s.,()][^\d()]{0,11})?(?(open)\))"
+    rf"\s*+(?P<power>(?:{POWER_WORDS})(?![^\W\d_])\.?)?"
+    # "$0.12M": elsewhere, a letter is a power of ten only in some columns, see SCALED.
+    r"(?(currency)\s*+(?P<letter>(?:[kKmMbBtT]|[mM]n|[bB]n)(?![^\W\d_]))?)"
+    r"\s*+(?:(?P<unit>[^\d\s.,()−-][^\d()]{0,11})|(?P<after>[-−]))?(?(open)\))"
 )
 # Cells that all have plain digits, joined by line feeds, which is most columns of numbers.
 PLAIN_COLUMN = re.compile(r"[+-]?\d+(?:\.\d+)?(?:\n[+-]?\d+(?:\.\d+)?)*")
 # A decimal point that cannot separate thousands, because other than three digits follow.
 DECIMAL_POINT = re.compile(r"\.(?!\d{3}(?!\d))")
 POWERS = {"k": 1e3, "m": 1e6, "mn": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
+# The unit of a column such as "1.2k", "3M" and "980": its letters are powers of ten.
+SCALED = "k/M/B"
+SURE_LETTERS = {"K", "M", "B"}  # powers of ten if they follow the digits immediately
 
 
 @dataclass(frozen=True)
@@ -84,7 +98,8 @@ class NumberFormat:
 
     Args:
         decimal: Decimal separator, a point or a comma. The other one separates thousands.
-        unit: Unit or currency that some or all numbers have, such as "%". Empty: none.
+        unit: Unit or currency that some or all numbers have, such as "%". Empty: none. SCALED: the
+            letters of numbers such as 1.2k and 3M are powers of ten.
     """
 
     decimal: str = "."
@@ -99,16 +114,23 @@ class NumberFormat:
             if number is not None or not is_text:
                 return number
         match = _match(value)
-        if match is None or unit_of(match) not in ("", self.unit):
+        if match is None:
+            return None
+        unit = unit_of(match)
+        factor = _factor_of(match)
+        if self.unit == SCALED and unit in POWERS:
+            factor, unit = factor * POWERS[unit], ""
+        if unit not in ("", self.unit):
             return None
         digits = self._plain(match["digits"])
         if digits is None:
             return None
-        number = float(digits + (match["exponent"] or ""))
-        number *= POWERS.get((match["power"] or "").lower(), 1.0)
+        number = float(digits + (match["exponent"] or "")) * factor
         if math.isinf(number):  # such as 1e400
             return None
-        signs = match["sign"] + match["inner"]
+        signs = match["sign"] + match["inner"] + (match["after"] or "")  # 5- is written by SAP
+        if len(signs) > 1:
+            return None
         return -number if signs in ("-", "−") or match["open"] else number
 
     def _plain(self, digits: str) -> str | None:
@@ -195,15 +217,11 @@ def find_format(values: Sequence[Any]) -> NumberFormat:
     A single "1,234" can be 1234 or 1.234. Another cell of the column, such as "3,5" or "1,234.50",
     shows which of them is meant. Without such a cell, the comma separates thousands.
     """
-    few = sample(values, MAX_FOR_FORMAT)
-    texts = [value for value in few if isinstance(value, str)]
-    # One match of all cells takes a fraction of the time of a match for each cell.
-    joined = "\n".join(texts)
-    if PLAIN_COLUMN.fullmatch(joined) and ("." not in joined or DECIMAL_POINT.search(joined)):
-        return NumberFormat()
-    matches = [match for text in texts if (match := _match(text)) is not None]
+    matches = _matches(values)
     units = Counter(unit for match in matches if (unit := unit_of(match)))
     unit = units.most_common(1)[0][0] if units else ""
+    if units.keys() <= POWERS.keys() and _are_powers([m for m in matches if m["unit"]]):
+        unit = SCALED
     digits = [match["digits"] for match in matches]
     decimals = Counter(map(_decimal_of, digits))
     if decimals["."] or decimals[","]:
@@ -211,9 +229,80 @@ def find_format(values: Sequence[Any]) -> NumberFormat:
     # Only "1.234" and "950": numbers with three decimals would all have a point, and amounts of
     # money have no third decimal. So the point separates thousands.
     num_points = sum("." in written for written in digits)
-    is_money = any(match["currency"] or CURRENCY_SIGN.fullmatch(unit) for match in matches)
-    is_grouped = num_points and (is_money or MIN_GROUPED <= num_points < len(digits))
+    are_some = MIN_GROUPED <= num_points < len(digits)
+    is_grouped = num_points and (are_some or _are_money(matches, unit))
     return NumberFormat("," if is_grouped else ".", unit)
+
+
+def _are_money(matches: Sequence[re.Match[str]], unit: str) -> bool:
+    return any(match["currency"] or CURRENCY_SIGN.fullmatch(unit) for match in matches)
+
+
+def unclear_number(form: NumberFormat, values: Sequence[Any]) -> str:
+    """Return how "1.234" is read if no cell of the column shows it; "" otherwise.
+
+    Args:
+        form: The format of the column, see `find_format`.
+        values: Cells of the column.
+    """
+    matches = _matches(values)
+    if any(_decimal_of(match["digits"]) for match in matches):
+        return ""
+    grouped = [match[0] for match in matches if {".", ","}.intersection(match["digits"])]
+    if not grouped or form.decimal == ",":  # points beside 950, or in amounts of money
+        return ""
+    # A comma separates thousands beside 950. Beside 3, numbers such as 1.234 may lack zeros.
+    if "," in grouped[0] and (len(grouped) < len(matches) or _are_money(matches, form.unit)):
+        return ""
+    # With a decimal comma, the point separates thousands.
+    number, other = (f.parse(grouped[0]) for f in (form, NumberFormat(",", form.unit)))
+    return (
+        f"no cell shows whether {grouped[0]!r} is {number:.10g} or {other:.10g}, so it is read as "
+        f"{number:.10g}"
+    )
+
+
+def explain_units(form: NumberFormat, values: Sequence[Any]) -> str:
+    """Return how numbers with letters, and those without a unit beside others, are read.
+
+    Args:
+        form: The format of the column, see `find_format`.
+        values: Cells of the column.
+    """
+    matches = _matches(values)
+    units = [match[0] for match in matches if unit_of(match)]
+    if form.unit == SCALED:
+        return f"{units[0]!r} is read as {form.parse(units[0]):,.10g}"
+    plain: list[Any] = [value for value in values if isinstance(value, int | float)]
+    plain += [match[0] for match in matches if not unit_of(match)]
+    if not units or not plain:
+        return ""
+    return (
+        f"{plain[0]!r} and {units[0]!r} are read in the same unit ({len(plain):,} of "
+        f"{len(plain) + len(units):,} numbers have none)"
+    )
+
+
+def _matches(values: Sequence[Any]) -> list[re.Match[str]]:
+    """Return the matches of the texts of a column that are numbers."""
+    texts = [value for value in sample(values, MAX_FOR_FORMAT) if isinstance(value, str)]
+    joined = "\n".join(texts)
+    # Without the time of a match for each cell, for most columns.
+    if PLAIN_COLUMN.fullmatch(joined) and ("." not in joined or DECIMAL_POINT.search(joined)):
+        return []
+    return [match for text in texts if (match := _match(text)) is not None]
+
+
+def units_of(values: Sequence[Any]) -> list[str]:
+    """Return the units of a column of texts, of which nearly all are numbers with some unit."""
+    present = [value for value in values if not has_no_number(value)]
+    # Most columns of texts are recognized by a few cells, which is faster.
+    for cells in (sample(present), present):
+        matches = [_match(cell) for cell in cells if isinstance(cell, str)]
+        units = Counter(unit_of(match) for match in matches if match is not None)
+        if not units or units.total() < (1 - MAX_OTHERS) * len(cells):
+            return []
+    return [unit for unit, _ in units.most_common() if unit]
 
 
 def sample(values: Sequence[Any], count: int = SAMPLE) -> Sequence[Any]:
@@ -225,6 +314,21 @@ def unit_of(match: re.Match[str]) -> str:
     """Return the currency or unit of a match of `WRITTEN`, in lower case."""
     parts = (match["currency"], match["unit"])
     return " ".join(part.strip().lower() for part in parts if part)
+
+
+def _factor_of(match: re.Match[str]) -> float:
+    """Return the power of ten of a word such as Mio, or of a letter beside a currency."""
+    word = (match["power"] or "").lower().rstrip(".")
+    return WORD_POWERS.get(word, 1.0) * POWERS.get((match["letter"] or "").lower(), 1.0)
+
+
+def _are_powers(matches: Sequence[re.Match[str]]) -> bool:
+    """Return whether the letters of a column are powers of ten, and not units such as meters."""
+    letters = {match["unit"].strip() for match in matches}
+    if "k" in letters:
+        return True
+    are_close = all(match[0][match.start("unit") - 1].isdigit() for match in matches)
+    return are_close and bool(letters) and (len(letters) > 1 or letters <= SURE_LETTERS)
 
 
 def _match(text: str) -> re.Match[str] | None:

@@ -16,7 +16,13 @@ from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, center_and_scale
-from dxn.tokenize.cells.cell_values import NumberFormat, find_format, has_no_number
+from dxn.tokenize.cells.cell_values import (
+    NumberFormat,
+    explain_units,
+    find_format,
+    has_no_number,
+    unclear_number,
+)
 from dxn.tokenize.masking import CellMasking, check_ratio
 
 
@@ -41,10 +47,14 @@ class NumberReader(Reader):
 
     def learn(self, cells: Sequence[Any]) -> str:
         """Find the decimal separator and the unit of a column, unless they are known."""
-        if not self.fixed:
-            form = find_format([cell for cell in cells if not has_no_number(cell)])
-            self.format = NumberFormat(self.decimal or form.decimal, form.unit)
-        return ""
+        if self.fixed:
+            return ""
+        present = [cell for cell in cells if not has_no_number(cell)]
+        form = find_format(present)
+        self.format = NumberFormat(self.decimal or form.decimal, form.unit)
+        if self.decimal is None and (unclear := unclear_number(form, present)):
+            return f"{unclear}; adapters.number.decimal sets the decimal separator"
+        return explain_units(form, present)
 
     def read(self, cell: Any) -> float | None:
         """Return a number; None if the cell says that there is none, such as "N/A".
