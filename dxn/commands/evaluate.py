@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,10 @@ class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
         "dxn evaluate run=RUN create=image judge=CLASSIFIER only=[text] guidance=2",
         "dxn evaluate weights=google/vit-base-patch16-224 data.path=photos/",
     )
+
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {"create": ["judge", "temperature", "guidance"]}
+    # All rows of a table are evaluated.
+    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"input": ["split", "seed"]}
 
     input: InputTable = None
     split: Literal["train", "validation", "test"] | None = None
@@ -115,9 +119,6 @@ class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
                     seed=self.seed,
                 )
             return 0
-        for name in ("judge", "temperature", "guidance"):
-            if name in self.settings.chosen:
-                raise UserError(f"{name}: needs create=NAME, an input that a model creates")
         if self.input is None:
             data = open_evaluation_data(predictor, self.run, **source)
         elif self.data is not None:

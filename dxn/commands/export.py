@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -32,6 +32,9 @@ class Export(FromRun, ZeroShotLabels):
         "dxn export run=latest format=public output=tuned",
     )
 
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {"format=public": ["weights", "dtype"]}
+    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"format=public": ["baseline"]}
+
     format: Literal["onnx", "torch", "public"] = "onnx"
     weights: Weights = NO_WEIGHTS
     dtype: Literal["float32", "bf16"] = "float32"
@@ -46,12 +49,6 @@ class Export(FromRun, ZeroShotLabels):
 
         run = Path(self.required_run())
         if self.format != "public":
-            for option, value in (("weights", self.weights.source), ("dtype", self.dtype)):
-                if value not in (None, "float32"):
-                    raise UserError(
-                        f"{option}: has no effect with format={self.format}, got {value}; leave "
-                        "one of them out"
-                    )
             check_format(self.format)
         # A model folder can be in the cache of the hub, where nothing else should be written.
         parent = run if is_run(run) else Path()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -45,6 +45,8 @@ class Index(FromWeights, Data, TableInput, Compute):
         "dxn index run=RUN photos/ output=photos.index",
         "dxn index run=RUN split=test only=[image] output=INDEX",
     )
+
+    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"input": ["split", "seed"]}
 
     input: InputTable = None
     split: Literal["train", "validation", "test"] | None = None

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Interval
 
@@ -56,7 +56,7 @@ def check_paths(command: C) -> C:
     """
     settings = command.settings
     values = copy.deepcopy(settings.values)
-    problems: list[str] = []
+    problems = command.without_effect()
     notes = list(settings.notes)
     declared = command.options()
     for key, parameter in {**declared.parameters, **declared.by_key}.items():
@@ -246,6 +246,8 @@ class RayOptions:
 
 
 NO_WEIGHTS = Weights()
+# Options that only a public checkpoint has.
+CHECKPOINT_OPTIONS = ("weights.revision", "weights.part", "weights.strict")
 ON_THIS_MACHINE = RayOptions()
 
 
@@ -331,6 +333,8 @@ class FromWeights(FromRun):
         head: Options of the head of a public checkpoint: head.language=de head.beams=4.
     """
 
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {"weights.source": CHECKPOINT_OPTIONS}
+
     weights: Weights = NO_WEIGHTS
     head: Mapping[str, Any] = field(default_factory=dict)
 
@@ -413,6 +417,8 @@ class ManyRows(FromRun, TableInput):
         engine: local: this process, ray: several processes or machines.
     """
 
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {"engine=ray": ["ray"]}
+
     engine: Literal["local", "ray"] = "local"
     ray: RayOptions = ON_THIS_MACHINE
 
@@ -455,6 +461,8 @@ class ZeroShotLabels(Command):
         labels: Class names for a model with head=contrastive, which has no classes of its own.
         template: Text of a class, such as "a photo of a {}".
     """
+
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {"labels": ["template"]}
 
     labels: Sequence[str] = ()
     template: str = "{}"

@@ -264,6 +264,8 @@ class Generate(FromWeights, TableInput, Compute):
         'dxn generate run=RUN input.text="a seven" output=seven.png',
     )
 
+    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"temperature=0": ["top_k", "top_p"]}
+
     prompt: Annotated[str, AS_TYPED] = ""
     prompts: str | None = None
     system: Annotated[str, AS_TYPED] = ""

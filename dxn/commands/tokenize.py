@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -32,6 +32,12 @@ class Tokenize(ManyRows):
         'dxn tokenize input.text="hello there"',
         "dxn tokenize run=RUN new.csv output=tokens.parquet",
     )
+
+    # Trained adapters have their own options. Without them, the input is one sample.
+    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"run": ["dim", "seed", "adapters"]}
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {
+        "run": ["columns", "sep", "encoding", "sheet", "on_bad"]
+    }
 
     input: Input
     output: Annotated[str, OUTPUT_FILE] = "tokens.png"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from dxn.config.instantiate import signature_of
 from dxn.config.settings import Settings
 from dxn.config.signatures import Parameter, marks_of, signature_from
+from dxn.config.values import is_below, lookup
 
 if TYPE_CHECKING:
     from dxn.config.words import Request
@@ -74,6 +75,10 @@ class Command:
     # The option of a path that is written without a key.
     path_key: ClassVar[str | None] = None
     usage: ClassVar[Sequence[str]] = ()
+    # Options that have an effect only with another one, and options that have none with another
+    # one, by the other one: its key, or the key and a value, such as engine=ray.
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {}
+    excludes: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     settings: Settings
     trust: Sequence[str] = ()
@@ -117,6 +122,34 @@ class Command:
                     value = type(default)(**value)
                 options[option.name] = value
         return cls(settings=settings, **options)
+
+    def without_effect(self) -> list[str]:
+        """Return a sentence for each option that the user set, and that has no effect."""
+        problems: list[str] = []
+        for base in type(self).__mro__:
+            for other, keys in vars(base).get("needs", {}).items():
+                advice = other if "=" in other else f"{other.removesuffix('.source')}=..."
+                if not self._is_set(other):
+                    chosen = self._chosen(keys)
+                    problems += [f"{key}: has an effect only with {advice}" for key in chosen]
+            for other, keys in vars(base).get("excludes", {}).items():
+                if self._is_set(other):
+                    word = f"{other.partition('=')[0]}={lookup(self.settings.values, other)[1]}"
+                    word = other if "=" in other else word
+                    chosen = self._chosen(keys)
+                    problems += [f"{key}: has no effect with {word}" for key in chosen]
+        return [f"{problem}; leave it out" for problem in problems]
+
+    def _is_set(self, word: str) -> bool:
+        """Whether an option has a value, or the value of a word such as engine=ray."""
+        key, equals, text = word.partition("=")
+        value = lookup(self.settings.values, key)[1]
+        is_number = isinstance(value, int | float)  # 0.0 is written as 0
+        return (f"{value:g}" if is_number else value) == text if equals else bool(value)
+
+    def _chosen(self, keys: Sequence[str]) -> list[str]:
+        """Return the options that the user set, and that are one of these keys or below one."""
+        return sorted(key for key in self.settings.chosen if is_below(key, keys))
 
     @classmethod
     def infer(cls, values: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,8 @@ import pytest
 from helpers.runs import SMALL, refused, table_of, train
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from dxn.commands import command
+
 PATH = "adapters.text.tokenizer.path"
 
 
@@ -58,3 +60,32 @@ def test_options_of_a_tokenizer_that_is_trained_are_accepted(table, tmp_path):
     chosen = ["adapters.text.tokenizer.kind=word", "adapters.text.vocab_size=50", "report=false"]
     chosen += ["head.norm=true", "head.norm_eps=1e-6", "trainer.epochs=1", "baseline=none"]
     train(tmp_path / "run", str(table), "target=label", "head=classify", *SMALL, *chosen)
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "sentence"),
+    [
+        ("predict input.text=a weights.part=x", "weights.part", "an effect only with weights=..."),
+        ("predict input.text=a ray.replicas=2", "ray.replicas", "an effect only with engine=ray"),
+        ("serve template=x{}", "template", "an effect only with labels=..."),
+        ("evaluate input=t.csv split=test", "split", "no effect with input=t.csv"),
+        ("evaluate guidance=2", "guidance", "an effect only with create=..."),
+        ("index input=t.csv seed=3", "seed", "no effect with input=t.csv"),
+        ("export weights.part=text", "weights.part", "an effect only with format=public"),
+        ("export format=public baseline=none", "baseline", "no effect with format=public"),
+        ("tokenize run=r dim=3 input.text=a", "dim", "no effect with run=r"),
+        ("tokenize input.text=a sep=;", "sep", "an effect only with run=..."),
+        ("generate temperature=0 top_k=3", "top_k", "no effect with temperature=0"),
+        ("generate temperature=0.0 top_p=0.3", "top_p", "no effect with temperature=0"),
+    ],
+)
+def test_an_option_of_a_command_that_has_no_effect_is_refused(words, option, sentence):
+    verb, *rest = words.split()
+    expected = [f"{option}: has {sentence}; leave it out"]
+    assert command(verb).compose(rest).without_effect() == expected
+
+
+def test_options_with_an_effect_are_accepted():
+    words = ["create=image", "guidance=2", "weights=folder", "weights.part=text", "split=test"]
+    assert command("evaluate").compose(words).without_effect() == []
+    assert command("generate").compose(["temperature=0.5", "top_k=3"]).without_effect() == []

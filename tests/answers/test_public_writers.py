@@ -82,7 +82,7 @@ def test_the_command_line_writes_the_same_files(tmp_path, table, capsys):
     (line,) = refused(capsys, [*model, f"weights={tmp_path / 'run'}", f"output={tmp_path / 'o'}"])
     assert "is a model trained by dxn" in line
     (line,) = refused(capsys, ["export", f"run={tmp_path / 'run'}", "dtype=bf16"])
-    assert "dtype: has no effect with format=onnx, got bf16" in line
+    assert "dtype: has an effect only with format=public" in line
 
 
 def test_the_weights_can_be_saved_in_bf16(tmp_path, table):
