@@ -107,6 +107,7 @@ def fit_mix(
     *,
     are_classes: bool = True,
     are_forecasts: bool = False,
+    are_few: bool = False,
 ) -> tuple[float, float]:
     """Return the factors (a, b) with which a * outputs + b * baseline_outputs has the lowest loss.
 
@@ -118,17 +119,20 @@ def fit_mix(
         are_forecasts: Whether the rows are windows of one period. They overlap, so how much the
             outputs should be enlarged there says little about later periods, and the factors add up
             to at most 1.
+        are_few: Whether there are too few independent rows to shrink forecasts either, so that the
+            factors add up to 1.
 
     Returns:
-        Factors of at least 0. b is 0 if the baseline does not lower the loss.
+        Factors of at least 0. b is 0 if the baseline does not lower the loss; of forecasts, a is 0
+        if the model does not.
     """
     (alone,) = fit_scales([outputs], loss, [1.0])
     start = MIX_OF_CLASSES if are_classes else MIX_OF_NUMBERS
     rows = ROWS_OF_CLASSES if are_classes else ROWS_OF_NUMBERS
     a, b = fit_scales([outputs, baseline_outputs], loss, start, rows)
     if are_forecasts:
-        alone = min(alone, 1.0)
-    if are_forecasts and a + b > 1:
+        alone = 1.0 if are_few else min(alone, 1.0)
+    if are_forecasts and (a + b > 1 or are_few):
         (a,) = fit_scales(
             [outputs - baseline_outputs],
             lambda difference: loss(baseline_outputs + difference),
@@ -137,8 +141,11 @@ def fit_mix(
         )
         a = min(a, 1.0)
         b = 1.0 - a
-    is_lower = float(loss(a * outputs + b * baseline_outputs)) < float(loss(alone * outputs))
-    return (a, b) if b > MIN_FACTOR and is_lower else (alone, 0.0)
+    choices = [(alone, 0.0)] + ([(a, b)] if b > MIN_FACTOR else [])
+    # A few rows that a classifier fits perfectly are no reason to leave the model out.
+    choices += [(0.0, 1.0)] if are_forecasts else []
+    losses = [float(loss(a * outputs + b * baseline_outputs)) for a, b in choices]
+    return choices[losses.index(min(losses))]
 
 
 def fit_scales(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dxn.core.display import number
+from dxn.core.results import ALL
 from dxn.data.dataset import Samples
 from dxn.models.model import Batch, Network, as_float
 from dxn.stacking.stacked import Stacked, stacks_of
@@ -91,7 +92,7 @@ def warn_about(
     *,
     max_minutes: float | None,
 ) -> list[str]:
-    """Return a warning if the baseline is better than the transformer, with advice that fits.
+    """Return warnings if the baseline is better than the answers or the transformer, with advice.
 
     Args:
         results: Metrics by the name of the row, see `metrics_of_parts`.
@@ -104,19 +105,28 @@ def warn_about(
     metric = task.metric.monitored
     transformer = results[TRANSFORMER].get(metric, math.nan)
     baseline = results[BASELINE].get(metric, math.nan)
+    answers = results.get(ALL, {}).get(metric, math.nan)
+    lines: list[str] = []
+    if answers != transformer and task.metric.is_better(baseline, answers):
+        lines.append(
+            f"warning: the baseline alone is better than the answers, which mix it with the "
+            f"transformer ({metric} {number(baseline)} and {number(answers)}); the factors come "
+            "from the validation split: use a larger one"
+        )
     # Equal metrics, such as two perfect ones, need no advice.
     if not task.metric.is_better(baseline, transformer):
-        return []
+        return lines
     pair = f"{metric} {number(baseline)} and {number(transformer)}"
     line = f"warning: the baseline is better than the transformer ({pair})"
     if state.best_epoch <= EARLY * state.epoch:
         return [
+            *lines,
             f"{line}, which was best in epoch {state.best_epoch} of {state.epoch} and did not "
             "improve after it; collect more rows, or start from public weights (weights=..., see "
-            "docs/public-models.md)"
+            "docs/public-models.md)",
         ]
     options = "trainer.epochs" if max_minutes is None else "trainer.max_minutes, trainer.epochs"
-    return [f"{line}; train longer ({options}), or collect more rows"]
+    return [*lines, f"{line}; train longer ({options}), or collect more rows"]
 
 
 def outputs_of_parts(network: Network, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from dxn.stacking.modules import Baseline, ScoreTargets
 from dxn.stacking.past import fit_past_regression
 from dxn.stacking.stacked import Stacked
 from dxn.tasks import Number, Quantiles, Task
-from dxn.tasks.metric import one_hot
+from dxn.tasks.metric import MIN_BLOCKS, one_hot
 from dxn.tasks.space import AnswerKind
 from dxn.training.predict import run_batches
 
@@ -188,12 +188,14 @@ def _mix(stack: Stacked, task: Task, samples: Samples, *, batch_size: int) -> tu
     outputs, baseline_outputs, target = (
         torch.cat([part.cpu() for part in column]) for column in zip(*parts, strict=True)
     )
+    blocks = task.metric.blocks(samples.opened.targets or ())
     return fit_mix(
         outputs,
         baseline_outputs,
         lambda output: task.loss(output, {"target": target}).mean,
         are_classes=not isinstance(task.space, Number | Quantiles),
         are_forecasts=isinstance(task.space, Quantiles),
+        are_few=blocks is not None and len(set(blocks.ids)) < MIN_BLOCKS,
     )
 
 

@@ -151,10 +151,18 @@ def forecast_charts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Ch
         return frame_charts(answers, truths)
     charts = []
     for i in spaced_rows(len(truths), MAX_FORECASTS):
-        start = f"from {truths[i].start}" if truths[i].start else f"forecast {i + 1}"
+        title = _forecast_title(truths[i], i)
         draw = _forecast(answers[i]["quantiles"], truths[i])
-        charts.append(Chart(start, f"forecast {start}", draw, (8, 2.1)))
+        charts.append(Chart(title, f"forecast of {title}", draw, (8, 2.1)))
     return charts
+
+
+def _forecast_title(truth: Any, number: int) -> str:
+    """Return the series, the channel that is drawn, and the times of a forecast."""
+    name = "" if truth.series is None else str(truth.series)
+    names = [part for part in (name, *truth.names[:1]) if part]
+    times = f"{truth.start} to {truth.stop}" if truth.start else f"forecast {number + 1}"
+    return ", ".join([*names, times])
 
 
 def frame_charts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
@@ -232,7 +240,10 @@ def _forecast(quantiles: Mapping[str, Any], truth: Any) -> Callable[[Axes], None
         axis.yaxis.set_major_formatter(plain_numbers(max(abs(low) for low in axis.get_ylim())))
         axis.tick_params(labelsize=8)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set_xlabel("time steps after the end of the history", fontsize=8)
+        label = "time steps after the end of the history"
+        if truth.start:
+            label += f" (1: {truth.start}, {len(true)}: {truth.stop})"
+        axis.set_xlabel(label, fontsize=8)
         axis.margins(x=0.01)
         finish(axis, grid=None, legend=None)
         # Beside the curves: no corner of a chart is free for every series.

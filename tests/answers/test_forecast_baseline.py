@@ -120,3 +120,18 @@ def test_the_factors_of_a_forecast_do_not_enlarge_it():
     parts = 0.7 * target + 0.1 * noise, 0.8 * target - 0.1 * noise
     assert sum(fit_mix(*parts, loss, are_classes=False)) > 1.2
     assert sum(fit_mix(*parts, loss, are_classes=False, are_forecasts=True)) == pytest.approx(1)
+
+
+def test_a_few_windows_do_not_shrink_a_forecast():
+    generator = torch.Generator().manual_seed(0)
+    target, noise = torch.randn(2, 30, 3, generator=generator)
+
+    def loss(output):
+        return (output - target).square().mean()
+
+    # The model knows nothing, and the baseline is too large on these rows.
+    parts, options = (noise, 1.2 * target), {"are_classes": False, "are_forecasts": True}
+    assert sum(fit_mix(*parts, loss, **options)) == pytest.approx(1 / 1.2, abs=0.02)
+    model, baseline = fit_mix(*parts, loss, **options, are_few=True)
+    assert model + baseline == pytest.approx(1)
+    assert loss(model * parts[0] + baseline * parts[1]) <= loss(parts[1])

@@ -16,7 +16,8 @@ from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.data.series.layouts import layout_of
 from dxn.data.series.timeline import timeline
-from dxn.data.tables.read import read_table
+from dxn.data.series.windows import Windows
+from dxn.data.tables.read import Rearranging, read_table
 from dxn.tasks import Forecast
 from dxn.tasks.forecast.futures import Future
 from dxn.tokenize import SeriesAdapter
@@ -62,6 +63,25 @@ def test_later_rows_without_a_target_are_not_used_in_training(tmp_path):
         assert source.splits[name].origin == rows.origin
         for a, b in zip(source.splits[name].cells["series"], rows.cells["series"], strict=True):
             torch.testing.assert_close(a, b, equal_nan=True)
+
+
+@pytest.mark.parametrize("known", [["promo"], []])
+def test_a_table_without_any_history_is_refused_and_an_empty_series_is_named(tmp_path, known):
+    windows = Windows(["sales"], time="day", series_id="shop", known=known, horizon=H, context=T)
+
+    def rearranged(*tables):
+        rows = [row for rows in tables for row in rows]
+        table = read_table(write_table(tmp_path / "t.csv", rows))
+        notes = []
+        return windows.rearranged(table, Rearranging("", (), False, notes)), notes
+
+    empty = rows_of(5, future=5, shop="a")
+    message = "t.csv: has 5 rows, but the history is missing: no row has a value of sales"
+    with pytest.raises(UserError, match=message):
+        rearranged(empty)
+    table, notes = rearranged(empty, rows_of(20, future=H if known else 0, shop="b"))
+    assert table.columns["shop"] == ["b"]
+    assert notes[-1] == "no forecast of 1 of 2 series, which have no value: a"
 
 
 def test_a_known_column_may_also_be_named_as_a_covariate(tmp_path):

@@ -235,6 +235,18 @@ def test_a_transformer_that_is_worse_gets_advice_that_fits(
     assert warn_about({"all": {"accuracy": own}}, Classify(), state, max_minutes=None) == []
 
 
+def test_answers_that_are_worse_than_the_baseline_alone_are_named():
+    parts = {TRANSFORMER: {"accuracy": 0.9}, BASELINE: {"accuracy": 0.8}}
+
+    def lines(answers):
+        figures = {"all": {"accuracy": answers}, **parts}
+        return warn_about(figures, Classify(), State(epoch=10, best_epoch=9), max_minutes=None)
+
+    assert lines(0.95) == lines(0.9) == []
+    (line,) = lines(0.7)
+    assert "baseline alone is better than the answers" in line and "0.8 and 0.7" in line
+
+
 # Runs
 
 

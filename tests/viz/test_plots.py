@@ -16,9 +16,10 @@ from dxn.core.display import percent
 from dxn.report import tables
 from dxn.report.classes import confused_pairs, confusion_counts
 from dxn.tasks import Categorical, Classify, Names, Number
+from dxn.tasks.forecast.futures import Future
 from dxn.tokenize import AudioAdapter, SpectrogramOptions
 from dxn.viz import curves, fonts
-from dxn.viz.charts import error_chart, scatter_chart, task_charts
+from dxn.viz.charts import error_chart, forecast_charts, scatter_chart, task_charts
 from dxn.viz.drawers import FramesDrawer, Shown
 from dxn.viz.drawers.audio import AudioDrawer
 from dxn.viz.drawers.series import SeriesDrawer
@@ -111,6 +112,23 @@ def test_metrics_of_different_scales_have_panels_of_their_own():
 @pytest.mark.parametrize("rows", [[], [{"step": 2, "epoch": 1, "train/loss": 2.0}]])
 def test_curves_without_validation_are_over_steps_and_have_no_empty_panel(rows):
     assert [axis.get_xlabel() for axis in draw_curves(rows).values()] == ["step"]
+
+
+def test_the_chart_of_a_forecast_names_the_series_and_its_times():
+    truth = Future(
+        torch.arange(3.0)[:, None],
+        history=torch.arange(7.0)[:, None],
+        names=["sales"],
+        series="north",
+        start="2026-01-08",
+        stop="2026-01-10",
+    )
+    answer = {"quantiles": {"0.1": [0, 0, 0], "0.5": [1, 1, 1], "0.9": [2, 2, 2]}}
+    (chart,) = forecast_charts([answer], [truth])
+    assert chart.title == "north, sales, 2026-01-08 to 2026-01-10"
+    assert "(1: 2026-01-08, 3: 2026-01-10)" in chart.svg()
+    (chart,) = forecast_charts([answer], [replace(truth, series=None, start="", names=())])
+    assert chart.title == "forecast 1"
 
 
 def test_confused_pairs_come_in_the_order_of_their_counts():

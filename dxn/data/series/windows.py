@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.clock import Clock
@@ -18,6 +19,7 @@ from dxn.data.tables.read import Layout, Rearranging, Table, one_value_each
 from dxn.tokenize.cells.cell_values import NumberFormat
 
 MAX_SIZE = 100_000  # of the options, which can come from an untrusted model folder
+MAX_NAMED = 5  # series in a note
 NAME_SEPARATOR = ", "  # between the target columns in `Source.target`
 
 
@@ -162,6 +164,7 @@ class Windows(Layout):
         series = self.read(table, key=use.key, notes=use.notes)
         if not use.with_target:
             ends = [(sequence, [self.end(sequence)]) for sequence in series]
+            self._check_histories(table, series, use.notes)
             if self.known:
                 for sequence, (end,) in ends:
                     self._check_future(table, sequence, end)
@@ -241,18 +244,19 @@ class Windows(Layout):
                     columns[self.series_id].append(series.name)
                 for name, by_series in fixed.items():
                     columns[name].append(by_series[series.name])
-                label = ""
+                first = last = ""
                 if self.time is not None:
                     times = FutureTimes(series, start, self.horizon, clock)
                     columns[self.time].append(times)
-                    label = str(times[0])
+                    first, last = str(times[0]), str(times[self.horizon - 1])
                 if with_target:
                     future = Future(
                         values,
                         season=self.season,
                         scale=scales[start],
                         names=self.target,
-                        start=label,
+                        start=first,
+                        stop=last,
                         time=_number(series, start),
                         end=_number(series, start + len(values) - 1),
                         series=series.name,
@@ -271,6 +275,30 @@ class Windows(Layout):
         future = series.values[start : start + self.horizon, -self.num_known :]
         ahead[: len(future), -self.num_known :] = future
         return torch.cat([history, ahead])
+
+    def _check_histories(self, table: Table, series: Sequence[Series], notes: list[str]) -> None:
+        """Note which series have no value before a forecast.
+
+        Raises:
+            UserError: If no series has one.
+        """
+        empty: list[Any] = []
+        for sequence in series:
+            end = self.end(sequence)
+            if bool(sequence.values[max(0, end - self.context) : end].isnan().all()):
+                empty.append(sequence.name)
+        if not empty:
+            return
+        if len(empty) == len(series):
+            raise UserError(
+                f"{table.path or table.name}: has {count(len(table), 'row')}, but the history is "
+                f"missing: no row has a value of {self.target_name}, which a forecast continues; "
+                "add the rows before the forecast"
+            )
+        shown = ", ".join(map(str, empty[:MAX_NAMED])) + (", ..." if len(empty) > MAX_NAMED else "")
+        notes.append(
+            f"no forecast of {len(empty)} of {len(series)} series, which have no value: {shown}"
+        )
 
     def _check_future(self, table: Table, series: Series, end: int) -> None:
         """Check that the known columns have a value at each step of the forecast.

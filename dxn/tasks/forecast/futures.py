@@ -32,6 +32,7 @@ class Future:
             known yet.
         names: Names of the K channels.
         start: Time of the first future value, for titles.
+        stop: Time of the last future value.
         time: The same time as a number, which orders the windows of several series.
         end: Time of the last future value as a number. None: the windows are in no order of time.
         series: Name of the series among several.
@@ -46,6 +47,7 @@ class Future:
     history: Tensor | None = None
     names: Sequence[str] = ()
     start: str = ""
+    stop: str = ""
     time: float = 0.0
     end: float | None = None
     series: Any = None
