@@ -18,6 +18,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # A request without these headers has no body.
 BODY_HEADERS = (b"content-length", b"transfer-encoding")
+PORTS = {"http": 80, "https": 443}
 MAX_HEADERS = 32_000  # bytes
 # Paths that need no key: whether the server is alive, and the pages, which ask for the key.
 OPEN = ("/", "/docs", "/health")
@@ -118,8 +119,14 @@ class Guard:
                 {"Connection": "close"},
             )
         headers = dict(scope["headers"])
-        host = _host_of(headers.get(b"host", b""))
-        self._check_host(host, headers)
+        # A proxy in front may use the other one to tell where the next request begins (RFC 9112).
+        if all(name in headers for name in BODY_HEADERS):
+            raise Refusal(
+                400,
+                "a request has Content-Length or Transfer-Encoding, and not both; remove one",
+                {"Connection": "close"},
+            )
+        self._check_host(headers)
         path = scope["path"]
         is_open = path in OPEN or path.startswith(OPEN_PREFIX)
         if self.key is not None and not is_open and not self._has_key(headers):
@@ -134,23 +141,30 @@ class Guard:
         if length.isdigit() and int(length):
             self._check_size(int(length))
 
-    def _check_host(self, host: str, headers: dict[bytes, bytes]) -> None:
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """Refuse requests of web pages of others, which a browser on this machine could send."""
-        # Names have no upper case, and the port is not compared.
-        allowed = {_host_of(name.encode()) for name in self.options.allowed_hosts}
+        sent = headers.get(b"host", b"").decode("latin-1")
+        host, _ = _address_in(f"//{sent}")
+        # Names have no upper case.
+        allowed = [_address_in(f"//{name}") for name in self.options.allowed_hosts]
+        names = {name for name, _ in allowed}
         # A page can resolve its own name to 127.0.0.1 (DNS rebinding), but it cannot change Host.
         is_checked = self.options.is_local or bool(allowed)
-        if is_checked and host not in {*allowed, *LOOPBACK, self.options.host}:
+        if is_checked and host not in {*names, *LOOPBACK, self.options.host}:
             raise Refusal(
                 421,
                 f"Host: this server is not reached as {host[:60]!r}; to allow this name, start "
                 "it with allowed_hosts=[NAME]",
             )
-        origin = headers.get(b"origin")
-        if origin is None:
+        if b"origin" not in headers:
             return
-        sender = _name_in(origin.decode("latin-1"))
-        if sender != host and sender not in allowed:
+        origin = headers[b"origin"].decode("latin-1")
+        sender, port = _address_in(origin)
+        # The page of another port is that of another server. Host has no port if it is the usual
+        # one, which is that of the page's scheme.
+        own = _address_in(f"{origin.partition('//')[0]}//{sent}")
+        is_own = (sender, port) in (own, *allowed) or (sender, None) in allowed
+        if not sender or not is_own:
             raise Refusal(
                 403,
                 "Origin: pages of other servers may not use this one; to allow it, start the "
@@ -178,14 +192,13 @@ class Guard:
             raise busy("too many large requests at the same time; try again later")
 
 
-def _host_of(value: bytes) -> str:
-    """Return the name in a Host header, without the port."""
-    return _name_in(f"//{value.decode('latin-1')}")
+def _address_in(url: str) -> tuple[str, int | None]:
+    """Return the name of the server in a URL, "" if there is none, and its port.
 
-
-def _name_in(url: str) -> str:
-    """Return the name of the server in a URL, "" if there is none."""
+    None as the port means that the URL has neither a port nor a scheme with a usual one.
+    """
     try:
-        return urlsplit(url).hostname or ""
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.port or PORTS.get(parts.scheme)
     except ValueError:  # such as an IPv6 address without its last bracket
-        return ""
+        return "", None

@@ -321,6 +321,9 @@ def test_too_many_samples_and_uneven_forms_are_refused(client):
         ({"host": "[::1"}, 421),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:3000"}, 403),
+        ({"origin": "https://127.0.0.1", "host": "127.0.0.1:8000"}, 403),
+        ({"transfer-encoding": "chunked", "content-length": "3"}, 400),
     ],
 )
 def test_a_request_with_a_wrong_header_is_refused(client, headers, status):
@@ -329,15 +332,27 @@ def test_a_request_with_a_wrong_header_is_refused(client, headers, status):
 
 
 def test_a_request_of_the_own_page_is_answered(client):
-    answer = client.post("/predict", json={"inputs": TEXT}, headers={"origin": "http://127.0.0.1"})
-    assert answer.status_code == 200
+    for host, origin in (
+        ("127.0.0.1", "http://127.0.0.1"),
+        ("127.0.0.1:80", "http://127.0.0.1"),
+        ("LOCALHOST:8000", "http://localhost:8000"),
+        ("[::1]:8000", "http://[::1]:8000"),
+    ):
+        headers = {"host": host, "origin": origin}
+        assert client.post("/predict", json={"inputs": TEXT}, headers=headers).status_code == 200
 
 
 def test_other_names_of_the_server_can_be_allowed(predictor):
     with client_of(predictor, allowed_hosts=("dxn.example",)) as client:
         headers = {"host": "dxn.example", "origin": "https://dxn.example"}
         assert client.get("/model", headers=headers).status_code == 200
+        headers["origin"] = "https://dxn.example:8443"
+        assert client.get("/model", headers=headers).status_code == 200
         error_of(client.get("/model", headers={"host": "other.example"}), 421)
+    with client_of(predictor, allowed_hosts=("dxn.example:8443",)) as client:
+        for port, status in ((444, 403), (8443, 200)):
+            headers["origin"] = f"https://dxn.example:{port}"
+            assert client.get("/model", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(
