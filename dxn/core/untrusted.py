@@ -7,7 +7,9 @@ values.
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -27,6 +29,8 @@ SIMPLE = (str, int, float, bool, type(None))
 # The parser in C is ten times faster. Not every build of PyYAML contains it.
 SAFE_LOADER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 MAX_SHOWN = 60  # characters of a value in a message
+# How pandas writes an array in a cell of a CSV file.
+ARRAY = re.compile(r"array\((\[.*?\])(?:, dtype=\w+)?\)", re.DOTALL)
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES, allow_links: bool = False) -> str:
@@ -188,3 +192,24 @@ def _check_plain(content: Any, path: Path) -> None:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"numbers must be finite, got {name}")
+
+
+def parsed_cell(text: str) -> list[Any] | dict[str, Any] | None:
+    """Return the list or object that a cell contains as a text, in JSON or Python.
+
+    pandas writes a CSV file with the lists of Python and the arrays of numpy. None: it is neither.
+    """
+    if not text.lstrip().startswith(("{", "[", "array(")):
+        return None
+    for read in (json.loads, ast.literal_eval, _read_arrays):
+        try:
+            value = read(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(value, list | dict):
+            return value
+    return None
+
+
+def _read_arrays(text: str) -> Any:
+    return ast.literal_eval(ARRAY.sub(r"\1", text.strip()))

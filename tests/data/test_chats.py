@@ -70,6 +70,95 @@ def test_usual_columns_become_messages(tmp_path, row, expected):
     assert list(rows.cells["messages"]) == [expected] * 3
 
 
+SYSTEM = {"role": "system", "content": "Be brief"}
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (
+            {"instruction": "Be kind", "input": [*CHAT, CHAT[0]], "output": "Bye"},
+            [{"role": "user", "content": "Be kind"}, *CHAT, *asked("Hi", "Bye")],
+        ),
+        ({"system": "Be brief", "prompt": "Hi", "completion": "Hello"}, [SYSTEM, *CHAT]),
+        ({"system_prompt": "Be brief", "messages": CHAT}, [SYSTEM, *CHAT]),
+        ({"system": "Be rude", "messages": [SYSTEM, *CHAT]}, [SYSTEM, *CHAT]),
+        ({"system": "", "conversations": CHAT}, CHAT),
+        (
+            {"history": [["Hi", "Hello"]], "instruction": "Add", "output": "5"},
+            [*CHAT, *asked("Add", "5")],
+        ),
+        ({"history": [], "instruction": "Hi", "output": "Hello"}, CHAT),
+    ],
+)
+def test_the_messages_of_columns_keep_their_order(tmp_path, row, expected):
+    path = write(tmp_path / "t.jsonl", [row] * 3)
+    source = open_table(path, chat="auto")
+    assert cells(source) == [expected] * 3
+    rows = rows_of_table(path, source.inputs, READERS, layout=layout_of(source.layout))
+    assert list(rows.cells["messages"]) == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    "dump",
+    [
+        json.dumps,
+        repr,
+        lambda chat: f"array({chat!r}, dtype=object)",
+        lambda c: json.dumps({"messages": c}),
+    ],
+)
+def test_lists_of_messages_are_read_from_texts(tmp_path, dump):
+    for name, rows in [
+        ("messages", [["messages"], [dump(CHAT)], [dump(CHAT)]]),
+        ("pairs", [["prompt", "completion"], *[[dump(CHAT[:1]), dump(CHAT[1:])]] * 2]),
+    ]:
+        path = tmp_path / f"{name}.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+        assert cells(open_table(str(path), chat="auto")) == [CHAT] * 2
+    # Of one column, all texts are lists of messages, or none.
+    rows = [["prompt", "completion"], [dump(CHAT[:1]), "a"], ["Hi", "b"]]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+    assert cells(open_table(str(path), chat="auto"))[0] == asked(dump(CHAT[:1]), "a")
+
+
+def test_a_text_that_looks_like_messages_but_is_none_is_named(tmp_path):
+    path = tmp_path / "t.csv"
+    text = "\"[{'role': 'user', 'content': 'Hi'} {'role': 'assistant', 'content': 'Ho'}]\""
+    path.write_text(f"messages\n{text}\n", encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"t\.csv row 2: data\.chat: messages must be .* json\.dumps"
+    ):
+        open_table(str(path), chat="auto")
+
+
+def test_the_first_row_does_not_decide_whether_a_column_has_conversations(tmp_path):
+    for first in (None, [], "Hi there"):
+        path = write(tmp_path / "t.jsonl", [{"messages": first}, *[{"messages": CHAT}] * 3])
+        assert open_table(path, chat="auto").layout == {"chat": ["messages"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "Hi", "chosen": "Hello", "rejected": "Go"}, r"data\.chat=\[prompt,chosen\]"),
+        ({"chosen": CHAT, "rejected": CHAT}, r"data\.chat=\[chosen\]"),
+        ({"messages": CHAT[:1], "chosen": CHAT[1], "rejected": CHAT[1]}, r"\[messages,chosen\]"),
+        ({"prompt": "Hi", "completion": "Go", "label": False}, "labeled as good or bad"),
+    ],
+)
+def test_rejected_answers_are_not_learned(tmp_path, row, message):
+    path = write(tmp_path / "t.jsonl", [row] * 3)
+    with pytest.raises(UserError, match=f"t.jsonl has .*{message}"):
+        open_table(path, chat="auto")
+    if "rejected" in row:
+        chosen = [name for name in row if name not in ("rejected",)]
+        source = open_table(path, chat=chosen)
+        assert cells(source, *source.inputs) == [CHAT] * 3
+
+
 def test_columns_with_other_names_are_chosen(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("frage,antwort,quelle\nWas ist 2+3?,5,a\nUnd 3+3?,6,b\n", encoding="utf-8")

@@ -15,6 +15,7 @@ from dxn.tokenize.base import BadMedia
 from dxn.tokenize.text.chat import (
     ChatTemplate,
     Conversation,
+    check_messages,
     is_conversation,
     load_template,
     read_messages,
@@ -283,7 +284,12 @@ def test_a_template_is_saved_with_its_tokens_and_pickled(tmp_path):
     ("message", "reason"),
     [
         ({"content": "Hi"}, "message 2 has no role; write system, user or assistant"),
-        ({"role": "bot", "content": "Hi"}, "must be system, user or assistant, got 'bot'"),
+        ({"role": "tool", "content": "Hi"}, "must be system, user or assistant, got 'tool'"),
+        (
+            {"role": "assistant", "content": "Hi", "weight": 0.5},
+            "message 2: weight must be 0 or 1, got 0.5",
+        ),
+        ({"role": "assistant", "content": "Hi", "weight": 0}, "no message of the assistant"),
         ({"role": "assistant", "content": " "}, r"message 2 \(assistant\) is empty"),
         ({"role": "assistant"}, r"message 2 \(assistant\) is empty"),
         ({"role": "assistant", "content": 3}, "the content must be a text, got 3"),
@@ -410,7 +416,41 @@ def test_messages_of_sharegpt_have_other_keys():
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("User ", "user"),
+        ("ASSISTANT", "assistant"),
+        ("model", "assistant"),
+        ("developer", "system"),
+    ],
+)
+def test_roles_of_other_tools_are_known(name, role):
+    assert check_messages([{"role": name, "content": "Hi"}])[0]["role"] == role
+
+
+@pytest.mark.parametrize("source", [BLOCKS, CHATML])
+def test_answers_of_weight_0_are_read_but_not_learned(vocabulary, source):
+    said = [("user", "one"), ("assistant", "wrong"), ("user", "two"), ("assistant", "right")]
+    cell = [{"role": role, "content": text} for role, text in said]
+    for key in ("weight", "train"):
+        cell[1][key], cell[3][key] = 0, None
+        reader = adapter_of(vocabulary, ours(source)).tokenizer.reader
+        raw = reader.read(cell)
+        assert "wrong" in raw.text
+        (answer,) = [raw.text[start:stop] for start, stop in raw.answers]
+        assert "right" in answer and "wrong" not in answer
+
+
+def test_a_long_text_among_conversations_is_truncated(vocabulary):
+    adapter = adapter_of(vocabulary, ours(BLOCKS), max_len=8)
+    sample = adapter.tokenizer(adapter.tokenizer.reader.read("word " * 50))
+    assert len(sample["ids"]) == 8
+
+
 def test_tool_calls_are_named():
+    with pytest.raises(BadMedia, match="message 1 has tool calls"):
+        read_messages([{"role": "assistant", "content": "x", "function_call": {"name": "f"}}])
     calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
     with pytest.raises(BadMedia, match=r"^message 2 has tool calls, which cannot be read"):
         read_messages([{"role": "user", "content": "Hi"}, calls])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
-import re
 import statistics
 import unicodedata
 from collections import Counter
@@ -18,7 +15,7 @@ from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
-from dxn.core.untrusted import shortened
+from dxn.core.untrusted import parsed_cell, shortened
 from dxn.tasks.span.windows import Windows, crop, special_tokens
 from dxn.tasks.target import Target
 from dxn.tokenize.text.tokenizer import plain_text
@@ -32,8 +29,6 @@ WITH_ANSWER = 0.5  # probability that a window of a long training text contains 
 MAX_SHIFT = 3
 # From this number, and this share of the starts, wrong ones mean that the texts are other ones.
 MIN_WRONG, MAX_WRONG = 3, 0.1
-# How pandas writes the arrays of an object into a CSV file.
-ARRAY = re.compile(r"array\((\[.*?\])(?:, dtype=\w+)?\)", re.DOTALL)
 
 # How the position of an answer was found: it was given; the text contains the answer once, or
 # several times; the given one was wrong, or counted in bytes.
@@ -379,21 +374,9 @@ def parsed(text: str) -> list[Any] | dict[str, Any] | None:
 
     None: the text is an answer itself, such as "[citation]" or "[3, 4]".
     """
-    if not text.lstrip().startswith(("{", "[")):
-        return None
-    for read in (json.loads, ast.literal_eval, _read_arrays):
-        try:
-            value = read(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        items = value if isinstance(value, list) else [value]
-        if all(isinstance(item, str) or _is_object(item) for item in items):
-            return value
-    return None
-
-
-def _read_arrays(text: str) -> Any:
-    return ast.literal_eval(ARRAY.sub(r"\1", text))
+    value = parsed_cell(text)
+    items = value if isinstance(value, list) else [value]
+    return value if all(isinstance(item, str) or _is_object(item) for item in items) else None
 
 
 def _is_object(value: Any) -> bool:

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     import jinja2
 
 ROLES = ("system", "user", "assistant")
-SPEAKERS = {"human": "user", "gpt": "assistant"}  # roles with other names
+# Roles with other names, such as those of ShareGPT, Gemini and OpenAI.
+SPEAKERS = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "developer": "system",
+}
+# Keys of a message whether it is learned: of OpenAI and Mistral, and of axolotl.
+LEARNED = ("weight", "train", "training")
 # Messages of a model that has no template: each between two special tokens, after its role.
 DEFAULT_SOURCE = """\
 {%- for message in messages %}
@@ -81,9 +91,14 @@ def read_messages(cell: Sequence[Any]) -> list[Message]:
         BadMedia: If a message has no role, an unknown role or no text, or none is an answer.
     """
     messages = check_messages(cell)
-    if not any(message["role"] == "assistant" for message in messages):
+    if not any(map(_is_target, messages)):
         raise BadMedia("no message of the assistant, so there is no answer to learn from")
     return messages
+
+
+def _is_target(message: Message) -> bool:
+    """Return whether a checked message is an answer to learn."""
+    return message["role"] == "assistant" and message.get(LEARNED[0], 1) != 0
 
 
 def check_messages(cell: Sequence[Any]) -> list[Message]:
@@ -101,8 +116,10 @@ def check_messages(cell: Sequence[Any]) -> list[Message]:
         role, content = message.get("role"), message.get("content")
         if role is None and "from" in message:  # as in ShareGPT
             role, content = message["from"], message.get("value")
-            role = SPEAKERS.get(role, role) if isinstance(role, str) else role
-        if message.get("tool_calls"):
+        if isinstance(role, str):
+            name = role.strip().lower()
+            role = SPEAKERS.get(name, name if name in ROLES else role)
+        if message.get("tool_calls") or message.get("function_call"):
             raise BadMedia(
                 f"message {number} has tool calls, which cannot be read; write them as a text, or "
                 "remove the conversation"
@@ -118,7 +135,18 @@ def check_messages(cell: Sequence[Any]) -> list[Message]:
             )
         checked = _content(content, f"message {number} ({role})")
         messages.append({"role": role, "content": checked})
+        if role == "assistant" and not _is_learned(message, number):
+            messages[-1][LEARNED[0]] = 0
     return messages
+
+
+def _is_learned(message: Mapping[str, Any], number: int) -> bool:
+    """Return whether an answer is a target, which a message can say with a key of LEARNED."""
+    values = {key: message[key] for key in LEARNED if message.get(key) is not None}
+    for key, value in values.items():
+        if value not in (0, 1):
+            raise BadMedia(f"message {number}: {key} must be 0 or 1, got {shortened(value)}")
+    return all(values.values())
 
 
 def _content(content: Any, where: str) -> str | list[dict[str, str]]:
@@ -306,13 +334,22 @@ class ChatTemplate:
             for piece in pieces:
                 stops.append(len(piece) + (stops[-1] if stops else 0))
             answers = [(stops[i - 1], stops[i]) for i in range(1, len(pieces), 2)]
+            said = [message for message in messages if message["role"] == "assistant"]
+            if not all(map(_is_target, said)):
+                if len(said) != len(answers):
+                    raise BadMedia(
+                        f"the chat template marks {len(answers)} answers of {len(said)}, so it is "
+                        f"unknown which of them has the {LEARNED[0]} 0"
+                    )
+                pairs = zip(answers, said, strict=True)
+                answers = [answer for answer, message in pairs if _is_target(message)]
             return Conversation(
                 messages, text, [self._with_end(text, *answer) for answer in answers]
             )
         text = self.render(messages)
         answers = []
         for i, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if not _is_target(message):
                 continue
             before = self.render(messages[:i], prompt=True)
             until = self.render(messages[: i + 1])
@@ -363,7 +400,9 @@ class ChatTemplate:
         messages = conversation.messages
         roles = [message["role"] for message in messages]
         lead = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
-        last = max(i for i, role in enumerate(roles) if role == "assistant") if roles else 0
+        # Without an answer, as in a text among conversations, the last message is kept.
+        answers = [i for i, role in enumerate(roles) if role == "assistant"]
+        last = answers[-1] if answers else len(roles) - 1
         starts = [i for i in range(lead + 1, last + 1) if roles[i] == "user"]
         if not starts:
             return conversation
