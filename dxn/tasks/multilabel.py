@@ -40,6 +40,9 @@ YES = frozenset({"1", "1.0", "true", "yes", "t", "y"})
 NO = frozenset({"0", "0.0", "false", "no", "f", "n"})
 
 
+MIN_EQUAL = 0.95  # share of lists of flags that have the same length
+
+
 class LabelSetsState(NamesState):
     """The content of labels.json."""
 
@@ -131,7 +134,8 @@ class LabelSets(Names):
 
     def weights(self, counts: Counter[str], num_rows: int) -> list[float]:
         """Return the ratio of negatives to positives, as the documentation of pos_weight does."""
-        return [(num_rows - counts[name]) / max(counts[name], 1) for name in self.labels]
+        # At least one of each: a label that all rows have would get no gradient.
+        return [max(num_rows - counts[name], 1) / max(counts[name], 1) for name in self.labels]
 
     def fit(self, values: Sequence[Sequence[str]]) -> None:
         """Collect the labels and the constant, and label weights if `balance` is set."""
@@ -318,15 +322,16 @@ class Multilabel(HeadOptions, Task[LabelSets]):
 
 
 def _num_flags(lists: Sequence[list[Any] | None]) -> int:
-    """Return the length of lists of 0 and 1, if all lists have it; 0 for lists of other labels."""
-    if not lists or any(items is None for items in lists):
+    """Return the length of nearly all lists, if they contain only 0 and 1; 0 for other lists."""
+    if not lists or not all(
+        items is not None and (not items or _are_flags(items)) for items in lists
+    ):
         return 0
-    rows = [items for items in lists if items is not None]
-    length = len(rows[0])
-    if length < 2 or any(len(row) != length or not _are_flags(row) for row in rows):
-        return 0
-    # Lists of the ids 0 and 1 contain neither of them twice.
-    return length if any(len(set(map(str, row))) < length for row in rows) else 0
+    lengths = Counter(len(items) for items in lists if items is not None)
+    (length, number), *_ = lengths.most_common(1)
+    # Lists of the ids 0 and 1, such as [0, 1] and [1], have different lengths. A few lists of flags
+    # can be too short.
+    return length if length > 1 and number >= MIN_EQUAL * len(lists) else 0
 
 
 def _are_flags(values: Sequence[Any]) -> bool:

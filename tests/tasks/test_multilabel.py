@@ -76,6 +76,33 @@ def test_the_weight_of_a_label_is_its_negatives_over_its_positives():
     task = Multilabel(balance=True)
     task.target.fit(VALUES)
     assert task.target.class_weights == [3 / 2, 1 / 4, 4 / 1]
+    # A label that all rows have needs a gradient, too.
+    task.target.fit([["a"], ["a", "b"]])
+    assert task.target.class_weights == [1 / 2, 1 / 1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "labels"),
+    [
+        ([[0, 1], [1, 0]], [["1"], ["0"]]),
+        (["[0, 1]", "[1, 0]"], [["1"], ["0"]]),
+        ([[0, 0, 1]] * 19 + [[0, 1, 0]], [["2"]] * 19 + [["1"]]),
+        ([[0, 1], [1], [0]], [["0", "1"], ["1"], ["0"]]),  # ids
+        ([[0], [1]], [["0"], ["1"]]),
+        ([[0, 2], [1, 0]], [["0", "2"], ["1", "0"]]),
+    ],
+)
+def test_lists_of_0_and_1_of_one_length_say_whether_each_label_applies(cells, labels):
+    target = Multilabel().target
+    target.find_format(cells, [])
+    assert [target.read(cell, "", {}) for cell in cells] == labels
+
+
+def test_a_list_of_flags_that_is_too_short_is_an_error():
+    target = Multilabel().target
+    target.find_format([[0, 1]] * 19 + [[1]], [])
+    with pytest.raises(UserError, match="row 7: the target must be a list of 2 values 0 or 1"):
+        target.read([1], "row 7", {})
 
 
 def test_a_description_counts_the_labels():
