@@ -12,14 +12,17 @@ from typing import Any
 from dxn.config.command import Command
 from dxn.config.compose import type_of
 from dxn.config.settings import Settings
-from dxn.config.values import leaves, lookup, problem
+from dxn.config.values import leaves, lookup, members
 from dxn.config.words import SHORT, alternatives
 from dxn.core.errors import UserError
+from dxn.core.printable import quoted
 from dxn.core.untrusted import load_yaml
 
 NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 # Such as 2..6, 1e-4..1e-2:log and 64..512:64.
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::(log|{NUMBER}))?")
+# Texts that mean the same without quotes, such as names and numbers.
+PLAIN_TEXT = re.compile(r"(?!(?:true|false|null|inf|nan)$)[\w.+/%@~-]+", re.IGNORECASE)
 RANGE_START = re.compile(rf"{NUMBER}\.\.[^/]*")  # a path has a slash
 MAX_DIGITS = 1e15  # above it, a whole number is written as 1e+15
 MAX_GRID = 10_000  # steps of a range in a grid
@@ -95,14 +98,20 @@ def with_types(
     """Return the options with `is_whole`, which the types of the command tell.
 
     Raises:
-        UserError: If all combinations are wanted, and a range has no step.
+        UserError: If all combinations are wanted and a range has no step, or the step of an option
+            that is a whole number is none.
     """
     parameters = command.options().parameters
     typed: list[Dimension] = []
     for dimension in space:
         key = SHORT.get(dimension.key, dimension.key)
         annotation = type_of(key, settings.values, parameters, settings.trust)
-        is_whole = dimension.is_range and problem(0.5, annotation) is not None
+        kinds = members(annotation)
+        is_whole = dimension.is_range and int in kinds and float not in kinds
+        if is_whole and Decimal(dimension.step or 1) % 1:
+            raise UserError(
+                f"{dimension.key}: the step must be a whole number, got {dimension.word}"
+            )
         typed.append(replace(dimension, is_whole=is_whole))
     if settings.values["sampler"] == "grid":
         for dimension in typed:
@@ -132,15 +141,25 @@ def words_of(path: Path) -> list[str]:
     for name, value in content.items():
         below = leaves(value) if isinstance(value, Mapping) else []
         values |= {f"{name}.{key}": lookup(value, key)[1] for key in below} or {name: value}
-    return [f"{key}={_text(value)}" for key, value in values.items()]
+    words: list[str] = []
+    for key, value in values.items():
+        if value == []:
+            raise UserError(f"{path}: {key}: must have at least one value, got []")
+        is_range = isinstance(value, str) and RANGE_START.fullmatch(value)
+        alternatives = value if isinstance(value, list) else [value]
+        words.append(f"{key}={value if is_range else ','.join(map(_text, alternatives))}")
+    return words
 
 
 def _text(value: Any) -> str:
+    """Return a value in Hydra's grammar, in which a list or a mapping is a single value."""
     if isinstance(value, list):
-        return ",".join(map(_text, value))
-    return (
-        str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-    )
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_text(item)}' for key, item in value.items())}}}"
+    if isinstance(value, str):
+        return value if PLAIN_TEXT.fullmatch(value) else quoted(value)
+    return "null" if value is None else str(value).lower()
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[Dimension]]:

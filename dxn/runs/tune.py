@@ -480,11 +480,18 @@ class Search:
         """Return the complete trials by setting, the best one first.
 
         Trials of a setting differ in the seed only, and their mean counts. The best is the first.
-        As between epochs, the lower validation loss decides between equal metrics.
+        As between epochs, the lower validation loss decides between equal metrics. A setting whose
+        training failed with another seed comes after all others: the mean of the seeds that
+        worked would be too good.
         """
         groups: dict[str, list[FrozenTrial]] = {}
-        for trial in self._complete():
-            groups.setdefault(self._title(trial.params, without=SEED), []).append(trial)
+        failing: set[str] = set()
+        for trial in self.finished():
+            setting = self._title(trial.params, without=SEED)
+            if trial.state is TrialState.COMPLETE:
+                groups.setdefault(setting, []).append(trial)
+            else:
+                failing.add(setting)
         sign = -1 if self.study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
 
         def rank(trials: Sequence[FrozenTrial]) -> tuple[float, float]:
@@ -493,7 +500,8 @@ class Search:
 
         for trials in groups.values():
             trials.sort(key=lambda trial: rank([trial]))
-        return sorted(groups.values(), key=rank)
+        order = sorted(groups, key=lambda setting: (setting in failing, rank(groups[setting])))
+        return [groups[setting] for setting in order]
 
     def _title(self, params: Mapping[str, Any], without: str = "") -> str:
         """Return the options of a trial as words of a command line."""

@@ -9,7 +9,10 @@ from types import SimpleNamespace
 
 import optuna
 import pytest
+import yaml
 from helpers.runs import PLAIN, SMALL, TEXT, interrupt, refused, table_of
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState, create_trial
 
 from dxn.cli import main
 from dxn.config.space import Dimension, split, words_of
@@ -204,8 +207,48 @@ def test_a_space_in_yaml_has_dotted_or_nested_keys(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("optimizer.betas: [[0.9, 0.99], [0.9, 0.999]]", "optimizer.betas=[0.9,0.99],[0.9,0.999]"),
+        ("adapters: [[text], [text, image]]", "adapters=[text],[text,image]"),
+        ("head.labels: [null, {a: 1}]", "head.labels=null,{a:1}"),
+        ("""name: ['a,b', "it's", 'null']""", """name="a,b","it's","null\""""),
+        ("trainer.ema_decay: [0.99995, 0.9999]", "trainer.ema_decay=0.99995,0.9999"),
+    ],
+)
+def test_the_values_of_a_space_in_yaml_stay_what_they_are(tmp_path, content, words):
+    path = tmp_path / "space.yaml"
+    path.write_text(content)
+    assert words_of(path) == [words]
+    _, (dimension,) = split([words])
+    assert len(dimension.values) == len(yaml.safe_load(content).popitem()[1])
+
+
+def test_a_setting_with_a_seed_that_failed_is_not_the_best(tmp_path):
+    study = optuna.create_study(direction="maximize")
+    choices = {key: CategoricalDistribution(list("abc")) for key in ("head", "seed")}
+    values = {"ab": [0.9, None], "bb": [0.7, 0.8], "cb": [0.6, 0.6]}
+    for (head, _), accuracies in values.items():
+        for seed, value in zip("ab", accuracies, strict=True):
+            study.add_trial(
+                create_trial(
+                    state=TrialState.FAIL if value is None else TrialState.COMPLETE,
+                    params={"head": head, "seed": seed},
+                    distributions=choices,
+                    value=value,
+                    user_attrs={"error": "diverged"} if value is None else {"loss": 1.0},
+                )
+            )
+    space = [Dimension("head", tuple("abc")), Dimension("seed", tuple("ab"))]
+    found = module.Search(study, None, [], space, None, tmp_path, "accuracy")._settings()
+    assert [trials[0].params["head"] for trials in found] == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["backbone.depth=2..6:1.5"], "backbone.depth: the step must be a whole number, got"),
+        (["seed=1,2", "prune=true"], "prune: cannot be true if seed is searched, because"),
         (["optimizer.lrr=1..2"], "optimizer.lrr: no such key; did you mean optimizer.lr?"),
         (["backbone.depth=2.5..6"], "backbone.depth: must be a whole number, got 2.5"),
         (["head.dropout=0,x"], "head.dropout: must be a number, got 'x'"),
