@@ -67,11 +67,13 @@ def test_later_rows_without_a_target_are_not_used_in_training(tmp_path):
 
 @pytest.mark.parametrize("known", [["promo"], []])
 def test_a_table_without_any_history_is_refused_and_an_empty_series_is_named(tmp_path, known):
-    windows = Windows(["sales"], time="day", series_id="shop", known=known, horizon=H, context=T)
+    formats = [[".", ""] for _ in ["sales", *known]]
+    options = {"horizon": H, "context": T, "formats": formats}
+    windows = Windows(["sales"], time="day", series_id="shop", known=known, **options)
 
     def rearranged(*tables):
         rows = [row for rows in tables for row in rows]
-        table = read_table(write_table(tmp_path / "t.csv", rows))
+        table = read_table(Path(write_table(tmp_path / "t.csv", rows)))
         notes = []
         return windows.rearranged(table, Rearranging("", (), False, notes)), notes
 
