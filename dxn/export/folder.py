@@ -35,6 +35,7 @@ from dxn.models.model import Ensemble
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import without_baseline
 from dxn.tasks.segment.head import TiledHead
+from dxn.tokenize.audio.tokenizer import AudioTokenizer
 
 ABOUT = "preprocess.json"
 EXAMPLE = "example.npz"
@@ -221,6 +222,13 @@ def check_exportable(predictor: Predictor) -> None:
             "export: a series with adapters.series.channels=separate, such as that of Chronos-Bolt,"
             " cannot be exported; use dxn predict or dxn serve"
         )
+    for name, tokenizer in predictor.tokenizers.items():
+        spectrogram = tokenizer.spectrogram if isinstance(tokenizer, AudioTokenizer) else None
+        if spectrogram is not None and spectrogram.options.windows:
+            raise UserError(
+                f"export: the input {name} has spectrogram.windows=true, which divides long clips, "
+                "so the model cannot be exported; use dxn predict or dxn serve"
+            )
     modules = predictor.network.modules()
     if any(isinstance(module, TiledHead) and module.tile for module in modules):
         raise UserError(

@@ -19,17 +19,20 @@ from helpers.tasks import build_model
 from PIL import Image
 from torch import nn
 
+import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
 from dxn.export.examples import make_examples
-from dxn.export.folder import _check_folder
+from dxn.export.folder import _check_folder, check_exportable
 from dxn.export.formats import compare, load, save
 from dxn.export.graph import connected, find_ports, make_graph, reference_of, trace
+from dxn.models import Backbone
 from dxn.runs.saved import model_folder
 from dxn.stacking.stacked import without_baseline
 from dxn.tasks import Classify
-from dxn.tokenize import ImageAdapter
+from dxn.tokenize import AudioAdapter, ImageAdapter
+from dxn.tokenize.audio.spectrogram import SpectrogramOptions
 
 ONCE = ["trainer.epochs=1", "report=false"]
 # torch.export and onnxruntime use interfaces of their own that are deprecated.
@@ -263,6 +266,15 @@ def test_a_recurrent_backbone_is_refused_before_anything_is_written(tmp_path, ca
     (line,) = refused(capsys, command)
     assert "a model with a recurrent backbone or decoder cannot be exported" in line
     assert not (tmp_path / "out").exists()
+
+
+def test_clips_that_are_divided_are_refused_before_anything_is_traced():
+    clips = SpectrogramOptions(num_frames=100, windows=True)
+    inputs = {"clip": AudioAdapter(8, spectrogram=clips).fit([torch.rand(8_000)])}
+    backbone = Backbone(8, depth=1, num_heads=1)
+    model = dxn.Model(inputs, backbone=backbone, head=Classify(), targets=["a", "b"])
+    with pytest.raises(UserError, match=r"the input clip has spectrogram\.windows=true"):
+        check_exportable(model.predictor)
 
 
 def test_a_file_that_differs_from_the_model_is_refused(tmp_path):
