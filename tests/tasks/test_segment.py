@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.newcomer import printed, refused
+from helpers.newcomer import printed, refused, run
 from helpers.runs import SMALL_IMAGES
 from PIL import Image
 
@@ -122,6 +122,105 @@ def test_the_values_of_masks_become_classes():
     assert target_of(balance=True).class_weights == pytest.approx([5 / 3, 5 / 6, 5 / 6])
 
 
+# Values of the masks of some files, and which one is ignored.
+VOIDS = [
+    ([[0, 1, 255], [0, 2, 255], [0, 255]], 255),
+    ([[0, 1]], 255),  # as in other data sets, if a later mask has it
+    ([[0, 255], [0, 255]], None),
+    ([[0, 1]] * 2 + [[0, 255]] * 3, None),  # of two exports
+    ([[0, 128, 255]], None),
+    ([[0, 85, 170, 255]], None),
+    ([[0, 7, 42, 255]], 255),
+    ([[*range(0, 256, 3)]], None),  # smooth edges
+    ([[0, 255, 1000]], None),
+]
+
+
+@pytest.mark.parametrize(("files", "ignored"), VOIDS)
+def test_whether_255_is_ignored_is_decided_by_all_masks(files, ignored):
+    masks = [np.array([values]) for values in files]
+    target = target_of(masks=masks)
+    assert target.ignored == ignored
+    assert target_of(masks=masks, ignore=-1).ignored == -1
+    assert (255 in target.values) == (ignored is None and any(255 in values for values in files))
+
+
+def test_what_is_unusual_about_masks_is_described():
+    def described(*masks, target=None, **options):
+        values = [read_mask(mask, "row 1") for mask in masks]
+        return (target or Segment(**options).target).describe(values)
+
+    void = np.array([[0, 0, 1, 255]], np.uint8)
+    assert "the value 255 (25.0%) is ignored; head.ignore=-1 makes it a class" in described(void)
+    white = np.array([[0, 0, 255, 255]], np.uint8)
+    text = described(void, white, white, white)
+    assert "255 (43.8%) is a class" in text and "3 masks have only 0 and 255, unlike" in text
+    assert "255" not in described(np.array([[0, 1]]))
+    edges = np.array([[0] * 5000 + [*range(1, 20)] + [20] * 5000])
+    assert "19 values have less than 0.1% of the pixels each, as if edges" in described(edges)
+    assert "at most 256 are possible" in described(np.array([[0] * 400_000 + [*range(300)]]))
+    # Rare classes among others are none of edges.
+    assert "edges" not in described(np.array([[0] * 5000 + [1, 2] + [3] * 5000]))
+    named = Segment().target
+    named.names_by_value = {0: "sky"}
+    assert "2 values without a name (1, 2)" in described(np.array([[0, 1, 2]]), target=named)
+    palettes = [Image.fromarray(void) for _ in range(2)]
+    for image, color in zip(palettes, ([255, 0, 0], [0, 255, 0]), strict=True):
+        image.putpalette([0, 0, 0, *color])
+    text = described(*map(encoded, palettes))
+    assert "the index 1 is #00ff00 and #ff0000 in the palettes of different masks" in text
+
+
+def test_a_class_that_is_only_in_the_last_of_many_masks_is_known():
+    masks = [np.array([[0, i == 2100]], np.uint8) for i in range(2101)]
+    assert target_of(masks=masks).labels == ("0", "1")
+
+
+@pytest.mark.parametrize("kind", ["1", "L", "I;16", "P", "RGB"])
+def test_predicted_masks_are_written_as_those_of_the_training(kind):
+    top = {"1": 1, "L": 255, "I;16": 26001, "P": 7, "RGB": 1}[kind]
+    values = np.array([[0, top], [top, top]])
+    if kind == "RGB":
+        image = Image.fromarray(np.array([[9, 8, 7], [255, 255, 255]], np.uint8)[values])
+    else:
+        types = {"1": bool, "I;16": np.uint16}
+        image = Image.fromarray(values.astype(types.get(kind, np.uint8)))
+    if kind == "P":
+        image.putpalette([*range(24)])
+    mask = encoded(image)
+    target = target_of(masks=[mask])
+    restored = target_of()
+    restored.load(target.state())
+    content = restored.file(restored.index_of(read_mask(mask, "row 1")))
+    with Image.open(io.BytesIO(content)) as written, Image.open(io.BytesIO(mask)) as expected:
+        assert written.mode == expected.mode == kind
+        np.testing.assert_array_equal(np.asarray(written), np.asarray(expected))
+        assert written.getpalette() == expected.getpalette()
+    if kind in ("P", "RGB"):
+        colors = {"P": ["#000102", "#151617"], "RGB": ["#ffffff", "#090807"]}[kind]
+        assert restored.colors == colors
+    if kind == "RGB":
+        assert restored.labels == ("#ffffff", "#090807")
+
+
+def test_a_mask_whose_classes_are_in_the_transparency_is_refused():
+    pixels = np.zeros((2, 2, 4), np.uint8)
+    pixels[0, :, 3] = 255
+    with pytest.raises(UserError, match="row 1: the mask cannot be used: all pixels have the same"):
+        target_of().read(encoded(Image.fromarray(pixels)), "row 1", {})
+
+
+def test_check_lists_masks_that_are_cut(tmp_path, capsys):
+    table = write_table(tmp_path, 30)
+    for i in (3, 5):
+        file = tmp_path / f"{i}_mask.png"
+        file.write_bytes(file.read_bytes()[:-30])
+    options = ["data.target=area", "adapters=[image]", f"output={tmp_path / 'bad.csv'}"]
+    assert run("check", str(table), *options) == 1
+    text = capsys.readouterr().out
+    assert "bad: 2 × the mask cannot be used: damaged or truncated" in text
+
+
 def test_classes_without_a_name_and_photos_are_refused():
     with pytest.raises(UserError, match=r"head.names: must have one name per class, got 2 names"):
         target_of(names=["a", "b"])
@@ -138,7 +237,7 @@ def test_too_many_or_repeated_names_of_classes_are_refused(names, problem):
     with pytest.raises(UserError, match=problem):
         target_of(names=names)
     photo = np.arange(300, dtype=np.uint16).reshape(10, 30)
-    with pytest.raises(UserError, match="299 different values, at most 256"):
+    with pytest.raises(UserError, match="300 different values, at most 256"):
         target_of(masks=[photo])
 
 
@@ -235,7 +334,7 @@ def test_the_loss_of_an_ensemble_member_ignores_pixels_without_a_class():
 
 
 def test_a_mask_in_an_answer_is_a_file():
-    content = png(np.array([[0, 2]]), 3)
+    content = png(np.array([[0, 2]]), range(3), "", palette(3))
     assert np.asarray(Image.open(io.BytesIO(content))).tolist() == [[0, 2]]
     assert data_url(content).startswith("data:image/png;base64,iVBOR")
 
@@ -297,7 +396,7 @@ def test_a_table_with_masks_trains_predicts_and_evaluates(tmp_path, capsys):
     folder = tmp_path / "masks"
     printed(capsys, "predict", f"run={run}", f"input={table}", f"output={folder}")
     with Image.open(tmp_path / "2.png") as picture, Image.open(folder / "2.png") as mask:
-        assert mask.size == picture.size and mask.mode == "P"
+        assert mask.size == picture.size and mask.mode == "L"
     message = refused(capsys, "predict", f"run={run}", f"input={table}", "output=a.coco.json")
     assert "only a model that finds objects in pictures" in message
     printed(capsys, "evaluate", f"run={run}", f"input={table}")

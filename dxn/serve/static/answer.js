@@ -74,7 +74,7 @@ function showObjects(box, found, file) {
 }
 
 // A table of the classes, and the picture under its mask.
-function showMask(box, { prediction, mask, colors }, file) {
+function showMask(box, { prediction, mask, values, colors }, file) {
   const frame = make(box, "div", null, { class: "boxes" });
   if (file instanceof Blob) {
     const picture = make(frame, "img", null, { alt: "the picture" });
@@ -82,6 +82,7 @@ function showMask(box, { prediction, mask, colors }, file) {
     picture.src = URL.createObjectURL(file);
   }
   const over = make(frame, "img", null, { alt: "the mask", class: "mask", src: mask });
+  if (grayBits(mask)) over.addEventListener("load", () => { over.src = colored(over, values, colors); }, { once: true });
   const label = make(box, "label", "mask ", { class: "soft" });
   const range = make(label, "input", null, { type: "range", min: 0, max: 100, value: 55 });
   const fade = () => { over.style.opacity = range.value / 100; };
@@ -95,6 +96,30 @@ function showMask(box, { prediction, mask, colors }, file) {
     cell.append(plain(name));
     make(row, "td", percent(share));
   }
+}
+
+// Number of bits of the levels of gray of a PNG file, which its 25th byte says; 0 if it has colors.
+function grayBits(mask) {
+  const start = atob(mask.split(",")[1].slice(0, 36));
+  return start.charCodeAt(25) ? 0 : start.charCodeAt(24);
+}
+
+// A mask with the color of each class instead of its level of gray.
+function colored(picture, values, colors) {
+  const canvas = document.createElement("canvas"), context = canvas.getContext("2d");
+  canvas.width = picture.naturalWidth;
+  canvas.height = picture.naturalHeight;
+  context.drawImage(picture, 0, 0);
+  const pixels = context.getImageData(0, 0, canvas.width, canvas.height);
+  // A canvas has 8 bits: the largest value of the file is 255.
+  const byLevel = {}, scale = 255 / (2 ** grayBits(picture.src) - 1);
+  for (const [name, value] of Object.entries(values)) byLevel[Math.round(value * scale)] = colors[name];
+  for (let i = 0; i < pixels.data.length; i += 4) {
+    const color = byLevel[pixels.data[i]];
+    if (color) for (let k = 0; k < 3; k++) pixels.data[i + k] = parseInt(color.slice(1 + 2 * k, 3 + 2 * k), 16);
+  }
+  context.putImageData(pixels, 0, 0);
+  return canvas.toDataURL();
 }
 
 // An input of a codec, and beside it what is decoded from its codes.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,15 @@ from dxn.tokenize.media import bytes_or_path
 # Formats without loss. In others, such as JPEG, the values near the edges of areas are wrong.
 FORMATS = ("PNG", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 50_000_000
+WHITE = 255  # usual value of pixels without a class
+# Distance of 255 from the next level of gray, as a multiple of the largest one between others, from
+# which it is not one of these levels.
+MAX_STEP = 1.5
+# Values with a smaller share of the pixels can be those of edges. A few of them are rare classes.
+MIN_SHARE, MIN_EDGES = 0.001, 4
+COLOR = 256  # value of black in a mask of colors, see `decode`
+# How masks are written, by the mode of Pillow: bits, gray, 16 bits of gray, palettes and colors.
+MODES = {"1": "1", "L": "L", "LA": "L", "La": "L", "PA": "L", "P": "P", "I": "I;16"}
 MAX_VALUES = 256  # a picture with more different values is a photo instead of a mask
 NAMES = "names"  # key of a cell that also has the names of the classes
 
@@ -35,11 +46,15 @@ class Mask(Described):
         key: The path, or a hash of the content. Equal masks have the same one.
         source: Path, bytes or array (H, W) of the mask, or the objects that it is drawn from.
         size: Height and width.
+        mode: How the values are written in its file, see `MODES`. "": there is no file.
+        palette: Red, green and blue of each index, if there is a palette.
     """
 
     key: str
     source: Any = field(compare=False, repr=False)
     size: tuple[int, int]
+    mode: str = field(default="", compare=False, repr=False)
+    palette: bytes = field(default=b"", compare=False, repr=False)
 
     def __str__(self) -> str:
         if isinstance(self.source, str):
@@ -109,10 +124,13 @@ def read_mask(cell: Any, origin: str) -> Mask:
             return Mask(_digest(source.tobytes()), source, (source.shape[0], source.shape[1]))
         with _opened(source) as image:
             size = image.height, image.width
+            mode = MODES.get(image.mode.partition(";")[0], "RGB")
+            palette = bytes(image.getpalette() or ()) if mode == "P" else b""
     except BadMedia as error:
         shown = f"{source} " if isinstance(source, str) else ""
         raise UserError(f"{origin}: the mask {shown}cannot be read: {error}") from error
-    return Mask(_digest(source) if isinstance(source, bytes) else str(source), source, size)
+    key = _digest(source) if isinstance(source, bytes) else str(source)
+    return Mask(key, source, size, mode, palette)
 
 
 def _digest(content: bytes) -> str:
@@ -139,14 +157,20 @@ def decode(source: Any) -> np.ndarray:
             if image.mode in ("1", "L", "P") or image.mode.startswith("I"):
                 values = np.asarray(image)
                 return values.astype(np.uint8) if image.mode == "1" else values
+            pixels = np.asarray(image.convert("RGBA")).reshape(-1, 4)
             red, green, blue = np.moveaxis(np.asarray(image.convert("RGB"), np.int32), -1, 0)
         # Pillow raises, among others, OSError, SyntaxError and struct.error.
         except Exception as error:
             raise BadMedia(f"damaged or truncated ({error})") from error
+    if (pixels[:, 3] != pixels[0, 3]).any() and (pixels[:, :3] == pixels[0, :3]).all():
+        raise BadMedia(
+            "all pixels have the same color, and only their transparency differs, which is not "
+            "read; write the classes as levels of gray"
+        )
     is_gray = (red == green) & (green == blue)
     if is_gray.all():
         return red.astype(np.uint8)
-    return np.where(is_gray, red, 256 + (red << 16 | green << 8 | blue))
+    return np.where(is_gray, red, COLOR + (red << 16 | green << 8 | blue))
 
 
 def _opened(source: Any) -> Image.Image:
@@ -175,6 +199,60 @@ def count_values(values: np.ndarray) -> dict[int, int]:
     return dict(zip(distinct.tolist(), counts.tolist(), strict=True))
 
 
+def sum_of(counts: Sequence[Mapping[int, int]]) -> Counter[int]:
+    total: Counter[int] = Counter()
+    for of_mask in counts:
+        total.update(of_mask)
+    return total
+
+
+def is_void(counts: Sequence[Mapping[int, int]]) -> bool:
+    """Whether 255 is the value of pixels without a class, as in most data sets.
+
+    It is a class of masks of black and white, of colors, and of levels of gray as far from it as
+    from each other, such as 0, 128 and 255.
+    """
+    values = sorted({value for of_mask in counts for value in of_mask} - {WHITE})
+    if not {*values} - {0} or values[-1] > WHITE:
+        return False
+    with_white = [of_mask for of_mask in counts if WHITE in of_mask]
+    if 2 * _num_black_and_white(with_white) > len(with_white):
+        return False
+    steps = [b - a for a, b in pairwise(values)]
+    return WHITE - values[-1] > MAX_STEP * max(steps, default=0)
+
+
+def _num_black_and_white(counts: Sequence[Mapping[int, int]]) -> int:
+    return sum(of_mask.keys() == {0, WHITE} for of_mask in counts)
+
+
+def note_on_white(counts: Sequence[Mapping[int, int]], ignored: int | None) -> str:
+    """Say whether 255 is a class, if other values than 0 leave this open."""
+    total = sum_of(counts)
+    share = f"{total[WHITE] / max(total.total(), 1):.1%}"
+    if not total[WHITE] or not total.keys() - {0, WHITE}:
+        return ""
+    if ignored == WHITE:
+        return f"the value 255 ({share}) is ignored; head.ignore=-1 makes it a class"
+    number = _num_black_and_white(counts)
+    others = f"; {number:,} masks have only 0 and 255, unlike others" if number else ""
+    return f"the value 255 ({share}) is a class; head.ignore=255 ignores it{others}"
+
+
+def note_on_edges(total: Counter[int], ignored: int | None) -> str:
+    """Say whether most values are rare and lie between others, as those of smooth edges."""
+    rare = {value for value, n in total.items() if n < MIN_SHARE * total.total()} - {ignored}
+    usual = total.keys() - rare
+    if len(rare) < MIN_EDGES or len(rare) <= len(usual):
+        return ""
+    limit = f"at most {MAX_VALUES} are possible, and " if len(total) > MAX_VALUES else ""
+    return (
+        f"{limit}{len(rare):,} values have less than {MIN_SHARE:.1%} of the pixels each, as if "
+        "edges were smooth or a format had lost details; write masks without anti-aliasing, so "
+        "that each value is a class"
+    )
+
+
 def indexed(values: np.ndarray, expected: Sequence[int], other: int) -> np.ndarray:
     """Return the index (H, W) int64 of each value in the sorted list `expected`, or `other`."""
     table = np.asarray(expected)
@@ -196,10 +274,40 @@ def palette(count: int) -> list[int]:
     return colors
 
 
-def png(classes: np.ndarray, count: int) -> bytes:
-    """Return a PNG file with a palette, whose pixels are the indices (H, W) of classes."""
-    image = Image.fromarray(classes.astype(np.uint8), "P")
-    image.putpalette(palette(count))
+def name_of_value(value: int, mode: str) -> str:
+    """Return the name of a class without one: its value, or its color such as #ff8000."""
+    return f"#{bytes(color_of(value)).hex()}" if mode == "RGB" else str(value)
+
+
+def color_of(value: int) -> tuple[int, int, int]:
+    """Return red, green and blue of a value of a mask of colors, see `decode`."""
+    if value < COLOR:
+        return value, value, value
+    color = value - COLOR
+    return color >> 16, color >> 8 & 255, color & 255
+
+
+def png(classes: np.ndarray, values: Sequence[int], mode: str, colors: Sequence[int]) -> bytes:
+    """Return a PNG file with the classes of pixels, written as in the masks of a training.
+
+    Args:
+        classes: (H, W). Index of the class of each pixel.
+        values: Value of each class.
+        mode: See `MODES`. "": indices of a palette, or levels of gray if they are too large.
+        colors: Red, green and blue of each index of the palette.
+    """
+    if mode == "RGB":
+        image = Image.fromarray(np.array([color_of(v) for v in values], np.uint8)[classes])
+    else:
+        pixels = np.asarray(values)[classes]
+        if mode == "1":
+            image = Image.fromarray(pixels.astype(bool))
+        elif mode == "I;16" or max(values) > 255:
+            image = Image.fromarray(pixels.astype(np.uint16))
+        else:
+            image = Image.fromarray(pixels.astype(np.uint8))
+            if mode != "L":
+                image.putpalette(colors)
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

@@ -14,14 +14,33 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from dxn.core.display import count, list_names
 from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.schema import Strict
 from dxn.tasks.detect.objects import check_size
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import MAX_CLASS_COLUMNS, SHOWN, Names, NamesState
-from dxn.tasks.segment.drawn import BACKGROUND, labels_of, read_drawn
-from dxn.tasks.segment.masks import MAX_VALUES, Mask, count_values, indexed, names_of, read_mask
+from dxn.tasks.segment.drawn import BACKGROUND, Drawn, labels_of, read_drawn
+from dxn.tasks.segment.masks import (
+    COLOR,
+    MAX_VALUES,
+    WHITE,
+    Mask,
+    color_of,
+    count_values,
+    decode,
+    indexed,
+    is_void,
+    name_of_value,
+    names_of,
+    note_on_edges,
+    note_on_white,
+    palette,
+    png,
+    read_mask,
+    sum_of,
+)
 from dxn.tasks.target import IGNORED
 from dxn.tokenize.base import BadMedia, Placement, Tokenizer
 from dxn.tokenize.image.tokenizer import TURNS
@@ -30,8 +49,8 @@ from dxn.tokenize.patches import PatchGrid
 if TYPE_CHECKING:
     from dxn.tasks.segment.task import Segment
 
-MAX_COUNTED = 2000  # masks in which the pixels of each class are counted
-WHITE = 255  # usual value of pixels without a class
+MAX_COUNTED = 2000  # masks of objects that are drawn to count the pixels of each class
+MAX_GRAY = 65535  # largest value in a PNG file
 MAX_SHOWN = 3  # classes whose metrics are shown in tables
 
 
@@ -40,6 +59,8 @@ class MaskState(NamesState):
 
     values: list[int] = Field(min_length=1)
     ignored: int | None = None
+    mode: str = ""
+    palette: list[int] = Field(default_factory=list)
 
 
 class PixelClasses(Names):
@@ -51,6 +72,8 @@ class PixelClasses(Names):
     Attributes:
         values: Value of the pixels of each class, sorted.
         ignored: Value of pixels without a class. None: there is none.
+        mode: How most masks are written, see `dxn.tasks.segment.masks.MODES`.
+        palette: Red, green and blue of each index, if masks have a palette.
         grid: Patches of the pictures, after `bind`.
     """
 
@@ -66,6 +89,8 @@ class PixelClasses(Names):
         self.ignore = task.ignore
         self.ignored = task.ignore
         self.values: list[int] = []
+        self.mode = ""
+        self.palette: list[int] = []
         self.counted: dict[str, dict[int, int]] = {}  # pixels of each value, by the key of a mask
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
@@ -87,7 +112,7 @@ class PixelClasses(Names):
         return []
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Mask:
-        """Return the mask of a row. Only its header is read.
+        """Return the mask of a row, whose values are counted.
 
         Args:
             cell: See `read_mask` and `read_drawn`.
@@ -95,7 +120,7 @@ class PixelClasses(Names):
             raws: Cells of the inputs.
 
         Raises:
-            UserError: If it is not a mask, or has another size than the picture.
+            UserError: If it is not a mask, is damaged, or has another size than the picture.
         """
         size = self.size_in(raws)
         if size != (1, 1):
@@ -109,6 +134,11 @@ class PixelClasses(Names):
                 f"{origin}: the mask has {mask.size[1]}×{mask.size[0]} pixels, but the picture "
                 f"{size[1]}×{size[0]}; both must have the same size"
             )
+        # Now, because only then a damaged one is a bad row, and no value is unknown later.
+        try:
+            self._count(mask)
+        except BadMedia as error:
+            raise UserError(f"{origin}: the mask cannot be used: {error}") from error
         return mask
 
     def size_in(self, raws: Mapping[str, Any]) -> tuple[int, int]:
@@ -157,11 +187,11 @@ class PixelClasses(Names):
             UserError: If the masks have no class, more classes than a mask can have, or two classes
                 with the same name.
         """
-        chosen = list(evenly_spaced(values, MAX_COUNTED))
-        counts = self._counts(chosen)
-        if self.ignore is None and counts.keys() - {0, WHITE} and WHITE not in self.names_by_value:
-            self.ignored = WHITE
-        present = sorted(counts.keys() - {self.ignored})
+        counts = self._counts(values)
+        total = sum_of(counts)
+        self.ignored = self._ignored(counts)
+        self._find_mode(values, max(total, default=0))
+        present = sorted(total.keys() - {self.ignored})
         if not present:
             raise UserError(
                 f"data.target: all pixels of the masks are {self.ignored}, which is not a class; "
@@ -186,14 +216,14 @@ class PixelClasses(Names):
                 f"data.target: several classes of the masks have the name {repeated[0]!r}; give "
                 "each class another name"
             )
-        total = sum(counts[value] for value in present)
-        self.frequencies = [counts[value] / total for value in self.values]
+        num_pixels = sum(total[value] for value in present)
+        self.frequencies = [total[value] / num_pixels for value in self.values]
         self.class_weights = None
         if self.balance:
-            by_name = Counter({n: counts[v] for n, v in zip(self.labels, self.values, strict=True)})
+            by_name = Counter({n: total[v] for n, v in zip(self.labels, self.values, strict=True)})
             # A class without any pixel, which only has a name, has no loss.
             weights = [max(by_name[name], 1) for name in self.labels]
-            self.class_weights = [total / (len(weights) * weight) for weight in weights]
+            self.class_weights = [num_pixels / (len(weights) * weight) for weight in weights]
 
     def _named(self, present: list[int]) -> tuple[list[int], list[str]]:
         """Return the values of the classes and their names.
@@ -202,11 +232,13 @@ class PixelClasses(Names):
             UserError: If there is not one name per class.
         """
         names = self.chosen_names
+        mode = self.mode if present[-1] >= COLOR else ""
         if self.names_by_value and not names:
             values = sorted({*present, *self.names_by_value})
-            return values, [self.names_by_value.get(value, str(value)) for value in values]
+            named = {value: name_of_value(value, mode) for value in values}
+            return values, list({**named, **self.names_by_value}.values())
         if not names:
-            return present, [str(value) for value in present]
+            return present, [name_of_value(value, mode) for value in present]
         if present[-1] < len(names):
             return list(range(len(names))), names
         if len(names) != len(present):
@@ -243,6 +275,37 @@ class PixelClasses(Names):
         index = torch.from_numpy(indexed(values[0], self.values, IGNORED))
         return index.masked_fill(~torch.from_numpy(values[1]), IGNORED)
 
+    def file(self, classes: np.ndarray) -> bytes:
+        """Return a PNG file with the classes (H, W) of pixels, as in the masks of the training."""
+        colors = self.palette or self._colors_by_value()
+        return png(classes, self.file_values, self.mode, colors)
+
+    @property
+    def file_values(self) -> Sequence[int]:
+        """The value of each class in a file, its index if a PNG file cannot have its value."""
+        fits = self.mode == "RGB" or self.values[-1] <= MAX_GRAY
+        return self.values if fits else range(len(self.values))
+
+    @property
+    def colors(self) -> list[str]:
+        """The color of each class: that of the masks, or one of a list if they have none."""
+        written = [color_of(value) for value in self.values] if self.mode == "RGB" else []
+        if self.palette:
+            parts = [self.palette[3 * value : 3 * value + 3] for value in self.values]
+            written = [(*part,) for part in parts]
+        if len({*written}) < len(self.values) or not all(map(len, written)):
+            channels = palette(len(self.values))
+            written = [(*channels[3 * i : 3 * i + 3],) for i in range(len(self.values))]
+        return [f"#{bytes(color).hex()}" for color in written]
+
+    def _colors_by_value(self) -> list[int]:
+        """Return red, green and blue of each value up to 255."""
+        channels = [0] * (3 * COLOR)
+        for value, color in zip(self.values, self.colors, strict=True):
+            if value < COLOR:
+                channels[3 * value : 3 * value + 3] = bytes.fromhex(color[1:])
+        return channels
+
     def collate(self, targets: Sequence[Tensor]) -> Tensor:
         """Pad the classes to (B, H, W) with IGNORED."""
         height, width = (max(target.shape[axis] for target in targets) for axis in (0, 1))
@@ -252,29 +315,75 @@ class PixelClasses(Names):
         return result
 
     def describe(self, values: Sequence[Mask]) -> str:
-        """Return the number of classes, and their shares of the pixels."""
-        counts = self._counts(list(evenly_spaced(values, MAX_COUNTED)))
-        total = max(counts.total(), 1)
-        names = dict(zip(self.values, self.labels, strict=True))
+        """Return the number of classes, their shares of the pixels, and what is unusual."""
+        counts = self._counts(values)
+        total = sum_of(counts)
+        num_pixels = max(total.total(), 1)
+        names = dict(zip(self.values, self.labels, strict=True)) or self.names_by_value
+        is_color = max(total, default=0) >= COLOR and any(mask.mode == "RGB" for mask in values)
+        mode = "RGB" if is_color else ""
         parts = [
-            f"{names.get(value, value) if names else value} {number / total:.1%}"
-            for value, number in counts.most_common(SHOWN)
+            f"{names.get(value, name_of_value(value, mode))} {number / num_pixels:.1%}"
+            for value, number in total.most_common(SHOWN)
         ]
-        more = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-        noun = "value" if len(counts) == 1 else "values"
-        return f"masks with {len(counts)} {noun} of pixels ({', '.join(parts)}{more})"
+        more = f" and {len(total) - SHOWN} more" if len(total) > SHOWN else ""
+        noun = "value" if len(total) == 1 else "values"
+        line = f"masks with {len(total)} {noun} of pixels ({', '.join(parts)}{more})"
+        ignored = self.ignored if self.labels else self._ignored(counts)
+        notes = [note_on_white(counts, ignored), note_on_edges(total, ignored)]
+        unnamed = sorted(total.keys() - names.keys() - {ignored}) if names else []
+        if unnamed:
+            shown = list_names([name_of_value(value, mode) for value in unnamed], MAX_SHOWN)
+            notes.append(f"{count(len(unnamed), 'value')} without a name ({shown})")
+        if other := self._other_colors(values, [*total]):
+            notes.append(other)
+        return "; ".join([line, *filter(None, notes)])
 
     def unknown(self, values: Sequence[Mask]) -> list[str]:
         """Return nothing: pixels of other classes count as wrong, but the rows are usable."""
         return []
 
-    def _counts(self, masks: Sequence[Mask]) -> Counter[int]:
-        total: Counter[int] = Counter()
-        for mask in masks:
-            if mask.key not in self.counted:
-                self.counted[mask.key] = count_values(mask.values())
-            total.update(self.counted[mask.key])
-        return total
+    def _count(self, mask: Mask) -> Mapping[int, int]:
+        """Return the number of pixels with each value of a mask."""
+        if mask.key not in self.counted:
+            self.counted[mask.key] = count_values(decode(mask.source))
+        return self.counted[mask.key]
+
+    def _counts(self, masks: Sequence[Mask]) -> list[Mapping[int, int]]:
+        """Return the number of pixels with each value, of all masks that are files or arrays.
+
+        It takes time to draw others, whose classes are known, so only some of these are counted.
+        """
+        drawn = [mask for mask in masks if isinstance(mask.source, Drawn)]
+        others = [mask for mask in masks if not isinstance(mask.source, Drawn)]
+        return [self._count(mask) for mask in (*others, *evenly_spaced(drawn, MAX_COUNTED))]
+
+    def _ignored(self, counts: Sequence[Mapping[int, int]]) -> int | None:
+        """Return the value of pixels without a class, from the values of each mask."""
+        if self.ignore is not None or WHITE in self.names_by_value:
+            return self.ignore
+        return WHITE if is_void(counts) else None
+
+    def _other_colors(self, masks: Sequence[Mask], used: Sequence[int]) -> str:
+        """Say whether an index has different colors in the palettes of several masks."""
+        palettes = {mask.palette for mask in masks if mask.palette}
+        for value in sorted(used):
+            colors = {palette[3 * value : 3 * value + 3] for palette in palettes} - {b""}
+            if len(colors) > 1:
+                shown = " and ".join(f"#{color.hex()}" for color in sorted(colors)[:2])
+                return (
+                    f"the index {value} is {shown} in the palettes of different masks, but one "
+                    "class; if the colors are the classes, save the masks without palettes"
+                )
+        return ""
+
+    def _find_mode(self, masks: Sequence[Mask], largest: int) -> None:
+        """Find out how predicted masks are written: as most of the masks are."""
+        modes = Counter((mask.mode, mask.palette) for mask in masks)
+        if largest >= COLOR:  # only such masks can have these values
+            modes = Counter({key: n for key, n in modes.items() if key[0] in ("RGB", "I;16")})
+        (self.mode, colors), _ = modes.most_common(1)[0] if modes else (("", b""), 0)
+        self.palette = list(colors)
 
 
 def cut(part: Mapping[str, Tensor], tile: int, rand: Random) -> dict[str, Tensor]:

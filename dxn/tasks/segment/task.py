@@ -32,7 +32,7 @@ from dxn.tasks.segment.instances import (
     no_masks,
     object_marks,
 )
-from dxn.tasks.segment.masks import Mask, data_url, palette, png
+from dxn.tasks.segment.masks import Mask, data_url
 from dxn.tasks.segment.space import MaskClasses, MaskObjects, PerPixel
 from dxn.tasks.segment.target import Overlap, PixelClasses, Segmented
 from dxn.tasks.space import Batch
@@ -217,8 +217,9 @@ class Segment(Task[PixelClasses]):
         """Return the share of each class, and the mask as a PNG file in a data URL.
 
         The mask has the size of the picture if the picture is known, or else that of the prepared
-        one. "colors" are those of the classes in the mask, in the order of the values of its
-        pixels, and "masks_in" is the name of the input with the picture.
+        one, and is written as the masks of the training. "values" are those of its pixels, and
+        "colors" those that show it, of each class. "masks_in" is the name of the input with the
+        picture.
 
         Objects have the keys label, score, left, top, right, bottom (in pixels) and segmentation,
         run lengths as in COCO. "objects_in" is then the name of the input.
@@ -228,11 +229,12 @@ class Segment(Task[PixelClasses]):
             objects = self.found(prediction, inputs, self.target.threshold)
             return {"prediction": objects, "objects_in": self.target.input}
         classes = self._mask(prediction, inputs)
-        content = png(classes, len(self.target.labels))
+        labels = self.target.labels
         return {
             "prediction": self._shares(classes),
-            "mask": data_url(content),
-            "colors": self._colors(),
+            "mask": data_url(self.target.file(classes)),
+            "values": dict(zip(labels, self.target.file_values, strict=True)),
+            "colors": dict(zip(labels, self.target.colors, strict=True)),
             "masks_in": self.target.input,
         }
 
@@ -250,19 +252,11 @@ class Segment(Task[PixelClasses]):
         if isinstance(value, FoundMasks | Instances):
             assert isinstance(self.target, ObjectMasks)
             return {self.target.input: object_marks(value, self.target)}
-        labels, colors = self.target.labels, list(self._colors().values())
+        labels, colors = self.target.labels, self.target.colors
         if isinstance(value, Segmented):
             return {self.target.input: [Areas(value.at, labels, colors)]}
         true = Segmented(torch.from_numpy(self.target.index_of(value)), WHOLE)
         return {self.target.input: [Areas(true.at, labels, colors, value.size)]}
-
-    def _colors(self) -> dict[str, str]:
-        """Return the color of each class in a mask."""
-        channels = palette(len(self.target.labels))
-        return {
-            label: "#" + bytes(channels[3 * i : 3 * i + 3]).hex()
-            for i, label in enumerate(self.target.labels)
-        }
 
     def columns(
         self,
