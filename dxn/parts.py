@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from dxn.config.instantiate import complete
 from dxn.config.model_plan import Input, ModelPlan
 from dxn.core.errors import UserError
-from dxn.core.parts import node_of_part
+from dxn.core.parts import Recorded, arguments_of, node_of_part
+from dxn.core.schema import validated
 from dxn.data.dataset import Samples
 from dxn.data.rows import TARGET, Rows
+from dxn.data.token_windows import make_samples
 from dxn.models import model as models
 from dxn.models.fusion import EarlyFusion
 from dxn.models.late_fusion import SeparateBackbones
+from dxn.runs.decide import check_combinations
 from dxn.runs.predictor.predictor import Predictor, Values
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
@@ -24,6 +31,8 @@ from dxn.tasks import Task
 from dxn.tokenize.base import Adapter
 from dxn.training.device import to_device
 from dxn.training.predict import task_results
+
+MAX_SEED = 2**62
 
 
 class Model(models.MultimodalModel):
@@ -38,8 +47,9 @@ class Model(models.MultimodalModel):
         backbone: Backbone that processes the tokens of all inputs.
         head: The task, such as `dxn.tasks.Classify()`. It creates the head of the model.
         fusion: How the inputs are combined. Default: `EarlyFusion`.
-        targets: Targets of the training, from which the task learns its classes, for example. None:
-            the task is fitted, or needs no targets.
+        targets: Targets of the training, from which the task learns its classes, for example. Those
+            that are None, NaN or an empty text are left out. None: the task is fitted, or needs no
+            targets.
 
     Raises:
         UserError: If the parts cannot be combined.
@@ -58,7 +68,7 @@ class Model(models.MultimodalModel):
         backbone: Any,
         head: Task,
         fusion: Any = None,
-        targets: Sequence[Any] | None = None,
+        targets: Iterable[Any] | None = None,
     ):
         if not inputs:
             raise UserError("inputs: a model needs at least one input, got none")
@@ -72,12 +82,14 @@ class Model(models.MultimodalModel):
             )
         fusion = fusion or EarlyFusion(dim, inputs=list(inputs))
         adapters = dict(inputs)
+        for key, part in (("fusion", fusion), ("backbone", backbone)):
+            _check_inputs(key, part, list(inputs))
+        check_combinations(_options(adapters, backbone, fusion), head)
         head.target.bind(adapters)
         if targets is not None:
-            origins = [f"target {i + 1}" for i in range(len(targets))]
-            head.target.find_format(targets, origins)
-            pairs = zip(targets, origins, strict=True)
-            head.target.fit([head.target.read(cell, origin, {}) for cell, origin in pairs])
+            self._fit(head, targets)
+        elif head.is_supervised:
+            _check_fitted(head)
         # Several inputs with the same adapter have the key of the first one.
         keys: dict[int, str] = {}
         shared = {name: keys.setdefault(id(adapter), name) for name, adapter in inputs.items()}
@@ -89,6 +101,19 @@ class Model(models.MultimodalModel):
             head=head.make_head(dim, fusion.width, adapters),
         )
         self.task = head
+
+    @staticmethod
+    def _fit(head: Task, targets: Iterable[Any]) -> None:
+        """Let a task learn from the targets of the training."""
+        cells = {
+            f"target {i + 1}": _cell(cell)
+            for i, cell in enumerate(targets)
+            if head.target.reads_missing or not _is_missing(cell)
+        }
+        if not cells:
+            raise UserError("targets: a training needs some, got none")
+        head.target.find_format([*cells.values()], [*cells])
+        head.target.fit([head.target.read(cell, origin, {}) for origin, cell in cells.items()])
 
     @property
     def predictor(self) -> Predictor:
@@ -102,6 +127,9 @@ class Model(models.MultimodalModel):
     def collate(self, rows: Sequence[Values]) -> dict[str, Any]:
         """Return a batch of rows, as the `collate_fn` of a DataLoader.
 
+        In training mode, inputs are augmented if the options of their adapters say so. A task that
+        masks inputs draws other masks in each call.
+
         Args:
             rows: Values of the inputs by name: texts, paths, pictures, arrays, and numbers. An
                 input can be left out or None. The key "target" is the target.
@@ -113,7 +141,13 @@ class Model(models.MultimodalModel):
         return samples.collate([samples[0, i] for i in range(len(samples))])
 
     def loss(self, output: Any, batch: Mapping[str, Any]) -> Tensor:
-        """Return the mean loss () of the output of the model for a batch with targets."""
+        """Return the mean loss () of the output of the model for a batch with targets.
+
+        Raises:
+            UserError: If the batch has none.
+        """
+        if self.task.is_supervised and TARGET not in batch:
+            raise UserError(f"{TARGET}: the rows of the batch have no targets; add them")
         return self.task.loss(output, self._on_device(batch)).mean
 
     def save(self, folder: str | PathLike[str], *, title: str = "") -> None:
@@ -124,8 +158,8 @@ class Model(models.MultimodalModel):
             title: Title of the model card. Default: the name of the folder.
 
         Raises:
-            UserError: If an argument of a part is neither plain data nor a part of dxn, or a weight
-                is not finite.
+            UserError: If an argument of a part is neither plain data nor a part of dxn, the
+                backbones of several inputs have different arguments, or a weight is not finite.
         """
         folder = Path(folder)
         keys = dict.fromkeys(self.inputs.values())
@@ -138,9 +172,10 @@ class Model(models.MultimodalModel):
             adapters={key: node_of_part(self.adapter(key), f"inputs.{key}") for key in keys},
             fusion=node_of_part(self.fusion, "fusion"),
             share_backbone=not isinstance(self.backbone, SeparateBackbones),
-            backbone=node_of_part(_first(self.backbone), "backbone"),
+            backbone=_backbone_node(self.backbone),
             head=node_of_part(self.task, "head"),
         )
+        plan.check_limits()
         results = task_results(self.task, "test", {}, parameters=models.count_parameters(self))
         card = Card(title or folder.name, plan, self.task).markdown(results)
         model_folder.save(folder, model=self, plan=plan, task=self.task, card=card)
@@ -150,9 +185,15 @@ class Model(models.MultimodalModel):
 
     def _samples(self, rows: Sequence[Values]) -> Samples:
         predictor = Predictor(self, self.task, target=TARGET)
-        if not (self.task.is_supervised and any(row.get(TARGET) is not None for row in rows)):
+        # Seeded by the generator of torch, so that the masks and augmentations of each call differ.
+        seed = int(torch.randint(MAX_SEED, ()))
+        options: dict[str, Any] = {"seed": seed, "augment": self.training}
+        if not (self.task.is_supervised and any(not _is_missing(row.get(TARGET)) for row in rows)):
             inputs = [{n: value for n, value in row.items() if n != TARGET} for row in rows]
-            return predictor.samples(inputs)
+            if self.task.is_supervised:
+                return predictor.samples(inputs)
+            opened = predictor.model_inputs.samples(inputs)
+            return make_samples(self.task, opened, predictor.tokenizers, **options)
         unknown = {name for row in rows for name in row} - {*self.inputs, TARGET}
         if unknown:
             raise UserError(
@@ -163,7 +204,8 @@ class Model(models.MultimodalModel):
             name: [predictor.model_inputs.cell(name, row.get(name)) for row in rows]
             for name in self.inputs
         }
-        cells[TARGET] = [row.get(TARGET) for row in rows]
+        targets = [row.get(TARGET) for row in rows]
+        cells[TARGET] = [None if _is_missing(target) else _cell(target) for target in targets]
         origins = [f"sample {i + 1}" for i in range(len(rows))]
         opened = predictor.model_inputs.survey(Rows(cells, origins), with_target=True)
         if opened.bad:
@@ -172,8 +214,91 @@ class Model(models.MultimodalModel):
         # An evaluation counts an unknown class as an error. A training would ignore it.
         if unknown := self.task.target.unknown(opened.targets or ()):
             raise UserError(f"{unknown[0]!r}: not a target from which the task has learned")
-        return predictor.task_samples(opened)
+        return make_samples(self.task, opened, predictor.tokenizers, **options)
 
 
 def _first(backbone: Any) -> Any:
     return backbone.towers[0] if isinstance(backbone, SeparateBackbones) else backbone
+
+
+def _check_fitted(head: Task) -> None:
+    """Check that a task has learned from targets before, as that of a trained model has."""
+    try:
+        validated(head.target.State, head.target.state(), "targets")
+    except UserError as error:
+        raise UserError(
+            f"targets: head={head.name} has to learn from the targets of the training; pass them"
+        ) from error
+
+
+def _is_missing(cell: Any) -> bool:
+    """Whether a cell has no value: None, NaN of Python, NumPy or pandas, or an empty text."""
+    if isinstance(cell, str):
+        return not cell.strip()
+    is_nan = isinstance(cell, float | np.floating) and bool(np.isnan(cell))
+    return cell is None or is_nan or type(cell).__name__ in ("NAType", "NaTType")
+
+
+def _cell(target: Any) -> Any:
+    """Return a target, a single number of a tensor as a number: its text would name a class."""
+    return target.item() if isinstance(target, Tensor) and not target.ndim else target
+
+
+def _check_inputs(key: str, part: Any, names: list[str]) -> None:
+    """Check that a part has the inputs of the model, whose order that of its weights is.
+
+    Raises:
+        UserError: If it has other ones.
+    """
+    if isinstance(part, SeparateBackbones):
+        received = part.inputs
+    elif isinstance(part, Recorded) and "inputs" in inspect.signature(type(part)).parameters:
+        received = arguments_of(part).get("inputs", ())
+    else:
+        return
+    # A single input has no weights of its own in this fusion.
+    has_none = isinstance(part, EarlyFusion) and len(names) == 1 and not received
+    if list(received) != names and not has_none:
+        raise UserError(
+            f"{key}: must have the inputs of the model in the same order, inputs={names}, got "
+            f"{list(received)}"
+        )
+
+
+def _options(adapters: Mapping[str, Any], backbone: Any, fusion: Any) -> dict[str, Any]:
+    """Return the options of parts as in the configuration of a training."""
+    first = _first(backbone)
+    known = {
+        "causal": getattr(first, "causal", False),
+        "depth": len(getattr(first, "blocks", ())),
+    }
+    return {
+        "adapters": {name: _node(adapter) for name, adapter in adapters.items()},
+        "backbone": {**_node(first), **known},
+        "share_backbone": first is backbone,
+        "fusion": _node(fusion),
+        "data": {},
+    }
+
+
+def _node(part: Any) -> dict[str, Any]:
+    """Return the node of a part, with all defaults if it is a part of dxn; {} if it has none."""
+    try:
+        node = node_of_part(part, "")
+    except UserError:  # a part of the user, which cannot be saved
+        return {}
+    # Wrong types are reported by the part itself.
+    return complete(node, problems=[]) if node["_target_"].startswith("dxn.") else node
+
+
+def _backbone_node(backbone: Any) -> dict[str, Any]:
+    """Return the node of a backbone, which the backbones of all inputs must have."""
+    node = node_of_part(_first(backbone), "backbone")
+    if isinstance(backbone, SeparateBackbones):
+        for name, tower in zip(backbone.inputs, backbone.towers, strict=True):
+            if node_of_part(tower, "backbone") != node:
+                raise UserError(
+                    f"backbone: those of all inputs must have the same arguments in a saved model, "
+                    f"but that of {name} has others than that of {backbone.inputs[0]}"
+                )
+    return node

@@ -11,8 +11,16 @@ import torch
 from torch.utils.data import DataLoader
 
 import dxn
-from dxn.models import Backbone, Decoder, LateFusion, SeparateBackbones
-from dxn.tasks import Classify, Contrastive, Forecast, Generate, Regress
+from dxn.models import (
+    Backbone,
+    BottleneckFusion,
+    Decoder,
+    EarlyFusion,
+    LateFusion,
+    SeparateBackbones,
+)
+from dxn.models.blocks import PositionOptions
+from dxn.tasks import Classify, Contrastive, Forecast, Generate, Language, Masked, Regress
 from dxn.tasks.forecast.futures import Future
 from dxn.tokenize import (
     ImageAdapter,
@@ -21,6 +29,7 @@ from dxn.tokenize import (
     TextAdapter,
     TokenizerOptions,
 )
+from dxn.tokenize.image.augment import ImageAugment
 
 TEXTS = ["a red cup", "a blue cup"] * 4
 LABELS = ["red", "blue"] * 4
@@ -179,6 +188,133 @@ def test_a_row_that_cannot_be_read(row, message):
     )
     with pytest.raises(dxn.UserError, match=message):
         model.collate([row])
+
+
+def late(names, *, order=None, towers=None, fused=None):
+    inputs = {name: text_adapter() for name in names}
+    towers = towers or [backbone() for _ in names]
+    return dxn.Model(
+        inputs,
+        backbone=SeparateBackbones(towers, inputs=order or names),
+        fusion=LateFusion(16, inputs=fused or names),
+        head=Classify(),
+        targets=LABELS,
+    )
+
+
+@pytest.mark.parametrize("change", [{"order": ["b", "a"]}, {"fused": ["b", "a"]}])
+def test_weights_of_inputs_have_the_order_of_the_inputs(change):
+    with pytest.raises(dxn.UserError, match=r"in the same order, inputs=\['a', 'b'\], got \['b'"):
+        late(["a", "b"], **change)
+
+
+def test_backbones_with_other_arguments_are_not_saved_as_equal_ones(tmp_path):
+    rotary = PositionOptions(kind="rotary")
+    towers = [backbone(), Backbone(16, depth=1, num_heads=2, position=rotary)]
+    with pytest.raises(dxn.UserError, match="the same arguments in a saved model, but that of b"):
+        late(["a", "b"], towers=towers).save(tmp_path / "m")
+
+
+def test_a_backbone_that_two_inputs_have_is_saved(tmp_path):
+    same = backbone()
+    model = late(["a", "b"], towers=[same, same])
+    model.save(tmp_path / "m")
+    sample = {"a": "a red cup", "b": "blue"}
+    assert dxn.load(tmp_path / "m").predict(**sample) == model.predictor.predict(**sample)
+
+
+CAUSAL = {"backbone": Backbone(16, depth=1, num_heads=2, causal=True)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({**CAUSAL, "fusion": EarlyFusion(16, pool="cls")}, "a causal backbone they cannot attend"),
+        ({**CAUSAL, "fusion": BottleneckFusion(16, inputs=["text"])}, "they cannot attend to them"),
+        ({"head": Language(), "targets": None}, "head=language: needs a causal backbone"),
+        ({"fusion": EarlyFusion(32)}, r"the same width, got 16, and fusion\.dim=32"),
+        ({"targets": None}, "targets: head=classify has to learn from the targets"),
+        ({"targets": [None, float("nan")]}, "targets: a training needs some, got none"),
+    ],
+)
+def test_parts_that_cannot_be_combined(parts, message):
+    usual = {"backbone": backbone(), "head": Classify(), "targets": LABELS}
+    with pytest.raises(dxn.UserError, match=message):
+        dxn.Model({"text": text_adapter()}, **(usual | parts))
+
+
+def test_a_missing_target_is_no_class():
+    targets = [None, float("nan"), np.float32("nan"), " ", *LABELS]
+    model = dxn.Model(
+        {"text": text_adapter()}, backbone=backbone(), head=Classify(), targets=iter(targets)
+    )
+    assert [*model.task.target.labels] == ["blue", "red"]
+    with pytest.raises(dxn.UserError, match="sample 2: no target"):
+        model.collate(rows(text=["a", "b"], target=["red", float("nan")]))
+    batch = model.collate([{"text": "a red cup"}])
+    with pytest.raises(dxn.UserError, match="the rows of the batch have no targets"):
+        model.loss(model(batch), batch)
+
+
+def test_numbers_of_a_tensor_are_classes():
+    model = dxn.Model(
+        {"text": text_adapter()}, backbone=backbone(), head=Classify(), targets=torch.tensor([0, 1])
+    )
+    batch = model.collate(rows(text=TEXTS[:2], target=torch.tensor([0, 1])))
+    assert [*model.task.target.labels] == ["0", "1"]
+    assert batch["target"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("head", "part"), [(Masked(), backbone()), (Language(), CAUSAL["backbone"])]
+)
+def test_a_task_whose_targets_are_the_inputs_has_a_loss(head, part):
+    model = dxn.Model({"text": text_adapter()}, backbone=part, head=head)
+    batches = [model.collate(rows(text=TEXTS)) for _ in range(2)]
+    assert all(model.loss(model(batch), batch) > 0 for batch in batches)
+    if head.name == "masked":
+        first, second = (batch["text"]["masked"] for batch in batches)
+        assert not torch.equal(first, second)
+
+
+def test_pictures_are_augmented_in_training_only():
+    adapter = ImageAdapter(dim=16, image_size=8, patch_size=4, augment=ImageAugment(flip=True))
+    model = dxn.Model({"image": adapter}, backbone=backbone(), head=Classify(), targets=LABELS)
+    picture = np.arange(192, dtype="uint8").reshape(8, 8, 3)
+
+    def pictures() -> set[bytes]:
+        batch = model.collate(rows(image=[picture] * 8, target=LABELS))
+        return {str(image.tolist()) for image in batch["image"]["pixels"]}
+
+    torch.manual_seed(0)
+    assert len(pictures()) == 2
+    model.eval()
+    assert len(pictures()) == 1
+
+
+def test_arguments_of_numpy_are_saved(tmp_path):
+    part = Backbone(
+        np.int64(16),
+        depth=np.int8(1),
+        num_heads=2,
+        dropout=np.float64(0.1),
+        drop_path=np.float32(0),
+    )
+    model = dxn.Model({"text": text_adapter()}, backbone=part, head=Classify(), targets=LABELS)
+    model.save(tmp_path / "m")
+    assert dxn.load(tmp_path / "m").model.backbone.blocks[0].mlp.dropout.rate == 0.1
+
+
+def test_a_saved_model_can_be_loaded_or_is_not_saved(tmp_path):
+    def model(theta: float) -> dxn.Model:
+        options = PositionOptions(kind="rotary", rope_theta=theta)
+        part = Backbone(16, depth=1, num_heads=2, position=options)
+        return dxn.Model({"text": text_adapter()}, backbone=part, head=Classify(), targets=LABELS)
+
+    model(1e9).save(tmp_path / "m")
+    assert dxn.load(tmp_path / "m").predict(text="a")
+    with pytest.raises(dxn.UserError, match=r"backbone.position.rope_theta must be at most"):
+        model(1e20).save(tmp_path / "m")
 
 
 def test_a_part_that_cannot_be_saved(tmp_path):

@@ -20,6 +20,7 @@ from dxn.commands.options import (
     Seed,
     TableInput,
     ZeroShotLabels,
+    refuse_chosen,
 )
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, PREDICTIONS, TOKENS
@@ -82,6 +83,10 @@ class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
         from dxn.runs.saved.dtypes import difference
         from dxn.runs.saved.loading import load_predictor
 
+        if self.create is None and self.input is not None:
+            refuse_chosen(self.settings, ("data", "split", "seed"), f"with input={self.input}")
+        elif self.create is None and self.data is None:
+            refuse_chosen(self.settings, ("seed",), "on the splits of a run; set data.path")
         trust = self.settings.folder_trust
         predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
         predictor.task.metric.own = own_metrics_of(self.run, trust)
@@ -121,8 +126,6 @@ class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
             return 0
         if self.input is None:
             data = open_evaluation_data(predictor, self.run, **source)
-        elif self.data is not None:
-            raise UserError("input: cannot be combined with data; remove one of them")
         else:
             data = open_table(self.input, predictor, keep=self.keep, **self.table_options())
         with where as folder:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from dxn.commands.options import OUTPUT_FILE, Adapters, Count, Input, ManyRows, Seed
+from dxn.commands.options import (
+    OUTPUT_FILE,
+    Adapters,
+    Count,
+    Input,
+    ManyRows,
+    Seed,
+    refuse_chosen,
+)
 from dxn.core.errors import UserError
 
 
@@ -51,6 +59,10 @@ class Tokenize(ManyRows):
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.tokenize import MATRIX_SUFFIXES, tokenize_sample, write_matrices
 
+        if self.run is not None:
+            refuse_chosen(
+                self.settings, ("adapters", "dim", "seed"), "with run, which has trained adapters"
+            )
         if self.engine == "ray":
             from dxn.runs.tokenize import tokenized_rows
 

@@ -20,7 +20,6 @@ from dxn.commands.options import (
 )
 from dxn.config.command import Group, PathOption
 from dxn.config.settings import Settings, dump_yaml
-from dxn.config.values import assign
 from dxn.core.printable import printable
 from dxn.runs.folder import AUTO, interrupted_run
 
@@ -250,7 +249,13 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
         UserError: If it is not a run folder, a `_target_` is not trusted, or an override is wrong.
     """
     # The modules import Hydra, which the help pages do not need.
-    from dxn.config.compose import expand_home, valid_overrides, with_defaults
+    from dxn.config.compose import (
+        expand_home,
+        keys_of_values,
+        set_option,
+        valid_overrides,
+        with_defaults,
+    )
     from dxn.config.words import parse
 
     request = parse(Train, words, infers=False)
@@ -270,7 +275,7 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
         if "${" in str(value):
             request.problems.append(f"{key}: cannot be {value} in a saved run; write the value")
         for changed in (key, *DERIVED.get(key, ())):
-            assign(values, changed, expand_home(value))
+            set_option(values, changed, expand_home(value))
     # Unknown keys first: with them, the types below could not be checked.
     if request.problems:
         raise request.error()
@@ -281,7 +286,7 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
         saved,
         values=values,
         overrides=(*saved.overrides, *words),
-        chosen=frozenset(o.key_or_group for o in request.values),
+        chosen=frozenset(keys_of_values(request)),
         trust=request.trust,
         folder_trust=request.trust,
     )

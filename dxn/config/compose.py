@@ -62,11 +62,7 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
     # that: Hydra itself stops at the first unknown key, and does not suggest the right one.
     values = _compose_files(command, request) if command.options().groups else {}
     for override, value in valid_overrides(command, values, request):
-        key = override.key_or_group
-        _, old = lookup(values, key)
-        # A mapping, such as backbone={dropout: 0.1}, changes only the keys that it contains.
-        is_merged = isinstance(value, Mapping) and isinstance(old, Mapping)
-        assign(values, key, merge_options(old, value) if is_merged else value)
+        set_option(values, override.key_or_group, value)
     composed = with_defaults(command, values, request)
     values = _resolved(composed, command, request)
     if values != composed:
@@ -80,7 +76,8 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
             )
     if request.problems:
         raise request.error()
-    chosen = {o.key_or_group for o in (*request.groups, *request.values)} | {*request.literal}
+    chosen = {override.key_or_group for override in request.groups} | {*request.literal}
+    chosen |= keys_of_values(request)
     chosen |= request.experiment  # what an experiment sets counts as chosen by the user
     return Settings(
         values,
@@ -89,6 +86,18 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
         trust=request.trust_all,
         folder_trust=request.trust,
     )
+
+
+def set_option(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key. A mapping, such as {dropout: 0.1}, changes only the keys in it."""
+    _, old = lookup(values, key)
+    is_merged = isinstance(value, Mapping) and isinstance(old, Mapping)
+    assign(values, key, merge_options(old, value) if is_merged else value)
+
+
+def keys_of_values(request: Request) -> set[str]:
+    """Return the dotted keys that the user set, and for a mapping those in it."""
+    return {key for o in request.values for key in leaves({o.key_or_group: o.value()})}
 
 
 def valid_overrides(

@@ -36,6 +36,8 @@ LIMITS = {
     "hidden_dim": 262_144,
     "registers": 4_096,
     "image_size": 4_096,
+    "rope_theta": 10**15,  # no size
+    "window_rope_theta": 10**15,
 }
 # Options that name a file. A model folder contains its files under fixed names.
 FILE_OPTION = "path"
@@ -113,6 +115,15 @@ class ModelPlan(Strict):
         if problems:
             raise UserError("\n".join(f"{where}{line}" for line in problems))
         return self.model_copy(update=nodes)
+
+    def check_limits(self) -> None:
+        """Check that the model can be loaded later, before it is trained or saved.
+
+        Raises:
+            UserError: If a size is too large. The message has one line per problem.
+        """
+        if problems := _problems(ModelPlan(**self.content())):
+            raise UserError("\n".join(problems))
 
     def content(self) -> dict[str, Any]:
         """Return the content of config.yaml.

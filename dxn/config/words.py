@@ -206,9 +206,15 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
             "such as 'photos/*.jpg', or pass their folder"
         )
     lines = [f"{key}={path}" for path in paths]
+    # A program may set another option twice, but not by a word without a key.
+    twice = next((word for word in words if word.lstrip("+").startswith(f"{key}=")), None)
+    if paths and twice is not None:
+        raise UserError(
+            f"{key}: must be one value, got {paths[0]} and {twice}; leave one of them out"
+        )
     if len(paths) > 1:
         # In quotes, because commas and brackets have a meaning in a list.
-        listed = ",".join(f'"{path}"' for path in paths)
+        listed = ",".join(map(quoted, paths))
         lines = [f"{key}=[{listed}]"]
     for word in words:
         short, _, value = word.partition("=")

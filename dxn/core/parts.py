@@ -89,8 +89,14 @@ def arguments_of(part: Recorded) -> dict[str, Any]:
 
 
 def _plain(value: Any, key: str) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        value = value.item()
+    if value is None or isinstance(value, bool):
         return value
+    # YAML represents these types, and none that derive from them.
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):

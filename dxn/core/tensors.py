@@ -39,8 +39,16 @@ def write_tensors(
     Raises:
         UserError: If there is no space left.
     """
-    # safetensors stores only contiguous tensors; weights in channels_last format are not.
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    contiguous: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        # safetensors stores only contiguous tensors; weights in channels_last format are not.
+        contiguous[name] = tensor.contiguous()
+        # It refuses tensors that share memory, such as the weights of a module that occurs twice.
+        storage = contiguous[name].untyped_storage().data_ptr()
+        if storage in storages:
+            contiguous[name] = contiguous[name].clone()
+        storages.add(storage)
     with atomic_file(path) as partial:
         # safetensors creates files that only the owner can read. An ordinary new file has the
         # permissions that the user chose (umask), so that a container can read it, for example.

@@ -161,11 +161,13 @@ class Backbone(Recorded, nn.Module):
                 f"{self.rotary_dim} of {self.head_dim}: set block.head_dim or position.rope_share"
             )
         scaling = position.rope_scaling
-        if scaling.high is not None and scaling.high <= scaling.low:
+        if scaling.upper <= scaling.low:
             raise ValueError(
-                f"position.rope_scaling.high must be above low, got {scaling.high} and "
+                f"position.rope_scaling.high must be above low, got {scaling.upper} and "
                 f"{scaling.low}"
             )
+        if scaling.kind == "yarn" and position.rope_theta <= 1:
+            raise ValueError(f"position.rope_theta must be above 1, got {position.rope_theta}")
         windows = [*position.windows] or [None]
         rotates = [*position.rope_blocks] or [True]
         # Size of the window of each block, None for full attention, and whether it uses rotary

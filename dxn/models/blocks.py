@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -118,6 +119,12 @@ class RopeScaling:
     high: Annotated[float, Gt(0)] | None = None
     attn_factor: Annotated[float, Gt(0)] | None = None
 
+    @property
+    def upper(self) -> float:
+        """The option `high`, or its default."""
+        default = {"llama3": 4.0, "yarn": 32.0}.get(self.kind, math.inf)
+        return default if self.high is None else self.high
+
 
 @options
 class PositionOptions:
@@ -224,6 +231,11 @@ class Mlp(nn.Module):
             # A gated MLP has three matrices instead of two, so two thirds of the width keep the
             # number of parameters. 1e-6 corrects rounding errors: int(60 * 4.1 * (2 / 3)) is 163.
             hidden_dim = int(dim * mlp_ratio * (2 / 3 if self.gated else 1) + 1e-6)
+        if hidden_dim < 1:
+            raise ValueError(
+                f"mlp_ratio: the hidden layer must have at least one feature, got {mlp_ratio} for "
+                f"dim={dim}"
+            )
         self.up = nn.Linear(dim, hidden_dim * (2 if self.gated else 1), bias=bias)
         self.down = nn.Linear(hidden_dim, dim, bias=bias)
         self.dropout = Dropout(dropout)

@@ -193,6 +193,10 @@ class SeparateBackbones(nn.Module):
 
     def __init__(self, backbones: Sequence[nn.Module], *, inputs: Sequence[str]):
         super().__init__()
+        if len(backbones) != len(inputs):
+            raise ValueError(
+                f"the inputs {', '.join(inputs)} need one backbone each, got {len(backbones)}"
+            )
         # Not a ModuleDict by name: the name of an input can contain a dot, but a key cannot.
         self.towers = nn.ModuleList(backbones)
         self.inputs = tuple(inputs)

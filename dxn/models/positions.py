@@ -34,7 +34,7 @@ def make_attn_mask(
     Args:
         mask: (B, N) bool. True at real tokens.
         queries: (1 or B, M). Indices of the queries among the real tokens, which they are the last
-            of. Default: all N tokens are queries.
+            of if M < N. Default: all N tokens are queries.
         causal: Let each token attend only to itself and the tokens before it.
         bias: Function of relative positions (B, M, N), key minus query, that returns numbers
             (B, H, M, N) to add to the scores. Default: nothing is added.
@@ -53,21 +53,25 @@ def make_attn_mask(
     # Without a mask, torch can choose its fastest kernel.
     unrestricted = not causal and window is None and is_full(mask, None)
     allowed = rearrange(mask | ~mask.any(1, keepdim=True), "b n -> b 1 1 n")
-    past = torch.ones(())
-    if causal or window is not None:
-        past = torch.ones(m, n, dtype=torch.bool, device=mask.device).tril(n - m)
-    if causal:
-        allowed = allowed & past
     relative = torch.zeros(())
-    if bias is not None or window is not None:
+    # Fewer queries than tokens are the last real ones of each sequence, in any columns.
+    is_part = m < n
+    if bias is not None or window is not None or (causal and is_part):
         index = torch.arange(n, device=mask.device)[None] if gaps else token_index(mask)
         queries = index if queries is None else queries
         relative = index[:, None, :] - queries[:, :, None]
+    past = torch.ones(())
+    if is_part:
+        past = rearrange(relative <= 0, "... m n -> ... 1 m n") if causal else past
+    elif causal or window is not None:
+        past = torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
+    if causal:
+        allowed = allowed & past
     if window is not None:
         allowed = allowed & rearrange(relative.abs() <= window, "b m n -> b 1 m n")
     # The diagonal is allowed, so that padding can attend at least to itself.
-    if causal or (window is not None and m > 1):
-        allowed = allowed | past.triu(n - m)
+    if not is_part and (causal or window is not None):
+        allowed = allowed | past.triu()
     if bias is None:
         return None if unrestricted else allowed
     offset = bias(relative)
@@ -128,16 +132,14 @@ def scaled_frequency(frequency: Tensor, theta: float, scaling: RopeScaling) -> t
     """Reduce rotary frequencies (f,), and return the factor of the cosines and sines too."""
     if scaling.kind == "linear":
         return frequency / scaling.factor, 1.0
-    length, low = scaling.original_len, scaling.low
+    length, low, high = scaling.original_len, scaling.low, scaling.upper
     if scaling.kind == "llama3":
-        high = 4.0 if scaling.high is None else scaling.high
         rotations = frequency * (length / (2 * math.pi))
         # The share of each frequency that does not change, between the limits.
         share = ((rotations - low) / (high - low)).clamp(0, 1)
         return frequency * (share + (1 - share) / scaling.factor), 1.0
     # YaRN (arXiv:2309.00071, section 3.2) interpolates between the indices of the frequencies that
     # have these numbers of rotations.
-    high = 32.0 if scaling.high is None else scaling.high
     count = len(frequency)
 
     def index_of(rotations: float) -> float:

@@ -277,6 +277,7 @@ def prepare(
         batch_size=batch_size or trainer.batch_size * num_processes,
         launch=old.launch if old is not None else "" if started is None else started.id,
     )
+    plan.model.check_limits()
     # Each process has another time, and the time of the first one names the folder.
     folder = from_first(lambda: run_folder(config, name))
 

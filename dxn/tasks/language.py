@@ -35,7 +35,7 @@ INCOMPATIBLE = (
     ("augment", "token_mask"),
     ("augment", "subword_dropout"),
 )
-EARLY = "dxn.models.EarlyFusion"
+EARLY = "EarlyFusion"  # name of the class
 # math.exp overflows above about 709. The loss is clipped, so that the perplexity of a diverged
 # model is finite.
 MAX_LOSS = 700
@@ -289,7 +289,7 @@ class Language(Task[NextToken]):
                 "head=language: needs a causal backbone, because otherwise each position attends "
                 "to the token that it has to predict; set backbone.causal=true"
             )
-        if config.get("fusion", {}).get("_target_", EARLY) != EARLY:
+        if config.get("fusion", {}).get("_target_", EARLY).rpartition(".")[2] != EARLY:
             problems.append(
                 "fusion: must be early with head=language, whose text attends to all other inputs; "
                 "set fusion=early"

@@ -262,10 +262,31 @@ def test_several_tables_are_one_data_set(here):
         ("neighbors", ["king"], "king: dxn neighbors takes no path"),
         ("predict", ["a.jpg", "b.jpg"], "b.jpg: dxn predict takes one path, got 2; put a pattern"),
         ("embed", ["target=x", "input=x"], "data.target: no such key"),
+        ("train", ["a.csv", "data.path=b.csv"], "data.path: must be one value, got a.csv and data"),
+        ("predict", ["run=RUN", "a.csv", "input=b.csv"], "input: must be one value, got a.csv and"),
     ],
 )
 def test_a_path_that_a_command_cannot_use_is_refused(verb, words, expected):
     assert messages(compose, command(verb), words)[0].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "expected"),
+    [
+        ("evaluate", ["b.csv", "split=test"], "split: has no effect with input=b.csv; leave it"),
+        ("evaluate", ["b.csv", "seed=1"], "seed: has no effect with input=b.csv"),
+        ("evaluate", ["b.csv", "data.path=c.csv"], "data: has no effect with input=b.csv"),
+        ("evaluate", ["seed=1"], "seed: has no effect on the splits of a run; set data.path"),
+        ("index", ["b.csv", "split=train"], "split: has no effect with input=b.csv"),
+        ("index", ["b.csv", "data.path=c.csv"], "data: has no effect with input=b.csv"),
+        ("index", ["seed=1"], "seed: has no effect on the splits of a run"),
+        ("tokenize", ["b.jpg", "dim=64"], "dim: has no effect with run, which has trained"),
+        ("tokenize", ["b.jpg", "adapters=[image]"], "adapters: has no effect with run"),
+    ],
+)
+def test_an_option_without_effect_is_refused_before_the_model_is_loaded(verb, words, expected):
+    options = command(verb).compose(["run=RUN", *words])
+    assert messages(options.execute)[0].startswith(expected)
 
 
 def test_the_data_source_is_inferred_unless_it_is_chosen(here):
@@ -313,6 +334,11 @@ def test_what_the_user_and_the_experiment_chose_is_known():
     assert {"seed", "data.path", "experiment", "data", "data.target"} <= settings.chosen
     assert {"trainer.epochs", "adapters.text.tokenizer.kind"} <= settings.chosen
     assert "backbone.depth" not in settings.chosen
+
+
+def test_a_mapping_chooses_only_the_keys_that_it_contains():
+    chosen = compose(Train, ["trainer={epochs: 3}", "optimizer={lr: 0.1}"]).chosen
+    assert chosen == {"trainer.epochs", "optimizer.lr"}
 
 
 def test_the_decoder_is_shaped_like_the_encoder_if_that_is_a_transformer():
@@ -465,6 +491,10 @@ def test_values_of_a_run_can_be_changed(run):
     assert values["trainer"]["epochs"] == 30
     assert (values["batch_size"], values["trainer"]["batch_size"]) == (5, 5)
     assert (values["data"]["holdout"], values["data"]["path"]) == ({"who": "bob"}, "2024")
+    before = settings_of_run(run).values["trainer"]
+    changed = settings_of_run(run, ["trainer={epochs: 30}"])
+    assert changed.values["trainer"] == {**before, "epochs": 30}
+    assert changed.chosen == {"trainer.epochs"}
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,21 @@ def test_invalid_options_raise_a_clear_error(options, message):
         make(**options)
 
 
-def test_limits_of_a_rope_scaling_in_the_wrong_order_are_refused():
-    scaling = RopeScaling("llama3", 8.0, original_len=64, low=4.0, high=4.0)
+@pytest.mark.parametrize("limits", [{"low": 4.0, "high": 4.0}, {"low": 4.0}])
+def test_limits_of_a_rope_scaling_in_the_wrong_order_are_refused(limits):
+    scaling = RopeScaling("llama3", 8.0, original_len=64, **limits)
     with pytest.raises(ValueError, match=r"rope_scaling.high must be above low, got 4.0 and 4.0"):
         Backbone(32, position=PositionOptions(kind="rotary", rope_scaling=scaling))
+
+
+def test_yarn_needs_wavelengths_that_differ():
+    options = PositionOptions(
+        kind="rotary", rope_theta=1.0, rope_scaling=RopeScaling("yarn", factor=8.0)
+    )
+    with pytest.raises(ValueError, match=r"rope_theta must be above 1, got 1.0"):
+        Backbone(32, position=options)
+
+
+def test_an_mlp_without_features_is_refused():
+    with pytest.raises(ValueError, match=r"mlp_ratio: .* at least one feature, got 0.01 for dim=3"):
+        Backbone(32, mlp_ratio=0.01)

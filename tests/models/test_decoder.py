@@ -87,6 +87,23 @@ def test_logits_with_a_cache_equal_those_without(options, cross, pieces):
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"position": "rotary"}, {"position": "alibi"}, {"windows": [2]}]
+)
+def test_new_tokens_are_the_last_real_ones_of_rows_with_other_lengths(options):
+    decoder = decoder_of(cross=False, **options)
+    ids = ids_of(2, 6)
+    new = ids[:, 3:5]
+    expected = [
+        decoder(row[None], all_real(row[None]))[0, -2:]
+        for row in (ids[0, :5], torch.cat([ids[1, :2], new[1]]))
+    ]
+    caches = decoder.caches()
+    decoder(ids[:, :3], torch.arange(3) < torch.tensor([[3], [2]]), None, caches)
+    logits = decoder(new, torch.arange(8) < torch.tensor([[5], [4]]), None, caches)
+    torch.testing.assert_close(logits, torch.stack(expected))
+
+
 def test_keys_and_values_of_the_memory_are_computed_once():
     decoder, ids = decoder_of(), ids_of(B, 2)
     caches, memory = decoder.caches(), Memory.from_tokens(tokens_of())

@@ -177,8 +177,10 @@ def test_options_of_adapters(name, options):
     ids=str,
 )
 def test_options_of_the_backbone(options):
-    model = model_of(Regress(), ["text", "image"], [1.0, 2.0, 3.0, 4.0], backbone=options)
-    train(model, batch_of(model, ["text", "image"], [1.0, 2.0, 3.0, 4.0], missing=["text"]))
+    pool = "mean" if options.get("causal") else "cls_mean"
+    targets = [1.0, 2.0, 3.0, 4.0]
+    model = model_of(Regress(), ["text", "image"], targets, pool=pool, backbone=options)
+    train(model, batch_of(model, ["text", "image"], targets, missing=["text"]))
 
 
 def _losses(model, batches, call):

@@ -426,11 +426,12 @@ def at_last(x: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         x: (R, n, D). Vectors of the last n tokens.
-        mask: (R, N) bool. True at the real tokens. Rows without real tokens have any vector.
+        mask: (R, N) bool. True at the real tokens. Rows without real tokens have any vector. If n
+            is less than N, all of the n tokens are real, in any columns.
     """
     n = x.shape[1]
-    if n == 1:
-        return x[:, 0]
+    if n == 1 or n < mask.shape[1]:
+        return x[:, -1]
     index = n - 1 - mask[:, -n:].flip(1).int().argmax(1)  # argmax returns the first maximum
     return x[torch.arange(x.shape[0], device=x.device), index]
 
