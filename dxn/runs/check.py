@@ -11,6 +11,8 @@ from dxn.config.instantiate import build
 from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
 from dxn.data.inspect.check import Report, check, remove_earlier, write_bad
+from dxn.data.inspect.quality import check_kept
+from dxn.data.reading import Issue
 from dxn.runs.build import build_adapters, find_formats, fit_adapters
 from dxn.runs.decide import (
     assign_inputs,
@@ -71,10 +73,16 @@ def check_data(
         fit_adapters(adapters, inputs, splits["train"], ())
         if not isinstance(task, Auto):
             task.target.bind(named)  # raises UserError if it needs other inputs
+            if task.target.is_text and splits["train"].targets is not None:
+                task.target.fit(splits["train"].targets)  # the vocabulary of the texts
+            for name, split in splits.items():
+                cut.extend(check_kept(split, task, prepare, name))
 
+    cut: list[str] = []
     named = {name: adapters[spec.adapter] for name, spec in inputs.items()}
     prepare = {name: adapter.tokenizer for name, adapter in named.items()}
     result = check(source, prepare, task=decided, fit=fit, errors=errors)
+    result = replace(result, problems=[*result.problems, *map(Issue, cut)])
     # At once, because a table can have 100,000 columns, and rich takes a while for each call.
     print_line("\n".join(result.lines()))
     if result.listed:

@@ -16,7 +16,7 @@ from dxn.core.display import count, list_names, print_line
 from dxn.core.files import LOG
 from dxn.core.randomness import spaced_rows
 from dxn.core.results import ALL, BEST, Results, Truncation
-from dxn.data.inspect.quality import check_known_targets, count_truncated
+from dxn.data.inspect.quality import check_kept, check_known_targets, count_truncated
 from dxn.data.raws import memory_lines
 from dxn.models.model import MultimodalModel, count_parameters
 from dxn.tasks import Task
@@ -94,6 +94,10 @@ def describe(
         is_known = option.split(".")[0] in plan.model.adapters[key]
         advice = f"; set adapters.{key}.{option}" if is_known else ""
         print_line(f"note: {name}: {truncation}{advice}")
+    for name, split in splits.items():
+        counted = spaced_rows(len(split), MAX_COUNTED_ROWS)
+        for note in check_kept(split, task, tokenizers, name, counted):
+            print_line(f"note: {note}")
     return truncations
 
 

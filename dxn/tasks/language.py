@@ -25,6 +25,7 @@ from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import Task
+from dxn.tokenize.text.chat import Conversation
 from dxn.tokenize.text.tokenizer import special_ends
 from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 
@@ -126,6 +127,7 @@ class NextToken(Target):
 
     State = EndsState
     source = "stream"
+    limit = ("an answer", "adapters.text.max_len")
 
     def __init__(self):
         self.input = ""
@@ -175,6 +177,17 @@ class NextToken(Target):
         self.required = (name,)
         # Of a conversation. A stream has windows of tokens instead.
         self.prepared_inputs = (name,)
+
+    def kept(
+        self, value: Any, raws: Mapping[str, Any], tokenizers: Mapping[str, Any]
+    ) -> tuple[int, int] | None:
+        """Return how many tokens of the answers are learned, and how many they have."""
+        raw, tokenizer = raws.get(self.input), tokenizers[self.input]
+        if not isinstance(raw, Conversation) or tokenizer.cut(raw) is None:
+            return None
+        count = int((tokenizer(raw)["answers"] >= 0).sum())
+        total = sum(len(tokenizer.ids(raw.text[start:stop])) for start, stop in raw.answers)
+        return (count, total) if count < total else None
 
     def describe(self, values: Sequence[Any]) -> str:
         """Return a description of the targets, which does not depend on `values`."""

@@ -76,6 +76,7 @@ class Tags(Names):
     separator = " "
     needs_inputs = True
     nouns = ("tag", "tags")
+    limit = ("a tagged word", "adapters.text.max_len")
 
     def __init__(self, names: Sequence[str] = (), *, balance: bool = False):
         super().__init__(balance=balance)
@@ -197,6 +198,17 @@ class Tags(Names):
     def collate(self, targets: Sequence[Tensor]) -> Tensor:
         """Pad the targets to (B, N) with IGNORED."""
         return nn.utils.rnn.pad_sequence(list(targets), True, IGNORED)
+
+    def kept(
+        self, value: Sequence[str], raws: Mapping[str, Any], tokenizers: Mapping[str, Any]
+    ) -> tuple[int, int] | None:
+        """Return how many words are within max_len, and how many have a tag."""
+        raw, tokenizer = raws.get(self.input), tokenizers[self.input]
+        if raw is None or tokenizer.cut(raw) is None:
+            return None
+        words = tokenizer(raw)["words"]
+        count = int(words.max()) + 1 if words.numel() else 0
+        return (count, len(value)) if count < len(value) else None
 
     def describe(self, values: Sequence[Sequence[str]]) -> str:
         """Return the number of tags, and the number of words of the most frequent ones."""

@@ -49,6 +49,7 @@ class Target(CheckedMembers):
         prepared_inputs: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
         last: Name of the input whose tokens come after those of all others; `bind` sets it. "":
             inputs have the order of their adapters.
+        limit: What is cut in long samples, and the option that cuts it, for messages, see `kept`.
         separator: Text between the items of a list, such as labels, in one cell of a CSV file.
         ends: Ids of the tokens that end a text, of a public checkpoint.
     """
@@ -64,6 +65,7 @@ class Target(CheckedMembers):
     required: Sequence[str] = ()
     prepared_inputs: Sequence[str] = ()
     last: str = ""
+    limit: tuple[str, str] = ("", "")
     separator: str = "|"
     ends: Sequence[int] = ()
 
@@ -173,6 +175,18 @@ class Target(CheckedMembers):
         Files, pages and JSON have the names of classes instead.
         """
         return prediction
+
+    def kept(
+        self, value: Any, raws: Mapping[str, Any], tokenizers: Mapping[str, Any]
+    ) -> tuple[int, int] | None:
+        """Return how many tokens of a target are learned, and how many it has. None: all are.
+
+        Args:
+            value: What `read` returned; None if the target is in the inputs.
+            raws: Raw values of the inputs of the row by name; None where missing.
+            tokenizers: The fitted tokenizers by name.
+        """
+        return None
 
     def describe(self, values: Sequence[Any]) -> str:
         """Return one line about target values, to be printed after the label "target: ".

@@ -277,3 +277,25 @@ def test_a_conversation_or_a_message_can_be_looked_at(run, model, tmp_path):
     assert model.embed(messages=chat).shape == model.embed(messages="17 or 5?").shape
     words = ["input.messages=17 or 5?", f"output={tmp_path / 'attend'}"]
     assert main(["attend", f"run={run}", *words]) == 0
+
+
+def test_answers_beyond_max_len_are_counted_before_the_training(tmp_path, capsys):
+    path = tmp_path / "long.jsonl"
+
+    def write(lengths):
+        rows = [
+            [{"role": "user", "content": f"{'a b ' * n}{i}"}, {"role": "assistant", "content": "c"}]
+            for i, n in enumerate(lengths)
+        ]
+        path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+
+    options = [str(path), *TINY[:3], "adapters.text.max_len=32", "data.fractions=[1,0,0]"]
+    write([1, 40] * 10)
+    assert main(["check", *options]) == 0
+    line = "train: of 20 rows, 10 have no token of an answer within adapters.text.max_len"
+    assert f"warning: {line}" in capsys.readouterr().out
+    write([40] * 20)
+    assert main(["check", *options]) == 1
+    assert "none of 20 rows of the training split has" in capsys.readouterr().out
+    (error,) = refused(capsys, ["train", *options, *TINY[3:], f"run={tmp_path / 'run'}"])
+    assert "has a token of an answer within it, so there is nothing to learn" in error

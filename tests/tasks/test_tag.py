@@ -339,3 +339,14 @@ def test_eight_samples_are_overfitted():
     losses = overfit(task, model, batch)
     assert losses[0] > 0.4 and losses[-1] < 0.05
     assert [prediction.tags for prediction in predict(task, model, batch)] == values
+
+
+def test_the_words_within_max_len_are_counted():
+    words = ["a", "b", "c", "d", "e"]
+    adapter = TextAdapter(8, tokenizer=TokenizerOptions(kind="word"), max_len=3).fit([words])
+    task = Tag()
+    task.target.bind({"text": adapter})
+    tokenizers = {"text": adapter.tokenizer}
+    assert task.target.kept(["O"] * 5, {"text": words}, tokenizers) == (3, 5)
+    assert task.target.kept(["O"] * 3, {"text": words[:3]}, tokenizers) is None
+    assert task.target.kept([], {"text": None}, tokenizers) is None

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from dxn.core.errors import UserError
 from dxn.core.files import TARGET_TOKENIZER as FILE
 from dxn.tasks.generate.target_tokenizer import TargetTokenizer
+from dxn.tasks.generate.task import Texts
 from dxn.tokenize import TextAdapter, TokenizerOptions
 from dxn.tokenize.text.vocabulary import SPECIALS, train_tokenizer
 
@@ -305,3 +306,12 @@ def test_training_is_deterministic():
 def test_wrong_options_and_calls_are_refused_with_the_reason(tmp_path, make, error, message):
     with pytest.raises(error, match=message):
         make(tmp_path)
+
+
+def test_the_tokens_within_max_len_are_counted():
+    tokenizer = TargetTokenizer(tokenizer=TokenizerOptions(kind="word"), max_len=4)
+    tokenizer.fit(["a b c d e f"])
+    target = Texts(tokenizer)
+    # Six words and the end token.
+    assert target.kept("a b c d e f", {}, {}) == (4, 7)
+    assert target.kept("a b c", {}, {}) is None

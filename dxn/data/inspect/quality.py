@@ -21,6 +21,7 @@ from dxn.data.formats import SPLITS
 from dxn.data.reading import Issue
 from dxn.data.rows import TARGET, Rows, Source
 from dxn.data.splits.duplicates import divided, input_codes, row_codes
+from dxn.tasks.target import Target
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.cells.cell_values import has_no_value
@@ -382,3 +383,49 @@ def count_truncated(
                 unit=tokenizer.cut_unit,
             )
     return truncations
+
+
+def check_kept(
+    opened: Opened,
+    task: Task,
+    tokenizers: Mapping[str, Tokenizer],
+    where: str,
+    rows: Sequence[int] | None = None,
+) -> list[str]:
+    """Return a note about targets that are cut, such as those of long texts; none if none is.
+
+    Args:
+        opened: Opened rows.
+        task: The task. Its target is bound and fitted.
+        tokenizers: Tokenizers of fitted adapters, by input name.
+        where: What the rows are, such as "validation".
+        rows: Rows that are counted. Default: all.
+
+    Raises:
+        UserError: If no token of any target of the training split is left.
+    """
+    target = task.target
+    if type(target).kept is Target.kept:  # most targets cannot be cut
+        return []
+    lost = cut = 0
+    rows = range(len(opened)) if rows is None else rows
+    for row in rows:
+        raws = {name: column[row] for name, column in opened.raws.items()}
+        value = None if opened.targets is None else opened.targets[row]
+        kept = target.kept(value, raws, tokenizers) if task.is_supervised or raws else None
+        if kept is not None:
+            lost += not kept[0]
+            cut += bool(kept[0])
+    if not lost + cut:
+        return []
+    part, option = target.limit
+    total = count(len(rows), "row")
+    if lost == len(rows) and where == "train":
+        raise UserError(
+            f"{option}: none of {total} of the training split has a token of {part} within it, so "
+            "there is nothing to learn; set a larger one, or shorten what is before it"
+        )
+    line = f"{where}: of {total}, {lost:,} have no token of {part} within {option}"
+    if not lost:
+        return [f"{where}: of {total}, {cut:,} have only a part of {part} within {option}"]
+    return [f"{line}, and {cut:,} only a part of it" if cut else line]

@@ -42,6 +42,7 @@ class Texts(Target):
     """
 
     is_text = True
+    limit = ("the target", "head.max_len")
 
     def __init__(self, tokenizer: TargetTokenizer, *, share_tokenizer: bool = False):
         self.tokenizer = tokenizer
@@ -99,6 +100,16 @@ class Texts(Target):
     def length(self, value: str) -> int:
         """Count the input tokens of the decoder, which are all tokens except the last."""
         return len(self.tokenizer.encode(value)) - 1
+
+    def kept(
+        self, value: str, raws: Mapping[str, Any], tokenizers: Mapping[str, Any]
+    ) -> tuple[int, int] | None:
+        """Return how many tokens of a text are learned, and how many it has."""
+        count = len(self.tokenizer.encode(value)) - 1
+        if count < self.tokenizer.max_len:
+            return None
+        total = len(self.tokenizer.text_tokenizer.ids(value)) + len(self.tokenizer.begin_ids)
+        return (count, total) if count < total else None
 
     def describe(self, values: Sequence[str]) -> str:
         """Return the range and the median of the text lengths in characters."""
