@@ -62,12 +62,23 @@ def seconds(text):
         (["2024-01-31", "2024-02-29", "2024-03-31"], "1 month", ["2024-04-30", "2024-05-31"]),
         (["2023-12", "2024-01"], "1 month", ["2024-02", "2024-03"]),
         (["2023-07-01", "2023-10-01", "2024-01-01"], "1 quarter", ["2024-04-01", "2024-07-01"]),
-        (["1/2/2023", "1/2/2024"], "1 year", ["2025-01-02", "2026-01-02"]),
+        (["1/2/2023", "1/2/2024"], "1 year", ["1/2/2025", "1/2/2026"]),
         (["2024-02-24", "2024-03-02"], "1 week", ["2024-03-09", "2024-03-16"]),
         (["2024-02-27", "2024-02-28"], "1 day", ["2024-02-29", "2024-03-01"]),
-        (["2024-01-01 22:00", "2024-01-01 23:00"], "1 hour", ["2024-01-02 00:00:00"]),
-        (["2024-01-01 00:00", "2024-01-01 00:15"], "15 minutes", ["2024-01-01 00:30:00"]),
-        (["20240101", "20240102"], "1 day", ["2024-01-03"]),
+        (["2024-01-01 22:00", "2024-01-01 23:00"], "1 hour", ["2024-01-02 00:00"]),
+        (["2024-01-01 00:00", "2024-01-01 00:15"], "15 minutes", ["2024-01-01 00:30"]),
+        (["20240101", "20240102"], "1 day", ["20240103"]),
+        (["30.12.2023", "31.12.2023"], "1 day", ["01.01.2024"]),
+        (["2023-11-02T06:00Z", "2023-11-02T12:00Z"], "6 hours", ["2023-11-02T18:00Z"]),
+        (
+            ["2023-11-02T06:00:00+02:00", "2023-11-02T07:00:00+02:00"],
+            "1 hour",
+            ["2023-11-02T08:00:00+02:00"],
+        ),
+        (["2020-W52", "2020-W53"], "1 week", ["2021-W01", "2021-W02"]),
+        (["2020Q3", "2020Q4"], "1 quarter", ["2021Q1"]),
+        (["Q1 2020", "Q2 2020"], "1 quarter", ["Q3 2020"]),
+        (["2020-Q1", "2020 Q2"], "1 quarter", ["2020-07-01"]),  # no common way to write them
         (["1700.0", "1701.0"], "1", [1702, 1703]),
         ([0.5, 0.75], "0.25", [1, 1.25]),
     ],
@@ -106,6 +117,49 @@ def test_a_clock_of_weekdays_has_no_weekends():
     assert clock.format(clock.after(times[-1], 2)) == "2024-01-15"
 
 
+@pytest.mark.parametrize(("off", "name"), [([4], "Fridays"), ([4, 5], "Fridays and Saturdays")])
+def test_other_weekends_have_no_step_either(off, name):
+    days = [day for day in range(60) if day % 7 not in off]  # January 1, 2024 is a Monday
+    first = datetime.date(2024, 1, 1)
+    cells = [(first + datetime.timedelta(day)).isoformat() for day in days]
+    times, written = parse_times(cells, str, "day")
+    clock = find_clock(written, [times])
+    assert str(clock) == f"1 day without {name}"
+    assert grid_positions(times, clock) == list(range(len(days)))
+    later = [seconds(clock.format(clock.after(times[-1], i))) // 86_400 % 7 for i in range(1, 9)]
+    assert not set(later) & set(off)
+
+
+@pytest.mark.parametrize(("factor", "style"), [(1, "unix"), (1000, "unix_ms")])
+def test_unix_times_are_dates_and_are_written_as_numbers(tmp_path, factor, style):
+    start = 1_577_836_800
+    rows = [{"timestamp": (start + 3600 * i) * factor, "y": i % 24} for i in range(240)]
+    source = source_of(tmp_path, rows, target="y")
+    assert note_with(source, "one row per") == "time: timestamp, one row per 1 hour"
+    assert "a day" in note_with(source, "season: 24")
+    clock = layout_of(source.layout).known_clock
+    assert clock.style == style
+    times = list(source.splits["test"].ids["timestamp"][-1])
+    assert times[0] - times[1] == -3600 * factor and times[-1] == rows[-1]["timestamp"]
+    # Other numbers stay numbers.
+    rows = [{"reading": row["timestamp"], "y": row["y"]} for row in rows]
+    source = source_of(tmp_path, rows, target="y", time="reading")
+    assert layout_of(source.layout).known_clock.unit == "numeric"
+
+
+def test_times_that_are_written_a_little_late_have_a_step(tmp_path):
+    late = np.random.default_rng(0).uniform(0, 0.9, 200)
+    first = datetime.datetime(2024, 1, 1)
+    cells = [
+        (first + datetime.timedelta(seconds=120 * i + float(late[i]))).isoformat(" ")
+        for i in range(200)
+    ]
+    times, written = parse_times(cells, str, "t")
+    clock = find_clock(written, [times])
+    assert str(clock) == "2 minutes"
+    assert grid_positions(times, clock) == list(range(200))
+
+
 def test_irregular_times_have_no_grid():
     clock = Clock("second", 86_400)
     noon = seconds("2024-01-02 12:00")
@@ -119,7 +173,8 @@ def test_irregular_times_have_no_grid():
         (Clock("month", 3), 4),
         (Clock("second", 7 * 86_400), 52),
         (Clock("second", 86_400), 7),
-        (Clock("second", 86_400, weekdays=True), 5),
+        (Clock("second", 86_400, days_off=[5, 6]), 5),
+        (Clock("second", 86_400, days_off=[4]), 6),
         (Clock("second", 3600), 24),
         (Clock("second", 900), 96),
         (Clock("second", 60), 60),

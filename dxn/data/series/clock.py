@@ -6,7 +6,7 @@ import calendar
 import datetime
 import itertools
 import math
-import re
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,19 +16,32 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from dxn.core.errors import UserError
+from dxn.data.series.stamps import (
+    DAY,
+    EPOCH,
+    STYLES,
+    UNIX,
+    moment_of,
+    read_period,
+    style_of,
+    write,
+)
 from dxn.tokenize.cells.cell_values import COMPACT, NumberFormat, find_day_first, parse_date
 
 Unit = Literal["numeric", "second", "month"]
-DAY = 86_400  # seconds
-WEEKEND = 5  # index of Saturday in a week that starts on Monday
-MONTH = re.compile(r"\d{4}-\d{2}")  # a month without a day
-# Differences from a multiple of the step that come from rounding, as a fraction of the step.
-TOLERANCE = 1e-3
+WEEK_DAYS = ["Mondays", "Tuesdays", "Wednesdays", "Thursdays", "Fridays", "Saturdays", "Sundays"]
+WEEKEND = (5, 6)  # Saturday and Sunday in a week that starts on Monday
+# Differences from a multiple of the step, as a fraction of the step, such as the second at which a
+# device writes a value of every two minutes.
+TOLERANCE = 0.02
 # Longest step of dates that is accepted, which keeps the times of a forecast finite. Numbers can
 # have longer steps, such as a day in nanoseconds.
 MAX_STEP = 1e12
 MONTH_DAYS = (27, 36)  # between two times of following months, such as their third Fridays
 STEP_NAMES = {1: "month", 3: "quarter", 6: "half-year", 12: "year"}
+UNITS = (DAY, 3600, 60, 1)  # seconds of steps to which times with a jitter are rounded
+MIN_DAYS = 21  # rows from which a day of the week that is missing is no chance
+MAX_DAYS_OFF = 3
 SECOND_NAMES = {1: "second", 60: "minute", 3600: "hour", DAY: "day", 7 * DAY: "week"}
 
 
@@ -41,17 +54,17 @@ class Clock:
     Args:
         unit: Unit of the step: month, second, or numeric if the times are numbers such as years.
         step: Duration of a step.
-        weekdays: Whether Saturdays and Sundays have no step.
+        days_off: Days of the week without a step, from 0 (Monday) to 6 (Sunday).
         has_clock: Whether times contain a time of day.
-        has_day: Whether times contain a day; False for months such as 2026-01.
+        style: How times are written, see `dxn.data.series.stamps`. Empty: as 2026-01-31 06:00:00.
         offset: Seconds by which the clock of the times is ahead of UTC. None: it is not known.
     """
 
     unit: Unit = "numeric"
     step: float = 1.0
-    weekdays: bool = False
+    days_off: Sequence[int] = ()
     has_clock: bool = False
-    has_day: bool = True
+    style: str = ""
     offset: float | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +72,11 @@ class Clock:
         is_step = isinstance(self.step, int | float) and 0 < self.step <= longest
         if self.unit not in get_args(Unit) or not is_step:
             raise ValueError(f"unit and step must be valid, got {self.unit!r} and {self.step!r}")
+        days = list(self.days_off)
+        if len(days) > 5 or sorted(set(days)) != days or not set(days) <= set(range(7)):
+            raise ValueError(f"days_off must be days of the week, got {self.days_off!r}")
+        if self.style and self.style not in STYLES:
+            raise ValueError(f"style must be a way to write times, got {self.style!r}")
         if self.offset is not None and not -DAY < self.offset < DAY:
             raise ValueError(f"offset must be less than a day, got {self.offset!r}")
 
@@ -71,32 +89,37 @@ class Clock:
         """Return the number of steps from a start to a time; a whole number on a regular grid."""
         if self.unit == "month":
             return (_month_of(time) - _month_of(start)) / self.step
-        if self.weekdays:
-            return float(_weekdays_before(time) - _weekdays_before(start))
+        if self.days_off:
+            return float(self._days_before(time) - self._days_before(start))
         return (time - start) / self.step
 
     def after(self, time: float, steps: int) -> float:
         """Return the time a number of steps after another one."""
         if self.unit == "month":
             return _add_months(time, round(steps * self.step))
-        if not self.weekdays:
+        if not self.days_off:
             return time + steps * self.step
         for _ in range(steps):
             time += DAY
-            while _weekday(time) >= WEEKEND:
+            while _weekday(time) in self.days_off:
                 time += DAY
         return time
+
+    def _days_before(self, time: float) -> int:
+        """Return the number of days with a step before a time."""
+        weeks, day = divmod(int(time // DAY), 7)
+        return (7 - len(self.days_off)) * weeks + sum(d not in self.days_off for d in range(day))
 
     def format(self, time: float) -> str | int | float:
         """Return a time as a cell of a table."""
         if self.unit == "numeric":
             return int(time) if float(time).is_integer() else float(f"{time:.10g}")
         try:
-            moment = _moment(time)
+            moment = moment_of(time)
+            if self.style:
+                return write(self.style, time, self.offset)
         except (OverflowError, ValueError):  # after the year 9999
             return ""
-        if not self.has_day:
-            return f"{moment:%Y-%m}"
         if self.has_clock and self.offset is not None:
             zone = datetime.timezone(datetime.timedelta(seconds=self.offset))
             moment = moment.replace(tzinfo=zone)
@@ -105,8 +128,11 @@ class Clock:
     def __str__(self) -> str:
         if self.unit == "numeric":
             return f"{self.step:g}"
-        if self.weekdays:
+        if tuple(self.days_off) == WEEKEND:
             return "1 weekday"
+        if self.days_off:
+            off = " and ".join(WEEK_DAYS[day] for day in self.days_off)
+            return f"1 day without {off}"
         names = STEP_NAMES if self.unit == "month" else SECOND_NAMES
         size = max(size for size in names if self.step % size == 0 or size == 1)
         number = self.step / size
@@ -118,6 +144,7 @@ def parse_times(
     origin: Callable[[int], str],
     column: str,
     offset: float | None = None,
+    style: str = "",
 ) -> tuple[list[float], Clock]:
     """Read the cells of a time column: numbers, dates, or dates with a time of day.
 
@@ -130,6 +157,7 @@ def parse_times(
         column: Name of the column, for error messages.
         offset: Seconds by which the clock is ahead of UTC. Default: that of the cells, or 0 if they
             have different offsets.
+        style: How numbers are to be read, see `dxn.data.series.stamps.UNIX`. Default: as they are.
 
     Returns:
         The time of each cell, and how times are written. Its step is not known yet, see
@@ -149,12 +177,15 @@ def parse_times(
                 "another column"
             )
         times.append(time)
+    if reader is _read_number and style in UNIX:
+        seconds = [EPOCH + value / UNIX[style] for value, _ in times]
+        return seconds, Clock("second", DAY, has_clock=True, style=style, offset=0.0)
     if reader is _read_number:
         return [value for value, _ in times], Clock()
     values, offset = _on_one_clock(times, offset)
     has_clock = any(value % DAY for value in values)
-    has_day = not all(map(_is_month, cells))
-    return values, Clock("second", DAY, has_clock=has_clock, has_day=has_day, offset=offset)
+    style = style_of(cells, values, offset)
+    return values, Clock("second", DAY, has_clock=has_clock, style=style, offset=offset)
 
 
 def _on_one_clock(
@@ -212,9 +243,32 @@ def find_clock(written: Clock, series: Sequence[Sequence[float]]) -> Clock:
     if (_are_monthly(everything) or is_usual) and 0 not in months:
         month = min(months, key=lambda gap: (-months[gap], gap))
         return replace(written, unit="month", step=month)
-    is_daily = step == DAY
-    weekdays = is_daily and len(everything) > 7 and all(_weekday(t) < WEEKEND for t in everything)
-    return replace(written, step=step, weekdays=weekdays)
+    clock = replace(written, step=step)
+    if step == DAY:
+        return replace(clock, days_off=_days_off(everything))
+    middle = statistics.median(gaps.elements())
+    whole = next((unit * round(middle / unit) for unit in UNITS if middle >= unit), step)
+    days_off = _days_off(everything) if whole == DAY else ()
+    rounded = replace(written, step=whole, days_off=days_off)
+    # Times that are written some seconds late have no frequent step.
+    if abs(whole - middle) > TOLERANCE * whole or _is_regular(series, clock):
+        return clock
+    return rounded if _is_regular(series, rounded) else clock
+
+
+def _is_regular(series: Sequence[Sequence[float]], clock: Clock) -> bool:
+    return all(not times or grid_positions(times, clock) is not None for times in series)
+
+
+def _days_off(times: Sequence[float]) -> tuple[int, ...]:
+    """Return the days of the week on which no time of several weeks is."""
+    if len(times) <= 7 or max(times) - min(times) < 7 * DAY:
+        return ()
+    present = {_weekday(time) for time in times}
+    off = tuple(day for day in range(7) if day not in present)
+    # A single day can be missing by chance in a few rows, but a weekend is usual.
+    is_sure = off == WEEKEND or len(times) >= MIN_DAYS
+    return off if is_sure and len(off) <= MAX_DAYS_OFF else ()
 
 
 def grid_positions(times: Sequence[float], clock: Clock) -> list[int] | None:
@@ -256,33 +310,31 @@ def _read_number(cell: Any) -> tuple[float, None] | None:
 
 
 def _read_date(cell: Any, day_first: bool) -> tuple[float, float | None] | None:
-    written = f"{str(cell).strip()}-01" if _is_month(cell) else cell
-    moment = parse_date(written, day_first=day_first)
+    period = read_period(cell)
+    if period is not None:
+        return period, None
+    moment = parse_date(cell, day_first=day_first)
     if moment is None or moment.day is None:
         return None
     return (moment.day - 1) * DAY + (moment.second or 0.0), moment.offset
-
-
-def _is_month(cell: Any) -> bool:
-    return isinstance(cell, str) and MONTH.fullmatch(cell.strip()) is not None
 
 
 def _are_monthly(times: Sequence[float]) -> bool:
     """Whether all times are on the same day of a month, or all on the last day of a month."""
     if len({time % DAY for time in times}) > 1:
         return False
-    moments = [_moment(time) for time in times]
+    moments = [moment_of(time) for time in times]
     is_end = all(m.day == calendar.monthrange(m.year, m.month)[1] for m in moments)
     return is_end or len({moment.day for moment in moments}) == 1
 
 
 def _month_of(time: float) -> int:
-    moment = _moment(time)
+    moment = moment_of(time)
     return 12 * moment.year + moment.month - 1
 
 
 def _add_months(time: float, months: int) -> float:
-    moment = _moment(time)
+    moment = moment_of(time)
     year, month = divmod(_month_of(time) + months, 12)
     if year > datetime.MAXYEAR:
         return (datetime.MAXYEAR + 1) * 366.0 * DAY
@@ -294,17 +346,8 @@ def _add_months(time: float, months: int) -> float:
     return ordinal * DAY + time % DAY
 
 
-def _moment(time: float) -> datetime.datetime:
-    return datetime.datetime.min + datetime.timedelta(seconds=time)
-
-
 def _weekday(time: float) -> int:
     return int(time // DAY) % 7  # January 1 of year 1 is a Monday
-
-
-def _weekdays_before(time: float) -> int:
-    weeks, day = divmod(int(time // DAY), 7)
-    return WEEKEND * weeks + min(day, WEEKEND)
 
 
 HOUR = 3600
@@ -348,8 +391,9 @@ def _usual_season(clock: Clock | None) -> tuple[int, str] | None:
     if clock.unit == "month":
         months = round(step)
         return (12 // months, "a year") if months < 12 and 12 % months == 0 else None
-    if clock.weekdays:
-        return 5, "a week of weekdays"
+    if clock.days_off:
+        days = 7 - len(clock.days_off)
+        return days, "a week of weekdays" if days == 5 else f"a week of {days} days"
     periods = ((MINUTE, "a minute"), (HOUR, "an hour"), (DAY, "a day"), (7 * DAY, "a week"))
     if step == 7 * DAY:
         return 52, "a year of weeks"

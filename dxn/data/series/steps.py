@@ -111,7 +111,8 @@ def read_series(
     if time is not None:
         column = table.column(time, f"{key}time")
         offset = None if clock is None else clock.offset
-        times, written = parse_times(column, table.origin, time, offset)
+        style = "" if clock is None else clock.style
+        times, written = parse_times(column, table.origin, time, offset, style)
         if clock is not None and times and written.are_dates != clock.are_dates:
             kinds = ("dates", "numbers") if clock.are_dates else ("numbers", "dates")
             raise UserError(

@@ -14,6 +14,7 @@ from dxn.data.columns.infer import infer_columns
 from dxn.data.formats import SPLITS
 from dxn.data.rows import VALUES, Source
 from dxn.data.series.clock import Clock, find_clock, find_season, looks_like_times, parse_times
+from dxn.data.series.stamps import unix_style
 from dxn.data.series.steps import OneHot, Series, column_format, group_rows, series_modality
 from dxn.data.series.windows import Windows
 from dxn.data.splits.split import UNDIVIDED, check_fractions
@@ -298,7 +299,9 @@ def _find_clock(table: Table, windows: Windows, notes: list[str]) -> Clock | Non
     if windows.time is None:
         return None
     column = table.column(windows.time, "data.time")
-    times, written = parse_times(column, table.origin, windows.time)
+    numbers = read_numbers(column) if None not in column else None
+    style = "" if numbers is None else unix_style(numbers.values, windows.time)
+    times, written = parse_times(column, table.origin, windows.time, style=style)
     groups = group_rows(table, windows.series_id, "data.")
     ordered = [sorted({times[row] for row in rows}) for rows in groups.values()]
     clock = find_clock(written, ordered)
