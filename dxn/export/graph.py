@@ -88,7 +88,7 @@ class Graph(nn.Module):
         embeddings: list[Tensor] = []
         for member in self.members:
             model = member.models[0]
-            part = model.head.first_part(batch) if model.has_first_part else batch
+            part = model.first_part(batch)
             encoded, pooled = encode(model, part)
             output = model.head(encoded, pooled, part)
             if isinstance(member, Stacked):

@@ -112,6 +112,10 @@ class MultimodalModel(Network):
         """Return the adapter of the input `name`."""
         return self.adapters[self._keys[name]]
 
+    def first_part(self, batch: Batch) -> Batch:
+        """Return the part of a batch that is embedded at once: the first window, or all of it."""
+        return self.head.first_part(batch) if self.has_first_part else batch
+
     def embed(self, batch: Batch) -> list[Tokens]:
         """Embed each input of a batch. Inputs that no sample has are omitted.
 
@@ -124,8 +128,7 @@ class MultimodalModel(Network):
         Returns:
             The Tokens of each input, in the order of the inputs.
         """
-        if self.has_first_part:
-            batch = self.head.first_part(batch)
+        batch = self.first_part(batch)
         parts: list[Tokens] = []
         for number, name in enumerate(self.inputs):
             if name in batch:

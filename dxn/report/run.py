@@ -183,8 +183,9 @@ def _results(info: RunInfo, evidence: Evidence) -> dict[str, Any]:
     table = tables.metrics_table(results, about) if results.metrics else None
     best = best_epoch(info.log, task)
     charts = curve_charts(shown_rows(info.log, task), best=best) if info.log else []
-    # Of the predictions.
-    answered = [] if last is None else task_charts(task, last.predictions.predicted, last.truths)
+    prediction_charts = (
+        [] if last is None else task_charts(task, last.predictions.predicted, last.truths)
+    )
     names = table["metrics"] if table else []
     glossary = [(name, tables.MEANINGS[name]) for name in names if name in tables.MEANINGS]
     if results.intervals:
@@ -195,7 +196,7 @@ def _results(info: RunInfo, evidence: Evidence) -> dict[str, Any]:
         "curves": [(chart.title, chart.svg()) for chart in charts],
         "training": _training(results),
         "remarks": results.remarks,
-        "charts": [(chart.title, chart.svg()) for chart in answered],
+        "charts": [(chart.title, chart.svg()) for chart in prediction_charts],
     }
 
 

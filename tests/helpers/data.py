@@ -17,7 +17,6 @@ from dxn.tokenize import (
     Reader,
     SpectrogramOptions,
     TextAdapter,
-    Tokenizer,
 )
 from dxn.tokenize.column_profile import profile_of
 
@@ -54,15 +53,6 @@ class Numbers(Reader):
             return float(all(float(cell) is not None for cell in cells))
         except (TypeError, ValueError):
             return 0.0
-
-
-class NumberTokenizer(Tokenizer):
-    """The numbers of `Numbers` as tensors."""
-
-    reader = Numbers()
-
-    def __call__(self, raw, rand=None):
-        return {"value": torch.tensor(raw)}
 
 
 def write_table(path: Path, rows: list[dict], sep: str | None = None) -> str:

@@ -5,7 +5,6 @@ import shutil
 from contextlib import contextmanager
 
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
 from dxn.cli import main
@@ -82,19 +81,6 @@ def log_of(folder):
 def weights_of(folder):
     """The tensors of a run's model."""
     return load_file(folder / "model" / "model.safetensors")
-
-
-def changed_folder(run, tmp_path, change):
-    """A copy of the model folder of a run, after change(config, weights), with valid checksums."""
-    folder = tmp_path / "model"
-    shutil.copytree(run / "model", folder)
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    weights = {name: tensor.clone() for name, tensor in weights_of(run).items()}
-    change(config, weights)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    save_file(weights, folder / "model.safetensors")
-    write_sums(folder)
-    return folder
 
 
 def changed_stack(run, tmp_path, change):

@@ -35,9 +35,6 @@ BANNED = {
     "spoil": r"\bspoil(?:s|ed)?\b",
     "luck": r"\bluck\b",
 }
-# "no such verb" is fine; a key's description must stand alone instead of continuing its name.
-OPTION_OF = r"^\| `[^`]+` \| [^|]* \| of "
-
 
 ANY = re.compile("|".join(f"(?:{pattern})" for pattern in BANNED.values()), re.IGNORECASE)
 

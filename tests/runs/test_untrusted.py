@@ -32,9 +32,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("untrusted")
     rows = "".join(f"{word} {i},{word[0]}\n" for i, word in enumerate(["apple", "banana"] * 20))
     (folder / "table.csv").write_text(f"text,label\n{rows}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_: None)
-        train(folder / "run", *table(folder), *TINY, *CPU)
+    train(folder / "run", *table(folder), *TINY, *CPU)
     return folder
 
 
@@ -103,10 +101,7 @@ def test_a_run_folder_cannot_read_the_environment(place, tmp_path, capsys, monke
         assert "hunter2" not in "".join(refused(capsys, command))
 
 
-def test_a_run_folder_cannot_decide_that_its_data_leads_outside(
-    place, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_: None)
+def test_a_run_folder_cannot_decide_that_its_data_leads_outside(place, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(place / "run", copy)
     config = copy / ".hydra" / "config.yaml"

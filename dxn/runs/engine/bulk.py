@@ -220,7 +220,7 @@ def read_progress(folder: Path) -> dict[str, Any]:
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
-def unfinished(inputs: Sequence[BulkInput], finished: Mapping[str, Any]) -> list[BulkInput]:
+def unfinished(sources: Sequence[BulkInput], finished: Mapping[str, Any]) -> list[BulkInput]:
     """Return the inputs that have unfinished parts, with their finished parts."""
     done: dict[int, set[int]] = {}
     sizes: dict[int, int] = {}
@@ -229,7 +229,7 @@ def unfinished(inputs: Sequence[BulkInput], finished: Mapping[str, Any]) -> list
         done.setdefault(source, set()).add(index)
         if part["last"]:
             sizes[source] = index + 1
-    left = [item for item in inputs if len(done.get(item.index, ())) != sizes.get(item.index)]
+    left = [item for item in sources if len(done.get(item.index, ())) != sizes.get(item.index)]
     return [replace(item, done=frozenset(done.get(item.index, ()))) for item in left]
 
 

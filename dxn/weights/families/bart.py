@@ -176,7 +176,7 @@ def _vocabulary(checkpoint: Checkpoint) -> Options:
     folder = checkpoint.folder
     if folder is not None:
         names = [] if is_shared else [TARGET_TOKENIZER]
-        if not (folder / "tokenizer.json").exists():
+        if not (folder / TOKENIZER).exists():
             names.append(TARGET_PIECES)
         for name in names:
             if (folder / name).exists():

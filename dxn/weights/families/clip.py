@@ -26,7 +26,7 @@ BLOCK: LayerNames = {
     "mlp.up": "mlp.fc1",
     "mlp.down": "mlp.fc2",
 }
-CLASS_TOKEN = "embeddings.class_embedding"
+CLIP_CLASS_TOKEN = "embeddings.class_embedding"
 PATCHES = "embeddings.patch_embedding"
 POSITIONS = "embeddings.position_embedding.weight"
 WORDS = "embeddings.token_embedding.weight"
@@ -35,9 +35,9 @@ IMAGE_BASE = (f"{PATCHES}.weight", "vision_model")
 TEXT_BASE = (WORDS, "text_model")
 # Constant buffers of position indices in old files, and the temperature of the contrastive loss.
 CLIP_IGNORED = (r"((text|vision)_model\.)?embeddings\.position_ids", r"logit_scale")
-OPTIONAL_BIASES = ("patch_embedding.bias", "visual_projection.bias", "text_projection.bias")
-TEXT_LEN = 64  # tokens of each text in the training, with padding
-MAP_LAYERS = {
+CLIP_OPTIONAL_BIASES = ("patch_embedding.bias", "visual_projection.bias", "text_projection.bias")
+SIGLIP_TEXT_LEN = 64  # tokens of each text in the training, with padding
+SIGLIP_MAP_LAYERS = {
     "proj": "attention.out_proj",
     "norm": "layernorm",
     "mlp.up": "mlp.fc1",
@@ -99,7 +99,7 @@ def clip_image_tensors(checkpoint: Checkpoint, architecture: Architecture) -> Te
     return {
         **hf.patch_tensors(image, f"{p}{PATCHES}", positions),
         "fusion.pool.tokens": TensorSource(
-            (f"{p}{CLASS_TOKEN}", positions, f"{norm}.weight", f"{norm}.bias"),
+            (f"{p}{CLIP_CLASS_TOKEN}", positions, f"{norm}.weight", f"{norm}.bias"),
             class_token,
         ),
         **blocks(BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
@@ -107,7 +107,7 @@ def clip_image_tensors(checkpoint: Checkpoint, architecture: Architecture) -> Te
             {
                 "adapters.image.norm": norm,
                 "backbone.norm": f"{p}post_layernorm",
-                # dxn's layer has a bias, but CLIP's has none. See OPTIONAL_BIASES, which are zero.
+                # dxn's layer has a bias, but CLIP's has none. CLIP_OPTIONAL_BIASES are zero.
                 "head.pre.dense": "visual_projection",
             }
         ),
@@ -162,12 +162,12 @@ def projection_options(checkpoint: Checkpoint, name: str) -> Options:
 
 CLIP_IMAGE = Family(
     "the image tower of CLIP",
-    has_tower("clip", IMAGE_BASE, CLASS_TOKEN),
+    has_tower("clip", IMAGE_BASE, CLIP_CLASS_TOKEN),
     clip_image,
     clip_image_tensors,
     part="image",
     ignored=(*CLIP_IGNORED, r"text_model\.", r"text_projection\."),
-    optional_biases=OPTIONAL_BIASES,
+    optional_biases=CLIP_OPTIONAL_BIASES,
 )
 CLIP_TEXT = Family(
     "the text tower of CLIP",
@@ -176,7 +176,7 @@ CLIP_TEXT = Family(
     clip_text_tensors,
     part="text",
     ignored=(*CLIP_IGNORED, r"vision_model\.", r"visual_projection\."),
-    optional_biases=OPTIONAL_BIASES,
+    optional_biases=CLIP_OPTIONAL_BIASES,
 )
 
 
@@ -214,7 +214,7 @@ def siglip_image_tensors(checkpoint: Checkpoint, architecture: Architecture) -> 
             f"{p}head.probe",
             weights=[f"{p}head.attention.in_proj_weight"],
             biases=[f"{p}head.attention.in_proj_bias"],
-            layers={ours: f"{p}head.{theirs}" for ours, theirs in MAP_LAYERS.items()},
+            layers={ours: f"{p}head.{theirs}" for ours, theirs in SIGLIP_MAP_LAYERS.items()},
             num_heads=backbone["num_heads"],
         ),
         **linears({"backbone.norm": f"{p}post_layernorm", "head.out": "classifier"}),
@@ -224,7 +224,7 @@ def siglip_image_tensors(checkpoint: Checkpoint, architecture: Architecture) -> 
 def siglip_text(checkpoint: Checkpoint) -> Architecture:
     p = checkpoint.prefix(*TEXT_BASE)
     config = hf.tower(checkpoint, "text")
-    max_len = min(len(checkpoint.tensors[f"{p}{POSITIONS}"]), TEXT_LEN)
+    max_len = min(len(checkpoint.tensors[f"{p}{POSITIONS}"]), SIGLIP_TEXT_LEN)
     return Architecture(
         dim=config["hidden_size"],
         adapters={

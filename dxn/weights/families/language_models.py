@@ -1,7 +1,7 @@
-"""Causal language models: GPT-2, Llama and those with its names.
+"""Causal language models: GPT-2, Llama, and the models whose tensors have the names of Llama's.
 
-These are Mistral, Qwen, SmolLM 3, Gemma and OLMo 2. GPT-2 stores weights as (in_features,
-out_features).
+The latter are Mistral, Qwen, SmolLM 3, Gemma and OLMo 2. GPT-2 stores weights as (in_features,
+out_features), the transpose of those of a linear layer.
 """
 
 from __future__ import annotations

@@ -28,11 +28,8 @@ TEXT = {
     "lm_head.": "lm_head.",
 }
 PROJECTOR = ("multi_modal_projector", "model.multi_modal_projector")
-# The architecture and the tensors of the encoder.
-TOWERS = {
-    "clip_vision_model": (clip.clip_image, clip.clip_image_tensors),
-    "siglip_vision_model": (clip.siglip_image, clip.siglip_image_tensors),
-}
+# The encoders of pictures.
+TOWERS = {"clip_vision_model": clip.CLIP_IMAGE, "siglip_vision_model": clip.SIGLIP_IMAGE}
 WRITERS = ("llama", "mistral", "qwen2")
 
 
@@ -60,7 +57,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             checkpoint, f"projector_hidden_act={shortened(settings['projector_hidden_act'])}"
         )
     vision = vision_part(checkpoint)
-    encoder = TOWERS[hf.model_type(vision)][0](vision)
+    encoder = TOWERS[hf.model_type(vision)].architecture(vision)
     text = language_models.llama_architecture(text_part(checkpoint))
     dim = {"dim": encoder.dim}
     has_class = encoder.fusion.get("pool") == "cls"
@@ -137,7 +134,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
         backbone=image["backbone"],
         fusion=image["fusion"],
     )
-    tower = TOWERS[hf.model_type(vision)][1](vision, encoder)
+    tower = TOWERS[hf.model_type(vision)].tensor_map(vision, encoder)
     projector = next(
         (name for name in PROJECTOR if f"{name}.linear_1.weight" in checkpoint), PROJECTOR[0]
     )

@@ -1,8 +1,8 @@
 """T5, T5 1.1, Flan-T5 and mT5 (arXiv:1910.10683), and Chronos-Bolt.
 
 They are encoder-decoders with relative positions. Chronos-Bolt is a T5 over patches of a series
-that predicts quantiles of its next values. The first Chronos (arXiv:2403.07815) and Chronos-2 have
-the same key in their config.json.
+that predicts quantiles of its next values. The first Chronos (arXiv:2403.07815) and Chronos-2 are
+refused, although their config.json has the key chronos_config, too.
 """
 
 from __future__ import annotations
