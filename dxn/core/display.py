@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import shlex
@@ -315,6 +316,11 @@ def significant(value: float) -> float:
 def cut(text: str, length: int) -> str:
     """Return at most `length` characters of a text. One that is cut ends with "…"."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return names as one text. Those with a comma are in quotes, so that all can be told apart."""
+    return ", ".join(json.dumps(n, ensure_ascii=False) if "," in n else n for n in names)
 
 
 def list_names(names: Sequence[str], count: int = 3) -> str:

@@ -8,10 +8,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dxn.core.display import cut, number, percent
+from dxn.core.display import cut, join_names, number, percent
 from dxn.core.marks import Areas, Described, Mark
+from dxn.core.printable import json_text
 from dxn.report.answers import Answers, Evidence, RowScores
 from dxn.tasks import Task
+from dxn.tasks.detect.objects import label_of, list_of_objects
+from dxn.tasks.infer import MASK
 from dxn.tasks.metric import ClassScores
 from dxn.viz.drawers import Shown, get_drawer
 from dxn.viz.html import json_script
@@ -258,12 +261,18 @@ def _marks(task: Task, *values: Any) -> dict[str, list[Mark | Areas]]:
 
 
 def target_text(target: Any) -> str:
-    """Return a target as a line of text."""
+    """Return a target as a line of text: of objects, their names; of a mask, its file."""
     if isinstance(target, float):
         return number(target)
-    if isinstance(target, list | tuple):
-        return ", ".join(map(str, target)) or "none"
-    return str(target)
+    if isinstance(target, Mapping) and MASK in target:
+        return target[MASK] if isinstance(target[MASK], str) else MASK
+    if not isinstance(target, Mapping | list | tuple):
+        return str(target)
+    items = list_of_objects(target) or ()
+    names = [label_of(item) if isinstance(item, Mapping) else str(item) for item in items]
+    if None in names or (isinstance(target, Mapping) and not names):
+        return json_text(target)
+    return join_names(filter(None, names)) or "none"
 
 
 def is_readable(target: Any) -> bool:

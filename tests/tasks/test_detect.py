@@ -15,6 +15,7 @@ import dxn
 from dxn.core.errors import UserError
 from dxn.datasets import objects
 from dxn.models import Backbone, EarlyFusion
+from dxn.report.examples import target_text
 from dxn.runs.predictor import prediction_files
 from dxn.tasks import Detect
 from dxn.tasks.detect.head import log_odds
@@ -112,6 +113,17 @@ def test_numbers_up_to_1_are_fractions():
     target.find_format([cell, []], ["row 1", "row 2"])
     found = target.read(cell, "row 1", {"image": picture()})
     np.testing.assert_allclose(found.boxes[0], (0.3, 0.4, 0.7, 0.6))
+
+
+def test_names_with_a_comma_can_be_told_apart():
+    cell = [{"label": label, "box": [1, 2, 6, 12]} for label in ("jar, big", "cup")]
+    expected = '"jar, big", cup'
+    assert str(read_objects(cell, "row", axes=2, order=None)) == expected
+    # The page of dxn serve shows the cell.
+    assert target_text(cell) == target_text({"objects": cell, "width": 9}) == expected
+    assert target_text([]) == "none" and target_text(["a", "b"]) == "a, b"
+    assert target_text({"mask": "a.png", "names": {0: "sky"}}) == "a.png"
+    assert target_text([{"text": "a"}]) == '[{"text": "a"}]'
 
 
 def test_a_box_of_fractions_that_reaches_beyond_the_picture_makes_no_pixels_of_the_others():

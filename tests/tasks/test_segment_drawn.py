@@ -14,7 +14,8 @@ from dxn.datasets.objects import box, mask, scene
 from dxn.datasets.shapes import SHAPES, draw, outline
 from dxn.tasks import Segment
 from dxn.tasks.detect.objects import list_of_objects, read_objects
-from dxn.tasks.segment.drawn import Drawn, filled, read_drawn, run_lengths
+from dxn.tasks.segment import drawn
+from dxn.tasks.segment.drawn import Drawn, filled, read_areas, read_drawn, run_lengths
 from dxn.tokenize import ImageAdapter
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.image.reader import ImageReader
@@ -191,3 +192,16 @@ def test_boxes_alone_are_no_masks(tmp_path, capsys):
     options = ["head=segment", *SMALL_IMAGES, f"run={tmp_path / 'run'}"]
     message = refused(capsys, "train", str(tmp_path), *options)
     assert "annotations.json image" in message and "need head=detect" in message
+
+
+def test_a_polygon_is_filled_in_parts_and_one_with_too_many_edges_is_refused(monkeypatch):
+    corners = np.random.default_rng(0).uniform(-5, 40, (50, 2))
+    whole = filled(corners, (31, 29))
+    monkeypatch.setattr(drawn, "CHUNK", 7)
+    top, inside = filled(corners, (31, 29))
+    assert top == whole[0] and (inside == whole[1]).all()
+    # 8,000 edges from the top to the bottom of a picture of four columns.
+    zigzag = [number for i in range(8000) for number in (i % 3, 4000 * (i % 2))]
+    cell = [{"label": "a", "segmentation": [zigzag]}]
+    with pytest.raises(UserError, match="row 1: the polygons have too many long edges"):
+        read_areas(cell, "row 1", (4000, 4))

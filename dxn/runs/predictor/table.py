@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from dxn.core.display import format_shares, number, significant
+from dxn.core.display import format_shares, join_names, number, significant
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened, Samples
 from dxn.runs.predictor.output import Record
@@ -255,7 +255,7 @@ def format_answer(prediction: Any) -> str:
     if isinstance(prediction, float):
         return number(prediction)
     if isinstance(prediction, list) and all(isinstance(item, str) for item in prediction):
-        return ", ".join(prediction) or "none"
+        return join_names(prediction) or "none"
     if isinstance(prediction, Mapping):
         return format_shares(prediction)
     return str(prediction)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from dxn.core.display import join_names
 from dxn.core.errors import UserError
 from dxn.core.marks import Described
 from dxn.core.untrusted import shortened
@@ -98,7 +99,7 @@ class Objects(Described):
         return self.labels
 
     def __str__(self) -> str:
-        return ", ".join(self.labels) or "no objects"
+        return join_names(self.labels) or "no objects"
 
 
 def list_of_objects(cell: Any) -> list[Any] | None:

@@ -16,6 +16,10 @@ from dxn.tokenize.base import BadMedia
 SEGMENTATION = "segmentation"  # key of the polygons or run lengths of an object
 BACKGROUND = "background"  # name of the pixels without an object, whose value is 0
 UNKNOWN = 65535  # value of a class that the training split does not have
+# Rows that the edges of all polygons of a picture cross: each pixel some times, or a number that
+# takes about a second. More are damaged or made to take time.
+MAX_CROSSINGS, CROSSINGS_PER_PIXEL = 10_000_000, 4
+CHUNK = 1_000_000  # crossings at a time, which limits the memory
 FIRST = ord("0")  # character of the number 0 in compressed run lengths
 BITS = 5  # of a number in a character
 
@@ -112,6 +116,7 @@ def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | No
     if items is None:
         return None
     areas: list[Area] = []
+    num_crossings = 0
     for item in items:
         label = label_of(item) if isinstance(item, Mapping) else None
         if label is None or SEGMENTATION not in item:
@@ -121,7 +126,15 @@ def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | No
             )
         area = item[SEGMENTATION]
         try:
-            _ = run_lengths(area, size) if isinstance(area, Mapping) else polygons(area)
+            if isinstance(area, Mapping):
+                run_lengths(area, size)
+            else:
+                num_crossings += sum(int(_rows(c, size)[1].sum()) for c in polygons(area))
+            if num_crossings > MAX_CROSSINGS + CROSSINGS_PER_PIXEL * size[0] * size[1]:
+                raise BadMedia(
+                    f"the polygons have too many long edges for a picture of {size[1]}×{size[0]} "
+                    "pixels; write fewer points, or run lengths"
+                )
         except BadMedia as error:
             raise UserError(f"{origin}: {error}") from error
         areas.append(Area(label, area, is_crowd(item), is_ignored(item)))
@@ -154,25 +167,38 @@ def filled(corners: np.ndarray, size: tuple[int, int]) -> tuple[int, np.ndarray]
         corners: (n, 2). x and y of the corners, in pixels from the upper left edge.
         size: Height and width of the picture.
     """
-    height, width = size
+    width = size[1]
     (x, y), (next_x, next_y) = corners.T, np.roll(corners, -1, 0).T
-    # Each row has the edges that its centers lie between.
-    first = np.ceil(np.minimum(y, next_y) - 0.5).clip(0, height).astype(np.int64)
-    last = np.ceil(np.maximum(y, next_y) - 0.5).clip(0, height).astype(np.int64)
-    counts = last - first
-    if not counts.any():
+    first, counts = _rows(corners, size)
+    used = np.flatnonzero(counts)
+    if not len(used):
         return 0, np.zeros((0, width), bool)
-    edge = np.repeat(np.arange(len(x)), counts)
-    row = np.arange(len(edge)) - np.repeat(counts.cumsum() - counts, counts) + first[edge]
-    slope = (next_x[edge] - x[edge]) / (next_y[edge] - y[edge])
-    crossing = x[edge] + (row + 0.5 - y[edge]) * slope
-    column = np.ceil(crossing - 0.5).clip(0, width).astype(np.int64)
-    top, bottom = int(row.min()), int(row.max()) + 1
+    top, bottom = int(first[used].min()), int((first + counts)[used].max())
+    changes = np.zeros((bottom - top) * (width + 1), np.int64)
+    for part in np.split(used, _starts(counts[used])):
+        edge = np.repeat(part, counts[part])
+        starts = counts[part].cumsum() - counts[part]
+        row = np.arange(len(edge)) - np.repeat(starts, counts[part]) + first[edge]
+        slope = (next_x[edge] - x[edge]) / (next_y[edge] - y[edge])
+        crossing = x[edge] + (row + 0.5 - y[edge]) * slope
+        column = np.ceil(crossing - 0.5).clip(0, width).astype(np.int64)
+        changes += np.bincount((row - top) * (width + 1) + column, minlength=len(changes))
     # Each edge on the left changes whether a pixel is inside.
-    changes = np.bincount(
-        (row - top) * (width + 1) + column, minlength=(bottom - top) * (width + 1)
-    )
     return top, changes.reshape(-1, width + 1).cumsum(1)[:, :width] % 2 == 1
+
+
+def _rows(corners: np.ndarray, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first row whose center each edge of a polygon crosses, and the number of rows."""
+    y, next_y = corners[:, 1], np.roll(corners[:, 1], -1)
+    first = np.ceil(np.minimum(y, next_y) - 0.5).clip(0, size[0]).astype(np.int64)
+    last = np.ceil(np.maximum(y, next_y) - 0.5).clip(0, size[0]).astype(np.int64)
+    return first, last - first
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    """Return where parts of at most about `CHUNK` crossings start, except the first one."""
+    parts = (counts.cumsum() - 1) // CHUNK
+    return np.flatnonzero(np.diff(parts)) + 1
 
 
 def run_lengths(area: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dxn.core.display import significant
+from dxn.core.display import join_names, significant
 from dxn.core.errors import UserError
 from dxn.core.marks import Described, Mark
 from dxn.core.randomness import Probability
@@ -66,7 +66,7 @@ class Instances(Described):
         return tuple(area.label for area in self.areas)
 
     def __str__(self) -> str:
-        return ", ".join(self.names) or "no objects"
+        return join_names(self.names) or "no objects"
 
     def masks(self) -> np.ndarray:
         """Return the masks (m, H, W) bool."""
