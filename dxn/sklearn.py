@@ -24,15 +24,21 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 import dxn
 from dxn.core.display import silence
 from dxn.core.files import MODEL
-from dxn.data.sources.memory import is_frame
+from dxn.data.sources.memory import is_frame, table_of
+from dxn.data.splits.split import divide
+from dxn.data.tables.csv import filled_names
+from dxn.data.tables.read import as_list, column_name
 from dxn.runs.predictor.predictor import Predictor
+from dxn.tokenize.base import READERS
+from dxn.tokenize.cells.cell_values import has_no_value
+from dxn.tokenize.column_profile import LazyReaders, modality_of, profile_of
 
 TARGET = "target"  # column with y, unless X has a column of this name
 COLUMN = "x"  # name of a series without a name
 MIN_SAMPLES = 2
 # With fewer rows, all are needed to train, and no epoch is chosen by a validation split.
 MIN_DIVIDED = 40
-FRACTIONS = (0.9, 0.1, 0.0)
+FRACTIONS = (0.9, 0.1)
 MAX_SEED = 2**31 - 1
 # N803 is off where scikit-learn calls the rows X.
 
@@ -80,24 +86,35 @@ class _Estimator(BaseEstimator):
         name = TARGET
         while name in frame.columns:
             name += "_"
-        # A frame of its own: the one of the caller must not change.
-        rows = frame.assign(**{name: target})
+        # Without the rows that say nothing. The frame of the caller must not change.
+        is_empty = _are_empty(frame)
+        if is_empty.all():
+            raise ValueError("all cells of X are missing, so there is nothing to learn from")
+        rows = frame.assign(**{name: target})[~is_empty]
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(MAX_SEED)
-        is_divided = len(rows) >= MIN_DIVIDED
+        chosen = self.options or {}
         options = {
             "head": self.head,
             "seed": int(seed),
             "trainer.epochs": self.epochs,
-            "data.fractions": list(FRACTIONS) if is_divided else None,
+            "data.fractions": None,  # divided here, so that a column called split is an input
             # Not needed: the caller evaluates.
             "report": False,
-            **data_options,
-            **(self.options or {}),
+            **(data_options or _columns_by_modality(frame, chosen)),
+            **chosen,
         }
         trust = options.get("trust") or ()
-        data = rows if is_divided else {"train": rows}
+        data = {"train": rows}
+        if len(rows) >= MIN_DIVIDED:
+            labels = rows[name].tolist() if self.head == "classify" else [None] * len(rows)
+            train, validation = divide(labels, FRACTIONS, seed=int(seed))
+            # A class of a single row is learned.
+            known = {labels[i] for i in train}
+            train = sorted([*train, *(i for i in validation if labels[i] not in known)])
+            validation = [i for i in validation if labels[i] in known]
+            data = {"train": rows.iloc[train], "validation": rows.iloc[validation]}
         with tempfile.TemporaryDirectory() as folder, self._output():
             run = dxn.train(data, target=name, run=Path(folder) / "run", **options)
             model = run.folder / MODEL
@@ -105,6 +122,12 @@ class _Estimator(BaseEstimator):
             contents = {path.relative_to(model).as_posix(): path.read_bytes() for path in files}
         self.model_ = _load(contents, trust)
         self.files_, self.trust_ = contents, trust
+
+    def _has_input(self, frame: pd.DataFrame) -> NDArray[np.bool_]:
+        """Return whether each row (n,) has a value that the model reads."""
+        used = set(self.model_.columns.values())
+        names = map(column_name, filled_names(map(str, frame.columns)))
+        return ~_are_empty(frame.loc[:, [name in used for name in names]])
 
     def _checked(self, X: Any) -> pd.DataFrame:  # noqa: N803
         """Return new rows as a data frame, after comparing their columns with those of `fit`."""
@@ -151,6 +174,8 @@ class Classifier(ClassifierMixin, _Estimator):
 
     Attributes:
         classes_: The classes (k,), sorted.
+        class_prior_: Share (k,) of each class in the training, which is the probability for a row
+            without any value.
         model_: The trained `dxn.Predictor`.
     """
 
@@ -171,6 +196,7 @@ class Classifier(ClassifierMixin, _Estimator):
             # Not the classes themselves: two of them can have the same text, such as 1 and "1".
             self._fit(frame, [f"class {i}" for i in index], data_options)
             self.classes_ = classes
+            self.class_prior_ = np.bincount(index) / len(index)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
@@ -181,10 +207,14 @@ class Classifier(ClassifierMixin, _Estimator):
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return the probability (n, k) of each class for each row."""
         check_is_fitted(self)
-        table = self.model_.predict_proba(self._checked(X))
+        frame = self._checked(X)
         names = [f"class {i}" for i in range(len(self.classes_))]
-        # A class of which all rows were in the validation split has no probability.
-        values = table.reindex(columns=names, fill_value=0.0).to_numpy(dtype=np.float64)
+        has_input = self._has_input(frame)
+        values = np.tile(self.class_prior_, (len(frame), 1))
+        if has_input.any():
+            table = self.model_.predict_proba(frame.loc[has_input])
+            # A class of which all rows were empty has no probability.
+            values[has_input] = table.reindex(columns=names, fill_value=0.0)
         return values / values.sum(axis=1, keepdims=True)
 
 
@@ -194,6 +224,7 @@ class Regressor(RegressorMixin, _Estimator):
     Args and the kinds of columns are those of `Classifier`.
 
     Attributes:
+        mean_: Mean of the training, which is the prediction for a row without any value.
         model_: The trained `dxn.Predictor`.
     """
 
@@ -207,13 +238,20 @@ class Regressor(RegressorMixin, _Estimator):
         """
         with self._kept_if_failed():
             frame, numbers, data_options = _validated(self, X, y, numeric=True)
-            self._fit(frame, [float(number) for number in numbers], data_options)
+            values = [float(number) for number in numbers]
+            self._fit(frame, values, data_options)
+            self.mean_ = float(np.mean(values))
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return the predicted number (n,) of each row."""
         check_is_fitted(self)
-        return self.model_.predict(self._checked(X))["prediction"].to_numpy(dtype=np.float64)
+        frame = self._checked(X)
+        has_input = self._has_input(frame)
+        values = np.full(len(frame), self.mean_)
+        if has_input.any():
+            values[has_input] = self.model_.predict(frame.loc[has_input])["prediction"]
+        return values
 
 
 def _validated(
@@ -228,6 +266,8 @@ def _validated(
     if is_frame(X):
         validate_data(estimator, X, y, skip_check_array=True)
         labels = column_or_1d(y, warn=True)
+        if pd.isna(labels).any():
+            raise ValueError("y contains missing values (NaN or None); remove these rows")
         if len(labels) != len(X):
             raise ValueError(f"X has {len(X)} rows, but y has {len(labels)}")
         return X, labels, {}
@@ -255,6 +295,44 @@ def _framed(X: Any) -> Any:  # noqa: N803
     is_list = isinstance(X, list | tuple) or (isinstance(X, np.ndarray) and X.ndim == 1)
     are_texts = is_list and len(X) and all(isinstance(cell, str) for cell in X)
     return pd.DataFrame({COLUMN: X}) if are_texts else X
+
+
+def _columns_by_modality(frame: pd.DataFrame, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that make all columns inputs, also those that dxn.train leaves out.
+
+    The columns of a table can be row numbers, or made from the target. The caller of an estimator
+    has chosen them.
+
+    Args:
+        frame: The rows without the target.
+        chosen: Options of the caller, which can choose the columns of some modalities.
+    """
+    if any(option == "adapters" or option == "data.exclude" for option in chosen):
+        return {}
+    readers = LazyReaders({modality: modality for modality in READERS}, {})
+    named = {modality: chosen.get(f"data.{modality}") for modality in READERS}
+    taken = {str(name) for names in named.values() for name in as_list(names)}
+    columns: dict[str, list[str]] = {}
+    for (name, cells), dtype in zip(table_of(frame).columns.items(), frame.dtypes, strict=True):
+        profile = profile_of(cells)
+        modality = modality_of(profile, readers)
+        if isinstance(dtype, pd.CategoricalDtype):
+            modality = "category"
+        elif modality is None and profile.types == {str}:
+            modality = "text"
+        if profile.values and modality is not None and name not in taken:
+            columns.setdefault(modality, []).append(name)
+    return {f"data.{m}": names for m, names in columns.items() if named[m] is None}
+
+
+def _are_empty(frame: pd.DataFrame) -> NDArray[np.bool_]:
+    """Return whether each row (n,) has no value in any column."""
+    is_empty = np.ones(len(frame), bool)
+    for i in range(frame.shape[1]):
+        cells = frame.iloc[:, i]
+        is_number = pd.api.types.is_numeric_dtype(cells.dtype)
+        is_empty &= (cells.isna() if is_number else cells.map(has_no_value)).to_numpy(dtype=bool)
+    return is_empty
 
 
 def _numbered(rows: NDArray[Any]) -> pd.DataFrame:

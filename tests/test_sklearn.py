@@ -119,6 +119,34 @@ def test_a_failed_fit_keeps_the_model_and_its_classes(classifier, rows, monkeypa
     assert copy.predict(rows).dtype == bool
 
 
+def test_all_rows_and_columns_are_used(monkeypatch):
+    count = 60
+    frame = pd.DataFrame(
+        {
+            "split": ["train", "test", "validation"] * (count // 3),
+            "row": range(count),  # numbers of the rows
+            "same": 1.0,
+            "made": ["x", "y"] * (count // 2),  # determines the class
+            "name": [f"n{i % 37}" for i in range(count)],
+        }
+    )
+    labels = np.array(["a", "b"] * (count // 2))
+    labels[7] = "c"  # a single row
+    frame.loc[3] = None
+    trained = {}
+    train = dxn.train
+    monkeypatch.setattr(dxn, "train", lambda data, **o: trained.update(data) or train(data, **o))
+    model = Classifier(epochs=1, options=OPTIONS, random_state=0).fit(frame, labels)
+    assert sorted(model.model_.columns.values()) == sorted(frame.columns)
+    rows = pd.concat(trained.values()).sort_index()
+    assert rows.index.tolist() == [i for i in range(count) if i != 3]
+    assert "class 2" in set(trained["train"]["target"])
+    probabilities = model.predict_proba(frame[2:4])
+    assert probabilities[1] == pytest.approx([30 / count, 29 / count, 1 / count])
+    with pytest.raises(ValueError, match="all cells of X are missing"):
+        Classifier(options=OPTIONS).fit(frame[["name"]].assign(name=None), labels)
+
+
 def test_one_class_and_wrong_lengths_are_refused(rows):
     with pytest.raises(ValueError, match="1 class"):
         Classifier().fit(rows, np.zeros(61))
