@@ -23,8 +23,12 @@ RANGES = {
 # Items of lists.
 ITEMS = {int: "integers", float: "numbers", str: "texts"}
 TOKENIZER = ("tokenizer.kind", "tokenizer.lowercase", "vocab_size")
+SCALED = tuple(f"rope_scaling.{n}" for n in ("factor", "original_len", "low", "high"))
+ROTARY = ("rope_theta", "rope_scaling.kind", *SCALED, "rope_share", "rope_blocks")
+# All kinds of pooling but map.
+POOLS = ("mean", "max", "cls", "attention", "first", "last", "cls_mean", "leading", "leading_cat")
 # An option, its values with which others have no effect, and the ends of their keys. None stands
-# for every value but null.
+# for every value but null, 0 and false.
 COMBINATIONS: tuple[tuple[str, tuple[Any, ...] | None, tuple[str, ...]], ...] = (
     ("tokenizer.path", None, TOKENIZER),
     ("share_tokenizer", (True,), TOKENIZER),
@@ -37,6 +41,23 @@ COMBINATIONS: tuple[tuple[str, tuple[Any, ...] | None, tuple[str, ...]], ...] = 
         (0,),
         ("lora_alpha", "lora_dropout", "lora_rank_stabilized", "lora_targets"),
     ),
+    ("source", (None,), ("revision", "part")),
+    ("split", None, ("fractions",)),
+    ("overfit", None, ("repeats", "input_dropout")),
+    ("num_workers", (0,), ("timeout",)),
+    ("kind", ("none", "alibi", "buckets"), (*ROTARY, "window_rope_theta")),
+    ("kind", ("none", "rotary", "alibi"), ("num_buckets", "max_distance")),
+    ("rope_scaling.kind", ("none",), SCALED),
+    ("rope_scaling.kind", ("linear",), SCALED[1:]),
+    ("rope_scaling.kind", ("none", "linear", "llama3"), ("rope_scaling.attn_factor",)),
+    ("pool", POOLS, ("map.num_heads", "map.mlp", "map.hidden_dim", "map.eps")),
+    ("late_registers", (0,), ("late_blocks",)),
+    ("embedding", ("piecewise", "linear"), ("num_frequencies", "sigma")),
+    ("embedding", ("periodic", "linear"), ("num_bins",)),
+    ("tokens", ("frames", "waveform"), ("patch.size", "patch.stride", "patch.pad_end")),
+    ("tokens", ("patches",), ("frame_size",)),
+    ("queries", None, ("duplicate",)),
+    ("instances", (False,), ("max_objects",)),
 )
 
 
@@ -89,7 +110,7 @@ def overriding(values: Mapping[str, Any], key: str) -> str | None:
             if prefix == key or not prefix.endswith("."):
                 continue
             exists, value = lookup(values, f"{prefix}{other}")
-            if exists and (value is not None if useless is None else value in useless):
+            if exists and (bool(value) if useless is None else value in useless):
                 return f"{prefix}{other}={value}"
     return None
 
@@ -107,9 +128,12 @@ def refuse_without_effect(values: Mapping[str, Any], overrides: Sequence[str]) -
         UserError: One line per option.
     """
     problems: list[str] = []
-    for text in overrides:
-        key, _, value = text.lstrip("+").partition("=")
+    typed = {text.lstrip("+").partition("=")[0]: text for text in overrides}
+    for key, text in typed.items():
+        value = text.partition("=")[2]
         other = overriding(values, key)
+        if key == "batch_size":  # which is the default of the other option
+            other = typed.get("trainer.batch_size")
         if other is not None and value != "null":
             problems.append(
                 f"{key}: has no effect with {other}, got {value}; leave one of them out"
