@@ -263,7 +263,12 @@ def header_seconds(container: InputContainer, stream: Stream) -> float | None:
     """Return the duration of a stream in seconds as the header announces it, None if unknown."""
     if stream.duration is not None and stream.time_base is not None:
         return float(stream.duration * stream.time_base)
-    return None if container.duration is None else container.duration / MICROSECONDS
+    if container.duration is None:
+        return None
+    # Matroska and WebM count from 0, also if the first packet of a part of a recording is later.
+    starts_later = "matroska" in container.format.name and (container.start_time or 0) > 0
+    start = container.start_time if starts_later else 0
+    return (container.duration - (start or 0)) / MICROSECONDS
 
 
 def check_seconds(seconds: float, max_seconds: float) -> None:

@@ -24,7 +24,7 @@ from dxn.tokenize import AudioAdapter, BadMedia, VideoAdapter, VideoSampling
 from dxn.tokenize.audio.reader import audio_rate
 from dxn.tokenize.column_profile import profile_of, scores_of
 from dxn.tokenize.media import kinds_of
-from dxn.tokenize.video.reader import frame_rate, sample_times
+from dxn.tokenize.video.reader import displayed, frame_rate, sample_times
 
 SOUNDING = [suffix for suffix in SOUND_CODECS if suffix != ".avi"]  # AVI needs an MP3 encoder
 
@@ -130,7 +130,38 @@ def test_the_rotation_of_the_header_is_applied(degrees, shape, first, last):
         assert float(frame.float().mean()) == pytest.approx(255 * 8 / 64, rel=0.3)
 
 
+@pytest.mark.parametrize(
+    ("matrix", "corners"),
+    [
+        ((1, 0, 0, 1), "ab cd"),
+        ((-1, 0, 0, 1), "ba dc"),
+        ((1, 0, 0, -1), "cd ab"),
+        ((-1, 0, 0, -1), "dc ba"),
+        ((0, 1, -1, 0), "ca db"),
+        ((0, -1, 1, 0), "bd ac"),
+        ((0, 1, 1, 0), "ac bd"),
+        ((0, -1, -1, 0), "db ca"),
+    ],
+)
+def test_a_display_matrix_turns_and_mirrors(matrix, corners):
+    stored = np.array([list(b"ab"), list(b"cd")])[..., None]
+    shown = displayed(stored, [65_536 * value for value in matrix])
+    assert shown[..., 0].tolist() == [list(row.encode()) for row in corners.split()]
+
+
 # Times
+
+
+def test_frames_of_an_avi_file_with_times_of_decoding_are_in_order(tmp_path):
+    path = write_video(tmp_path / "a.avi", moving_bar(), codec="libx264")
+    assert places(read(path)) == pytest.approx([4 * i for i in range(12)], abs=1)
+    assert places(read(path, num_frames=3, num_kept=3)) == pytest.approx([8, 24, 40], abs=1)
+
+
+def test_a_part_of_a_recording_keeps_its_times_and_is_complete(tmp_path):
+    times = [3_600_000 + 100 * i for i in range(12)]
+    path = write_video(tmp_path / "a.mkv", moving_bar(), times=times)
+    assert places(read(path)) == pytest.approx([4 * i for i in range(12)], abs=1)
 
 
 def test_a_frame_rate_repeats_or_leaves_out_frames(tmp_path):

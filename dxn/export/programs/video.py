@@ -32,6 +32,7 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray:
         value = io.BytesIO(value)
     with av.open(value) as container:
         start, times, end = _frame_times(container)
+        order = times if start is None else None
     if end > options["max_seconds"] or len(times) > options["max_frames"]:
         raise ValueError(
             f"longer than {options['max_seconds']:g} s or {options['max_frames']:,} frames"
@@ -41,7 +42,7 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray:
     wanted = _wanted(times, end, options)
     frames: list[np.ndarray] = []
     with av.open(value) as container:
-        for frame, count in _frames_at(_decoded(container, start), wanted):
+        for frame, count in _frames_at(_decoded(container, start or 0.0, order), wanted):
             pixels, _ = resized(_upright(frame), options)
             if frames and pixels.shape != frames[0].shape:  # the size can change within a file
                 size = frames[0].shape[1::-1]
@@ -69,8 +70,11 @@ def prepare(raws: Sequence[np.ndarray], options: Mapping[str, Any]) -> dict[str,
     return {"pixels": pixels, "lengths": shapes[:, 0], "sizes": shapes[:, 1:]}
 
 
-def _frame_times(container: Any) -> tuple[float, list[float], float]:
-    """Return the time of the first frame, the times of all frames relative to it, and their end."""
+def _frame_times(container: Any) -> tuple[float | None, list[float], float]:
+    """Return the time of the first frame, the times of all frames relative to it, and their end.
+
+    The first time is None if the file has only the times of decoding, as AVI files have.
+    """
     if not container.streams.video:
         raise ValueError("has no pictures")
     stream = container.streams.video[0]
@@ -83,9 +87,15 @@ def _frame_times(container: Any) -> tuple[float, list[float], float]:
             length = float((packet.duration or 0) * packet.time_base)
     if not starts:
         raise ValueError("no frames in it")
-    starts.sort()
+    ordered = sorted(starts)
+    are_shown = not stream.codec_context.has_b_frames or ordered != starts
+    starts = ordered
     length = length or 1 / float(stream.average_rate or USUAL_FPS)
-    return starts[0], [start - starts[0] for start in starts], starts[-1] + length - starts[0]
+    return (
+        starts[0] if are_shown else None,
+        [start - starts[0] for start in starts],
+        starts[-1] + length - starts[0],
+    )
 
 
 def _wanted(times: Sequence[float], end: float, options: Mapping[str, Any]) -> list[float]:
@@ -104,10 +114,15 @@ def _wanted(times: Sequence[float], end: float, options: Mapping[str, Any]) -> l
     return [(i + 0.5) * end / count for i in range(count)]
 
 
-def _decoded(container: Any, start: float) -> Iterator[tuple[float, Any]]:
+def _decoded(
+    container: Any, start: float, order: Sequence[float] | None
+) -> Iterator[tuple[float, Any]]:
     time = 0.0
-    for frame in container.decode(video=0):
-        time = time if frame.time is None else frame.time - start
+    for i, frame in enumerate(container.decode(video=0)):
+        if order is not None:
+            time = order[min(i, len(order) - 1)]
+        elif frame.time is not None:
+            time = frame.time - start
         yield time, frame
 
 
@@ -133,5 +148,10 @@ def _upright(frame: Any) -> Image.Image:
     """Return a frame, rotated as the file asks for."""
     has_alpha = any(component.is_alpha for component in frame.format.components)
     pixels = frame.to_ndarray(format="rgba" if has_alpha else "rgb24")
-    # Degrees counterclockwise, a multiple of 90 in the files of cameras.
-    return Image.fromarray(np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90))))
+    data = frame.side_data.get("DISPLAYMATRIX")
+    if data is not None:
+        a, b, c, d = np.frombuffer(data, np.int32)[[0, 1, 3, 4]].tolist()
+        if abs(b) > abs(a):
+            pixels, a, d = pixels.swapaxes(0, 1), c, b
+        pixels = pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
+    return Image.fromarray(np.ascontiguousarray(pixels))

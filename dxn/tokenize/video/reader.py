@@ -112,8 +112,8 @@ class VideoReader(Reader):
     def read(self, cell: Any) -> Tensor:
         """Read the frames of a clip as uint8 (T, 3, H, W).
 
-        The rotation in the header is applied, and transparent pixels are composited over white.
-        Times come from the file, so the frame rate can vary.
+        The rotation and the mirroring in the header are applied, and transparent pixels are
+        composited over white. Times come from the file, so the frame rate can vary.
 
         Args:
             cell: Path, bytes, uint8 array (T, H, W) or (T, H, W, C), or uint8 Tensor (T, C, H, W)
@@ -138,12 +138,13 @@ class VideoReader(Reader):
         with open_container(cell, UNSUPPORTED, max_pixels=self.max_pixels) as container:
             stream = _video_stream(container, self.max_pixels)
             start, times, end = _frame_times(container, stream, self.sampling)
+            order = times if start is None else None
         wanted = sample_times(times, end, self.sampling, self.num_kept, fps=self.sampling.fps)
         pictures: list[Tensor] = []
         # Opened again instead of rewound, because not every container can be rewound.
         with open_container(cell, UNSUPPORTED, max_pixels=self.max_pixels) as container:
             stream = _video_stream(container, self.max_pixels)
-            decoded = _decode(container, stream, start, self.sampling.max_frames)
+            decoded = _decode(container, stream, start or 0.0, self.sampling.max_frames, order)
             for frame, count in _frames_at(decoded, wanted):
                 pixels = read_frame(_upright(frame))
                 # The size can change within a file.
@@ -304,12 +305,12 @@ def _video_stream(container: InputContainer, max_pixels: int | None = None) -> V
 
 def _frame_times(
     container: InputContainer, stream: VideoStream, sampling: VideoSampling
-) -> tuple[float, list[float], float]:
+) -> tuple[float | None, list[float], float]:
     """Read the times of all frames from the container, without decoding any frame.
 
     Returns:
-        Time of the first frame in the file, times of all frames relative to it, and the end of the
-        last one, in seconds.
+        Time of the first frame in the file (None: the file stores only times of decoding, as AVI
+        does), times of all frames relative to it, and the end of the last one, in seconds.
     """
     announced = header_seconds(container, stream)
     _check_frames(stream.frames, sampling.max_frames)
@@ -335,24 +336,41 @@ def _frame_times(
         check_seconds(begin - starts[0], sampling.max_seconds)
     if not starts:
         raise BadMedia("no frames in it")
-    # Files store frames in the order of decoding.
-    starts.sort()
+    # Files store frames in the order of decoding. If frames are shown in another order, but the
+    # times are in the same one, they are those of decoding.
+    ordered = sorted(starts)
+    are_shown = not stream.codec_context.has_b_frames or ordered != starts
+    starts = ordered
     first = starts[0]
     length = length or 1 / float(stream.average_rate or USUAL_FPS)
     end = starts[-1] + length - first
     check_seconds(end, sampling.max_seconds)
     check_complete(max(end, last - first), announced)
-    return first, [start - first for start in starts], end
+    return first if are_shown else None, [start - first for start in starts], end
 
 
 def _decode(
-    container: InputContainer, stream: VideoStream, start: float, max_frames: int
+    container: InputContainer,
+    stream: VideoStream,
+    start: float,
+    max_frames: int,
+    times: Sequence[float] | None,
 ) -> Iterator[tuple[float, VideoFrame]]:
-    """Yield the time of each frame in seconds, relative to `start`, and the frame."""
+    """Yield the time of each frame in seconds, relative to `start`, and the frame.
+
+    Args:
+        container: The opened file.
+        stream: Its video stream.
+        start: Time of the first frame.
+        max_frames: Maximum number of frames.
+        times: Times of the frames in the order in which they are shown. None: frames know theirs.
+    """
     time = 0.0
     for count, frame in enumerate(container.decode(stream), 1):
         _check_frames(count, max_frames)
-        if frame.time is not None:
+        if times is not None:
+            time = times[min(count, len(times)) - 1]
+        elif frame.time is not None:
             time = frame.time - start
         yield time, frame
 
@@ -381,8 +399,24 @@ def _upright(frame: VideoFrame) -> np.ndarray:
     """Return the pixels of a frame (H, W, C), rotated as the file asks for."""
     has_alpha = any(component.is_alpha for component in frame.format.components)
     pixels = frame.to_ndarray(format="rgba" if has_alpha else "rgb24")
-    # Degrees counterclockwise, a multiple of 90 in the files of cameras.
-    return np.rot90(pixels, round(frame.rotation / 90))
+    data = frame.side_data.get("DISPLAYMATRIX")
+    if data is None:
+        return pixels
+    matrix = np.frombuffer(data, np.int32)
+    return displayed(pixels, matrix[[0, 1, 3, 4]].tolist())
+
+
+def displayed(pixels: np.ndarray, matrix: Sequence[int]) -> np.ndarray:
+    """Return pixels (H, W, C) as a display matrix asks for: turned by 90 degrees, or mirrored.
+
+    Args:
+        pixels: Pixels as they are stored.
+        matrix: Factors a, b, c and d with which x and y are shown at (a x + c y, b x + d y).
+    """
+    a, b, c, d = matrix
+    if abs(b) > abs(a):
+        pixels, a, d = pixels.swapaxes(0, 1), c, b
+    return pixels[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
 def _range(values: Sequence[float], unit: str) -> str:
