@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from dxn.commands.options import check_paths
 from dxn.commands.train import Train, run_training
@@ -42,6 +41,8 @@ Data: TypeAlias = Any
 Metric: TypeAlias = Callable[..., float]
 
 SEPARATOR = "__"  # stands for a dot in the name of a Python argument
+# Names of columns that need no quotes, unlike null, [kg] or 'x'.
+PLAIN = re.compile(r"(?!null$)\w+", re.IGNORECASE)
 PATH = "data.path"
 DATA = "data"  # folder in the run folder with the data that was in memory
 NAME = "table"  # name of a run whose target is not set
@@ -146,8 +147,10 @@ def train(
     """
     # A training is the main work of its process, as on the command line.
     configure()
-    chosen = options if target is None else {"target": target, **options}
-    lines = [*overrides, *to_overrides(chosen)]
+    lines = [*overrides, *to_overrides(options)]
+    if target is not None:
+        is_plain = isinstance(target, str) and PLAIN.fullmatch(target)
+        lines.append(f"target={target if is_plain else _item(target)}")
     if not is_in_memory(data):
         return _train([*data_overrides(data), *lines], metrics or {})
     with _saved(data, lines) as with_files:
@@ -240,8 +243,10 @@ def _typed(value: Any) -> str:
 
 def _item(value: Any) -> str:
     """Return a value in Hydra's grammar, in which the texts of a list need quotes."""
-    if isinstance(value, np.generic):
-        value = value.item()
+    if hasattr(value, "tolist"):  # of NumPy, pandas and torch
+        value = value.tolist()
+    if isinstance(value, Iterator | Set):
+        value = list(value)
     if value is None:
         return "null"
     if isinstance(value, bool):

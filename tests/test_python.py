@@ -106,6 +106,8 @@ def test_options_of_python_become_overrides():
     options = {"a__b": 3, "c": {"d": {"e": None}}, "f": ["x, y", 2], "g": True, "h": "v w"}
     lines = ["a.b=3", "c.d.e=null", 'f=["x, y",2]', "g=true", "h=v w"]
     assert to_overrides(options) == lines
+    arrays = {"a": np.array([2, 4]), "b": pd.Index(["x"]), "c": iter("y"), "d": np.float64(0.5)}
+    assert to_overrides(arrays) == ["a=[2,4]", 'b=["x"]', 'c=["y"]', "d=0.5"]
 
 
 def test_data_that_is_not_in_memory_becomes_a_path_or_a_source(tmp_path, monkeypatch):
@@ -145,6 +147,8 @@ def test_wrong_options_are_refused_before_anything_is_written(tmp_path, monkeypa
     ("data", "target", "message"),
     [
         (frame_of(7), "lable", "no column 'lable' in the DataFrame; its columns .* 'label'"),
+        (frame_of(7), "null", "no column 'null' in the DataFrame"),
+        (frame_of(7), "[label]", r"no column '\[label\]' in the DataFrame"),
         (frame_of(0), "label", "the DataFrame: the table has no rows"),
         (
             {"train": frame_of(7), "test": frame_of(7).drop(columns="review")},

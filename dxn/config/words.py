@@ -34,6 +34,7 @@ AS_TYPED = "as typed"
 SHORT = {"target": "data.target", "weights": "weights.source", "resume": "resume.run"}
 FILES = ("data.name", "data.path", "data.validation", "data.test")  # options that name files
 ENTRY_POINTS = "dxn.conf"
+KEY_OF_COLUMN = re.compile(r"\w+(\.\w[^.=@~+]*)+")  # such as data.holdout.größe
 
 
 @dataclass
@@ -238,11 +239,15 @@ def _parse(lines: Sequence[str], problems: list[str], *, sweep: bool = False) ->
     parsed = []
     for line in lines:
         key, _, value = line.partition("=")
-        for text in (line, f"{key}={quoted(value)}" if value else line):
+        # The name of a column can have letters and spaces that Hydra's grammar does not allow.
+        has_column = not line.isascii() or " " in key
+        name = "key" if has_column and KEY_OF_COLUMN.fullmatch(key) else key
+        for text in (f"{name}={value}", f"{name}={quoted(value)}") if value else (line,):
             try:
                 override = OverridesParser.create().parse_override(text)
             except HydraException:
                 continue
+            override.key_or_group = key if name != key else override.key_or_group
             if override.is_delete():
                 # Every part takes its defaults from a signature, so a deleted key would come back.
                 problems.append(f"{line}: a key cannot be deleted; set it to null")

@@ -286,25 +286,30 @@ def encode_windows(model: MultimodalModel, tokens: Tokens, window: int) -> tuple
         window: Number of columns of a window.
 
     Returns:
-        The encoded Tokens of all windows, and the mean (B, width) of the vectors of the windows of
-        each sample.
+        The encoded Tokens of all windows, without class tokens and registers, and the mean
+        (B, width) of the vectors of the windows of each sample.
     """
     size = tokens.x.shape[0]
+    span = tokens.spans[-1]
     parts: list[Tokens] = []
     totals: list[Tensor] = []
     for start in range(0, tokens.x.shape[1], window):
         mask = tokens.mask[:, start : start + window]
         rows = mask.any(1).nonzero().flatten()  # the samples that are so long
-        columns = Tokens(tokens.x[rows, start : start + window], mask[rows])
+        # Nobody reads the coordinates of a window: those of the input replace them below.
+        of_window = replace(span, start=0, stop=mask.shape[1], locate=_no_coords, marks=None)
+        columns = Tokens(tokens.x[rows, start : start + window], mask[rows], (of_window,))
         with selected(rows, start // window):
             encoded, vectors = model.fusion([columns], model.backbone)
-        parts.append(replace(encoded, spans=()).spread(rows, size))
+        parts.append(replace(encoded.split()[-1], spans=()).spread(rows, size))
         totals.append(vectors.new_zeros(size, vectors.shape[1]).index_add(0, rows, vectors))
-    joined = join(parts)
-    if joined.x.shape[1] == tokens.x.shape[1]:  # there are no leading tokens
-        joined = replace(joined, spans=tokens.spans)
+    joined = replace(join(parts), spans=tokens.spans)
     counts = torch.stack([part.mask.any(1) for part in parts]).sum(0)
     return joined, torch.stack(totals).sum(0) / counts.clamp(min=1)[:, None]
+
+
+def _no_coords() -> Tensor:
+    raise AssertionError("a window has no coordinates of its own")
 
 
 def module_key(name: str) -> str:

@@ -175,6 +175,8 @@ def test_a_key_that_only_the_signature_knows_can_be_set():
     ("override", "path", "value"),
     [
         ("data.holdout.speaker=theo", ("data", "holdout"), {"speaker": "theo"}),
+        ("data.holdout.größe=12", ("data", "holdout"), {"größe": 12}),
+        ("data.holdout.shoe size (cm)=a,b", ("data", "holdout"), {"shoe size (cm)": "a,b"}),
         ("weights.adapters.image=PATH", ("weights", "adapters"), {"image": "PATH"}),
         ("data.text=[title,body]", ("data", "text"), ["title", "body"]),
         ("data.image=photo", ("data", "image"), "photo"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, MultimodalModel, count_parameters, module_key
-from dxn.models.model import mix
+from dxn.models.model import encode_windows, mix
 
 D, H, K = 10, 5, 3
 RAW = {"text": 7, "image": 3}  # numbers per column, by adapter
@@ -296,3 +296,23 @@ def test_the_parameters_of_all_parts_count_once():
     block = linears + 2 * 2 * D
     adapter, input_embedding, head = 7 * D + D, 2 * D, K * D + K
     assert count_parameters(model) == adapter + input_embedding + 2 * block + 2 * D + head
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("options", [{}, {"pool": "cls"}, {"registers": 2}], ids=str)
+def test_each_window_is_encoded_alone_whatever_is_in_front_of_it(fusion, options):
+    model = make(fusion, {"text": "text"}, **options)
+    x = torch.randn(2, 7, D, dtype=torch.double)
+    mask = torch.arange(7) < torch.tensor([[7], [2]])
+
+    def tokens(start, stop, rows=slice(None)):
+        span = Span("text", "text", 0, stop - start, torch.zeros(len(x[rows]), stop - start, 2))
+        return Tokens(x[rows, start:stop], mask[rows, start:stop], (span,))
+
+    encoded, vectors = encode_windows(model, tokens(0, 7), 4)
+    first, of_first = model.fusion([tokens(0, 4)], model.backbone)
+    second, of_second = model.fusion([tokens(4, 7, slice(1))], model.backbone)
+    assert_same(vectors[0], (of_first[0] + of_second[0]) / 2)
+    assert_same(vectors[1], of_first[1])
+    expected = torch.cat([first.select("text").x[:1], second.select("text").x], 1)
+    assert_same(encoded.select("text").x[:1], expected)
