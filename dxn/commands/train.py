@@ -202,9 +202,8 @@ class Check(Train):
         """Report what the data contains. The exit code is 1 if rows are bad."""
         from dxn.core.display import next_step, print_line
         from dxn.runs.check import check_data
-        from dxn.tasks import Auto
 
-        result, task = check_data(self.settings.values, Path(self.output), self.settings.trust)
+        result, words = check_data(self.settings.values, Path(self.output), self.settings.trust)
         if result.errors or result.bad:
             print_line(
                 f"correct the rows in {self.output}, or train with data.on_bad=skip"
@@ -213,9 +212,7 @@ class Check(Train):
             )
             return 1
         options = [o for o in self.settings.overrides if not o.startswith("output=")]
-        if isinstance(task, Auto):
-            options.append("head=masked")  # the training without a target that needs no options
-        next_step("dxn", "train", *options)
+        next_step("dxn", "train", *options, *words)
         return 0
 
 

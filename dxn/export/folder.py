@@ -33,6 +33,7 @@ from dxn.models.decoding.decoder import Decoder, Memory
 from dxn.models.inference import restore
 from dxn.models.model import Ensemble
 from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.writing import Writer
 from dxn.stacking.stacked import without_baseline
 from dxn.tasks.segment.head import TiledHead
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
@@ -126,7 +127,7 @@ def describe(
             name: {"modality": predictor.tokenizers[name].modality, **recipe}
             for name, recipe in recipes.items()
         },
-        "outputs": predictor.task.recipe(predictor.model.head),
+        "outputs": predictor.task.recipe(predictor.model.head) | _ends(predictor),
         "parts": [
             {
                 "name": part.name,
@@ -240,6 +241,12 @@ def check_exportable(predictor: Predictor) -> None:
             "export: a language model with other inputs than a text cannot be exported, got "
             f"{', '.join(predictor.inputs)}"
         )
+
+
+def _ends(predictor: Predictor) -> dict[str, list[int]]:
+    """Return the ids of the tokens that end a text of a language model."""
+    writer = Writer(predictor.model, predictor.task)
+    return {"end": writer.ends} if writer.takes_prompt else {}
 
 
 def _decoder(predictor: Predictor) -> Decoder:

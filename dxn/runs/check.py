@@ -19,17 +19,18 @@ from dxn.runs.decide import (
     check_combinations,
     decide_task,
     open_source,
+    options_without_target,
     read_pretraining,
     readers_of,
     with_written_inputs,
 )
 from dxn.runs.saved.codecs import with_codecs
-from dxn.tasks import Auto, Task
+from dxn.tasks import Auto
 
 
 def check_data(
     config: Mapping[str, Any], output: Path, trust: Sequence[str]
-) -> tuple[Report, Task | Auto]:
+) -> tuple[Report, list[str]]:
     """Read a whole data set, print what it contains, and list what is bad in a file.
 
     Args:
@@ -38,7 +39,7 @@ def check_data(
         trust: Top-level packages besides dxn whose code the nodes may use.
 
     Returns:
-        The result, and the task that the targets are for.
+        The result, and the options that a training without a target needs. Empty: it has one.
     """
     remove_earlier(output)
     config = with_written_inputs(with_codecs(dict(config), tuple(trust)), trust)
@@ -88,4 +89,13 @@ def check_data(
     if result.listed:
         write_bad(result, output)
         print_line(f"written: {output} ({count(len(result.listed), 'line')})")
-    return result, task
+    if not isinstance(task, Auto):
+        return result, []
+    weights = config["weights"]["source"]
+    # Those of a language model, without reading its tensors.
+    if weights and (Path(weights) / "config.json").is_file():
+        from dxn.weights.public import read_public
+
+        if read_public(weights, trust=trust).architecture.backbone.get("causal"):
+            config["backbone"]["causal"] = True
+    return result, options_without_target(source, config)[0]

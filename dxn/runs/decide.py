@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from dxn.config.instantiate import build, completed, resolve, signature_of
@@ -23,6 +24,7 @@ from dxn.tokenize.base import ADAPTERS, Adapter, Reader
 from dxn.tokenize.column_profile import LazyReaders, by_modality
 from dxn.tokenize.text.chat import is_conversation
 
+NUM_TRIED = 100  # cells in which conversations are looked for
 Config = Mapping[str, Any]
 
 # Parts of a training that need no data.
@@ -177,12 +179,10 @@ def decide_task(
         columns = ", ".join(source.candidates)
         example = next(iter(source.candidates), "COLUMN")
         listed = f"; the columns are {columns}" if columns else ""
-        cells = [cell for name in source.inputs for cell in source.column(name)[:1]]
-        other = "head=masked to train without a target"
-        if any(map(is_conversation, cells)):
-            other = "head=language backbone.causal=true to learn the answers of conversations"
+        words, purpose = options_without_target(source, config)
         raise UserError(
-            f"data.target: needs a value{listed}; for example data.target={example} (or {other})"
+            f"data.target: needs a value{listed}; for example data.target={example} (or "
+            f"{' '.join(words)} to {purpose})"
         )
     if not isinstance(head, Auto):
         return head, config["head"], []
@@ -195,6 +195,22 @@ def decide_task(
     # With all defaults, as the preset returns it.
     node = completed(node, trust, key="head")
     return task, node, [f"target {source.target}: {reason}"] if reason else []
+
+
+def options_without_target(source: Source, config: Config) -> tuple[list[str], str]:
+    """Return the options of a training without a target, and what it is for.
+
+    Args:
+        source: The data source.
+        config: The configuration.
+    """
+    is_causal = bool(config["backbone"].get("causal"))
+    language = ["head=language"] + ["backbone.causal=true"] * (not is_causal)
+    cells = [cell for name in source.inputs for cell in islice(source.column(name), NUM_TRIED)]
+    if any(map(is_conversation, cells)):
+        return language, "learn the answers of conversations"
+    # Masked tokens are predicted from both sides.
+    return (language if is_causal else ["head=masked"]), "train without a target"
 
 
 def without_target(source: Source) -> Source:

@@ -211,11 +211,23 @@ def test_an_exported_language_model_continues_in_the_same_way(tmp_path):
     token = ["adapters.text.tokenizer.kind=character"]
     run = tmp_path / "run"
     train(run, "data=text", *text, *token, *options, *PLAIN, *SMALL, *ONCE)
-    (expected,) = model_folder.load(run).write(prompt="the cat", max_new=12)
+    predictor = model_folder.load(run)
+    # As many tokens as max_len has room for.
+    (expected,) = predictor.write(prompt="the cat", max_new=24 - len("the cat"))
     assert main(["export", f"run={run}", "format=torch", f"output={tmp_path / 'out'}"]) == 0
     result = example(tmp_path / "out", "the cat")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(expected)
+    assert result.stdout.removesuffix("\n") == expected
+    # It stops at an end token.
+    path = tmp_path / "out" / "preprocess.json"
+    about = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = predictor.tokenizers["text"].vocabulary
+    assert about["outputs"]["end"] == [vocabulary.token_to_id("[EOS]")]
+    last = expected[-1]
+    about["outputs"]["end"] = [vocabulary.token_to_id(last)]
+    path.write_text(json.dumps(about), encoding="utf-8")
+    cut = expected[: expected.index(last, len("the cat"))]
+    assert example(tmp_path / "out", "the cat").stdout.removesuffix("\n") == cut
 
 
 @pytest.mark.parametrize(

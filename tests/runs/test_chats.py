@@ -279,6 +279,15 @@ def test_a_conversation_or_a_message_can_be_looked_at(run, model, tmp_path):
     assert main(["attend", f"run={run}", *words]) == 0
 
 
+def test_the_check_of_conversations_proposes_to_learn_their_answers(table, tmp_path, capsys):
+    byte_gpt2(tmp_path / "gpt2")
+    capsys.readouterr()
+    assert main(["check", str(table)]) == 0
+    assert " head=language backbone.causal=true\n" in capsys.readouterr().out
+    assert main(["check", str(table), f"weights={tmp_path / 'gpt2'}"]) == 0
+    assert capsys.readouterr().out.endswith("gpt2 head=language\n")
+
+
 def test_answers_beyond_max_len_are_counted_before_the_training(tmp_path, capsys):
     path = tmp_path / "long.jsonl"
 

@@ -27,11 +27,11 @@ def main(prompt: str) -> None:
     # A special token at the end would end the text before it is continued.
     while options["special_tokens"] and len(ids) > 1 and encoding.special_tokens_mask[len(ids) - 1]:
         ids = ids[:-1]
-    print(tokenizer.decode(generate(run, part, ids, options["max_len"])))
+    print(tokenizer.decode(generate(run, part, ids, options["max_len"], about["outputs"]["end"])))
 
 
-def generate(run: Any, part: Any, ids: list[int], max_len: int) -> list[int]:
-    """Return the ids of a prompt and of the new tokens."""
+def generate(run: Any, part: Any, ids: list[int], max_len: int, end: list[int]) -> list[int]:
+    """Return the ids of a prompt and of the new tokens, up to one of the end tokens."""
     shapes = {port["name"]: port["shape"] for port in part["inputs"]}
     blocks, _, heads, _, width = shapes["keys"]
     keys = values = np.zeros((blocks, 1, heads, 0, width), np.float32)
@@ -47,6 +47,8 @@ def generate(run: Any, part: Any, ids: list[int], max_len: int) -> list[int]:
         )
         keys, values = result["new_keys"], result["new_values"]
         new = [int(result["logits"][0, -1].argmax())]
+        if new[0] in end:
+            break
         ids = ids + new
     return ids
 
