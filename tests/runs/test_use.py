@@ -156,7 +156,7 @@ def test_the_figures_of_the_trivial_answer_are_below_the_others(run, predict, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["input={place}/other.csv", "data=table"], "input: cannot be combined with data"),
+        (["input={place}/other.csv", "data=table"], "data: has no effect with input="),
         (["input={place}/photos"], "input: must be a table, got .*data=folder data.path="),
         (["input={place}/unlabelled.csv"], "has no column 'color', .*columns.color=COLUMN"),
     ],
