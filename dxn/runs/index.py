@@ -26,6 +26,7 @@ from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify, own_name
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.reader import read_npy
+from dxn.weights.checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
     from dxn.commands.options import Weights
@@ -35,6 +36,8 @@ VECTORS = "vectors.npy"
 ROWS = "rows.jsonl"
 MODEL_OPTIONS = ("run", "weights")  # options that name the model
 WEIGHT_NAMES = ("source", "revision", "part")  # options of `weights` that are texts
+# Files of a public checkpoint that its embeddings depend on: weights, settings and vocabularies.
+HASHED = (".safetensors", ".bin", ".json", ".txt", ".model")
 CHUNK = 2**24  # similarities that are computed at once: 64 MB
 # Columns of the results. A column of the index with such a name gets the prefix "table_".
 RESULT_COLUMNS = ("rank", "score")
@@ -47,7 +50,7 @@ class Index:
     Args:
         folder: The folder.
         model: Options `run` and `weights` of the command that wrote it.
-        digest: Hash of the weights of the model. "" for a public checkpoint.
+        digest: Hash of the weights of the model.
         inputs: Names of the inputs that were embedded.
         vectors: (N, E) float32. Unit vectors.
         rows: File, row number, ids and inputs of each of the N rows.
@@ -101,7 +104,7 @@ def write_index(
         "inputs": names,
         "rows": len(rows),
         "dim": units.shape[1],
-        "digest": weights_digest(model["run"]),
+        "digest": weights_digest(model["run"], model["weights"]),
         **model,
     }
     (folder / META).write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -173,22 +176,31 @@ def check_only(only: Sequence[str] | None, predictor: Predictor) -> Sequence[str
     return only
 
 
-def weights_digest(run: str | None) -> str:
-    """Return a hash of the weights of a run; "" for a public checkpoint.
+def weights_digest(run: str | None, weights: Mapping[str, Any] | None) -> str:
+    """Return a hash of the weights of a run, or of the files of a public checkpoint.
 
     Raises:
         UserError: If they cannot be read.
     """
-    if run is None:
-        return ""
-    path = model_folder(Path(run)) / WEIGHTS
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(
-            f"run: {path}: cannot be read ({error.strerror}); set run=RUN to another model"
-        ) from error
+    if run is not None:
+        paths = [model_folder(Path(run)) / WEIGHTS]
+    else:
+        assert weights is not None
+        folder = read_checkpoint(weights["source"], revision=weights["revision"]).folder
+        assert folder is not None  # only a checkpoint in memory has none
+        files = [path for path in folder.rglob("*") if path.suffix in HASHED]
+        # A file that the user names can have any ending.
+        paths = sorted({*files, *filter(Path.is_file, [Path(weights["source"])])})
+    digests: list[str] = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            raise UserError(
+                f"run: {path}: cannot be read ({error.strerror}); set run=RUN to another model"
+            ) from error
+    return digests[0] if run is not None else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def model_options(run: str | None, weights: Weights) -> dict[str, Any]:
@@ -206,6 +218,8 @@ def _problem(meta: Any, vectors: np.ndarray, rows: Sequence[Any]) -> str:
         return f"{META}: inputs must be a list of names"
     if not isinstance(run, str | None) or not _are_weights(weights):
         return f"{META}: run must be a path, and weights the options of a public checkpoint"
+    if run is None and not (weights or {}).get("source"):
+        return f"{META}: must name a run or a public checkpoint"
     if vectors.ndim != 2 or vectors.dtype != np.float32 or not len(vectors):
         return f"{VECTORS} must contain float32 numbers of the shape (rows, size)"
     if len(vectors) != len(rows) or not all(isinstance(row, dict) for row in rows):
@@ -239,9 +253,10 @@ def model_of(index: Index, run: str | None) -> tuple[str | None, Mapping[str, An
                 f"index: the model of this index is not at {run} any more; set run=RUN to its new "
                 "folder"
             )
-    if weights_digest(run) != index.digest:
+    if weights_digest(run, weights) != index.digest:
+        name = run if weights is None else weights["source"]
         raise UserError(
-            f"index: {index.folder} was written with other weights than those of {run}; "
+            f"index: {index.folder} was written with other weights than those of {name}; "
             "write it again with dxn index, or set run to the model that wrote it"
         )
     return run, weights

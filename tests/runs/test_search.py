@@ -6,8 +6,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from helpers.checkpoints import byte_gpt2
 from helpers.runs import refused, train
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import dxn
 from dxn.cli import main
@@ -237,6 +239,7 @@ def test_impossible_trainings_are_refused(options, message, table, capsys):
         ("index.json", b"{", "cannot be read"),
         ("index.json", b'{"digest": "", "inputs": 3}', "inputs must be a list"),
         ("index.json", b'{"digest": "", "inputs": [], "run": 3}', "run must be a path"),
+        ("index.json", b'{"digest": "", "inputs": []}', "must name a run or a public checkpoint"),
         ("vectors.npy", b"", "cannot be read"),
         ("vectors.npy", b"\x93NUMPY\x01\x00", "cannot be read"),
         ("rows.jsonl", b"3\n", "one object for each of the 64 vectors"),
@@ -261,6 +264,23 @@ def test_an_index_of_other_weights_or_of_a_lost_model_is_refused(index, capsys, 
     (tmp_path / "index.json").write_text(json.dumps({**meta, "run": "gone"}))
     (line,) = refused(capsys, ["search", f"index={tmp_path}", "input.title=x"])
     assert "is not at gone any more; set run=RUN" in line
+
+
+def test_an_index_of_a_checkpoint_that_was_replaced_is_refused(tmp_path, capsys):
+    weights, table = tmp_path / "gpt2", tmp_path / "t.csv"
+    byte_gpt2(weights)
+    table.write_text("text\na b\nb c\nc d\n", encoding="utf-8")
+    index = tmp_path / "index"
+    assert main(["index", f"weights={weights}", str(table), f"output={index}"]) == 0
+    query = ["search", f"index={index}", "input.text=a b", "k=1"]
+    assert main(query) == 0
+    path = weights / "model.safetensors"
+    tensors = load_file(path)
+    name = min(tensors)
+    save_file({**tensors, name: tensors[name] + 1}, path, metadata={"format": "pt"})
+    capsys.readouterr()
+    (line,) = refused(capsys, query)
+    assert f"was written with other weights than those of {weights}" in line
 
 
 @pytest.mark.parametrize("chunk", [1, 40, 2**24])
