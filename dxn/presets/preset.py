@@ -9,7 +9,7 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -91,6 +91,7 @@ JOINT = {
 }
 # By modality: weights, and the number of training rows from which training from scratch can be as
 # good. A few thousand photos are far too few to learn what edges and objects look like.
+RECOMMENDED_FOR = (AnswerKind.CLASS, AnswerKind.LABELS, AnswerKind.NUMBER)
 RECOMMENDED = {"image": ("google/vit-base-patch16-224", 5000)}
 
 
@@ -121,15 +122,7 @@ def choose_options(
     """
     values = copy.deepcopy(dict(config))
     modalities = {readers[key].modality for key in nodes.values()}
-    lines: list[str] = []
-    # For several modalities there is no single checkpoint, and for tasks without targets, weights
-    # were not compared.
-    if task.is_supervised and len(modalities) == 1:
-        (modality,) = modalities
-        weights, enough = RECOMMENDED.get(modality, ("", 0))
-        if source.num_training_rows < enough:
-            sentence = f"few {modality}s: public weights usually help, but need a GPU"
-            lines.append(f"note: {sentence}: weights={weights}")
+    lines = recommended(task.answer_kind, modalities, source.num_training_rows, device)
     is_codec = task.answer_kind is AnswerKind.CODES
     has_preset = is_codec or (task.space is not None and task.space.kind is not None)
     is_used = config["preset"] == AUTO and not config.get("pretrain") and has_preset
@@ -160,6 +153,29 @@ def choose_options(
             options.append(f"{advice.key.removesuffix('._target_')}={value}")
         reasons.append(f"preset: {' '.join(options)} ({reason})")
     return values, [*reasons, *lines]
+
+
+def recommended(
+    kind: AnswerKind | None, modalities: Collection[str], num_rows: int, device: torch.device
+) -> list[str]:
+    """Return a line with public weights that usually help, if there are such weights.
+
+    Args:
+        kind: What a row gets.
+        modalities: Modalities of the inputs.
+        num_rows: Number of training rows.
+        device: Device of the training.
+    """
+    # For several modalities there is no single checkpoint, and the weights are those of a model
+    # with one answer per sample: for boxes and masks, they were not compared.
+    if kind not in RECOMMENDED_FOR or len(modalities) != 1:
+        return []
+    (modality,) = modalities
+    weights, enough = RECOMMENDED.get(modality, ("", 0))
+    if num_rows >= enough:
+        return []
+    slow = " (slow without a GPU)" if device.type == "cpu" else ""
+    return [f"note: few {modality}s: public weights usually help{slow}: weights={weights}"]
 
 
 def is_chosen(key: str, chosen: frozenset[str]) -> bool:
