@@ -20,7 +20,6 @@ from dxn.commands.options import (
     Seed,
     TableInput,
     ZeroShotLabels,
-    refuse_chosen,
 )
 from dxn.core.errors import UserError
 from dxn.core.files import METRICS, PREDICTIONS, TOKENS
@@ -58,9 +57,12 @@ class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
         "dxn evaluate weights=google/vit-base-patch16-224 data.path=photos/",
     )
 
-    needs: ClassVar[Mapping[str, Sequence[str]]] = {"create": ["judge", "temperature", "guidance"]}
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {
+        "create": ["judge", "temperature", "guidance"],
+        "data or create": ["seed"],
+    }
     # All rows of a table are evaluated.
-    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"input": ["split", "seed"]}
+    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"input": ["data", "split"]}
 
     input: InputTable = None
     split: Literal["train", "validation", "test"] | None = None
@@ -83,10 +85,6 @@ class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
         from dxn.runs.saved.dtypes import difference
         from dxn.runs.saved.loading import load_predictor
 
-        if self.create is None and self.input is not None:
-            refuse_chosen(self.settings, ("data", "split", "seed"), f"with input={self.input}")
-        elif self.create is None and self.data is None:
-            refuse_chosen(self.settings, ("seed",), "on the splits of a run; set data.path")
         trust = self.settings.folder_trust
         predictor = self.load(**self.computing(), labels=self.labels, template=self.template)
         predictor.task.metric.own = own_metrics_of(self.run, trust)

@@ -21,7 +21,6 @@ from dxn.commands.options import (
     Seed,
     TableInput,
     Weights,
-    refuse_chosen,
 )
 from dxn.core.errors import UserError
 
@@ -47,7 +46,8 @@ class Index(FromWeights, Data, TableInput, Compute):
         "dxn index run=RUN split=test only=[image] output=INDEX",
     )
 
-    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"input": ["split", "seed"]}
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {"data": ["seed"]}
+    excludes: ClassVar[Mapping[str, Sequence[str]]] = {"input": ["data", "split"]}
 
     input: InputTable = None
     split: Literal["train", "validation", "test"] | None = None
@@ -64,10 +64,6 @@ class Index(FromWeights, Data, TableInput, Compute):
         from dxn.runs.evaluation.next_commands import code_options, sample_options
         from dxn.runs.index import check_only, model_options, write_index
 
-        if self.input is not None:
-            refuse_chosen(self.settings, ("data", "split", "seed"), f"with input={self.input}")
-        elif self.data is None:
-            refuse_chosen(self.settings, ("seed",), "on the splits of a run; set data.path")
         predictor = self.load(**self.computing())
         only = check_only(self.only, predictor)
         if self.input is not None:

@@ -18,7 +18,7 @@ from annotated_types import Ge, Interval
 from dxn.config.command import Command, Group, PathOption
 from dxn.config.settings import Settings, plain
 from dxn.config.signatures import marks_of
-from dxn.config.values import assign, is_below, lookup
+from dxn.config.values import assign, lookup
 from dxn.config.words import AS_TYPED, options
 from dxn.core.errors import UserError, similar
 from dxn.data.formats import ARRAYS, require_path, table_format
@@ -76,22 +76,6 @@ def check_paths(command: C) -> C:
         if device in ("cuda", "mps"):
             _check_device(key, device)
     return command.of(replace(settings, values=values, notes=tuple(notes)))
-
-
-def refuse_chosen(settings: Settings, names: Sequence[str], reason: str) -> None:
-    """Refuse options that the user set, but that have no effect.
-
-    Args:
-        settings: The settings of the command.
-        names: The options.
-        reason: Why they have no effect, such as "with input=new.csv".
-
-    Raises:
-        UserError: If the user set one of them, or a part of it.
-    """
-    for key in sorted(settings.chosen):
-        if is_below(key, names):
-            raise UserError(f"{key}: has no effect {reason}; leave it out")
 
 
 def _check_device(key: str, device: str) -> None:

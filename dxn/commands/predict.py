@@ -189,11 +189,8 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
         if not is_main_process():
             return
         opened, task = samples.opened, predictor.task
-        for name, raws in opened.raws.items():
-            raw = raws[0]  # None: the sample lacks the input
-            note = "" if raw is None else predictor.tokenizers[name].remark(raw)
-            if note:
-                print_line(f"note: {name}: {note}")
+        for note in predictor.model_inputs.remarks(opened):
+            print_line(f"note: {note}")
         inputs = {name: cells[0] for name, cells in opened.cells.items()}
         for line in answer_lines(task.answer(predictions.predicted[0], inputs)):
             print_line(line)

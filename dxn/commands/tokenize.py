@@ -14,7 +14,6 @@ from dxn.commands.options import (
     Input,
     ManyRows,
     Seed,
-    refuse_chosen,
 )
 from dxn.core.errors import UserError
 
@@ -59,10 +58,6 @@ class Tokenize(ManyRows):
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.tokenize import MATRIX_SUFFIXES, tokenize_sample, write_matrices
 
-        if self.run is not None:
-            refuse_chosen(
-                self.settings, ("adapters", "dim", "seed"), "with run, which has trained adapters"
-            )
         if self.engine == "ray":
             from dxn.runs.tokenize import tokenized_rows
 

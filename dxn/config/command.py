@@ -76,7 +76,8 @@ class Command:
     path_key: ClassVar[str | None] = None
     usage: ClassVar[Sequence[str]] = ()
     # Options that have an effect only with another one, and options that have none with another
-    # one, by the other one: its key, or the key and a value, such as engine=ray.
+    # one, by the other one: its key, or a word such as engine=ray; for needs also several, such as
+    # "data or create".
     needs: ClassVar[Mapping[str, Sequence[str]]] = {}
     excludes: ClassVar[Mapping[str, Sequence[str]]] = {}
 
@@ -127,18 +128,22 @@ class Command:
         """Return a sentence for each option that the user set, and that has no effect."""
         problems: list[str] = []
         for base in type(self).__mro__:
-            for other, keys in vars(base).get("needs", {}).items():
-                advice = other if "=" in other else f"{other.removesuffix('.source')}=..."
-                if not self._is_set(other):
-                    chosen = self._chosen(keys)
-                    problems += [f"{key}: has an effect only with {advice}" for key in chosen]
+            for others, keys in vars(base).get("needs", {}).items():
+                if not any(map(self._is_set, others.split(" or "))):
+                    typed = others.removesuffix(".source")  # of weights
+                    problems += [
+                        f"{key}: has an effect only with {typed}; leave it out"
+                        for key in self._chosen(keys)
+                    ]
             for other, keys in vars(base).get("excludes", {}).items():
                 if self._is_set(other):
-                    word = f"{other.partition('=')[0]}={lookup(self.settings.values, other)[1]}"
-                    word = other if "=" in other else word
-                    chosen = self._chosen(keys)
-                    problems += [f"{key}: has no effect with {word}" for key in chosen]
-        return [f"{problem}; leave it out" for problem in problems]
+                    value = lookup(self.settings.values, other)[1]
+                    word = other if "=" in other else f"{other}={value}"
+                    problems += [
+                        f"{key}: has no effect with {word}; leave one of them out"
+                        for key in self._chosen(keys)
+                    ]
+        return problems
 
     def _is_set(self, word: str) -> bool:
         """Whether an option has a value, or the value of a word such as engine=ray."""
@@ -148,8 +153,12 @@ class Command:
         return (f"{value:g}" if is_number else value) == text if equals else bool(value)
 
     def _chosen(self, keys: Sequence[str]) -> list[str]:
-        """Return the options that the user set, and that are one of these keys or below one."""
-        return sorted(key for key in self.settings.chosen if is_below(key, keys))
+        """Return the options that the user set, and that are one of these keys or below one.
+
+        A part is left out if an option of it is set, because that one was typed.
+        """
+        chosen = sorted(key for key in self.settings.chosen if is_below(key, keys))
+        return [key for key in chosen if not any(other.startswith(f"{key}.") for other in chosen)]
 
     @classmethod
     def infer(cls, values: Mapping[str, str]) -> dict[str, str]:

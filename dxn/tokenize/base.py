@@ -316,8 +316,8 @@ class Tokenizer(CheckedMembers):
         """
         return self
 
-    def remark(self, raw: Any) -> str:
-        """Return what is unusual about a raw value, such as an unknown category. Default: ""."""
+    def remark(self, raws: Sequence[Any]) -> str:
+        """Return what is unusual about raw values, such as unknown categories. Default: ""."""
         return ""
 
 

@@ -76,23 +76,31 @@ def test_options_of_a_tokenizer_that_is_trained_are_accepted(table, tmp_path):
 @pytest.mark.parametrize(
     ("words", "option", "sentence"),
     [
-        ("predict input.text=a weights.part=x", "weights.part", "an effect only with weights=..."),
+        (
+            "predict input.text=a weights.part=x",
+            "weights.part",
+            "an effect only with weights",
+        ),
         ("predict input.text=a ray.replicas=2", "ray.replicas", "an effect only with engine=ray"),
-        ("serve template=x{}", "template", "an effect only with labels=..."),
+        ("serve template=x{}", "template", "an effect only with labels"),
         ("evaluate input=t.csv split=test", "split", "no effect with input=t.csv"),
-        ("evaluate guidance=2", "guidance", "an effect only with create=..."),
-        ("index input=t.csv seed=3", "seed", "no effect with input=t.csv"),
+        ("evaluate guidance=2", "guidance", "an effect only with create"),
+        ("evaluate input=t.csv data.path=c.csv", "data.path", "no effect with input=t.csv"),
+        ("tokenize run=r adapters=[image] input.text=a", "adapters", "no effect with run=r"),
+        ("index input=t.csv seed=3", "seed", "an effect only with data"),
+        ("evaluate seed=3", "seed", "an effect only with data or create"),
         ("export weights.part=text", "weights.part", "an effect only with format=public"),
         ("export format=public baseline=none", "baseline", "no effect with format=public"),
         ("tokenize run=r dim=3 input.text=a", "dim", "no effect with run=r"),
-        ("tokenize input.text=a sep=;", "sep", "an effect only with run=..."),
+        ("tokenize input.text=a sep=;", "sep", "an effect only with run"),
         ("generate temperature=0 top_k=3", "top_k", "no effect with temperature=0"),
         ("generate temperature=0.0 top_p=0.3", "top_p", "no effect with temperature=0"),
     ],
 )
 def test_an_option_of_a_command_that_has_no_effect_is_refused(words, option, sentence):
     verb, *rest = words.split()
-    expected = [f"{option}: has {sentence}; leave it out"]
+    advice = "it" if "only" in sentence else "one of them"
+    expected = [f"{option}: has {sentence}; leave {advice} out"]
     assert command(verb).compose(rest).without_effect() == expected
 
 

@@ -272,25 +272,6 @@ def test_a_path_that_a_command_cannot_use_is_refused(verb, words, expected):
     assert messages(compose, command(verb), words)[0].startswith(expected)
 
 
-@pytest.mark.parametrize(
-    ("verb", "words", "expected"),
-    [
-        ("evaluate", ["b.csv", "split=test"], "split: has no effect with input=b.csv; leave it"),
-        ("evaluate", ["b.csv", "seed=1"], "seed: has no effect with input=b.csv"),
-        ("evaluate", ["b.csv", "data.path=c.csv"], "data: has no effect with input=b.csv"),
-        ("evaluate", ["seed=1"], "seed: has no effect on the splits of a run; set data.path"),
-        ("index", ["b.csv", "split=train"], "split: has no effect with input=b.csv"),
-        ("index", ["b.csv", "data.path=c.csv"], "data: has no effect with input=b.csv"),
-        ("index", ["seed=1"], "seed: has no effect on the splits of a run"),
-        ("tokenize", ["b.jpg", "dim=64"], "dim: has no effect with run, which has trained"),
-        ("tokenize", ["b.jpg", "adapters=[image]"], "adapters: has no effect with run"),
-    ],
-)
-def test_an_option_without_effect_is_refused_before_the_model_is_loaded(verb, words, expected):
-    options = command(verb).compose(["run=RUN", *words])
-    assert messages(options.execute)[0].startswith(expected)
-
-
 def test_the_data_source_is_inferred_unless_it_is_chosen(here):
     assert data_of("data.train=a.csv", "data.test=b.csv")["_target_"] == "dxn.data.table"
     assert data_of("a.csv", "data=text")["_target_"] == "dxn.data.text_files"

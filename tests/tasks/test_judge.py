@@ -202,8 +202,8 @@ def test_training_rows_without_the_created_input_give_no_distance(folder, tmp_pa
         (["create=image", "judge=JUDGE", "only=[image]"], "only: image can be created from text"),
         (["create=image", "judge=nowhere"], "judge: folder not found: nowhere"),
         (["create=text", "input=rows.csv"], "input: cannot be combined with create; set data.path"),
-        (["guidance=2"], "guidance: has an effect only with create="),
-        (["judge=JUDGE"], "judge: has an effect only with create="),
+        (["guidance=2"], "guidance: has an effect only with create"),
+        (["judge=JUDGE"], "judge: has an effect only with create"),
         (
             ["create=image", "judge=JUDGE", "data.path=few.csv"],
             "judge: predicts shade, which the data does not have (data.target: no column 'shade'",

@@ -80,7 +80,9 @@ def test_every_other_member_has_a_default(tmp_path):
     assert adapter.modality == tokenizer.modality == "wave"
     assert not reader.files and not reader.words and not reader.is_path("a.png")
     assert tokenizer.length(raw) == 1 and reader.score([[1, 2]]) == 0
-    assert reader.describe([raw], [[1, 2]]) == reader.learn([[1, 2]]) == tokenizer.remark(raw) == ""
+    assert (
+        reader.describe([raw], [[1, 2]]) == reader.learn([[1, 2]]) == tokenizer.remark([raw]) == ""
+    )
     assert tokenizer.cut(raw) is None and tokenizer.plain() is tokenizer
     assert adapter.describe(raw) == "" and adapter.masking(ratio=0.5) is None
     assert not adapter.has_vocabulary and adapter.fit([raw]) is adapter

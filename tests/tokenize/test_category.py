@@ -2,11 +2,15 @@
 
 import json
 import random
+import re
 
+import pandas as pd
 import pytest
 import torch
 
 from dxn.core.errors import UserError
+from dxn.runs.predictor.inputs import ModelInputs
+from dxn.tasks import Classify
 from dxn.tokenize import BadMedia, CategoryAdapter
 from dxn.tokenize.column_profile import profile_of, scores_of
 
@@ -38,10 +42,11 @@ def test_rare_and_new_values_share_a_token():
 
 def test_a_value_that_is_not_known_gets_a_remark():
     prepare = fitted().tokenizer
-    assert prepare.remark(("red", "BLUE")) == ""
-    assert "'violet' is not one of the 2 known values (red, blue)" in prepare.remark(
-        ("red", "violet")
-    )
+    assert prepare.remark([("red", "BLUE"), None]) == ""
+    known = "of the 2 known values (red, blue), so"
+    assert prepare.remark([("violet",)]) == f"'violet' is not one {known} it counts as unknown"
+    several = prepare.remark([("red", "violet"), None, ("x",)])
+    assert several == f"2 of 3 values, such as 'violet', are not one {known} they count as unknown"
 
 
 def test_the_number_of_values_is_limited_to_the_most_frequent_ones():
@@ -218,3 +223,14 @@ def test_a_text_of_a_list_of_objects_or_lists_is_one_value(cell):
     reader = CategoryAdapter(DIM).tokenizer.reader
     reader.learn([cell.replace("a", letter) for letter in "abcdefgh"])
     assert reader.read(cell) == (cell,)
+
+
+def test_codes_that_lost_their_zeros_are_counted_before_a_prediction(tmp_path, capsys):
+    adapter = fitted(["010", "020", "033"], min_count=1)
+    inputs = ModelInputs({"zip": adapter.tokenizer}, Classify(), {"zip": "zip"}, None, None)
+    (tmp_path / "new.csv").write_text("zip\n10\n20\n033\n")
+    note = "zip: 2 of 3 values, such as '10', are not one of the 3 known values (010, 020, 033)"
+    inputs.option(str(tmp_path / "new.csv"), columns={})
+    assert f"note: {note}" in capsys.readouterr().out
+    with pytest.warns(UserWarning, match=re.escape(note)):
+        inputs.frame(pd.DataFrame({"zip": ["10", "20", "033"]}))

@@ -171,6 +171,8 @@ def open_table(path: Any, predictor: Predictor, *, on_bad: OnBad, **options: Any
             f"predicts; set columns.{predictor.target}=COLUMN, or use dxn predict"
         )
     opened = predictor.model_inputs.open(rows, on_bad, with_target=predictor.task.is_supervised)
+    for note in predictor.model_inputs.remarks(opened):
+        print_line(f"note: {note}")
     return EvaluationData("input", str(path), opened)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,7 +131,15 @@ class ModelInputs:
         Raises:
             UserError: If there are no such files, a column is missing, or a sample cannot be read.
         """
-        return self.open(self.rows(path, confine=confine, only=only, **options), on_bad)
+        opened = self.open(self.rows(path, confine=confine, only=only, **options), on_bad)
+        for note in self.remarks(opened):
+            print_line(f"note: {note}")
+        return opened
+
+    def remarks(self, opened: Opened) -> list[str]:
+        """Return what is unusual about the values of opened rows, such as unknown categories."""
+        remarks = {n: self.tokenizers[n].remark(raws) for n, raws in opened.raws.items()}
+        return [f"{name}: {remark}" for name, remark in remarks.items() if remark]
 
     def rows(
         self,
@@ -379,7 +388,11 @@ class ModelInputs:
             confine=False,
         )
         inputs = {name: rows.cells[name] for name in specs if name in rows.cells}
-        return self.open(replace(rows, cells=inputs), "error")
+        opened = self.open(replace(rows, cells=inputs), "error")
+        # Such as codes whose leading zeros pandas has removed. A program may print nothing else.
+        for note in self.remarks(opened):
+            warnings.warn(note, stacklevel=2)
+        return opened
 
     def argument(self, data: Any, inputs: Mapping[str, Any]) -> Any:
         """Return the argument of `Predictor.predict` as a frame, a list of samples, or one sample.

@@ -131,15 +131,19 @@ class CategoryTokenizer(Tokenizer):
         """Return the id of a value, which is UNKNOWN for a rare or a new one."""
         return self.ids.get(value, self.folded.get(value.casefold(), UNKNOWN))
 
-    def remark(self, raw: RawCategory) -> str:
+    def remark(self, raws: Sequence[RawCategory | None]) -> str:
         """Return a sentence about the values that are not known; "" if all are."""
-        unknown = [value for value in raw if self.id_of(value) == UNKNOWN]
+        values = [value for raw in raws if raw is not None for value in raw]
+        unknown = [value for value in values if self.id_of(value) == UNKNOWN]
         if not unknown or not self.choices:
             return ""
         names = ", ".join(self.choices[:MAX_LISTED]) + ", ..." * (len(self.choices) > MAX_LISTED)
+        known = f"the {len(self.choices):,} known values ({names})"
+        if len(values) == 1:
+            return f"{unknown[0]!r} is not one of {known}, so it counts as unknown"
         return (
-            f"{unknown[0]!r} is not one of the {len(self.choices):,} known values ({names}), so it "
-            "counts as unknown"
+            f"{len(unknown):,} of {len(values):,} values, such as {unknown[0]!r}, are not one of "
+            f"{known}, so they count as unknown"
         )
 
     def __call__(self, raw: RawCategory, rand: random.Random | None = None) -> Sample:
