@@ -109,7 +109,7 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
             if not draws and isinstance(self.input, str) and Path(self.input).exists():
                 from functools import partial
 
-                from dxn.data.sources.annotated import coco_ids
+                from dxn.data.sources.coco import coco_ids
 
                 rows = partial(coco_rows, ids=coco_ids(Path(self.input)))
         if not has_many_samples(self.input):

@@ -28,6 +28,7 @@ SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"
 SUGGESTED = (";", ",", " / ", "/", " + ", "+", "&", "\t", " ")
 LISTS = ("[", "(", "{")  # first characters of a text that can be a list or an object
 MASK = "mask"  # key of the mask in a cell that also has the names of the classes
+COLOR = 256  # value of black in a mask of colors, see `value_of_color`
 MASK_SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm")
 MAX_MASKS = 20  # cells in which masks are recognized
 
@@ -400,3 +401,8 @@ def explain_joined(values: Sequence[Any]) -> str:
 
 def _range(counts: Counter[float]) -> str:
     return f"{min(counts):.10g} to {max(counts):.10g}"
+
+
+def value_of_color(red: int, green: int, blue: int) -> int:
+    """Return the value of a color in a mask. That of gray is its level, as in masks of gray."""
+    return red if red == green == blue else COLOR + (red << 16 | green << 8 | blue)

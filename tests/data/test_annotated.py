@@ -1,6 +1,7 @@
 """Folders of pictures with boxes in the formats of COCO, Pascal VOC and YOLO."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data import annotated
-from dxn.data.sources.annotated import coco_ids
+from dxn.data.sources.coco import coco_ids
 from dxn.data.sources.detect import infer_source
 from dxn.runs.predictor.option import files_of, has_many_samples, tables_of
 from dxn.tasks import Detect
@@ -127,8 +128,11 @@ def test_yolo_polygons_are_boxes(tmp_path):
 
 
 def test_a_folder_of_classes_is_no_folder_of_boxes(tmp_path):
-    write_pictures(tmp_path / "labels")
     write_pictures(tmp_path / "images")
+    (tmp_path / "labels").mkdir()
+    for name in OBJECTS:  # a photo, with more colors than a mask has
+        pixels = random.Random(name).randbytes(3 * SIZE[0] * SIZE[1])
+        Image.frombytes("RGB", SIZE, pixels).save(tmp_path / f"labels/{name}.png")
     assert infer_source(tmp_path) == "folder"
 
 
@@ -522,6 +526,65 @@ def test_annotations_of_images_that_coco_does_not_list_are_counted(tmp_path):
         "not used: 1 annotation of images that instances_train2017.json does not list, such as "
         "image 2"
     ) in source.notes
+
+
+def test_the_box_around_a_turned_box_of_cvat_is_used(tmp_path):
+    write_coco(tmp_path)
+    content = json.loads(coco_of("c"))
+    (item,) = content["annotations"]
+    item |= {"bbox": [30, 10, 20, 4], "attributes": {"occluded": False, "rotation": 90.0}}
+    write_file(tmp_path / "annotations/instances_train2017.json", json.dumps(content))
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    assert objects_of(source)["c"].boxes[0] == pytest.approx((2 / 40, 38 / 80, 22 / 40, 42 / 80))
+
+
+def test_an_object_of_pascal_voc_can_have_several_boxes_and_parts_are_none(tmp_path):
+    write_voc(tmp_path)
+    box = "<bndbox><xmin>{}</xmin><ymin>1</ymin><xmax>40</xmax><ymax>30</ymax></bndbox>"
+    part = f"<part><name>head</name>{box.format(1)}</part>"
+    text = f"<object>{part}<name>car</name>{box.format(2)}{box.format(3)}</object>"
+    write_file(tmp_path / "Annotations/c.xml", f"<annotation>{text}</annotation>")
+    source = annotated(str(tmp_path), readers={"image": ImageReader()}, fractions=None)
+    found = objects_of(source)["c"]
+    assert found.labels == ("car", "car")
+    assert [box[1] for box in found.boxes] == [2 / 80, 3 / 80]
+
+
+def test_masks_of_cvat_have_the_names_of_their_colors(tmp_path):
+    write_picture(tmp_path / "JPEGImages/a.png")
+    for kind in ("Class", "Object"):
+        (tmp_path / f"Segmentation{kind}").mkdir()
+        Image.new("RGB", SIZE, (250, 50, 83)).save(tmp_path / f"Segmentation{kind}/a.png")
+    lines = "# label:color_rgb:parts:actions\nbackground:0,0,0::\nship:250,50,83::\n"
+    write_file(tmp_path / "labelmap.txt", lines)
+    (rows,) = rows_of(tmp_path).values()
+    (cell,) = rows.values()
+    value = 256 + (250 << 16) + (50 << 8) + 83
+    assert cell["names"] == {0: "background", value: "ship"}
+    assert cell["mask"].endswith("SegmentationClass/a.png")
+
+
+def test_pictures_of_nnunet_have_the_number_of_a_channel(tmp_path):
+    write_picture(tmp_path / "imagesTr/a_000_0000.png")
+    (tmp_path / "labelsTr").mkdir()
+    Image.new("L", SIZE).save(tmp_path / "labelsTr/a_000.png")
+    (rows,) = rows_of(tmp_path).values()
+    (cell,) = rows.values()
+    assert cell["mask"].endswith("labelsTr/a_000.png")
+
+
+def test_colored_masks_in_a_folder_called_labels_are_no_classes(tmp_path):
+    write_picture(tmp_path / "images/a.png")
+    (tmp_path / "labels").mkdir()
+    Image.new("RGB", SIZE, (250, 50, 83)).save(tmp_path / "labels/a.png")
+    assert infer_source(tmp_path) == "annotated"
+
+
+def test_a_folder_of_labelme_is_named(tmp_path):
+    write_picture(tmp_path / "a.png")
+    write_file(tmp_path / "a.json", json.dumps({"shapes": [], "imagePath": "a.png"}))
+    with pytest.raises(UserError, match=r"a.json: is in the format of labelme, which is not read"):
+        infer_source(tmp_path)
 
 
 def test_a_category_that_coco_does_not_list_is_named_with_the_number_of_its_objects(tmp_path):

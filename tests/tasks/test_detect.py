@@ -65,6 +65,7 @@ def test_events_have_a_start_and_a_stop():
         ([{"label": "cat", "box": "1 2 3 4"}], "finite numbers"),
         ([{"label": ["cat"], "box": [1, 2, 3, 4]}], "must have a label"),
         ([{"label": " ", "box": [1, 2, 3, 4]}], "must have a label"),
+        ([{"label": "cat", "box": [5, 2, 3, 4]}], "must not be before its start"),
         ([3], "must have a place"),
         (7, "must be a list of objects"),
     ],
@@ -154,10 +155,19 @@ def test_objects_with_a_flag_are_ignored(key):
     box = {"label": "cat", "box": [6, 4, 30, 20]}
     cell = [box, {**box, key: "0"}, {**box, key: 1}, {**box, key: "1"}]
     found = target.read(cell, "row 1", {"image": picture()})
-    assert found.boxes == ((0.1, 0.1, 0.5, 0.5),) * 2
+    assert found.boxes == ((0.1, 0.1, 0.5, 0.5),)
     assert [item.place for item in found.ignored] == [(0.1, 0.1, 0.5, 0.5)] * 2
     assert {item.is_crowd for item in found.ignored} == {key != "difficult"}
     assert "; 2 ignored (iscrowd or difficult)" in target.describe([found])
+
+
+def test_an_object_that_occurs_again_is_used_once_and_counted():
+    target = target_of(ImageAdapter(dim=8))
+    cell = [{"label": label, "box": [6, 4, 30, 20]} for label in ("cat", "dog", "cat")]
+    found = target.read(cell, "row 1", {"image": picture()})
+    assert found.labels == ("cat", "dog")
+    line = "1 objects of all splits occur again with the same class and place, and are used once"
+    assert f"{line} (row 1)" in target.describe([found])
 
 
 def test_results_have_the_ids_of_categories_that_most_objects_of_a_class_have():

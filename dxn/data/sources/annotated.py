@@ -3,63 +3,43 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NamedTuple
+from pathlib import Path, PureWindowsPath
+from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
-
-from dxn.core.display import count, list_names
+from dxn.core.display import count
 from dxn.core.errors import UserError
-from dxn.core.untrusted import load_json, shortened
+from dxn.core.untrusted import shortened
 from dxn.data.cell_paths import confined
 from dxn.data.columns.infer import Readers
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
+from dxn.data.sources.coco import read_coco
 from dxn.data.sources.detect import (
-    MASK_FOLDERS,
     PICTURE_FOLDERS,
     annotations_of,
+    has_colors,
     in_folder,
-    is_coco,
     stem_of_mask,
     stem_of_picture,
 )
 from dxn.data.sources.picture_files import (
+    Picture,
     name_of,
     pair,
     pictures_in,
     split_of_folders,
-    split_of_name,
     splits_of_lists,
     splits_of_yaml,
+    with_size,
 )
 from dxn.data.splits.split import UNDIVIDED, complete_splits
-from dxn.tasks.names import class_name
+from dxn.tasks.infer import value_of_color
 
-PICTURES = ("images", "JPEGImages")
 MASK_ONLY_FOLDERS = ("mask", "segmentation")
 DATA_YAML = ("data", "dataset")  # usual names of the YAML file of YOLO
-MAX_IDS = 10  # in a message
 MAX_FRACTION = 1.5  # of a corner of a polygon, which can lie a little outside of the picture
-
-
-class Picture(NamedTuple):
-    """A picture and its objects.
-
-    Args:
-        split: Its split, or `UNDIVIDED`.
-        path: Its file.
-        origin: The file of its annotations, and the place in it.
-        objects: Objects with their boxes, see `dxn.tasks.detect.objects`, or the path of a mask
-            with the names of its classes. None: unknown.
-    """
-
-    split: str
-    path: Path
-    origin: str
-    objects: Any
 
 
 def annotated(
@@ -158,221 +138,6 @@ def _with_listed_splits(root: Path, pictures: Sequence[Picture], notes: list[str
     return [p._replace(split=splits.get(p.path, p.split)) for p in pictures]
 
 
-def _coco_files(root: Path, files: Sequence[Path]) -> dict[str, Path]:
-    """Return the JSON file of COCO of each split."""
-    by_split: dict[str, Path] = {}
-    for file in files:
-        split = split_of_name(file.stem) or split_of_folders(file, root)
-        other = by_split.setdefault(split, file)
-        # COCO also has files of keypoints and captions for the same pictures.
-        are_instances = "instances" in file.name, "instances" in other.name
-        if are_instances == (True, False):
-            by_split[split] = file
-        elif other != file and are_instances != (False, True):
-            raise UserError(
-                f"{root}: {other.name} and {file.name} are both annotations of the {split} split; "
-                "keep one of them"
-            )
-    return by_split
-
-
-def _coco(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
-    """Yield the pictures of the JSON files of COCO."""
-    pictures = _pictures_of_coco(root)
-    for split, file in _coco_files(root, files).items():
-        content = load_json(file)
-        with _explained(file):
-            objects = _coco_objects(content, file)
-            images = _coco_images(content, file, root, split, pictures)
-            if unlisted := objects.keys() - images.keys():
-                number = sum(len(objects[picture_id]) for picture_id in unlisted)
-                notes.append(
-                    f"not used: {count(number, 'annotation')} of images that {file.name} does not "
-                    f"list, such as image {min(unlisted)}"
-                )
-            for picture_id, (path, image) in images.items():
-                cell = None
-                if "annotations" in content:
-                    sides = image.get("width"), image.get("height")
-                    cell = _with_size(objects.get(picture_id, []), *sides)
-                yield Picture(split, path, f"{file.name} image {picture_id}", cell)
-
-
-def coco_ids(path: Path) -> tuple[dict[Path, Any], dict[str, Any]]:
-    """Return the ids of the pictures and of the names of categories in JSON files of COCO.
-
-    Both are empty without such files. A name that two categories have is left out.
-
-    Args:
-        path: A file, or a folder with files.
-
-    Raises:
-        UserError: If two pictures have the same id, or a file is damaged.
-    """
-    root = path
-    if path.is_file():
-        form, files = ("COCO" if is_coco(path) else ""), [path]
-        # The folder of the annotations can lie beside those of the pictures.
-        root = path.parent if pictures_in(path.parent) else path.parent.parent
-    else:
-        form, files = annotations_of(root) or ("", [])
-    if form != "COCO":
-        return {}, {}
-    picture_ids: dict[Path, Any] = {}
-    paths: dict[Any, Path] = {}
-    ids_of_name: dict[str, set[Any]] = {}
-    pictures = _pictures_of_coco(root)
-    for split, file in _coco_files(root, files).items():
-        content = load_json(file)
-        with _explained(file):
-            for path, image in _coco_images(content, file, root, split, pictures).values():
-                other = paths.setdefault(image["id"], path)
-                if other != path:
-                    raise UserError(
-                        f"input: {path} and {other} have the same id, {image['id']}, in two files "
-                        "of COCO, so that their results could not be told apart; set input to the "
-                        "folder of one of them"
-                    )
-                picture_ids[path] = image["id"]
-            for item in content["categories"]:
-                ids_of_name.setdefault(class_name(item["name"]), set()).add(item["id"])
-    return picture_ids, {name: ids.pop() for name, ids in ids_of_name.items() if len(ids) == 1}
-
-
-@contextmanager
-def _explained(file: Path) -> Iterator[None]:
-    """Name the file of COCO and its format if a key is missing or has another type."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{file}: is not in the format of COCO ({type(error).__name__}: {error}); an image "
-            "must have id and file_name, an annotation image_id, category_id and bbox or "
-            "segmentation"
-        ) from error
-
-
-def _pictures_of_coco(root: Path) -> list[Path]:
-    return [path for path in pictures_in(root) if not in_folder(path, root, MASK_FOLDERS)]
-
-
-def _coco_images(
-    content: Mapping[str, Any], file: Path, root: Path, split: str, pictures: Sequence[Path]
-) -> dict[str, tuple[Path, Mapping[str, Any]]]:
-    """Return the path and the entry of each image of a file of COCO, by its id as a text.
-
-    Args:
-        content: Content of the file.
-        file: The file.
-        root: The folder of the data.
-        split: Split of the file.
-        pictures: All pictures of the folder.
-    """
-    image_of: dict[str, Mapping[str, Any]] = {}
-    for image in content["images"]:
-        other = image_of.setdefault(_id_of(image["id"]), image)
-        if other["file_name"] != image["file_name"]:
-            raise UserError(f"{file}: two images have the id {image['id']}; give each one its own")
-    # Paths of Windows have backslashes.
-    file_names = [image["file_name"].replace("\\", "/") for image in image_of.values()]
-    paths = _coco_paths(file_names, file, root)
-    missing = [i for i, path in enumerate(paths) if not path.is_file()]
-    names = [name_of(PurePosixPath(file_names[i]), root, split) for i in missing]
-    claimed = set(paths)
-    others = [path for path in pictures if path not in claimed]
-    for i, other in pair(names, [name_of(path, root) for path in others]).items():
-        paths[missing[i]] = others[other]
-    images = zip(paths, image_of.values(), strict=True)
-    return dict(zip(image_of, images, strict=True))
-
-
-def _with_size(objects: list[Any], width: Any, height: Any) -> Any:
-    """Return the cell of objects in a picture with a size, which some programs write as 0."""
-    try:
-        sides = float(width), float(height)
-    except (TypeError, ValueError):
-        return objects
-    if not objects or min(sides) <= 0 or not all(side.is_integer() for side in sides):
-        return objects
-    return {"objects": objects, "width": int(sides[0]), "height": int(sides[1])}
-
-
-def _coco_objects(content: Mapping[str, Any], file: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the objects of each image of a file of COCO, by its id as a text.
-
-    Some programs write ids as numbers in one list, and as texts in another one.
-
-    Raises:
-        UserError: If an annotation has a category that the file does not list.
-    """
-    categories = {_id_of(item["id"]): item for item in content["categories"]}
-    objects: dict[str, list[dict[str, Any]]] = {}
-    unknown: list[Mapping[str, Any]] = []
-    for item in content.get("annotations", ()):
-        category = categories.get(_id_of(item["category_id"]))
-        if category is None:
-            unknown.append(item)
-            continue
-        annotation = {"label": category["name"], "category_id": category["id"]}
-        annotation |= {"iscrowd": item["iscrowd"]} if item.get("iscrowd") else {}
-        if item.get("segmentation"):
-            annotation["segmentation"] = _compact(item["segmentation"])
-        if "bbox" in item or "segmentation" not in annotation:
-            annotation["bbox"] = item["bbox"]
-        elif isinstance(annotation["segmentation"], list):
-            annotation["bbox"] = _box_around(annotation["segmentation"])
-        objects.setdefault(_id_of(item["image_id"]), []).append(annotation)
-    if unknown:
-        first = unknown[0]
-        raise UserError(
-            f"{file}: {count(len(unknown), 'annotation')} of a category that the file does not "
-            f"list, such as category {first['category_id']} in image {first['image_id']}; its "
-            f"categories have the ids {list_names([*categories], MAX_IDS)}; add the category or "
-            "correct the annotations"
-        )
-    return objects
-
-
-def _id_of(value: Any) -> str:
-    """Return an id as a text. 1, "1" and 1.0, which pandas writes, are the same."""
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
-
-
-def _coco_paths(names: Sequence[str], file: Path, root: Path) -> list[Path]:
-    """Return the files with these names beside a file of annotations or in the usual folders.
-
-    A file that is not there has the first possible path.
-    """
-    folders = [parent / name for parent in (file.parent, root) for name in ("", *PICTURES)]
-    paths: list[Path] = []
-    for name in names:
-        options = [folder / name for folder in folders]
-        paths.append(next((path for path in options if path.is_file()), options[0]))
-    return paths
-
-
-def _compact(area: Any) -> Any:
-    """Return polygons as arrays, because millions of numbers in lists need much memory."""
-    try:
-        return (
-            [np.asarray(polygon, np.float32) for polygon in area]
-            if isinstance(area, list)
-            else area
-        )
-    except (TypeError, ValueError, OverflowError):
-        return area  # the row is reported when it is read
-
-
-def _box_around(polygons: list[Any]) -> list[float] | None:
-    """Return the left, top, width and height of polygons. None: they are not valid."""
-    try:
-        corners = np.concatenate(polygons, dtype=np.float32).reshape(-1, 2)
-        start, stop = corners.min(0), corners.max(0)
-    except (TypeError, ValueError):
-        return None  # the row is reported when it is read
-    return [*start.tolist(), *(stop - start).tolist()]
-
-
 def _voc(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
     """Yield the pictures of the XML files of Pascal VOC."""
     # Masks in a folder SegmentationClass have the names of the pictures.
@@ -386,16 +151,17 @@ def _voc(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictur
                 continue
             objects: list[dict[str, Any]] = []
             for item in tree.iter("object"):
-                box = item.find("bndbox")
-                if box is None:
+                boxes = item.findall("bndbox")
+                if not boxes:
                     raise ElementTree.ParseError("an object has no bndbox")
-                numbers = {key: box.findtext(key) for key in ("xmin", "ymin", "xmax", "ymax")}
-                annotation = {"label": item.findtext("name"), **numbers}
-                if difficult := item.findtext("difficult"):
-                    annotation["difficult"] = difficult
-                objects.append(annotation)
+                difficult = item.findtext("difficult")
+                flag = {"difficult": difficult} if difficult else {}
+                # Some programs write all boxes of a class in one object.
+                for box in boxes:
+                    numbers = {key: box.findtext(key) for key in ("xmin", "ymin", "xmax", "ymax")}
+                    objects.append({"label": item.findtext("name"), **numbers, **flag})
             sides = tree.findtext("size/width"), tree.findtext("size/height")
-            cells[file] = _with_size(objects, *sides)
+            cells[file] = with_size(objects, *sides)
         # Others than ParseError: the file names an encoding that is unknown or not supported.
         except (ElementTree.ParseError, LookupError, ValueError) as error:
             raise UserError(
@@ -454,7 +220,7 @@ def _yolo(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Pictu
 
 def _masks(root: Path, files: Sequence[Path], notes: list[str]) -> Iterator[Picture]:
     """Yield the pictures with masks."""
-    labels = _class_names(root, files)
+    labels = _class_names(root, files) or _names_of_colors(root, files)
     masks = {*files}
     pictures = [
         path
@@ -571,6 +337,20 @@ def _class_names(root: Path, files: Sequence[Path]) -> dict[int, str]:
     return {}
 
 
+def _names_of_colors(root: Path, files: Sequence[Path]) -> dict[int, str]:
+    """Return the names of the colors of masks in labelmap.txt, as CVAT writes it, by value."""
+    file = root / "labelmap.txt"
+    if not file.exists() or not has_colors(files[0]):
+        return {}
+    names: dict[int, str] = {}
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        # A line is name:red,green,blue:parts:actions.
+        if match := re.match(r"([^#:][^:]*):(\d+),(\d+),(\d+)(:|$)", line):
+            red, green, blue = (int(match[i]) for i in (2, 3, 4))
+            names[value_of_color(red, green, blue)] = match[1]
+    return names
+
+
 def _yaml_files(root: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the YAML files of a folder and their content, if it is a mapping."""
     for file in (*sorted(root.glob("*.yaml")), *sorted(root.glob("*.yml"))):
@@ -585,4 +365,4 @@ def _yaml_files(root: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
             yield file, content
 
 
-READERS = {"COCO": _coco, "Pascal VOC": _voc, "YOLO": _yolo, "masks": _masks}
+READERS = {"COCO": read_coco, "Pascal VOC": _voc, "YOLO": _yolo, "masks": _masks}

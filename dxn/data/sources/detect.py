@@ -24,8 +24,11 @@ YOLO = "labels"  # folder with a text file per picture
 # What files of annotations contain.
 COCO = (b'"images"', b'"categories"', b'"file_name"')
 VOC = (b"<annotation", b"<object")
+LABELME = (b'"shapes"', b'"imagePath"')
 # Starts of the names of folders with masks and with their pictures, and of the formats of masks.
 MASK_FOLDERS = ("mask", "label", "annotation", "segmentation")
+CERTAIN_FOLDERS = ("mask", "segmentation")
+OBJECT_MASKS = "segmentationobject"
 PICTURE_FOLDERS = ("image", "img", "picture", "jpegimages")
 KINDS = (*MASK_FOLDERS, *PICTURE_FOLDERS)  # folders that only tell what their files are
 MAX_DEPTH = 4  # of a file of annotations below the folder
@@ -34,7 +37,8 @@ PICTURES = (*MASKS, ".jpg", ".jpeg", ".webp", ".avif", ".ppm")
 MAX_BOX = 10_000  # characters of a line with a box or a polygon
 # What names of masks have beside the name of the picture, and names of pictures beside it.
 MASK_WORDS = "masks?|labels?|labelids|labeltrainids|gtfine|seg|segmentation|gt|l"
-PICTURE_WORDS = "image|img|picture|leftimg8bit"
+PICTURE_WORDS = "image|img|picture|leftimg8bit|0000"  # 0000: the first channel of nnU-Net
+MAX_COLORS = 256  # of a mask
 MAX_ANNOTATIONS = 2**31  # bytes
 AnnotationFormat = Literal["COCO", "Pascal VOC", "YOLO", "masks"]
 
@@ -136,13 +140,16 @@ def annotations_of(folder: Path) -> tuple[AnnotationFormat, list[Path]] | None:
         return "YOLO", beside
     masks = [file for file in files if file.suffix.lower() in MASKS]
     masks = [file for file in masks if in_folder(file, folder, MASK_FOLDERS)]
+    # Beside the classes, Pascal VOC and CVAT have a mask with the number of each object.
+    of_classes = [file for file in masks if not in_folder(file, folder, (OBJECT_MASKS,))]
+    masks = of_classes or masks
     others = [file for file in files if in_folder(file, folder, PICTURE_FOLDERS)]
     others = [file for file in others if file.suffix.lower() in PICTURES]
     # Classes can be folders of any name, whose files have the same names. But nobody calls classes
-    # images and masks, so such folders have masks even if the names differ.
+    # images and masks or segmentation, so such folders have masks even if the names differ.
     stems = {stem_of_mask(file) for file in masks}
     has_pairs = any(stem_of_picture(file) in stems for file in others)
-    is_named = any(in_folder(file, folder, MASK_FOLDERS[:1]) for file in masks)
+    is_named = any(in_folder(file, folder, CERTAIN_FOLDERS) for file in masks)
     if others and masks and (is_named or (has_pairs and _is_mask(masks[0]))):
         return "masks", masks
     return None
@@ -167,12 +174,24 @@ def _has_boxes(file: Path) -> bool:
 
 
 def _is_mask(file: Path) -> bool:
-    """Whether a picture has a palette or levels of gray."""
+    """Whether a picture has a palette, levels of gray, or few colors."""
     from PIL import Image
 
     try:
         with Image.open(file) as image:
-            return image.mode in ("1", "L", "P", "I", "I;16")
+            is_gray = image.mode in ("1", "L", "P", "I", "I;16")
+            return is_gray or image.convert("RGB").getcolors(MAX_COLORS) is not None
+    except OSError:
+        return False
+
+
+def has_colors(file: Path) -> bool:
+    """Whether a picture has colors instead of levels of gray or indices of a palette."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            return image.mode in ("RGB", "RGBA")
     except OSError:
         return False
 
@@ -235,6 +254,12 @@ def _source_of_folder(folder: Path) -> str:
     # Tables have priority over class folders: a table usually refers to files in its folder.
     if annotations_of(folder) is not None:
         return "annotated"
+    described = sorted(file for file in folder.glob(f"*{JSON}") if not _is_hidden(file))
+    if described and _contains(described[0], LABELME):
+        raise UserError(
+            f"{described[0]}: is in the format of labelme, which is not read; convert the folder "
+            "to COCO or YOLO"
+        )
     if tables_in(folder) or tables_of_splits(folder):
         return "table"
     entries = [entry for entry in folder.iterdir() if not _is_hidden(entry)]

@@ -20,6 +20,23 @@ LISTS = ("ImageSets/Main", "ImageSets/Segmentation")
 PRESENCE = (" 1", " 0", " -1")  # behind the names in its lists of classes
 
 
+class Picture(NamedTuple):
+    """A picture and its objects.
+
+    Args:
+        split: Its split, or `UNDIVIDED`.
+        path: Its file.
+        origin: The file of its annotations, and the place in it.
+        objects: Objects with their boxes, see `dxn.tasks.detect.objects`, or the path of a mask
+            with the names of its classes. None: unknown.
+    """
+
+    split: str
+    path: Path
+    origin: str
+    objects: Any
+
+
 class Name(NamedTuple):
     """A path that is compared with others.
 
@@ -226,3 +243,14 @@ def split_of_folders(file: Path, root: Path) -> str:
     """Return the split that a folder of a file, below the root, names."""
     splits = map(split_of_name, file.relative_to(root).parts[:-1])
     return next((split for split in splits if split is not None), UNDIVIDED)
+
+
+def with_size(objects: list[Any], width: Any, height: Any) -> Any:
+    """Return the cell of objects in a picture with a size, which some programs write as 0."""
+    try:
+        sides = float(width), float(height)
+    except (TypeError, ValueError):
+        return objects
+    if not objects or min(sides) <= 0 or not all(side.is_integer() for side in sides):
+        return objects
+    return {"objects": objects, "width": int(sides[0]), "height": int(sides[1])}

@@ -70,7 +70,7 @@ def files_of(path: str) -> tuple[list[str], Path]:
         first = min(path.index(wildcard) for wildcard in WILDCARDS if wildcard in path)
         return files, Path(f"{path[:first]}x").parent
     if Path(path).is_file():  # annotations in the format of COCO
-        from dxn.data.sources.annotated import coco_ids
+        from dxn.data.sources.coco import coco_ids
 
         paths = sorted(coco_ids(Path(path))[0])
         return list(map(str, paths)), Path(path).parent.parent

@@ -73,7 +73,7 @@ def coco_rows(
         samples: The pictures.
         batch_size: Number of pictures per batch.
         start: Number of batches to leave out.
-        ids: See `dxn.data.sources.annotated.coco_ids`.
+        ids: See `dxn.data.sources.coco.coco_ids`.
     """
     opened = samples.opened
     names = file_names(opened, picture_input(predictor, f"NAME{COCO}"))

@@ -246,6 +246,12 @@ def read_objects(cell: Any, origin: str, *, axes: int, order: Order | None) -> O
                 f"got {shortened(item)}"
             )
         box = _corners(numbers, order or order_of_key)
+        if any(stop < start for start, stop in zip(box[:axes], box[axes:], strict=True)):
+            raise UserError(
+                f"{origin}: the stop of an object must not be before its start, nor its right or "
+                f"bottom side before the left or top one, got {shortened(item)}; correct it, or "
+                "set head.order if its numbers mean something else"
+            )
         if is_ignored(item):
             ignored.append(Ignored(label, box, is_crowd(item)))
             continue

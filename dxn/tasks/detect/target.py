@@ -77,8 +77,9 @@ class DetectedObjects(Names):
         self.fixed_threshold = task.threshold
         self.threshold = DEFAULT_THRESHOLD if task.threshold is None else task.threshold
         self.axes = 0  # number A of axes of the boxes in the table; 0: unknown
-        # Objects without an area and those that are cut, by row.
+        # Objects without an area, those that are cut, and those that occur again, by row.
         self.unused: dict[str, int] = {}
+        self.repeated: dict[str, int] = {}
         self.clipped: dict[str, int] = {}
 
     def names(self, value: Objects) -> Sequence[str]:
@@ -150,6 +151,9 @@ class DetectedObjects(Names):
             clipped, is_cut = _clipped(box, extent, limits)
             if _is_empty(clipped):
                 self.unused[origin] = self.unused.get(origin, 0) + 1
+                continue
+            if (label, clipped) in zip(labels, boxes, strict=True):
+                self.repeated[origin] = self.repeated.get(origin, 0) + 1
                 continue
             if is_cut:
                 self.clipped[origin] = self.clipped.get(origin, 0) + 1
@@ -245,6 +249,7 @@ class DetectedObjects(Names):
         for rows, what in (
             (self.unused, "without a size inside of the input are not used"),
             (self.clipped, "are cut at the edge of the input"),
+            (self.repeated, "occur again with the same class and place, and are used once"),
         ):
             if rows:
                 shown = ", ".join(list(rows)[:MAX_SHOWN])

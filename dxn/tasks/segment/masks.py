@@ -17,7 +17,7 @@ from PIL import Image
 from dxn.core.errors import UserError
 from dxn.core.marks import Described
 from dxn.core.untrusted import shortened
-from dxn.tasks.infer import MASK
+from dxn.tasks.infer import COLOR, MASK
 from dxn.tasks.segment.drawn import Drawn
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.media import bytes_or_path
@@ -31,7 +31,6 @@ WHITE = 255  # usual value of pixels without a class
 MAX_STEP = 1.5
 # Values with a smaller share of the pixels can be those of edges. A few of them are rare classes.
 MIN_SHARE, MIN_EDGES = 0.001, 4
-COLOR = 256  # value of black in a mask of colors, see `decode`
 # How masks are written, by the mode of Pillow: bits, gray, 16 bits of gray, palettes and colors.
 MODES = {"1": "1", "L": "L", "LA": "L", "La": "L", "PA": "L", "P": "P", "I": "I;16"}
 MAX_VALUES = 256  # a picture with more different values is a photo instead of a mask

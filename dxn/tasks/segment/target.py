@@ -19,11 +19,11 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.schema import Strict
 from dxn.tasks.detect.objects import check_size
+from dxn.tasks.infer import COLOR
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import MAX_CLASS_COLUMNS, SHOWN, Names, NamesState
 from dxn.tasks.segment.drawn import BACKGROUND, Drawn, labels_of, read_drawn
 from dxn.tasks.segment.masks import (
-    COLOR,
     MAX_VALUES,
     WHITE,
     Mask,
