@@ -375,7 +375,7 @@ class OpenAI:
         is_chat = isinstance(body, ChatBody)
         limit = self._limit(body)
         count = body.n * len(makers)
-        check_count("n", count, self.options)
+        check_count(name if len(makers) > 1 else "n", count, self.options)
 
         def make_texts() -> list[Text]:
             prompts = [make() for make in makers]

@@ -409,6 +409,8 @@ def test_too_long_conversations_and_unknown_models_have_the_codes_of_openai(clie
 
 def test_too_many_answers_and_other_content_types_are_refused(client):
     error_of(client.post(CHAT, json={**ASK, "n": 65}), 413)
+    answer = client.post(COMPLETIONS, json={"prompt": ["a"] * 65})
+    assert answer.status_code == 413 and answer.json()["error"]["param"] == "prompt"
     error_of(client.post(CHAT, files={"image": b"a"}), 415)
     error_of(client.post(CHAT, content="[1]"), 400)
     assert "GET /openapi.json" in error_of(client.post(CHAT, content="{"), 400)

@@ -182,6 +182,9 @@ def test_values_of_many_rows_are_files_in_a_folder(trained, pictures, tmp_path, 
         rows = list(csv.DictReader(file))
     assert len(rows) == 39  # the first one has no text
     assert all((folder / row["image"]).exists() for row in rows)
+    with (pictures / "rows.csv").open(newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    assert [row["text"] for row in rows] == [text for text in texts if text]
 
 
 def test_a_report_has_created_values_beside_true_ones(pictures, tmp_path, capsys):

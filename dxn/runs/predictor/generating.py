@@ -13,7 +13,7 @@ from dxn.data.tables.files import read_text
 from dxn.data.tables.read import read_table
 from dxn.runs.predictor.option import TEXT_SUFFIX, has_many_samples, is_table, read_sample
 from dxn.runs.predictor.output import SUFFIXES, write_records
-from dxn.runs.predictor.table import identify
+from dxn.runs.predictor.table import identify, own_name, shown_inputs
 from dxn.runs.predictor.writing import MAX_SCALE, Text, Writer
 from dxn.tokenize.base import Reader
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dxn.commands.predict import Generate
     from dxn.runs.predictor.predictor import Predictor, Values
 
+GENERATED = "generated"  # column of the texts
 TABLE = "created.csv"  # in a folder: the row and the file of each value
 PROMPT = "prompt"  # column of a table of prompts, and of the texts that continue them
 
@@ -57,7 +58,7 @@ def read_prompts(prompt: str, prompts: str | None) -> str | list[str]:
 def read_rows(
     predictor: Predictor, value: Any, without: str, **options: Any
 ) -> tuple[Samples, list[dict[str, Any]]]:
-    """Return the samples of a table, a folder or a pattern, and the file and row of each.
+    """Return the samples of a table, a folder or a pattern, and the file, row and inputs of each.
 
     Args:
         predictor: The model.
@@ -75,7 +76,11 @@ def read_rows(
         samples.rows = samples.rows[usable]
     if skipped := len(opened) + opened.skipped - len(samples):
         print_line(f"{count(skipped, 'row')} skipped")
-    return samples, [identify(opened, row, 0) for row in samples.rows.tolist()]
+    columns = {own_name(n, (PROMPT, GENERATED)): c for n, c in shown_inputs(opened).items()}
+    return samples, [
+        identify(opened, row, 0) | {name: cells[row] for name, cells in columns.items()}
+        for row in samples.rows.tolist()
+    ]
 
 
 def texts_to_write(
@@ -282,7 +287,7 @@ def write_texts(
     prompts: str | Sequence[str],
     texts: Sequence[str],
     rows: Sequence[dict[str, Any]] = (),
-    column: str = "generated",
+    column: str = GENERATED,
 ) -> None:
     """Write a column of texts with the row and the prompt that each of them continues, if any."""
     prompts = [prompts] if isinstance(prompts, str) else prompts
