@@ -148,3 +148,12 @@ def test_numbers_that_other_cells_explain_need_no_note(values):
 
 def test_plain_numbers_need_no_note():
     assert Regress().target.find_format(["1.5", 2, "-3e5"], ["a", "b", "c"]) == []
+
+
+def test_whole_numbers_with_several_letters_are_names_and_no_amounts():
+    plain = [str(i % 40) for i in range(96)]
+    assert read_numbers([*plain, "12a", "12b", "207a", "7b"]) is None
+    assert read_numbers([*plain, "12A", "14b", "3c", "x"]) is None
+    # One letter is a unit, a power of ten has a note, and a single typing error is named.
+    for cells in (["12m", "3m"], ["12k", "3m"], ["12a"], ["12m", "3x."]):
+        assert read_numbers([*plain, *cells]) is not None

@@ -205,10 +205,21 @@ def read_numbers(values: Sequence[Any]) -> ParsedNumbers | None:
             numbers.append(number)
     num_wrong = sum(not has_no_number(value) for value in others)
     num_missing = sum(map(has_no_value, others))
+    if num_wrong and _letters(others) and len(_letters(values)) > 1:
+        return None  # 12, 12a and 12b are names, such as those of houses, and no amounts
     if not numbers or num_wrong > MAX_OTHERS * (len(numbers) + num_wrong):
         return None
     is_numeric = len(numbers) >= MIN_NUMBERS * (len(values) - num_missing)
     return ParsedNumbers(form, numbers, others) if is_numeric else None
+
+
+def _letters(values: Sequence[Any]) -> set[str]:
+    """Return the letters that follow whole numbers immediately, as in 12a."""
+    return {
+        value[-1].lower()
+        for value in values
+        if isinstance(value, str) and value[:-1].isdigit() and value[-1].isalpha()
+    }
 
 
 def find_format(values: Sequence[Any]) -> NumberFormat:
