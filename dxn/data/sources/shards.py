@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.data.formats import SPLIT_NAMES
 from dxn.data.rows import Column, Origins, Rows, as_column, blank_to_none
+from dxn.data.sources.parquet_features import common_features, with_rows
 from dxn.data.sources.tar_rows import (
     join_tables,
     names_of_kinds,
@@ -36,13 +38,13 @@ SHARD_ROWS = 2**31
 # Rows that `datasets` returns together. Those of large photos take 12 MB, and up to ten shards are
 # read at the same time.
 PIECE = 32
-TAR = "webdataset"  # name of the format in `datasets`
+TAR, PARQUET = "webdataset", "parquet"  # names of the formats in `datasets`
 # Formats of shards whose paths or URLs the user names, by the end of their names.
 FORMATS = {
     ".tar": TAR,
     ".tar.gz": TAR,
     ".tgz": TAR,
-    ".parquet": "parquet",
+    ".parquet": PARQUET,
 }
 BLOCK = tarfile.BLOCKSIZE  # bytes
 GZIP = b"\x1f\x8b"  # start of a compressed file
@@ -456,22 +458,30 @@ def load_data_set(
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     path = shard_format(name) or name
+    options: dict[str, Any] = {"data_files": data_files}
+    # It prints errors that are raised, too.
+    logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
     try:
-        builder: Any = datasets.load_dataset_builder(
-            path, config, revision=revision, data_files=data_files
-        )
+        builder: Any = datasets.load_dataset_builder(path, config, revision=revision, **options)
         files: Mapping[str, Sequence[str]] = builder.config.data_files or {}
+        is_local = not any("://" in str(file) for file in chain.from_iterable(files.values()))
+        if builder.name == PARQUET and builder.info.features is None and is_local:
+            files = with_rows(files)
+            features = common_features([*chain.from_iterable(files.values())])
+            path, config, revision = PARQUET, None, None
+            options = {"data_files": files, "features": features}
+            builder = datasets.load_dataset_builder(path, **options)
         if builder.name == TAR:
             local: Any = {} if streaming else datasets.DownloadManager().download(dict(files))
             shards = {name: TarShards(files[name], local.get(name, ())) for name in files}
             return {str(name): split for name, split in shards.items()}
         if not streaming:
-            splits: Any = datasets.load_dataset(
-                path, config, revision=revision, data_files=data_files
-            )
+            splits: Any = datasets.load_dataset(path, config, revision=revision, **options)
             return {str(split): splits[split] for split in splits}
         splits = builder.as_streaming_dataset()
         return {str(name): Shards(splits[name], files.get(name, ())) for name in splits}
+    except UserError as error:
+        raise UserError(f"data.name: {name} cannot be loaded: {error}") from error
     # The library and the formats that it reads have errors of many classes.
     except Exception as error:
         # The message of a DatasetGenerationError has no details; those are in its cause.
