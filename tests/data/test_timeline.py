@@ -63,6 +63,9 @@ def seconds(text):
         (["2023-12", "2024-01"], "1 month", ["2024-02", "2024-03"]),
         (["2023-07-01", "2023-10-01", "2024-01-01"], "1 quarter", ["2024-04-01", "2024-07-01"]),
         (["1/2/2023", "1/2/2024"], "1 year", ["1/2/2025", "1/2/2026"]),
+        # Only with the day first, these are regular.
+        (["01/11/2023", "01/12/2023", "01/01/2024"], "1 month", ["01/02/2024", "01/03/2024"]),
+        (["01/02/2024", "01/03/2024", "01/04/2024"], "1 day", ["01/05/2024"]),
         (["2024-02-24", "2024-03-02"], "1 week", ["2024-03-09", "2024-03-16"]),
         (["2024-02-27", "2024-02-28"], "1 day", ["2024-02-29", "2024-03-01"]),
         (["2024-01-01 22:00", "2024-01-01 23:00"], "1 hour", ["2024-01-02 00:00"]),
@@ -106,6 +109,14 @@ def test_a_clock_continues_the_times_of_a_table(cells, step, following):
 def test_one_time_in_each_month_is_a_month(days, step):
     times, written = parse_times([f"2024-{day}" for day in days], str, "day")
     assert str(find_clock(written, [times])) == step
+
+
+@pytest.mark.parametrize(
+    ("style", "day"), [("DD/MM/YYYY", "2024-02-01"), ("M/D/YYYY", "2024-01-02")]
+)
+def test_the_order_of_day_and_month_is_that_of_the_training(style, day):
+    (time, *_), _ = parse_times(["01/02/2024", "01/03/2024"], str, "day", style=style)
+    assert time == seconds(day)
 
 
 def test_a_clock_of_weekdays_has_no_weekends():

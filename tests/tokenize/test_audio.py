@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 import torch.nn.functional as F
 import torchaudio
@@ -26,6 +27,7 @@ from dxn.tokenize import (
     SpectrogramOptions,
 )
 from dxn.tokenize.audio.augment import augment_spectrogram, augment_waveform, draw_gains
+from dxn.tokenize.audio.reader import ASF
 from dxn.tokenize.audio.spectrogram import FLOOR
 from dxn.tokenize.audio.waveform_stem import WaveformOptions
 from dxn.tokenize.base import Tokenizer
@@ -804,3 +806,28 @@ def test_the_columns_of_windows_are_counted_without_features(seconds):
     raw = torch.zeros(int(16_000 * seconds))
     columns = tokenizer.count_columns(tokenizer.collate([tokenizer(raw)]))
     assert tokenizer.count(raw) == int(columns)
+
+
+def test_silent_and_very_loud_clips_are_described(tmp_path):
+    tone = 0.3 * np.sin(np.arange(8000) / 20, dtype=np.float32)
+    clips = {"plain": tone, "opposite": np.stack([tone, -tone], 1), "zero": 0 * tone}
+    clips["loud"] = 40_000 * tone
+    paths = []
+    for name, clip in clips.items():
+        paths.append(str(tmp_path / f"{name}.wav"))
+        soundfile.write(paths[-1], clip, 16_000, "FLOAT" if name == "loud" else "PCM_16")
+    tokenizer = AudioAdapter(8).tokenizer
+    raws = [tokenizer.reader.read(path) for path in paths]
+    about = tokenizer.reader.describe(raws, paths)
+    assert "1 with samples far beyond -1 to 1 (up to 12,000)" in about
+    assert about.endswith("; 2 silent, 1 of them the mean of opposite channels")
+    silent, loud = "silence, or channels in opposite phase", "samples up to 12,000"
+    for raw, remark in zip(raws, ["", silent, silent, loud], strict=True):
+        assert tokenizer.remark(raw).startswith(remark) and bool(remark) == bool(
+            tokenizer.remark(raw)
+        )
+
+
+def test_a_wma_file_is_named():
+    with pytest.raises(BadMedia, match="a WMA file; convert it to WAV or FLAC"):
+        AudioAdapter(8).tokenizer.reader.read(ASF + bytes(100))

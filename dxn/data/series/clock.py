@@ -26,7 +26,13 @@ from dxn.data.series.stamps import (
     style_of,
     write,
 )
-from dxn.tokenize.cells.cell_values import COMPACT, NumberFormat, find_day_first, parse_date
+from dxn.tokenize.cells.cell_values import (
+    COMPACT,
+    NumberFormat,
+    find_day_first,
+    parse_date,
+    unclear_date,
+)
 
 Unit = Literal["numeric", "second", "month"]
 WEEK_DAYS = ["Mondays", "Tuesdays", "Wednesdays", "Thursdays", "Fridays", "Saturdays", "Sundays"]
@@ -42,6 +48,7 @@ STEP_NAMES = {1: "month", 3: "quarter", 6: "half-year", 12: "year"}
 UNITS = (DAY, 3600, 60, 1)  # seconds of steps to which times with a jitter are rounded
 MIN_DAYS = 21  # rows from which a day of the week that is missing is no chance
 MAX_DAYS_OFF = 3
+MAX_SPARSE = 2  # steps per time
 SECOND_NAMES = {1: "second", 60: "minute", 3600: "hour", DAY: "day", 7 * DAY: "week"}
 
 
@@ -157,7 +164,9 @@ def parse_times(
         column: Name of the column, for error messages.
         offset: Seconds by which the clock is ahead of UTC. Default: that of the cells, or 0 if they
             have different offsets.
-        style: How numbers are to be read, see `dxn.data.series.stamps.UNIX`. Default: as they are.
+        style: How the times of the training are written, see `dxn.data.series.stamps`. It says
+            whether the day comes first, and whether numbers are Unix times. Default: found in the
+            cells, and numbers are read as they are.
 
     Returns:
         The time of each cell, and how times are written. Its step is not known yet, see
@@ -166,7 +175,12 @@ def parse_times(
     Raises:
         UserError: If a cell is empty or no time, or numbers and dates are mixed.
     """
-    reader = _reader(cells)
+    day_first = {"D": True, "M": False}.get(style[:1])
+    reader = _reader(cells, day_first)
+    if day_first is None and reader is not _read_number and unclear_date(cells) is not None:
+        # The other order of day and month, if only with it the times have a regular step.
+        other = _reader(cells, day_first=not find_day_first(cells))
+        reader = other if _fits(cells, other) and not _fits(cells, reader) else reader
     times: list[tuple[float, float | None]] = []
     for i, cell in enumerate(cells):
         time = None if cell is None else reader(cell)
@@ -289,16 +303,33 @@ def grid_positions(times: Sequence[float], clock: Clock) -> list[int] | None:
     return positions if distinct else None
 
 
-def _reader(cells: Sequence[Any]) -> Callable[[Any], tuple[float, float | None] | None]:
+def _fits(cells: Sequence[Any], reader: Callable[[Any], Any]) -> bool:
+    """Whether the times of all cells have a regular step, and most steps have a time."""
+    times = [reader(cell) for cell in cells]
+    if not times or None in times:
+        return False
+    distinct = sorted({time for time, _ in times})
+    clock = find_clock(Clock("second", DAY), [distinct])
+    positions = grid_positions(distinct, clock)
+    return positions is not None and positions[-1] < MAX_SPARSE * len(positions)
+
+
+def _reader(
+    cells: Sequence[Any], day_first: bool | None = None
+) -> Callable[[Any], tuple[float, float | None] | None]:
     """Return the function that reads the cells, judged by the first one that is present.
 
     It returns a time and its offset from UTC.
+
+    Args:
+        cells: The cells.
+        day_first: Whether the day comes before the month. Default: as in most cells.
     """
     present = [cell for cell in cells if cell is not None]
     are_compact = all(COMPACT.fullmatch(str(cell).strip()) for cell in present)
     if not are_compact and present and _read_number(present[0]) is not None:
         return _read_number
-    day_first = find_day_first(present)
+    day_first = find_day_first(present) if day_first is None else day_first
     return lambda cell: _read_date(cell, day_first)
 
 

@@ -55,6 +55,9 @@ MAX_FILTER = 500_000
 BLOCK = 1 << 20  # values that are decoded at once
 # The largest plausible sample. The range is -1 to 1, and float files can exceed it a little.
 MAX_AMPLITUDE = 1e6
+LOUD = 8.0  # a float file can exceed the range -1 to 1 a little, but not by 18 dB
+SILENCE = 1e-4  # largest sample of a silent clip: three steps of 16 bits
+ASF = b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"  # the first bytes of WMA files
 MAX_RATES = 5  # a description lists only the most common sample rates, to fit into one line
 
 
@@ -130,6 +133,14 @@ class AudioReader(Reader):
         common = rates.most_common(MAX_RATES)
         if common:
             parts.append(", ".join(f"{count:,} at {rate:,} Hz" for rate, count in common))
+        peaks = [float(raw.abs().max()) for raw in raws]
+        if loud := [peak for peak in peaks if peak > LOUD]:
+            parts.append(f"{len(loud):,} with samples far beyond -1 to 1 (up to {max(loud):,.0f})")
+        silent = [i for i, peak in enumerate(peaks) if peak < SILENCE]
+        if silent:
+            cancelled = sum(_has_sound(cells[i]) for i in silent if i < len(cells))
+            opposite = f", {cancelled:,} of them the mean of opposite channels" if cancelled else ""
+            parts.append(f"{len(silent):,} silent{opposite}")
         return "; ".join(parts)
 
 
@@ -149,6 +160,18 @@ def audio_rate(source: Any) -> int:
             return stream.codec_context.sample_rate
     with _open_audio(source) as file:
         return file.samplerate
+
+
+def _has_sound(cell: Any) -> bool:
+    """Whether a channel of a file has a sound. False for containers, whose tracks are not read."""
+    with suppress(BadMedia, soundfile.LibsndfileError):
+        if isinstance(cell, tuple):
+            return float(_from_array(*cell)[0].abs().max()) > 10 * SILENCE
+        if not _has_container(cell):
+            with _open_audio(cell) as file:
+                blocks = file.blocks(BLOCK // file.channels, dtype="float32", always_2d=True)
+                return any(float(abs(block).max()) > 10 * SILENCE for block in blocks)
+    return False
 
 
 def audio_seconds(source: Any) -> float | None:
@@ -182,6 +205,12 @@ def _from_array(array: Any, rate: float) -> tuple[Tensor, int]:
         raise BadMedia(
             "an audio array must be float or int16, (T,) or (channels, T), with a rate in hertz, "
             f"got {samples.dtype} {tuple(samples.shape)} at {rate}"
+        )
+    if samples.ndim == 2 and samples.shape[0] > samples.shape[1] > 0:
+        channels, length = samples.shape
+        raise BadMedia(
+            f"an audio array of two axes must be (channels, T), got {channels:,} channels of "
+            f"{length:,} samples; transpose it"
         )
     check_rate(rate)
     # This does not copy an array that is float32 already.
@@ -236,6 +265,8 @@ def _read_mono(file: soundfile.SoundFile, num_frames: int, max_seconds: float) -
 
 def _open_audio(source: Any) -> soundfile.SoundFile:
     problem = "not a supported audio file (WAV, FLAC, OGG, MP3, M4A, AAC, or a video with sound)"
+    if head(source, len(ASF)) == ASF:
+        raise BadMedia(f"{problem}: a WMA file; convert it to WAV or FLAC")
     try:
         return soundfile.SoundFile(bytes_or_path(source))
     except soundfile.LibsndfileError as error:

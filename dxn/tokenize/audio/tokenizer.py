@@ -18,7 +18,7 @@ from dxn.tokenize.audio.augment import (
     augment_waveform,
     draw_gains,
 )
-from dxn.tokenize.audio.reader import AudioReader, audio_seconds
+from dxn.tokenize.audio.reader import LOUD, SILENCE, AudioReader, audio_seconds
 from dxn.tokenize.audio.spectrogram import Spectrogram, SpectrogramOptions, hop_samples
 from dxn.tokenize.audio.waveform_stem import WaveformOptions
 from dxn.tokenize.base import TIME_MAP, Placement, Sample, Tokenizer
@@ -241,6 +241,13 @@ class AudioTokenizer(Tokenizer):
         total = self.spectrogram.num_real_frames(len(raw))
         # The last frame of a clip is centered at its end.
         return (num_read, total) if total > num_read + 1 else None
+
+    def remark(self, raw: Tensor) -> str:
+        """Return that a clip is silent, or has samples far beyond the range -1 to 1."""
+        peak = float(raw.abs().max())
+        if peak < SILENCE:
+            return "silence, or channels in opposite phase, whose mean is silence"
+        return f"samples up to {peak:,.0f}, far beyond -1 to 1" if peak > LOUD else ""
 
     def length(self, raw: Tensor) -> float:
         """Return the approximate number of tokens of a clip raw (T,)."""
