@@ -101,8 +101,10 @@ def check_output(
         is_folder: Whether a folder is written, and not a file.
 
     Raises:
-        UserError: If it cannot be written, or is also the input.
+        UserError: If it is empty or cannot be written, or is also the input.
     """
+    if not value:  # such as a variable of a shell that is not set
+        raise UserError(f"{key}: must be a path, got an empty text; leave it out for the default")
     path, source = Path(value), settings.values.get("input")
     try:
         if isinstance(source, str) and path.is_file() and path.resolve() == Path(source).resolve():
@@ -266,7 +268,7 @@ class Data(Command):
         """Return the data source that reads a path."""
         path = next((values[key] for key in SOURCE_KEYS if values.get(key)), None)
         # A resumed run keeps its data source.
-        if path is None or values.get("resume.run", AUTO) != AUTO:
+        if path is None or values.get("resume.run", AUTO) not in (AUTO, "null"):
             return {}
         first = FIRST_OF_LIST.match(path)
         file = Path(path if first is None else first[1] or first[2]).expanduser()

@@ -294,6 +294,9 @@ def _checked_groups(request: Request, command: type[Command]) -> list[str]:
         if value is None and command.options().groups[name].default is None:
             continue  # experiment=null is the default
         chosen = value if isinstance(value, list) else [value]
+        if len(chosen) > 1 and not isinstance(command.options().groups[name].default, tuple):
+            request.problems.append(f"{name}: must be one of its options, got {value}")
+            continue
         names = ["null" if item is None else str(item) for item in chosen]
         wrong = [item for item in names if item not in available]
         request.problems += [no_such_option(name, item, available) for item in wrong]

@@ -103,6 +103,8 @@ def messages(call, *arguments, **named):
             "data.fractions: must all be finite numbers, got [0.8, nan, 0.1]",
         ),
         (["resume.force=true"], "resume.force: has an effect only together with resume=RUN"),
+        (["backbone=[tiny,small]"], "backbone: must be one of its options, got ['tiny', 'small']"),
+        (["experiment=[trec,sst2]"], "experiment: must be one of its options, got ['trec', 's"),
         (["head._target_=os.system"], "head: os.system does not belong to dxn"),
         (["head._target_=dxn.tasks.torch.load"], "head: dxn has no part dxn.tasks.torch.load"),
     ],
@@ -278,6 +280,7 @@ def test_the_data_source_is_inferred_unless_it_is_chosen(here):
     chosen = compose(Train, ["experiment=trec", "data.path=anything"])
     assert chosen.values["data"]["_target_"] == "dxn.data.table"
     assert "data" in compose(Train, ["a.csv"]).chosen
+    assert compose(Train, ["a.csv", "resume=null"]).values["data"]["path"] == "a.csv"
     assert compose(Evaluate, ["run=r", "data.path=a.csv"]).values["data"]["path"] == "a.csv"
 
 

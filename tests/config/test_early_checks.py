@@ -36,6 +36,7 @@ def folder(tmp_path, monkeypatch):
         ("train t.csv run=t.csv", "run: t.csv is a file, so t.csv cannot be written"),
         ("train t.csv run=t.csv/x", "t.csv is a file, so t.csv/x cannot be written"),
         ("train t.csv output=t.csv", "output: t.csv is a file"),
+        ("train t.csv run=", "run: must be a path, got an empty text; leave it out"),
         (
             "check t.csv output=folder.csv",
             "output: folder.csv is a folder that exists; choose another",

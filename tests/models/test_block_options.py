@@ -23,7 +23,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from dxn.models.attention import Score, attend, attention_weights
 from dxn.models.backbone import Backbone
-from dxn.models.blocks import PositionOptions, RopeScaling
+from dxn.models.blocks import BlockOptions, PositionOptions, RopeScaling
 from dxn.models.layers import BucketBias
 from dxn.models.positions import apply_rope, rope_factors
 
@@ -212,6 +212,12 @@ def test_yarn_needs_wavelengths_that_differ():
     )
     with pytest.raises(ValueError, match=r"rope_theta must be above 1, got 1.0"):
         Backbone(32, position=options)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_option_is_a_finite_number(value):
+    with pytest.raises(ValueError, match="layer_scale must be a finite number, got"):
+        BlockOptions(layer_scale=value)
 
 
 def test_an_mlp_without_features_is_refused():

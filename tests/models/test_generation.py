@@ -453,6 +453,27 @@ def test_rules_hold_for_prompts_of_different_lengths(kind, beams):
         assert search_of(decoder, own, sizes, **single)[0].ids == hypothesis.ids
 
 
+@pytest.mark.parametrize("beams", [None, 3])
+def test_a_sequence_ends_where_the_rules_forbid_every_token(beams):
+    decoder = decoder_of(cross=False)
+    rules = Rules(no_repeat_ngram=1, min_new=V)
+    for hypothesis in search_of(decoder, None, [2, 2], beams=beams, max_new=18, rules=rules):
+        # Neither the end token nor the tokens of the prompt are possible.
+        assert V - 3 <= len(set(hypothesis.ids)) == len(hypothesis.ids) < V
+        assert END not in hypothesis.ids
+        assert hypothesis.score > -1000
+
+
+@pytest.mark.parametrize("beams", [None, 3])
+def test_no_prompts_have_no_results_and_a_mask_can_have_numbers(beams):
+    decoder = decoder_of(cross=False)
+    found = search_of(decoder, None, [2, 1], beams=beams, max_new=5)
+    numbers = mask_of([2, 1]).long()
+    assert_equal(search_of(decoder, None, [2, 1], beams=beams, max_new=5, mask=numbers), found)
+    nothing = {"prompt": torch.zeros(0, 2).long(), "mask": None}
+    assert search_of(decoder, None, [2], beams=beams, max_new=5, **nothing) == []
+
+
 def test_several_sequences_of_a_prompt_obey_the_rules():
     decoder, memory = decoder_of(), memory_of((5, 2))
     options = {"count": 6, "max_new": 8, "sampler": make_sampler(2.0, seed=1)}

@@ -94,6 +94,8 @@ def generate(
     """
     if count < 1 or max_new < 1:
         raise ValueError(f"count and max_new must be at least 1, got {count} and {max_new}")
+    if not len(prompt):
+        return []
     limit = rules.limit(max_new)
     search = SampleSearch(
         len(prompt),
@@ -151,6 +153,8 @@ def beam_search(
             "beams and max_new must be at least 1, and length_penalty at least 0, got "
             f"{beams}, {max_new} and {length_penalty}"
         )
+    if not len(prompt):
+        return []
     limit = rules.limit(max_new)
     search = Beams(
         len(prompt),
@@ -434,6 +438,7 @@ def _aligned(prompt: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tenso
             f"shape {tuple(prompt.shape)}"
         )
     device = prompt.device
+    mask = None if mask is None else mask.bool()  # ~ of whole numbers is no negation
     if mask is None:
         lengths = torch.full((len(prompt),), prompt.shape[1], device=device)
         return prompt, torch.ones_like(prompt, dtype=torch.bool), lengths

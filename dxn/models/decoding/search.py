@@ -142,6 +142,8 @@ class SampleSearch:
             log_probs = log_probs[parents]
         chosen = self.sampler(log_probs)
         gains = log_probs.gather(1, chosen[:, None]).view_as(self.scores)
+        # If the rules forbid every token, the sequence is at its end.
+        self.ended |= gains.isneginf()
         self.scores += gains.masked_fill(self.ended, 0)
         self._append(chosen)
         return chosen, parents
@@ -270,9 +272,14 @@ class Beams:
         ends = is_end(tokens, self.ends)
         # Only the best `width` candidates can end, as only they would become beams otherwise.
         score, place = values[:, :k].masked_fill(~ends[:, :k], -torch.inf).max(1)
+        beam = parents.gather(1, place[:, None])[:, 0]
+        # If the rules forbid every token, the best beam is at its end.
+        is_stuck = values[:, 0].isneginf()
+        last_score, last_beam = self.scores.max(1)
+        score = torch.where(is_stuck, last_score, score)
+        beam = torch.where(is_stuck, last_beam, beam)
         rank = score / self.divisors.index_select(0, self.step)
         better = rank > self.best_ranks
-        beam = parents.gather(1, place[:, None])[:, 0]
         for best, new in (
             (self.best_beams, beam),
             (self.best_lengths, self.step),
