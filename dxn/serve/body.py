@@ -109,6 +109,10 @@ def _media_type(request: Request) -> str:
 
 async def _receive(request: Request, options: ServeOptions) -> bytes:
     """Receive the body of a request in the time limit."""
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    # A compressed body would have to be limited twice.
+    if encoding not in ("", "identity"):
+        raise Refusal(415, f"Content-Encoding: send the body uncompressed, got {encoding[:60]!r}")
     try:
         async with asyncio.timeout(options.timeout):
             return await request.body()

@@ -315,6 +315,7 @@ def test_too_many_samples_and_uneven_forms_are_refused(client):
     ("headers", "status"),
     [
         ({"content-type": "image/png"}, 415),
+        ({"content-encoding": "gzip"}, 415),
         ({"content-type": "multipart/form-data"}, 400),
         ({"host": "evil.example"}, 421),
         ({"host": "127.0.0.1.evil.example"}, 421),
