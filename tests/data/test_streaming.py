@@ -455,6 +455,7 @@ def test_any_cell_of_a_tar_file_can_be_empty_and_formats_of_one_kind_are_one_col
     assert sum(cell is None for cell in rows.cells["jpeg"]) == 1
     assert sum(cell is None for cell in rows.cells["target"]) == 1
     assert any("jpeg and jpg and png: one column, jpeg" in note for note in source.notes)
+    assert "train: 1 file without rows (3.tar)" in source.notes
 
 
 def test_a_tar_file_that_is_not_in_the_sample_has_the_columns_of_the_sample(tmp_path):

@@ -115,6 +115,7 @@ def hub(
         )
     tables: dict[str, Table] = {}
     samples: dict[str, tuple[Shards, SampledRows]] = {}
+    empty: list[str] = []  # notes about files
     # The training split is the first, because it decides the columns of tar files.
     for split, usual in sorted(usual_names.items(), key=lambda names: SPLITS.index(names[1])):
         shards = splits[split]
@@ -124,6 +125,11 @@ def hub(
         limits = (sample_rows, sample_shards) if streaming else (sys.maxsize, len(shards))
         sample = shards.sample(*limits, [*tables["train"].columns] if tables else ())
         tables[usual] = sample.table
+        if sample.without_rows:
+            first = Path(sample.without_rows[0]).name
+            empty.append(
+                f"{usual}: {count(len(sample.without_rows), 'file')} without rows ({first})"
+            )
         if streaming:
             samples[usual] = shards, sample
     every = [*dict.fromkeys(chain.from_iterable(table.columns for table in tables.values()))]
@@ -144,7 +150,7 @@ def hub(
         chat=chat,
     )
     source = from_tables(tables, readers, options)
-    notes = list(source.notes)
+    notes = [*empty, *source.notes]
     stream = None
     if streaming:
         split_column = None

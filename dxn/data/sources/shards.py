@@ -59,12 +59,14 @@ class SampledRows(NamedTuple):
         num_rows: Number of rows of the split.
         is_exact: Whether this number is not an estimate.
         num_shards: Number of shards that have been read.
+        without_rows: Names of those that have no rows.
     """
 
     table: Table
     num_rows: int
     is_exact: bool
     num_shards: int
+    without_rows: Sequence[str]
 
 
 class Shards:
@@ -136,6 +138,7 @@ class Shards:
         chosen = spaced_rows(len(self), num_shards)
         quota = math.ceil(num_rows / len(chosen))
         tables: list[Table] = []
+        without_rows: list[str] = []
         total = 0
         for shard in track(chosen, len(chosen), "reading shards"):
             # The number of rows is unknown, so each row draws a number, and those stay whose number
@@ -156,6 +159,8 @@ class Shards:
             if kept:
                 table = join_tables(kept)
                 tables.append(table.take(spaced_rows(len(table), quota)))
+            else:
+                without_rows.append(self.names[shard])
         if not tables:
             raise UserError(
                 f"{self.names[chosen[0]]}: there are no rows in {count(len(chosen), 'file')} of "
@@ -166,7 +171,7 @@ class Shards:
             total = round(total / len(chosen) * len(self))
         table = join_tables(tables)
         table = self.settle(table.take(spaced_rows(len(table), num_rows)), known)
-        return SampledRows(table, total, is_exact, len(chosen))
+        return SampledRows(table, total, is_exact, len(chosen), without_rows)
 
     def row_numbers(self, origins: Origins) -> np.ndarray:
         """Return the number of each row that `sample` returned, int64."""
