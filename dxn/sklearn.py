@@ -30,8 +30,10 @@ from dxn.data.tables.csv import filled_names
 from dxn.data.tables.read import as_list, column_name
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tokenize.base import READERS
+from dxn.tokenize.cells.category import CategoryReader
 from dxn.tokenize.cells.cell_values import has_no_value
 from dxn.tokenize.column_profile import LazyReaders, modality_of, profile_of
+from dxn.tokenize.text.tokenizer import TextReader
 
 TARGET = "target"  # column with y, unless X has a column of this name
 COLUMN = "x"  # name of a series without a name
@@ -108,7 +110,9 @@ class _Estimator(BaseEstimator):
         trust = options.get("trust") or ()
         data = {"train": rows}
         if len(rows) >= MIN_DIVIDED:
-            labels = rows[name].tolist() if self.head == "classify" else [None] * len(rows)
+            labels = (
+                rows[name].tolist() if isinstance(self, ClassifierMixin) else [None] * len(rows)
+            )
             train, validation = divide(labels, FRACTIONS, seed=int(seed))
             # A class of a single row is learned.
             known = {labels[i] for i in train}
@@ -317,9 +321,9 @@ def _columns_by_modality(frame: pd.DataFrame, chosen: Mapping[str, Any]) -> dict
         profile = profile_of(cells)
         modality = modality_of(profile, readers)
         if isinstance(dtype, pd.CategoricalDtype):
-            modality = "category"
+            modality = CategoryReader.modality
         elif modality is None and profile.types == {str}:
-            modality = "text"
+            modality = TextReader.modality
         if profile.values and modality is not None and name not in taken:
             columns.setdefault(modality, []).append(name)
     return {f"data.{m}": names for m, names in columns.items() if named[m] is None}

@@ -4,7 +4,10 @@ import inspect
 import json
 import pickle
 import typing
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -210,6 +213,32 @@ def test_cells_of_a_data_frame_survive_the_table_that_is_written(tmp_path, monke
     assert columns["series"] == [[0.0, 1.0, 2.0], [1.0, 2.0]]
     assert columns["file"] == [str(tmp_path / "a.txt"), None]
     assert columns["7"] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("values", "cells"),
+    [
+        (pd.period_range("2026-01", periods=2, freq="M"), ["2026-01-01", "2026-02-01"]),
+        (pd.to_timedelta([90, None], unit="s"), [90.0, None]),
+        (pd.interval_range(0, 2), ["(0,1]", "(1,2]"]),
+        (pd.array([5, None], dtype="Int64"), [5, None]),
+        (pd.arrays.SparseArray([0.0, 1.5]), [0.0, 1.5]),
+        (pd.Categorical(["u", None]), ["u", None]),
+        ([Decimal("0.50"), Decimal("NaN")], [0.5, None]),
+        ([{"b", "a"}, set()], [["a", "b"], []]),
+        ([UUID(int=7), None], [str(UUID(int=7)), None]),
+    ],
+)
+def test_special_types_of_a_frame_are_plain_cells(values, cells):
+    (column,) = table_of(pd.DataFrame({"x": values})).columns.values()
+    assert [str(v)[:10] if isinstance(v, date) else v for v in column] == cells
+
+
+def test_decimals_and_durations_of_parquet_are_numbers(tmp_path):
+    frame = pd.DataFrame({"a": [Decimal("1.5"), None], "b": pd.to_timedelta([60, 90], unit="s")})
+    frame.to_parquet(tmp_path / "a.parquet")
+    columns = read_table(tmp_path / "a.parquet").columns
+    assert columns == {"a": [1.5, None], "b": [60.0, 90.0]}
 
 
 def test_a_data_set_of_the_library_datasets_is_a_table():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.parts import imported
@@ -32,6 +32,7 @@ COLOR = 256  # value of black in a mask of colors, see `value_of_color`
 MASK_SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm")
 MAX_MASKS = 20  # cells in which masks are recognized
 
+CONTENTS = {bytes, np.ndarray, Tensor}  # types of files and arrays
 ANSWER = {"text", "answer_start"}  # keys of an answer
 
 # Thresholds of heuristics; head=NAME overrides their result.
@@ -299,7 +300,8 @@ def kind_of(profile: ColumnProfile) -> str:
     if are_identifiers(profile):
         return "identifiers"
     if profile.num_different == 0:
-        return "files or arrays"
+        names = sorted(kind.__name__ for kind in profile.types)
+        return "files or arrays" if profile.types <= CONTENTS else f"values of type {names[0]}"
     if profile.num_different == 1:
         return "the same value in all rows"
     return "categories" if 2 * profile.num_different <= len(profile.values) else "texts"

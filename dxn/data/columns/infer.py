@@ -13,9 +13,9 @@ from dxn.core.randomness import spaced_rows
 from dxn.data.rows import FIT_ROWS
 from dxn.data.tables.read import Table
 from dxn.tasks.infer import are_identifiers, kind_of, mixed_units
-from dxn.tokenize.base import Reader
+from dxn.tokenize.base import READERS, Reader
 from dxn.tokenize.cells.cell_values import has_no_value
-from dxn.tokenize.column_profile import ColumnProfile, modality_of, profile_of
+from dxn.tokenize.column_profile import ColumnProfile, LazyReaders, modality_of, profile_of
 
 Readers = Mapping[str, Reader]
 
@@ -56,7 +56,7 @@ def infer_columns(
         profile = profile_of(table.columns[column])
         modality = modality_of(profile, readers, column=column)
         if modality is None:
-            unused[column] = _reason(profile, readers)
+            unused[column] = _reason(profile)
             continue
         is_cell = readers[modality].tabular
         useless = why_useless(column, profile) if is_cell else None
@@ -100,7 +100,7 @@ def infer_columns(
         )
 
 
-def _reason(profile: ColumnProfile, readers: Readers) -> str:
+def _reason(profile: ColumnProfile) -> str:
     """Return why a column is not an input."""
     for kind, pattern in ADDRESSES.items():
         texts = [value.strip() for value in profile.values if isinstance(value, str)]
@@ -116,7 +116,8 @@ def _reason(profile: ColumnProfile, readers: Readers) -> str:
     kind = kind_of(profile)
     if kind != "texts":
         return kind
-    if "text" in readers:
+    every = LazyReaders({modality: modality for modality in READERS}, {})
+    if modality_of(profile, every) is None:
         different = f"{profile.num_different:,} different values in {len(profile.values):,} rows"
         return f"{different}, too many for categories and too few for texts"
     return "texts, which no adapter in use reads"

@@ -18,7 +18,7 @@ from dxn.data.sources.hub import to_table
 from dxn.data.splits.split import UNDIVIDED
 from dxn.data.tables.csv import filled_names
 from dxn.data.tables.read import Table
-from dxn.tokenize.cells.cell_values import is_null
+from dxn.tokenize.cells.cell_values import is_null, plain_value
 
 if TYPE_CHECKING:
     import pandas
@@ -143,10 +143,16 @@ def _plain(value: Any) -> Any:
     """Return a value of a data frame as a table file has it."""
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, sys.modules["pandas"].Timestamp):  # a datetime with another text
+    pandas = sys.modules["pandas"]
+    if isinstance(value, pandas.Period):  # the date on which it starts
+        value = value.to_timestamp()
+    if isinstance(value, pandas.Timestamp):  # a datetime with another text
         return value.to_pydatetime(warn=False)
+    if isinstance(value, pandas.Interval):  # one word, as that of a category
+        return str(value).replace(" ", "")
     if isinstance(value, Path):
         return str(value)
+    value = plain_value(value)
     return blank_to_none(value) if isinstance(value, str | float) else value
 
 

@@ -28,6 +28,7 @@ from dxn.data.sources.tar_rows import (
     with_kinds,
 )
 from dxn.data.tables.read import Table
+from dxn.tokenize.cells.cell_values import plain_value
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -333,7 +334,7 @@ def to_columns(
             continue
         convert = _converter(feature)
         cells = values if convert is None else map(convert, values)
-        columns[name] = as_column([blank_to_none(cell) for cell in cells])
+        columns[name] = as_column([blank_to_none(plain_value(cell)) for cell in cells])
     return columns
 
 

@@ -16,6 +16,7 @@ from dxn.core.errors import UserError
 from dxn.data.rows import CHUNK_ROWS, Column, as_column, blank_to_none, join_columns
 from dxn.data.tables.csv import check_names, named_columns
 from dxn.data.tables.files import check_expansion, check_num_cells
+from dxn.tokenize.cells.cell_values import plain_value
 
 # pyarrow takes time to import, and few tables need it.
 if TYPE_CHECKING:
@@ -113,6 +114,9 @@ def _column(array: pyarrow.Array) -> Column:
     is_text = pyarrow.types.is_string(array.type) or pyarrow.types.is_large_string(array.type)
     if is_changed or is_text:
         return as_column([blank_to_none(_encoded_file(value)) for value in array.to_pylist()])
+    is_special = pyarrow.types.is_decimal(array.type) or pyarrow.types.is_duration(array.type)
+    if is_special or isinstance(array, pyarrow.ExtensionArray):
+        return as_column([blank_to_none(plain_value(value)) for value in array.to_pylist()])
     return Column(array)
 
 
@@ -269,7 +273,7 @@ def _plain(value: Any) -> Any:
     """Convert a date without a time to a date. Excel stores both in the same way."""
     if isinstance(value, datetime.datetime) and value.time() == datetime.time.min:
         return value.date()
-    return value
+    return plain_value(value)
 
 
 def _encoded_file(value: Any) -> Any:

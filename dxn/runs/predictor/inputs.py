@@ -16,7 +16,7 @@ from dxn.data.dataset import Opened, Samples, printable
 from dxn.data.rows import TARGET, Column
 from dxn.tasks import Task
 from dxn.tokenize.base import BadMedia, Reader, Tokenizer
-from dxn.tokenize.cells.cell_values import is_null
+from dxn.tokenize.cells.cell_values import is_null, plain_value
 
 if TYPE_CHECKING:
     from dxn.data.rows import InputSpec, OnBad, Rows, Source
@@ -446,7 +446,7 @@ class ModelInputs:
         if isinstance(value, str):  # most of them
             return value
         # The cells of a pandas row are NumPy scalars.
-        value = value.item() if isinstance(value, np.generic) else value
+        value = value.item() if isinstance(value, np.generic) else plain_value(value)
         if is_null(value):
             return None
         is_sequence = isinstance(value, list | tuple)

@@ -13,8 +13,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any
+from uuid import UUID
 
 # In lower case. A value such as "none" or "unknown" is not here: it can be a category of its own,
 # such as "none" in a column of garages.
@@ -43,6 +47,25 @@ def is_null(value: Any) -> bool:
         return value != value  # only NaN is not equal to itself
     # pandas need not be installed. Its NaT is an instance of datetime.
     return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def plain_value(value: Any) -> Any:
+    """Return a cell of a program or a typed table as a text table has it.
+
+    A duration becomes its seconds, a decimal or a fraction a float, an identifier or a member of an
+    enumeration a text, and a set a sorted list. Other values are returned unchanged.
+    """
+    if isinstance(value, str | int | float):  # most of them
+        return value
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal | Fraction):
+        return float(value)
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.name
+    return sorted(value, key=str) if isinstance(value, set | frozenset) else value
 
 
 # A column is numeric if at most this share of its cells, besides those such as "N/A", is not a

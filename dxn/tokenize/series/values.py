@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.cell_values import has_no_number, plain_number
+from dxn.tokenize.cells.cell_values import has_no_number, plain_number, plain_value
 
 # Values of one series. It is checked before a file is decoded, because a header can promise more
 # than fits into memory.
@@ -190,6 +190,7 @@ def number_of(value: Any) -> float:
     """
     if has_no_number(value):
         return math.nan
+    value = plain_value(value)
     if isinstance(value, float | np.floating):  # `to_steps` explains infinity
         return float(value)
     # Strictly: a single "1,234" can be 1234 or 1.234, and a series has no column that shows which.
