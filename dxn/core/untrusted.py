@@ -155,16 +155,25 @@ def shortened(value: Any) -> str:
 
 
 def _check_events(events: Iterator[yaml.Event]) -> None:
-    depth = 0
+    # Of each mapping and list that is open: its keys, None for a list, and the number of its items.
+    opened: list[tuple[set[str] | None, int]] = [(None, 0)]
     for event in events:
         if isinstance(event, yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not allowed")
+        if isinstance(event, yaml.CollectionEndEvent):
+            opened.pop()
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        keys, count = opened[-1]
+        opened[-1] = keys, count + 1
+        if keys is not None and count % 2 == 0 and isinstance(event, yaml.ScalarEvent):
+            if event.value in keys:  # only the last value would have an effect
+                raise yaml.YAMLError(f"the key {event.value} occurs twice")
+            keys.add(event.value)
         if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > MAX_DEPTH:
+            opened.append((set() if isinstance(event, yaml.MappingStartEvent) else None, 0))
+            if len(opened) > MAX_DEPTH + 1:
                 raise yaml.YAMLError(f"nested too deeply (more than {MAX_DEPTH} levels)")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
 
 
 def _check_plain(content: Any, path: Path) -> None:

@@ -44,6 +44,7 @@ def message(call, *args, **kwargs):
         (b"a: !!binary aGVsbG8=", "must contain only texts, numbers, true, false and null"),
         (b"a: 2026-01-01", "must contain only texts, numbers, true, false and null"),
         (b"a: 9999-99-99", "not valid YAML"),
+        (b"b: [{a: 1}]\na:\n  b: 2\n  c: {b: 1}\n  b: 3", "not valid YAML: the key b occurs twice"),
         (b"a: !!set {x}", "must contain only texts, numbers, true, false and null"),
         (b"a: " + b"x" * 2_000_001, "must have at most 2,000,000 bytes, got 2,000,004"),
     ],
