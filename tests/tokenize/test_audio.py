@@ -823,9 +823,9 @@ def test_silent_and_very_loud_clips_are_described(tmp_path):
     assert about.endswith("; 2 silent, 1 of them the mean of opposite channels")
     silent, loud = "silence, or channels in opposite phase", "samples up to 12,000"
     for raw, remark in zip(raws, ["", silent, silent, loud], strict=True):
-        assert tokenizer.remark(raw).startswith(remark) and bool(remark) == bool(
-            tokenizer.remark(raw)
-        )
+        sentence = tokenizer.remark([raw])
+        assert sentence.startswith(remark) and bool(remark) == bool(sentence)
+    assert tokenizer.remark(raws) == ""  # many files are not decoded for this
 
 
 def test_a_wma_file_is_named():

@@ -242,9 +242,14 @@ class AudioTokenizer(Tokenizer):
         # The last frame of a clip is centered at its end.
         return (num_read, total) if total > num_read + 1 else None
 
-    def remark(self, raw: Tensor) -> str:
-        """Return that a clip is silent, or has samples far beyond the range -1 to 1."""
-        peak = float(raw.abs().max())
+    def remark(self, raws: Sequence[Tensor | None]) -> str:
+        """Return that a clip is silent, or has samples far beyond the range -1 to 1.
+
+        Only a single clip is examined: many of them would be decoded twice.
+        """
+        if len(raws) != 1 or raws[0] is None:
+            return ""
+        peak = float(raws[0].abs().max())
         if peak < SILENCE:
             return "silence, or channels in opposite phase, whose mean is silence"
         return f"samples up to {peak:,.0f}, far beyond -1 to 1" if peak > LOUD else ""
