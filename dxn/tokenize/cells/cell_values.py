@@ -399,11 +399,17 @@ DATE = re.compile(
     r"(?:"
     r"(?:(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{1,2})(?P=mark)(?P<day>\d{1,2})"
     r"|(?P<first>\d{1,2})(?P<mark2>[-/.])(?P<second>\d{1,2})(?P=mark2)(?P<year2>\d{2,4})"
-    r"|(?P<day3>\d{1,2})\.? ?(?P<name3>[^\W\d_]{3,10})\.?,? (?P<year3>\d{4})"
-    r"|(?P<name4>[^\W\d_]{3,10})\.? (?P<day4>\d{1,2}),? (?P<year4>\d{4}))"
+    # 31 January 2026, 31.Jan 2026, 31-JAN-26 as in Oracle, and 31JAN2026 as in SAS.
+    r"|(?P<day3>\d{1,2})(?:\.? ?|[-/])(?P<name3>[^\W\d_]{3,10})(?:\.?,? ?|[-/])"
+    r"(?P<year3>\d{4}|(?<=[-/])\d{2})"
+    r"|(?P<name4>[^\W\d_]{3,10})\.? (?P<day4>\d{1,2}),? (?P<year4>\d{4})"
+    r"|(?P<year5>\d{4})[- ](?P<name5>[^\W\d_]{3,10})[- ](?P<day5>\d{1,2})"
+    # The first day of a month, which has no number.
+    r"|(?P<name6>[^\W\d_]{3,10})\.?[- ](?P<year6>\d{4})(?P<day6>))"
     r"(?:[T ]+(?P<time>\d{1,2}:\d{2}.*))?"
     r"|(?P<only_time>\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm])?))"
 )
+NAMED_DATES = (3, 4, 5, 6)  # numbers of the groups of dates with the name of a month
 TIME = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:[.,]\d+)?))?\s*(?P<half>[AaPp][Mm])?"
     r"\s*(?:\(?(?P<zone>Z|[A-Z]{2,5})\)?|(?P<sign>[-+])(?P<hours>\d{2}):?(?P<minutes>\d{2})?)?"
@@ -558,7 +564,7 @@ def looks_like_date(value: Any) -> bool:
         return COMPACT.fullmatch(text) is not None
     if match["only_time"]:  # not a duration of more than 24 minutes, such as 45:10
         return _time_of(match["only_time"]) is not None
-    name = match["name3"] or match["name4"]
+    name = match[f"name{_kind_of(match)}"]
     return name is None or _month_of(name) > 0
 
 
@@ -589,8 +595,14 @@ def _date_of(match: re.Match[str], *, day_first: bool) -> tuple[int, int, int]:
         first, second = int(match["first"]), int(match["second"])
         day, month = (first, second) if day_first else (second, first)
         return _full_year(match["year2"]), month, day
-    kind = "3" if match["year3"] else "4"
-    return int(match[f"year{kind}"]), _month_of(match[f"name{kind}"]), int(match[f"day{kind}"])
+    kind = _kind_of(match)
+    year, day = _full_year(match[f"year{kind}"]), int(match[f"day{kind}"] or 1)
+    return year, _month_of(match[f"name{kind}"]), day
+
+
+def _kind_of(match: re.Match[str]) -> int:
+    """Return the number of the groups of a date with the name of a month; 3 for other dates."""
+    return next((kind for kind in NAMED_DATES if match[f"name{kind}"]), NAMED_DATES[0])
 
 
 def _moment(year: int, month: int, day: int, time: Moment | None) -> Moment | None:
