@@ -99,6 +99,18 @@ def test_one_cell_that_is_no_text_is_named(form, tmp_path, capsys):
     assert where in error and "context must be a text" in error and "got ['a', 'list']" in error
 
 
+def test_a_file_can_have_one_article_per_line(tmp_path, capsys):
+    articles = json.loads(nested(rows_of(60)))["data"]
+    path = tmp_path / "qa.jsonl"
+    path.write_text("\n".join(map(json.dumps, articles)), encoding="utf-8")
+    assert main(["check", str(path)]) == 0
+    assert "answers (span)" in capsys.readouterr().out
+    articles[7]["paragraphs"][0]["qas"][0]["answers"] = ["not in the text"]
+    path.write_text("\n".join(map(json.dumps, articles)), encoding="utf-8")
+    (error,) = refused(capsys, ["train", path, *OPTIONS, f"run={tmp_path / 'run'}"])
+    assert "qa.jsonl row 8: " in error
+
+
 def test_answers_are_read_from_json_in_a_csv_file(tmp_path, capsys):
     path = tmp_path / "qa.csv"
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -157,8 +157,11 @@ def test_many_wrong_starts_are_refused_and_those_in_bytes_are_named():
     in_bytes = [read({"text": ["Ulm"], "answer_start": [19]}, text)] * 3
     assert {answer.start for answer in in_bytes} == {16}
     assert "3 are not at their start" in task.target.describe(in_bytes)
-    with pytest.raises(UserError, match=r"3 of 3 answers .* 'Ulm', which is at 16; .* in bytes"):
+    with pytest.raises(UserError, match=r"3 of 3 answers .* at 16; they count the units of UTF-8"):
         task.target.check_values(in_bytes)
+    other = [read({"text": ["Ulm"], "answer_start": [8]}, "😀😀 in Ulm")] * 3
+    with pytest.raises(UserError, match="units of UTF-16, so count characters"):
+        task.target.check_values(other)
     wrong = read({"text": ["Ulm"], "answer_start": [2]}, text)
     with pytest.raises(UserError, match=r"4 of 4 answers .*; correct them, or remove them"):
         task.target.check_values([*in_bytes, wrong])

@@ -12,7 +12,7 @@ from typing import Any
 from dxn.core.errors import UserError
 from dxn.core.printable import valid_text
 from dxn.data.tables.files import check_num_cells, check_num_columns
-from dxn.data.tables.squad import are_articles, rows_of_articles
+from dxn.data.tables.squad import are_articles, count_questions, rows_of_articles
 
 SURROGATE = "\\ud"  # start of the escape sequence of a surrogate
 # Lists that are nested too deeply, and numbers with thousands of digits.
@@ -22,7 +22,7 @@ SPLIT_KEYS = {"columns", "index", "data"}
 
 
 def read_jsonl(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
-    """Parse one JSON object per line.
+    """Parse one JSON object per line: a row, or an article of SQuAD (one row per question).
 
     Returns:
         The values by column name, and the number of each line.
@@ -51,6 +51,11 @@ def read_jsonl(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
             raise UserError(f"{path} row {number}: {problem}")
         rows.append(row)
         lines.append(number)
+    if are_articles(rows):
+        questions = rows_of_articles(path, rows)
+        counts = [count_questions(article) for article in rows]
+        lines = [line for line, n in zip(lines, counts, strict=True) for _ in range(n)]
+        rows = questions
     return _columns_of(path, rows), lines
 
 

@@ -77,6 +77,11 @@ def rows_of_articles(path: Path, articles: list[dict[str, Any]]) -> list[dict[st
     return rows
 
 
+def count_questions(article: dict[str, Any]) -> int:
+    """Return the number of questions of an article that `rows_of_articles` has read."""
+    return sum(len(paragraph[QUESTIONS]) for paragraph in article[PARAGRAPHS])
+
+
 def _is_paragraph(value: Any) -> TypeGuard[dict[str, Any]]:
     questions = value.get(QUESTIONS) if isinstance(value, dict) else None
     return isinstance(questions, list) and all(isinstance(question, dict) for question in questions)

@@ -31,8 +31,10 @@ MAX_SHIFT = 3
 MIN_WRONG, MAX_WRONG = 3, 0.1
 
 # How the position of an answer was found: it was given; the text contains the answer once, or
-# several times; the given one was wrong, or counted in bytes.
-Found = Literal["", "start", "once", "several", "wrong", "bytes"]
+# several times; the given one was wrong, or counts the bytes of another encoding than Python.
+Found = Literal["", "start", "once", "several", "wrong", "UTF-8", "UTF-16"]
+# Encodings in which other languages count positions, with the bytes of a unit.
+UNITS: dict[Found, tuple[str, int]] = {"UTF-8": ("utf-8", 1), "UTF-16": ("utf-16-le", 2)}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -136,7 +138,7 @@ class SpanTarget(Target):
                 problem = (
                     f"{origin}: answer_start {start} is not the start of {shortened(answer)}, "
                     f"which occurs {len(places)} times in {name}; "
-                    + ("count characters, not bytes" if found == "bytes" else "correct it")
+                    + ("correct it" if found == "wrong" else f"count characters, not {found}")
                 )
         raise UserError(
             problem
@@ -197,14 +199,14 @@ class SpanTarget(Target):
             UserError: If the answers of many rows are not at their starts.
         """
         counts = Counter(value.found for value in values)
-        wrong = counts["wrong"] + counts["bytes"]
+        wrong = counts["wrong"] + sum(counts[name] for name in UNITS)
         if wrong < max(MIN_WRONG, MAX_WRONG * (wrong + counts["start"])):
             return
-        first = next(value for value in values if value.found in ("wrong", "bytes"))
-        if counts["wrong"]:
-            advice = "correct them, or remove them, so that the answers are looked up in the texts"
-        else:
-            advice = "these are positions in bytes of UTF-8, so count characters instead"
+        first = next(value for value in values if value.found in ("wrong", *UNITS))
+        advice = "correct them, or remove them, so that the answers are looked up in the texts"
+        if not counts["wrong"]:
+            names = " or ".join(name for name in UNITS if counts[name])
+            advice = f"they count the units of {names}, so count characters instead"
         raise UserError(
             f"data.target: {wrong:,} of {wrong + counts['start']:,} answers are not at their "
             f"answer_start in the text, such as {shortened(first.texts[0])}, which is at "
@@ -260,7 +262,7 @@ class SpanTarget(Target):
                 f"; {counts['several']:,} without a start occur several times, the first one is "
                 "used"
             )
-        if wrong := counts["wrong"] + counts["bytes"]:
+        if wrong := counts["wrong"] + sum(counts[name] for name in UNITS):
             line += f"; {wrong:,} are not at their start, but elsewhere in the text"
         return line
 
@@ -362,8 +364,12 @@ def chosen_place(
     exact = [place for place in places if start in (place.start, place.composed)]
     if len(exact) == 1:
         return exact[0], "start"
-    in_bytes = any(len(text[: place.start].encode()) == start for place in places)
-    found: Found = "bytes" if in_bytes else "wrong"
+    found: Found = "wrong"
+    for name, (encoding, size) in UNITS.items():
+        befores = (text[: place.start].encode(encoding, "replace") for place in places)
+        if any(len(before) == size * start for before in befores):
+            found = name
+            break
     near = [place for place in places if abs(place.start - start) <= MAX_SHIFT]
     (place,) = places if len(places) == 1 else near if len(near) == 1 else (None,)
     return place, found
