@@ -1,4 +1,4 @@
-"""The commands `dxn train`, `dxn show` and `dxn check`, which have the same options."""
+"""The commands `dxn train`, `dxn show` and `dxn check`, which share the options of a training."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from dxn.models.attention import Group, Score, ScoreKind, attend, attention_weig
 class CrossAttention(nn.Module):
     """Multi-head attention to another sequence, the memory (arXiv:1706.03762, section 3.2.3).
 
-    The arguments are those of `Attention`.
+    The arguments are those of `Attention`, without norm and norm_all: queries and keys are not
+    normalized.
     """
 
     def __init__(

@@ -75,7 +75,8 @@ class Auto(HeadOptions):
         label_smoothing: Amount of label smoothing, from 0 (none) to 1. Default: the default of the
             chosen task.
         balance: Whether to give rare classes a higher weight in the loss.
-        decoder: Decoder for a task that generates text. Null: head=auto cannot choose such a task.
+        decoder: Decoder for a task that generates text. Null: targets that need such a task are
+            refused.
     """
 
     is_supervised: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """The outputs of a head: their loss, their meaning, and how several of them are combined.
 
-`Space` is the base class, and `Categorical` the space of classes. The other spaces are beside their
-tasks: `Bernoulli` in `dxn.tasks.multilabel`, and `Number` in `dxn.tasks.regress`.
+`Space` is the base class, and `Categorical` the space of classes. The other spaces are in the
+modules of their tasks, such as `Bernoulli` in `dxn.tasks.multilabel`.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def muon(
 ) -> Callable[[nn.Module], Muon]:
     """Muon for linear and convolutional layers (see `Muon`), AdamW for the rest.
 
-    The head, embeddings, biases, norms, recurrent layers and layers with fewer than eight inputs
-    or outputs are updated by AdamW.
+    AdamW updates the head, embeddings, biases, norms, recurrent layers, and layers with fewer than
+    eight inputs or outputs.
 
     Args:
         lr: Highest learning rate.

@@ -59,7 +59,7 @@ class CodecTarget(Target):
         """Use the only input.
 
         Raises:
-            UserError: If there are several, or it has no patches from which it can be put together.
+            UserError: If there are several inputs, or patches do not determine the input.
         """
         if len(adapters) != 1:
             raise UserError(
@@ -117,7 +117,7 @@ class CodecTarget(Target):
         return {**padded, "size": torch.stack([target["size"] for target in targets])}
 
     def prepare(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        """Find the size of the samples.
+        """Find the size of the largest sample.
 
         Raises:
             UserError: If pictures have different sizes.

@@ -36,9 +36,10 @@ ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 class PairPreHead(PreHead):
-    """The layers before the output layer, and the embeddings of the question and of the text.
+    """The layers before the output layer, and the segment embeddings of BERT.
 
-    The text adapter adds them to its tokens, if both texts are in the same sequence.
+    If the question and the text are in the same sequence, the text adapter adds one of the two
+    embeddings to each token.
 
     Args:
         dim: Width D of a token.
@@ -52,7 +53,9 @@ class PairPreHead(PreHead):
 
 
 class SpanHead(nn.Module):
-    """A linear layer on each token of a text. Its first token stands for "no answer".
+    """A linear layer on each token of a text, and on one more token, which means "no answer".
+
+    This token is [CLS], or the first token of all inputs if the tokenizer adds none.
 
     Args:
         pre: Layers applied to the tokens before the output layer.
@@ -73,7 +76,7 @@ class SpanHead(nn.Module):
         return torch.cat(padded, 1)
 
     def first_part(self, batch: Batch) -> Batch:
-        """Return the first window, which an embedding and an attention show."""
+        """Return the first window, which `dxn embed` and `dxn attend` use."""
         return self.windows(batch)[0]
 
     def windows(self, batch: Batch) -> list[Batch]:
@@ -297,7 +300,7 @@ class Span(Task[SpanTarget]):
     def answer(
         self, prediction: SpanAnswer, inputs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the answer, its position, its score and, if the text is known, what is around."""
+        """Return the answer, its position, its score, and an excerpt of the text if it is given."""
         result: dict[str, Any] = {
             "prediction": prediction.text,
             "start": prediction.start,
