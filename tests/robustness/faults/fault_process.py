@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,13 +169,22 @@ def start(
             resource.setrlimit(name, (value, value))
         if before is not None:
             before()
-        code = importlib.import_module("dxn.cli").main([str(each) for each in arguments])
+        code = importlib.import_module("dxn.cli").main(without_repeats(arguments))
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def without_repeats(arguments: Sequence[object]) -> list[str]:
+    """Return the words of a command, in which the last value of each option replaces the others.
+
+    dxn refuses an option that occurs twice, and a fault changes some of the common options.
+    """
+    words = list(map(str, arguments))
+    return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def run(*arguments: object, **options: Any) -> Process:

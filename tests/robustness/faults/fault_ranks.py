@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fault_compare import checkpoint_step, sha256, steps_of
-from fault_process import SECONDS, TIMEOUT, TINY, Fault, Seen, scratch, wait_until
+from fault_process import SECONDS, TIMEOUT, TINY, Fault, Seen, scratch, wait_until, without_repeats
 
 # Each process draws its own dropout masks, so only a training without dropout is the same with
 # another number of processes.
@@ -87,7 +87,7 @@ def launch(
     started = time.monotonic()
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*command, *map(str, arguments)],
+            [*command, *without_repeats(arguments)],
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
