@@ -262,3 +262,12 @@ def locked(folder: Path, *, main: bool) -> Iterator[None]:
         file.flush()
         yield
         # The file stays. Two processes could hold locks of two files, if one of them deleted it.
+
+
+def in_use(folder: Path) -> bool:
+    """Whether another process holds the lock of a run folder."""
+    try:
+        with locked(folder, main=True):
+            return False
+    except UserError:
+        return True

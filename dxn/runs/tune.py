@@ -21,7 +21,7 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import optuna
-from optuna.exceptions import ExperimentalWarning, TrialPruned
+from optuna.exceptions import ExperimentalWarning, TrialPruned, UpdateFinishedTrialError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
 
@@ -43,7 +43,7 @@ from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import CHECKPOINTS, atomic_file, link, new_folder, replace_folder
 from dxn.core.results import BEST, read_results
 from dxn.runs.decide import build_parts, decide_task, open_source, readers_of
-from dxn.runs.folder import BEST_RUN, TRIALS, has_checkpoint, locked, refuse_other_run
+from dxn.runs.folder import BEST_RUN, TRIALS, has_checkpoint, in_use, locked, refuse_other_run
 from dxn.runs.monitoring import build_metrics
 from dxn.runs.plan import continued
 from dxn.runs.train import train_one
@@ -260,6 +260,7 @@ class Search:
     settings_of: SettingsOf
     folder: Path
     monitored: str
+    has_lost_trial: bool = False  # whether another process has taken over the last trial
 
     @property
     def _keys(self) -> list[str]:
@@ -294,14 +295,19 @@ class Search:
         caught = () if os.environ.get("DXN_DEBUG") else (Exception,)
         # Several times, because a trial that repeats another one does not count.
         while not is_over and (left := self.deadline - time.monotonic()) > 0:
-            self.study.optimize(
-                self._train,
-                n_trials=None if trials is None else trials - len(self.finished()),
-                timeout=None if minutes is None else left,
-                catch=caught,
-                callbacks=[after_trial],
-                gc_after_trial=True,
-            )
+            try:
+                self.study.optimize(
+                    self._train_unless_lost,
+                    n_trials=None if trials is None else trials - len(self.finished()),
+                    timeout=None if minutes is None else left,
+                    catch=caught,
+                    callbacks=[after_trial],
+                    gc_after_trial=True,
+                )
+            except (UpdateFinishedTrialError, ValueError):  # Optuna cannot end such a trial either
+                if not self.has_lost_trial:
+                    raise
+                self.has_lost_trial = False
         if not self._complete():
             errors = [
                 trial.user_attrs[ERROR] for trial in self.finished() if ERROR in trial.user_attrs
@@ -377,6 +383,21 @@ class Search:
             and REPEATS not in trial.user_attrs
         ]
 
+    def _train_unless_lost(self, trial: optuna.Trial) -> float:
+        """Run one trial, unless another process of the search takes it over.
+
+        That is so if this process did not answer for a minute, such as on a machine that slept.
+        """
+        try:
+            return self._train(trial)
+        except UpdateFinishedTrialError:
+            self.has_lost_trial = True
+            print_line(
+                f"note: trial {trial.number}: this process did not answer for {GRACE} seconds, so "
+                "another process of the search runs the trial again"
+            )
+            raise
+
     def _train(self, trial: optuna.Trial) -> float:
         """Run one trial, and return the best value of the monitored metric."""
         options = {option.key: self._suggest(trial, option) for option in self.space}
@@ -428,6 +449,8 @@ class Search:
         except TrialPruned as error:
             print_line(f"{title}: {error}")
             raise
+        except UpdateFinishedTrialError:
+            raise
         except Exception as error:
             shown = str(error)
             if not isinstance(error, UserError):
@@ -451,7 +474,8 @@ class Search:
         """Return the settings of a trial, which continues the run of a killed process."""
         trial.set_user_attr(HOST, socket.gethostname())
         killed = trial.user_attrs.get(FOLDER)
-        if killed is not None and has_checkpoint(Path(killed)):
+        # A process that did not answer can still use the folder, so the trial starts again.
+        if killed is not None and has_checkpoint(Path(killed)) and not in_use(Path(killed)):
             return continued(Path(killed), self.settings)
         run = str(self.folder.absolute() / TRIALS / str(trial.number))
         trial.set_user_attr(FOLDER, run)

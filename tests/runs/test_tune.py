@@ -153,6 +153,23 @@ def test_the_trial_of_a_killed_process_runs_again(table, monkeypatch):
     assert rows[-1]["state"] == "fail" and "nothing" in rows[-1]["error"]
 
 
+def test_a_trial_that_another_process_took_over_does_not_end_the_search(table, monkeypatch, capsys):
+    original, numbers = module.train_one, []
+
+    def train_one(settings, **options):
+        numbers.append(len(numbers))
+        if numbers == [0]:  # as a process that slept: another one has ended its trial
+            storage = optuna.storages.RDBStorage(f"sqlite:///{table.parent}/search/study.db")
+            storage.set_trial_state_values(1, TrialState.FAIL)
+            options["on_epoch"](1, 2, 0.5)
+        return original(settings, **options)
+
+    monkeypatch.setattr(module, "train_one", train_one)
+    rows = search(table, "optimizer.lr=0.001,0.1", "sampler=grid", "trials=1", "trainer.epochs=1")
+    assert [row["state"] for row in rows] == ["fail", "complete"]
+    assert "note: trial 0: this process did not answer for 60 seconds" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
