@@ -47,14 +47,15 @@ KNOW_MODALITIES = (
     "data/sources/annotated.py",
     "data/sources/picture_files.py",
 )
-# "category" is also a usual name of a target column, "image" of a folder, "text" a data source, and
-# a key of an entity and of OpenAI's API.
+# "category" is also a usual name of a target column, "image" of a folder, "text" a data source, a
+# suffix of files, and a key of an entity and of OpenAI's API.
 COLUMN_NAMES = {
     ("tasks/detect/objects.py", "category"),
     ("data/tables/squad.py", "text"),
     ("data/columns/choose.py", "category"),
     ("data/sources/detect.py", "image"),
     ("data/sources/detect.py", "text"),
+    ("data/sources/tar_rows.py", "text"),
     ("runs/predictor/table.py", "text"),
     ("serve/openai.py", "text"),
     ("tasks/entities.py", "text"),

@@ -34,8 +34,8 @@ OBJECTS = ("json", "jsn")
 PACKED = ".gz"
 # Suffixes of one kind of file, of which a row usually has one, whatever its format.
 KINDS = (
-    *(tuple(suffix[1:] for suffix in SUFFIXES[kind]) for kind in ("image", "audio", "video")),
-    ("txt", "text"),
+    *(tuple(suffix[1:] for suffix in ends) for ends in SUFFIXES.values()),
+    TEXTS[:2],
 )
 # With a dot in the keys, each row has a column of its own, such as "2_0001.png" of
 # v1.2_0001.png. So many columns with numbers, most of whose cells are empty, are no columns.
