@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -116,7 +116,7 @@ class Target(CheckedMembers):
         """
         return cell
 
-    def check_values(self, values: Sequence[Any]) -> None:
+    def check_values(self, values: Iterable[Any]) -> None:
         """Check all values of the training split.
 
         Raises:

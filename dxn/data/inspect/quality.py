@@ -102,7 +102,8 @@ def check_learnable(train: Opened, target: str | None, task: Task) -> None:
             f"data.target: {sentence} in the training split, so there is nothing to learn; choose "
             f"another column than {target}, or add rows"
         )
-    task.target.check_values([target for target in train.targets or () if target is not None])
+    # Lazily, because few tasks look at all values.
+    task.target.check_values(target for target in train.targets or () if target is not None)
 
 
 def check_known_targets(

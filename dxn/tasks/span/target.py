@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -192,12 +192,13 @@ class SpanTarget(Target):
         # The first token, which stands for no answer, is then not one of the text.
         self.last = self.context
 
-    def check_values(self, values: Sequence[Answers]) -> None:
+    def check_values(self, values: Iterable[Answers]) -> None:
         """Refuse starts of which many are wrong.
 
         Raises:
             UserError: If the answers of many rows are not at their starts.
         """
+        values = list(values)
         counts = Counter(value.found for value in values)
         wrong = counts["wrong"] + sum(counts[name] for name in UNITS)
         if wrong < max(MIN_WRONG, MAX_WRONG * (wrong + counts["start"])):
