@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
@@ -82,6 +83,8 @@ class Model(models.MultimodalModel):
             )
         fusion = fusion or EarlyFusion(dim, inputs=list(inputs))
         adapters = dict(inputs)
+        # A copy: another model with the same task would change the classes of this one.
+        head = copy.deepcopy(head)
         for key, part in (("fusion", fusion), ("backbone", backbone)):
             _check_inputs(key, part, list(inputs))
         check_combinations(_options(adapters, backbone, fusion), head)

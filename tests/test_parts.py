@@ -256,6 +256,16 @@ def test_a_missing_target_is_no_class():
         model.loss(model(batch), batch)
 
 
+def test_two_models_with_one_task_have_classes_of_their_own():
+    task = Classify()
+    first, second = (
+        dxn.Model({"text": text_adapter()}, backbone=backbone(), head=task, targets=targets)
+        for targets in (LABELS, ["up", "down", "left"])
+    )
+    assert first.predictor.predict(text="a")["prediction"] in LABELS
+    assert [*second.task.target.labels] == ["down", "left", "up"]
+
+
 def test_numbers_of_a_tensor_are_classes():
     model = dxn.Model(
         {"text": text_adapter()}, backbone=backbone(), head=Classify(), targets=torch.tensor([0, 1])

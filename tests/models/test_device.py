@@ -319,7 +319,7 @@ def test_masked_inputs():
 
 
 def test_a_language_model():
-    model = model_of(Language(), ["text"], backbone={"causal": True})
+    model = model_of(Language(), ["text"], pool="mean", backbone={"causal": True})
     ids = torch.tensor([[1, 2, 3], [2, 1, IGNORED]])
     text = {"ids": ids.clamp(min=0), "mask": ids != IGNORED, "coords": torch.zeros(2, 3, 2)}
     batch = {"#size": 2, "#index": [0, 1], "text": {**text, "rows": torch.arange(2)}}
@@ -354,7 +354,7 @@ def test_a_generation_of_a_language_model(monkeypatch):
 
     monkeypatch.setattr(KVCache, "extend", record)
     monkeypatch.setattr(SampleSearch, "hypotheses", lambda self, samples: [[] for _ in samples])
-    model = model_of(Language(), ["text"], backbone={"causal": True}).to(DEVICE).eval()
+    model = model_of(Language(), ["text"], pool="mean", backbone={"causal": True}).to(DEVICE).eval()
     prompt = torch.zeros(4, 6, dtype=torch.long, device=DEVICE)
     mask = torch.arange(6) < torch.tensor([[6], [2], [1], [4]])
     generate(LanguageModel(model), None, prompt=prompt, mask=mask, end=1, max_new=CHECK_EVERY)
