@@ -13,6 +13,7 @@ from helpers.runs import SMALL, log_of, metrics_of, refused, train
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
+from dxn.data.columns.steps import explain_steps
 from dxn.data.series.clock import Clock, find_clock, find_season, grid_positions, parse_times
 from dxn.data.series.layouts import layout_of
 from dxn.data.series.timeline import timeline
@@ -485,3 +486,23 @@ def test_lists_in_a_table_are_forecast_together_with_a_text(tmp_path):
     metrics = train(tmp_path / "run", *options, *adapters, *SMALL, "trainer.epochs=2")
     assert metrics["test/mase[seasonal naive (1)]"] == pytest.approx(1.5, abs=1e-4)
     assert dxn.load(tmp_path / "run").predict(past=rows[0]["past"])["prediction"]
+
+
+def test_a_table_of_several_series_is_recognized_with_the_column_of_their_names(tmp_path):
+    days = [f"2026-01-{day:02}" for day in range(1, 31)]
+    rows = [(shop, day, str(i)) for shop in "AB" for i, day in enumerate(days)]
+    lines = [",".join(row) for row in rows]
+    path = tmp_path / "shops.csv"
+    path.write_text("\n".join(["shop,day,sales", *lines]), encoding="utf-8")
+    table = read_table(path)
+    command = f"{path} data=timeline target=sales data.time=day data.series_id=shop"
+    assert explain_steps(table, ["day"], "sales", ["shop", "day"]) == (
+        "one row per shop and day; to forecast sales from its own past instead: dxn train "
+        f"{command}"
+    )
+    # Neither if the steps between the days differ, nor if no column names the series.
+    first = datetime.date(2026, 1, 1)
+    cells = [str(first + datetime.timedelta(i * i % 97)) for i in range(40)]
+    path.write_text("\n".join(["day,sales", *(f"{day},1" for day in cells)]), encoding="utf-8")
+    assert explain_steps(read_table(path), ["day"], "sales", ["day"]) == ""
+    assert explain_steps(table, ["day"], "sales", ["day"]) == ""

@@ -14,6 +14,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import spaced_rows
 from dxn.core.tokens import RESERVED
 from dxn.data.columns.infer import Readers, infer_columns
+from dxn.data.columns.steps import explain_steps
 from dxn.data.formats import CONFINE
 from dxn.data.rows import (
     CHUNK_ROWS,
@@ -30,6 +31,7 @@ from dxn.data.tables.read import Table, as_list, column_name
 from dxn.tasks.infer import are_amounts, kind_of
 from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.cell_values import has_no_value
+from dxn.tokenize.cells.date import DateReader
 from dxn.tokenize.column_profile import profile_of
 from dxn.tokenize.media import is_file_name
 
@@ -105,6 +107,10 @@ def choose_columns(
             f"{', '.join(table.columns)}{reasons}; choose a column, for example "
             f"data.{next(iter(readers), 'MODALITY')}={next(iter(columns), 'COLUMN')}"
         )
+    times = by_modality.get(DateReader.modality, [])
+    if times and len(targets) == 1 and are_amounts(profile_of(table.columns[targets[0]])):
+        about = explain_steps(table, times, targets[0], columns)
+        notes += [about] if about else []
     return inputs, targets
 
 

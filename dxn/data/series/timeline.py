@@ -11,6 +11,7 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.choose import Readers, name_inputs, to_rows
 from dxn.data.columns.infer import infer_columns
+from dxn.data.columns.steps import find_series_id
 from dxn.data.formats import SPLITS
 from dxn.data.rows import VALUES, Source
 from dxn.data.series.clock import Clock, find_clock, find_season, looks_like_times, parse_times
@@ -306,9 +307,14 @@ def _find_clock(table: Table, windows: Windows, notes: list[str]) -> Clock | Non
     ordered = [sorted({times[row] for row in rows}) for rows in groups.values()]
     clock = find_clock(written, ordered)
     if windows.series_id is None and len(ordered[0]) < len(table) / 2:
+        used = {windows.time, *windows.target}
+        found = find_series_id(table, windows.time, [n for n in table.columns if n not in used])
+        hint = "data.series_id to the column that tells them apart"
+        if found is not None:
+            hint = f"data.series_id={found}, which tells them apart"
         raise UserError(
             f"data.time: most rows have the same value of {windows.time!r} as another row; if the "
-            "table has several series, set data.series_id to the column that tells them apart"
+            f"table has several series, set {hint}"
         )
     notes.append(f"time: {windows.time}, one row per {clock}")
     return clock
