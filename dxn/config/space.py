@@ -140,7 +140,10 @@ def words_of(path: Path) -> list[str]:
     values: dict[str, Any] = {}
     for name, value in content.items():
         below = leaves(value) if isinstance(value, Mapping) else []
-        values |= {f"{name}.{key}": lookup(value, key)[1] for key in below} or {name: value}
+        new = {f"{name}.{key}": lookup(value, key)[1] for key in below} or {name: value}
+        if twice := next((key for key in new if key in values), None):
+            raise UserError(f"{path}: {twice}: must occur once, got a dotted and a nested key")
+        values |= new
     words: list[str] = []
     for key, value in values.items():
         if value == []:

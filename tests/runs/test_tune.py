@@ -224,6 +224,20 @@ def test_a_space_in_yaml_has_dotted_or_nested_keys(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("optimizer.lr: 1e-4..1e-2\noptimizer: {lr: [0.1, 0.2]}", "optimizer.lr: must occur once"),
+        ("head: {dropout: []}", "head.dropout: must have at least one value"),
+    ],
+)
+def test_a_wrong_file_of_a_space_is_named(tmp_path, content, message):
+    path = tmp_path / "space.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        words_of(path)
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         ("optimizer.betas: [[0.9, 0.99], [0.9, 0.999]]", "optimizer.betas=[0.9,0.99],[0.9,0.999]"),
