@@ -117,6 +117,8 @@ TABLES = {
 def test_after_a_training_on_a_table_with(name, capsys):
     about, options, verb = TABLES[name]
     data = [write_texts("texts.csv", **about), f"data.encoding={about.get('encoding', 'utf-8')}"]
+    if any(word.startswith("data.path=") for word in options):
+        del data[0]
     # These options belong to an encoder with attention.
     quick = [word for word in QUICK if "gru" not in str(options) or "backbone." not in word]
     verbs = follow(capsys, "train", *data, "data.target=label", "adapters=[text]", *quick, *options)

@@ -155,9 +155,18 @@ def grid_rows(
             continue
         histories.append(history)
         scale = scales[row][start]
-        end = start + windows.horizon - 1
-        window: dict[str, Any] = {"time": start, "end": end, "series": row}
-        futures.append(Future(values, 1, scale, names=names, frame=frame, **window))
+        futures.append(
+            Future(
+                values,
+                season=1,
+                scale=scale,
+                names=names,
+                frame=frame,
+                time=start,
+                end=start + windows.horizon - 1,
+                series=row,
+            )
+        )
         lines.append(row + 1 if len(sequences) > 1 else start)
     return Rows({VALUES: histories, TARGET: futures}, Origins([path], lines))
 
