@@ -189,7 +189,9 @@ def open_study(
         # Of SQLAlchemy, of the driver of the database, or of the import of a missing driver.
         # The URL, which can contain a password, is not shown.
         shown = str(error).partition("\n")[0].replace(url, "the URL")
-        raise UserError(f"storage: cannot be opened ({shown}); check the URL") from error
+        is_locked = "database is locked" in shown  # by a process that was stopped, in SQLite
+        advice = "another process uses it; run the command again" if is_locked else "check the URL"
+        raise UserError(f"storage: cannot be opened ({shown}); {advice}") from error
     words = sorted(option.word for option in space)
     saved = study.user_attrs.get(SPACE, words)
     if saved != words:

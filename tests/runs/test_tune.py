@@ -13,6 +13,7 @@ import yaml
 from helpers.runs import PLAIN, SMALL, TEXT, interrupt, refused, table_of
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
+from sqlalchemy.exc import OperationalError
 
 from dxn.cli import main
 from dxn.config.space import Dimension, split, words_of
@@ -151,6 +152,15 @@ def test_the_trial_of_a_killed_process_runs_again(table, monkeypatch):
     # A setting that was trained is not trained again, and a failure does not end the search.
     assert all(row["repeats"] == "1" for row in rows[2:-1])
     assert rows[-1]["state"] == "fail" and "nothing" in rows[-1]["error"]
+
+
+def test_a_study_that_another_process_holds_is_no_wrong_url(table, monkeypatch, capsys):
+    def create_study(**options):
+        raise OperationalError("", None, Exception("database is locked"))
+
+    monkeypatch.setattr(optuna, "create_study", create_study)
+    (line,) = refused(capsys, command(table, "seed=1,2"))
+    assert "database is locked); another process uses it; run the command again" in line
 
 
 def test_a_trial_that_another_process_took_over_does_not_end_the_search(table, monkeypatch, capsys):
