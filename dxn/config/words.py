@@ -240,7 +240,7 @@ def _parse(lines: Sequence[str], problems: list[str], *, sweep: bool = False) ->
     for line in lines:
         key, _, value = line.partition("=")
         # The name of a column can have letters and spaces that Hydra's grammar does not allow.
-        has_column = not line.isascii() or " " in key
+        has_column = not key.isascii() or " " in key
         name = "key" if has_column and KEY_OF_COLUMN.fullmatch(key) else key
         for text in (f"{name}={value}", f"{name}={quoted(value)}") if value else (line,):
             try:
