@@ -302,6 +302,20 @@ def test_pictures_are_augmented_in_training_only():
     assert len(pictures()) == 1
 
 
+def test_arguments_are_saved_as_they_were_when_a_part_was_made(tmp_path):
+    inputs = {"a": text_adapter(), "b": text_adapter()}
+    ratios = {"a": 0.5}
+    head = Masked(mask_ratio=ratios)
+    fused = EarlyFusion(16, inputs=inputs.keys())
+    model = dxn.Model(inputs, backbone=backbone(), head=head, fusion=fused)
+    ratios["c"] = 0.5
+    del inputs["a"]
+    model.save(tmp_path / "m")
+    loaded = dxn.load(tmp_path / "m")
+    assert list(loaded.model.inputs) == ["a", "b"]
+    assert loaded.task.target.mask_ratio == {"a": 0.5}
+
+
 def test_arguments_of_numpy_are_saved(tmp_path):
     part = Backbone(
         np.int64(16),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, KeysView, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,7 +52,8 @@ class Recorded:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         part = super().__new__(cls)
         # Not an attribute of a module, which would register modules among the arguments again.
-        part.__dict__["_arguments"] = (args, kwargs)
+        named = {name: _kept(value) for name, value in kwargs.items()}
+        part.__dict__["_arguments"] = (tuple(map(_kept, args)), named)
         return part
 
 
@@ -86,6 +88,13 @@ def node_of_part(part: Any, key: str) -> dict[str, Any]:
 def arguments_of(part: Recorded) -> dict[str, Any]:
     """Return the arguments from which a part was built, by the names of the parameters."""
     return _named(type(part), *part.__dict__["_arguments"])
+
+
+def _kept(value: Any) -> Any:
+    """Return an argument that the caller cannot change any more if it is a list or mapping."""
+    if isinstance(value, KeysView):
+        return list(value)
+    return copy.copy(value) if isinstance(value, list | dict) else value
 
 
 def _plain(value: Any, key: str) -> Any:
