@@ -84,6 +84,9 @@ class Evidence:
             None: the model has no attention that can be drawn.
         created: Function that returns the values that the model creates of an input, from its name
             and rows of the split.
+        answered: Function that returns, for the conversations of some rows, the texts of the
+            messages before the last answer, this answer, and that of the model. None: the model
+            learns no conversations.
         limits: What also decides about the answers, and has no attention. "": nothing.
     """
 
@@ -92,6 +95,7 @@ class Evidence:
     shown: Callable[[int], dict[str, Shown]]
     attended: Callable[[int, Sequence[str]], tuple[Tokens, np.ndarray] | None]
     created: Callable[[str, Sequence[int]], list[Shown]]
+    answered: Callable[[Sequence[int]], list[tuple[str, str, str]]] | None = None
     limits: str = ""
 
 

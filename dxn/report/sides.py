@@ -22,6 +22,7 @@ from dxn.viz.html import escaped
 
 TEXTS_PER_PART = 5  # from the worst, the middle and the best answers
 VALUES_PER_PART = 3
+ANSWERED_ROWS = 8  # conversations
 CREATED_ROWS = 8  # rows of which each input is created
 CREATED_TOGETHER = 4
 CREATED_SOUND = 28_000  # bytes of a sound, because a model of three inputs shows one 32 times
@@ -43,6 +44,8 @@ def side_by_side(
         scores: Score of each row; None if the rows have no targets.
         budget: Room for pictures, sounds and clips.
     """
+    if last is not None and evidence.answered is not None:
+        return _answered(evidence, last)
     if last is None or not last.predictions.predicted:
         return None
     task, predicted = evidence.task, last.predictions.predicted
@@ -78,6 +81,33 @@ def _written(
         "title": "Texts",
         "about": "The words of an output that the reference does not have are marked.",
         "groups": [(title, [row(i) for i in rows]) for title, rows in parts],
+    }
+
+
+def _answered(evidence: Evidence, last: Answers) -> dict[str, Any]:
+    """Return answers of a model of conversations beside those of the data."""
+    assert evidence.answered is not None
+    opened = last.samples.opened
+    rows = spaced_rows(len(opened), ANSWERED_ROWS)
+
+    def row(i: int, before: str, truth: str, answer: str) -> Row:
+        output = marked(cut(answer, MAX_TEXT), truth)
+        return {
+            "where": opened.origin[i],
+            "parts": [
+                ("Messages", _text(escaped(cut(before, MAX_TEXT)))),
+                ("Reference", _text(escaped(cut(truth, MAX_TEXT)))),
+                ("Answer", _text(output or "(empty)")),
+            ],
+        }
+
+    texts = evidence.answered(rows)
+    return {
+        "id": "texts",
+        "title": "Answers",
+        "about": "The most probable answer to the messages before the last one. Its words that the "
+        "reference does not have are marked.",
+        "groups": [("Conversations", [row(i, *t) for i, t in zip(rows, texts, strict=True)])],
     }
 
 

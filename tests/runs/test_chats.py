@@ -13,6 +13,7 @@ from helpers.runs import interrupt, log_of, metrics_of, refused, same_tensors, w
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
+from dxn.report.sides import ANSWERED_ROWS
 from dxn.tokenize.text.chat import DEFAULT_TOKENS, ChatTemplate, load_template
 
 SMALLER = "Choose the smaller number."
@@ -43,6 +44,18 @@ def table(tmp_path_factory):
     cells = source.splits["train"].cells["messages"]
     path.write_text("".join(json.dumps({"messages": cell}) + "\n" for cell in cells))
     return path
+
+
+def test_the_report_shows_answers_beside_those_of_the_data(run):
+    assert main(["report", f"run={run}", EXAMPLES]) == 0
+    page = (run / "report.html").read_text()
+    assert '<section id="texts"><h2>Answers</h2>' in page
+    shown = re.findall(r'<p class="text" dir="auto">(.*?)</p>', page, re.S)
+    assert len(shown) == 3 * ANSWERED_ROWS
+    before, truth, answer = shown[:3]
+    assert "user: " in before and truth.strip() and answer.strip()
+    same = sum(a == b for a, b in zip(shown[1::3], shown[2::3], strict=True))
+    assert same > ANSWERED_ROWS // 2  # a wrong word is marked
 
 
 def asked():

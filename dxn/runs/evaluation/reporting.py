@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,14 @@ from dxn.runs.evaluation.next_commands import report_again
 from dxn.runs.folder import name_of
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.writing import Text, Writer
 from dxn.runs.record import data_name
+from dxn.tokenize.text.chat import Conversation, text_of
 from dxn.training.log import read_log
 from dxn.training.predict import task_results
 
 MAX_REASON = 200  # characters of an error in a warning
+MAX_ANSWER = 100  # tokens of an answer, so that a report does not take longer than a training
 
 
 def try_report(
@@ -130,14 +134,39 @@ def evidence(predictor: Predictor, last: Answers | None) -> Evidence:
         values = predictor.create(name, chosen)
         return [viz.drawers.Shown(prepare.drawing, value, prepare, name=name) for value in values]
 
+    answered = None
+    if samples is not None and len(predictor.inputs) == 1 and samples.opened.raws:
+        (column,) = samples.opened.raws.values()
+        if len(column) and isinstance(column[0], Conversation):
+            answered = partial(_answered, predictor, column)
     return Evidence(
         predictor.task,
         last,
         shown,
         attended,
         created,
+        answered,
         limits=limits_of(predictor),
     )
+
+
+def _answered(
+    predictor: Predictor, column: Sequence[Conversation], rows: Sequence[int]
+) -> list[tuple[str, str, str]]:
+    """Return the messages before the last answer, this answer, and that of the model."""
+    writer = Writer(predictor.model, predictor.task)
+    parts: list[tuple[str, str]] = []
+    texts: list[Text] = []
+    for row in rows:
+        messages = list(column[row].messages)
+        last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        before = "\n".join(f"{m['role']}: {text_of(m)}" for m in messages[:last])
+        parts.append((before, text_of(messages[last])))
+        text = writer.answer_to(messages[:last])
+        text.max_new = MAX_ANSWER
+        texts.append(text)
+    answers = writer.write(texts, batch_size=len(texts))
+    return [(*part, answer) for part, answer in zip(parts, answers, strict=True)]
 
 
 def _shown(predictor: Predictor, opened: Opened, row: int) -> dict[str, Any]:
