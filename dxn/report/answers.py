@@ -234,20 +234,23 @@ def common_scores(first: Scores, second: Scores) -> tuple[list[tuple[float, floa
     """Return the scores of the rows that two runs have in common, and which of them are dependent.
 
     A row must have the same origin and target, and the same content of each column that both runs
-    have read: the rows of generated data and of a changed table can have equal origins.
+    have read: the rows of generated data and of a changed table can have equal origins. If only one
+    run knows which rows are dependent, such as one with `data.group`, they are so for the other.
     """
     columns = [name for name in first.contents if name in second.contents]
     places = {key: i for i, key in enumerate(second.values)}
     others = list(second.values.values())
     pairs: list[tuple[float, float]] = []
-    ids: list[int] = []
+    at: list[tuple[int, int]] = []
     for i, (key, value) in enumerate(first.values.items()):
         j = places.get(key)
         if j is not None and all(_at(first, c, i) == _at(second, c, j) for c in columns):
             pairs.append((value, others[j]))
-            ids += first.blocks[i : i + 1]
-    is_complete = len(first.blocks) == len(first.values)
-    return pairs, Blocks(ids, first.spread) if is_complete and ids else None
+            at.append((i, j))
+    for scores, places_of in zip((first, second), zip(*at, strict=True), strict=False):
+        if len(scores.blocks) == len(scores.values):
+            return pairs, Blocks([scores.blocks[i] for i in places_of], scores.spread)
+    return pairs, None
 
 
 def _at(scores: Scores, column: str, row: int) -> str:

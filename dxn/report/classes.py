@@ -18,7 +18,7 @@ from dxn.report.answers import Answers
 from dxn.report.intervals import MIN_ROWS, Z, interval_of, resample
 from dxn.report.tables import UNSEEN
 from dxn.tasks import Task
-from dxn.tasks.metric import Blocks, ClassScores, f1_scores
+from dxn.tasks.metric import MIN_BLOCKS, Blocks, ClassScores, f1_scores
 from dxn.viz.charts import line_chart
 from dxn.viz.figure import COLORS, GREY, Chart, finish
 
@@ -40,14 +40,15 @@ def class_figures(
 
     Returns:
         "name" of the class, its number of "rows", "precision", "recall", "f1" (NaN where a figure
-        is not defined) and the 95% "interval" of the F1 score (None: there are too few rows, or
-        all resamples are equal).
+        is not defined) and the 95% "interval" of the F1 score (None: there are too few rows or
+        blocks, or all resamples are equal).
     """
     predicted, true = scores.predicted.bool(), scores.true.bool()
     parts = (predicted & true, predicted, true)
     sums = [flags.sum(0).double() for flags in parts]
     f1 = f1_scores(*sums)
-    rows, counts, scale, _ = resample(len(true), blocks)
+    rows, counts, scale, num_blocks = resample(len(true), blocks)
+    has_few = blocks is not None and num_blocks < MIN_BLOCKS
     drawn = f1_scores(*(counts @ flags[rows].to(counts.dtype) for flags in parts)).numpy()
     figures: list[dict[str, Any]] = []
     for k, name in enumerate(names):
@@ -56,7 +57,10 @@ def class_figures(
         # In most resamples, a rare class has no row, and its F1 is not defined. If all rows are
         # right, all resamples are equal, which does not mean that other rows are right too.
         is_reliable = (
-            num_true >= MIN_ROWS and len(values) > len(drawn) / 2 and values.min() < values.max()
+            num_true >= MIN_ROWS
+            and not has_few
+            and len(values) > len(drawn) / 2
+            and values.min() < values.max()
         )
         figures.append(
             {

@@ -186,6 +186,8 @@ def test_the_figures_of_classes_are_those_of_scikit_learn():
     got = [(each["precision"], each["recall"], each["f1"], each["rows"]) for each in figures]
     assert pytest.approx(np.array(expected)) == np.array(got).T
     assert all(each["interval"][0] <= each["f1"] <= each["interval"][1] for each in figures)
+    few = class_figures(scores, NAMES, Blocks([i % 5 for i in range(N)]))
+    assert {each["interval"] for each in few} == {None}  # as of the other metrics
     expected_counts = confusion_matrix(truths, named, labels=NAMES)
     assert (confusion_counts(NAMES, named, truths) == expected_counts).all()
 
@@ -289,6 +291,11 @@ def test_rows_of_two_runs_are_the_same_if_their_origin_target_and_common_columns
         contents=answers.contents({"title": ["2", "one", ""]}),
     )
     assert answers.common_scores(first, second) == ([(1.0, 8.0)], None)
+    # Only one of the runs knows which rows are dependent, such as one with data.group.
+    grouped = second.model_copy(update={"blocks": [4, 5, 4], "spread": 2.0})
+    for pair in ((first, grouped), (grouped, first)):
+        assert answers.common_scores(*pair)[1] == ([5], 2.0)
+    assert answers.common_scores(grouped, first.model_copy(update={"values": {}})) == ([], None)
 
 
 def _futures(num_windows: int, horizon: int, num_series: int = 1) -> list[Future]:
