@@ -101,12 +101,12 @@ def write_export(
         shutil.copyfile(TEMPLATES / f"{example}.py", new / "example.py")
         shutil.copyfile(TEMPLATES / f"run_{format}.py", new / "run_graph.py")
         if example != "continue_text":
-            shutil.copyfile(TEMPLATES / "prepare_inputs.py", new / "prepare_inputs.py")
+            _copy_program(TEMPLATES / "prepare_inputs.py", new, "")
         for recipe in recipes.values():
             if "prepare" in recipe:
                 _copy_program(program_of(recipe["prepare"]), new)
         if "decode" in about["outputs"]:
-            _copy_program(program_of(about["outputs"]["decode"]), new, "decode")
+            _copy_program(program_of(about["outputs"]["decode"]), new, "decode_")
         write_sums(new)
     return lines
 
@@ -169,10 +169,10 @@ def program_of(name: str) -> Path:
     return Path(spec.origin)
 
 
-def _copy_program(path: Path, folder: Path, prefix: str = "prepare") -> None:
-    """Copy a module of dxn as PREFIX_NAME.py, and those that it imports as prepare_NAME.py."""
+def _copy_program(path: Path, folder: Path, prefix: str = "prepare_") -> None:
+    """Copy a module with a prefix before its name, and its imports of dxn as prepare_NAME.py."""
     text = path.read_text(encoding="utf-8")
-    (folder / f"{prefix}_{path.stem}.py").write_text(
+    (folder / f"{prefix}{path.stem}.py").write_text(
         DXN_IMPORT.sub(r"from prepare_\2 import", text), encoding="utf-8"
     )
     for package, name in DXN_IMPORT.findall(text):

@@ -132,6 +132,7 @@ def date_recipe(tokenizer: DateTokenizer) -> Recipe:
     return {
         "prepare": "date",
         "day_first": tokenizer.reader.day_first,
+        "has_times": tokenizer.reader.has_times is not False,
         "center": tokenizer.center,
         "scale": tokenizer.scale,
         "max_trend": date.MAX_TREND,

@@ -261,11 +261,8 @@ def scores_of(profile: ColumnProfile) -> dict[str, float]:
     # Zip codes and dates such as 20260131 are written like numbers.
     are_numbers = profile.numbers is not None
     is_measured = are_numbers and not profile.are_codes and not profile.are_dates
-    is_quantity = profile.are_dates or (is_measured and profile.types != {bool})
-    scores = {
-        "number": float(is_measured and bool not in profile.types),
-        "date": float(profile.are_dates),
-    }
+    is_quantity = profile.are_dates or is_measured
+    scores = {"number": float(is_measured), "date": float(profile.are_dates)}
     # Numbers such as "$1,200.50" and dates are strings as well, but neither texts nor files.
     if not are_numbers and not profile.are_dates:
         scores |= {**files, "text": _text_score(profile)}

@@ -38,11 +38,13 @@ def answers(tmp_path_factory):
     "sample",
     [
         *[{"price": cell} for cell in ("€20", "20 €", "€1,234.50", "(20)", "−5", "N/A", "", " ")],
-        *[{"price": cell} for cell in ("none", None, NAN, np.float32(20), np.int64(3), 20, True)],
+        *[{"price": cell} for cell in ("none", None, NAN, np.float32(20), np.int64(3), 20)],
         *[{"amount": cell} for cell in ("1.234,50", "3,5", "1'234,5", 3.5, "unknown", "#REF!")],
         *[{"share": cell} for cell in ("12 %", "12%", 12, "?")],
         *[{"day": cell} for cell in ("31.1.2026", "2026-01-31T10:30", "20260131", 20260131, "-")],
         *[{"day": cell} for cell in (datetime.date(2026, 1, 31), np.datetime64("2026-01-31"))],
+        *[{"day": np.datetime64("2026-01-31", unit)} for unit in ("s", "us", "ns")],
+        *[{"price": cell} for cell in (np.timedelta64(20_000, "ms"), np.timedelta64(5, "ns"))],
         *[{"city": cell} for cell in ("Paris", " paris ", "Berlin", "none", "n/a", "?", "", None)],
         *[{name: cell} for name in ("price", "day", "city", "curve") for cell in (pd.NA, pd.NaT)],
         *[{"city": cell} for cell in (3, 3.0, np.float64(3), NAN, ("Paris",), {"Paris"}, [])],
@@ -76,7 +78,7 @@ def test_a_letter_with_an_accent_can_be_one_or_two_characters(answers):
 @pytest.mark.parametrize(
     "sample",
     [
-        *[{"price": cell} for cell in ("$20", "twenty", float("inf"), "1e400")],
+        *[{"price": cell} for cell in ("$20", "twenty", float("inf"), "1e400", True, np.True_)],
         *[{"city": cell} for cell in ("x" * 201, b"Paris", {"a": 1})],
         *[{"tags": cell} for cell in (np.array(["War"]), list("ab") * 40)],
         *[{"day": cell} for cell in ("31.2.2026", 1.5, True)],

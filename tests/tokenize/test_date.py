@@ -186,6 +186,21 @@ def test_the_format_and_the_statistics_are_saved(tmp_path):
     assert torch.equal(again.tokens(["3/4/2026"]).x, adapter.tokens(["3/4/2026"]).x)
 
 
+@pytest.mark.parametrize("day", ["2026-01-05", datetime.datetime(2026, 1, 5)])
+def test_a_date_at_midnight_is_the_date_in_a_column_without_times(day):
+    """Data frames and JSON have no dates without a time."""
+    read = fitted([day, "1/25/2026", None]).tokenizer.reader.read
+    written = ["2026-01-05", datetime.datetime(2026, 1, 5), "2026-01-05T00:00:00.000Z"]
+    assert len({read(cell) for cell in written}) == 1
+    assert str(read("2026-01-05 9:30")) == "2026-01-05" and str(read("9:30")) == "09:30"
+
+
+@pytest.mark.parametrize("time", ["1/25/2026 9:30", "9:30", "00:00", datetime.time(0)])
+def test_one_time_shows_that_the_dates_of_a_column_have_times(time):
+    read = fitted(["1/25/2026", time]).tokenizer.reader.read
+    assert str(read("2026-01-05 00:00")) == "2026-01-05 00:00"
+
+
 def test_an_order_that_the_user_sets_wins():
     adapter = fitted(["1/2/2026", "3/4/2026"], day_first=True)
     assert str(adapter.tokenizer.reader.read("1/2/2026")) == "2026-02-01"
@@ -195,9 +210,10 @@ def test_an_order_that_the_user_sets_wins():
     "content",
     [
         "{}",
-        '{"x": {"day_first": 1, "center": 0, "scale": 1}}',
-        '{"x": {"day_first": true, "center": 0, "scale": -1}}',
-        '{"x": {"day_first": true, "center": null, "scale": 1}}',
+        '{"x": {"day_first": 1, "has_times": true, "center": 0, "scale": 1}}',
+        '{"x": {"day_first": true, "has_times": true, "center": 0, "scale": -1}}',
+        '{"x": {"day_first": true, "has_times": true, "center": null, "scale": 1}}',
+        '{"x": {"day_first": true, "has_times": null, "center": 0, "scale": 1}}',
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, content):

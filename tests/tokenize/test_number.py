@@ -123,6 +123,7 @@ def test_numbers_are_read_in_the_format_of_their_column(column, cell, number):
         (["1"], "abc", "must be a number with a decimal point, got 'abc'"),
         (["3,5"], "3.5", "must be a number with a decimal comma, got '3.5'"),
         (["1"], "inf", "must be a number with a decimal point, got 'inf'"),
+        ([1], True, "must be a number with a decimal point, got True"),
         (["1"], [1, 2], "must be a number with a decimal point, got [1, 2]"),
         (["1"], b"\xff", "must be a number with a decimal point, got b'\\xff'"),
         (["$5", "$6"], "7 kg", "must be a number with a decimal point and an optional unit '$', "),
@@ -149,6 +150,7 @@ def test_a_decimal_separator_that_the_user_sets_wins():
         ([1, 2, 3], 1.0),
         (["01234", "55555", "00012"], 0.0),  # zip codes
         ([True, False], 0.0),
+        ([*range(40), True], 1.0),  # one cell is wrong
         (["2026-01-31", "2026-02-01"], 0.0),
         ([20260131, 20260201], 0.0),
         (["red", "blue"], 0.0),

@@ -1,5 +1,6 @@
 """Numbers as people write them."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ from dxn.tokenize.cells.number import NumberReader
         (["1.5 million", "2 crore"], [1.5e6, 2e7]),
         (["(12.50)", "5.20-", "-3"], [-12.5, -5.2, -3]),
         ([".5", "5."], [0.5, 5]),
-        ([1, 2.5, True], [1, 2.5, 1]),
+        ([1, 2.5, True, np.True_], [1, 2.5, None, None]),
     ],
 )
 def test_numbers_are_read_as_they_are_written(cells, numbers):

@@ -141,8 +141,6 @@ def _cells(column: pandas.Series) -> list[Any]:
 
 def _plain(value: Any) -> Any:
     """Return a value of a data frame as a table file has it."""
-    if isinstance(value, np.generic):
-        return value.item()
     pandas = sys.modules["pandas"]
     if isinstance(value, pandas.Period):  # the date on which it starts
         value = value.to_timestamp()

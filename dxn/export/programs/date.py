@@ -27,7 +27,7 @@ def read(value: Any, options: Mapping[str, Any]) -> Moment | None:
     moment = parse_date(value, day_first=options["day_first"])
     if moment is None:
         raise ValueError("must be a date or a time written as in the training table")
-    return moment
+    return moment if options["has_times"] else moment.date
 
 
 def prepare(raws: Sequence[Moment], options: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from dxn.tokenize.cells.cell_values import is_null, plain_value
 
 HERE = Path(__file__).resolve().parent
 
@@ -26,13 +27,6 @@ def parse_sample(arguments: Sequence[str]) -> dict[str, str]:
             raise SystemExit(f"{argument!r}: write each input as NAME=VALUE")
         sample[name] = value
     return sample
-
-
-def _is_null(value: Any) -> bool:
-    """Whether a value is None, NaN, or the missing value of pandas."""
-    if isinstance(value, float):
-        return math.isnan(value)
-    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def prepare_sample(
@@ -55,8 +49,8 @@ def prepare_sample(
     if unknown:
         raise SystemExit(f"the inputs are {', '.join(about['inputs'])}, got {', '.join(unknown)}")
     for name, cell in sample.items():
-        value = cell.item() if isinstance(cell, np.generic) else cell
-        if _is_null(value):
+        value = plain_value(cell)
+        if is_null(value):
             continue
         options = about["inputs"][name]
         if "prepare" not in options:

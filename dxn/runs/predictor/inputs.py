@@ -446,7 +446,7 @@ class ModelInputs:
         if isinstance(value, str):  # most of them
             return value
         # The cells of a pandas row are NumPy scalars.
-        value = value.item() if isinstance(value, np.generic) else plain_value(value)
+        value = plain_value(value)
         if is_null(value):
             return None
         is_sequence = isinstance(value, list | tuple)

@@ -20,6 +20,8 @@ from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID
 
+import numpy as np
+
 # In lower case. A value such as "none" or "unknown" is not here: it can be a category of its own,
 # such as "none" in a column of garages.
 NO_VALUE = {"na", "n/a", "n.a.", "nan", "null", "nil", "?", "-", "--", "—", "–", "#n/a"}
@@ -52,9 +54,15 @@ def is_null(value: Any) -> bool:
 def plain_value(value: Any) -> Any:
     """Return a cell of a program or a typed table as a text table has it.
 
-    A duration becomes its seconds, a decimal or a fraction a float, an identifier or a member of an
-    enumeration a text, and a set a sorted list. Other values are returned unchanged.
+    A scalar of NumPy becomes one of Python, a duration its seconds, a decimal or a fraction a
+    float, an identifier or a member of an enumeration a text, and a set a sorted list. Other values
+    are returned unchanged.
     """
+    if isinstance(value, np.generic):
+        # In nanoseconds, `item` of a time is a plain integer.
+        kind = value.dtype.kind
+        in_ns = kind in "mM" and isinstance(value.item(), int)
+        value = (value.astype(f"{kind}8[us]") if in_ns else value).item()
     if isinstance(value, str | int | float):  # most of them
         return value
     if isinstance(value, datetime.timedelta):
@@ -195,6 +203,9 @@ def plain_number(value: Any) -> float | None:
     """Return a finite number, or one that is written like 1.5 or 2e3; None if it is neither."""
     # float() also accepts "1_000", and "nan" and "inf", which would make the loss NaN.
     if isinstance(value, str) and "_" in value:
+        return None
+    # It also accepts booleans, also those of NumPy, whose texts "true" and "false" are no numbers.
+    if type(value).__name__ in ("bool", "bool_"):
         return None
     try:
         number = float(value)
@@ -459,6 +470,11 @@ class Moment:
         """The date and the time as a number of days."""
         return (self.day or 0) + (self.second or 0.0) / SECONDS_PER_DAY
 
+    @property
+    def date(self) -> Moment:
+        """The date without the time. A time of day without a date is unchanged."""
+        return self if self.day is None else Moment(self.day, None)
+
     def __str__(self) -> str:
         parts = []
         if self.day is not None:
@@ -501,6 +517,15 @@ def parse_date(value: Any, *, day_first: bool) -> Moment | None:
     if match["only_time"]:
         return time and replace(time, second=(time.second or 0.0) % SECONDS_PER_DAY)
     return _moment(*_date_of(match, day_first=day_first), time)
+
+
+def has_time(value: Any) -> bool:
+    """Return whether a cell is a date with a time other than midnight, or a time of day."""
+    # Most dates have none, and are not parsed.
+    if isinstance(value, str) and ":" not in value:
+        return False
+    moment = parse_date(value, day_first=True) or parse_date(value, day_first=False)
+    return moment is not None and bool(moment.second or moment.day is None)
 
 
 def find_day_first(values: Sequence[Any]) -> bool:

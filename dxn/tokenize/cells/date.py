@@ -21,6 +21,7 @@ from dxn.tokenize.cells.cell_values import (
     Moment,
     find_day_first,
     has_no_number,
+    has_time,
     parse_date,
     unclear_date,
 )
@@ -36,6 +37,8 @@ class DateReader(Reader):
     Attributes:
         day_first: Whether days come before months.
         fixed: Whether this is known, because it has been set or loaded.
+        has_times: Whether a date of the column has a time other than midnight. If not, times are
+            not read: data frames and JSON write a date as one at midnight. None: not known yet.
     """
 
     modality = "date"
@@ -44,9 +47,12 @@ class DateReader(Reader):
     def __init__(self, day_first: bool | None = None):
         self.day_first = day_first is not False
         self.fixed = day_first is not None
+        self.has_times: bool | None = None
 
     def learn(self, cells: Sequence[Any]) -> str:
-        """Find out whether days come before months, unless it is known."""
+        """Find out whether days come before months, and dates have times, unless it is known."""
+        if self.has_times is None:
+            self.has_times = any(map(has_time, cells))
         if not self.fixed:
             self.day_first = find_day_first(cells)
             unclear = unclear_date(cells)
@@ -73,7 +79,7 @@ class DateReader(Reader):
                 f"must be a date such as 2026-01-31 or {order}, or a time such as 12:30, got "
                 f"{shortened(cell)}"
             )
-        return moment
+        return moment.date if self.has_times is False else moment
 
     def describe(self, raws: Sequence[Moment], cells: Sequence[Any]) -> str:
         """Describe the range."""
@@ -177,10 +183,11 @@ class DateAdapter(Adapter):
         return CellMasking(ratio, num_outputs=NUM_FEATURES) if ratio else None
 
     def state(self) -> dict[str, Any]:
-        """Return the order of days and months and the statistics of the column."""
+        """Return how the dates are written and the statistics of the column."""
         tokenizer = self.tokenizer
         return {
             "day_first": tokenizer.reader.day_first,
+            "has_times": tokenizer.reader.has_times is not False,
             "center": tokenizer.center,
             "scale": tokenizer.scale,
         }
@@ -188,10 +195,12 @@ class DateAdapter(Adapter):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Use what `state` returned."""
         self.tokenizer.center, self.tokenizer.scale = center_and_scale(state)
-        if not isinstance(state["day_first"], bool):
-            raise ValueError("day_first must be true or false")
-        self.tokenizer.reader.day_first = state["day_first"]
-        self.tokenizer.reader.fixed = True
+        reader = self.tokenizer.reader
+        for name in ("day_first", "has_times"):
+            if not isinstance(state[name], bool):
+                raise ValueError(f"{name} must be true or false")
+        reader.day_first, reader.has_times = state["day_first"], state["has_times"]
+        reader.fixed = True
         self.fitted = True
 
     def describe(self, raw: Moment) -> str:
