@@ -142,6 +142,72 @@ def test_other_weekends_have_no_step_either(off, name):
     assert not set(later) & set(off)
 
 
+def moments(days, hours=(0,)):
+    first = datetime.datetime(2024, 1, 1)
+    return [first + datetime.timedelta(days=day, hours=hour) for day in days for hour in hours]
+
+
+END = (31, 29, 31, 30, 31)  # of the months in 2024
+
+
+@pytest.mark.parametrize(
+    ("cells", "step", "season", "following"),
+    [
+        # Trading hours.
+        (
+            moments([*range(5), *range(7, 11)], [9.5, 10, 10.5, 11, 11.5]),
+            "30 minutes from 09:30 to 11:30, without Saturdays and Sundays",
+            5,
+            ["2024-01-12 09:30:00", "2024-01-12 10:00:00"],
+        ),
+        (
+            moments(range(9), [8, 12, 18]),
+            "time of the day: 08:00, 12:00 and 18:00",
+            21,
+            ["2024-01-10 08:00:00", "2024-01-10 12:00:00"],
+        ),
+        (
+            moments([day for day in range(60) if day % 7 in (0, 2, 4)]),
+            "1 day on Mondays, Wednesdays and Fridays",
+            3,
+            ["2024-03-01 00:00:00", "2024-03-04 00:00:00"],
+        ),
+        (
+            [f"2024-{month:02}-{day:02}" for month in range(1, 7) for day in (1, 15)],
+            "day 1 and 15 of a month",
+            24,
+            ["2024-07-01", "2024-07-15", "2024-08-01"],
+        ),
+        (
+            [f"2024-{month:02}-{day}" for month in range(1, 6) for day in (15, END[month - 1])],
+            "day 15 and last of a month",
+            24,
+            ["2024-06-15", "2024-06-30"],
+        ),
+    ],
+)
+def test_steps_can_be_times_of_a_day_or_days_of_a_week_or_a_month(cells, step, season, following):
+    times, written = parse_times([str(cell) for cell in cells], str, "t")
+    clock = find_clock(written, [times])
+    assert str(clock) == step
+    assert grid_positions(times, clock) == list(range(len(times)))
+    assert find_season(np.zeros(100), clock)[0] == season
+    later = [clock.after(times[-1], i + 1) for i in range(len(following))]
+    assert later == [seconds(cell) for cell in following]
+    if clock.times:  # from a time between two steps
+        assert clock.after(later[0] - 86_400 / 4, 1) == later[0]
+    # A missing row is a gap, and a row at another time has no step.
+    assert grid_positions([times[0], *times[2:]], clock)[1] == 2
+    assert grid_positions([*times, times[-1] + 997], clock) is None
+
+
+def test_a_few_or_rare_times_of_a_day_are_no_steps():
+    hours = moments(range(4), [9, 10, 11])
+    for cells in (hours, [*moments(range(20), [9, 10, 11]), *moments([20], [18])]):
+        times, written = parse_times([str(cell) for cell in cells], str, "t")
+        assert str(find_clock(written, [times])) == "1 hour"
+
+
 @pytest.mark.parametrize(("factor", "style"), [(1, "unix"), (1000, "unix_ms")])
 def test_unix_times_are_dates_and_are_written_as_numbers(tmp_path, factor, style):
     start = 1_577_836_800
@@ -278,7 +344,7 @@ def test_rows_are_sorted_repeated_times_are_averaged_and_gaps_are_missing(tmp_pa
     source = source_of(tmp_path, rows, target="sales", context=61 - 7 - 14, horizon=7)
     assert "2 rows not in the order of time; the rows are sorted" in note_with(source, "order")
     assert "1 row with the time of another row" in note_with(source, "mean is used")
-    assert "2 time steps without a row" in note_with(source, "missing")
+    assert "time steps without a row: 2 of 61;" in note_with(source, "missing")
     series = source.splits["train"].cells["series"][0][:, 0]
     expected[10] += 1
     torch.testing.assert_close(series[:20], torch.tensor(expected[:20]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import calendar
 import datetime
 import itertools
@@ -9,7 +10,7 @@ import math
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -43,12 +44,23 @@ TOLERANCE = 0.02
 # Longest step of dates that is accepted, which keeps the times of a forecast finite. Numbers can
 # have longer steps, such as a day in nanoseconds.
 MAX_STEP = 1e12
+HOUR = 3600
+MINUTE = 60
 MONTH_DAYS = (27, 36)  # between two times of following months, such as their third Fridays
 STEP_NAMES = {1: "month", 3: "quarter", 6: "half-year", 12: "year"}
 UNITS = (DAY, 3600, 60, 1)  # seconds of steps to which times with a jitter are rounded
 MIN_DAYS = 21  # rows from which a day of the week that is missing is no chance
 MAX_DAYS_OFF = 3
+MAX_DAYS_OFF_OF_PATTERN = 5  # one day of a week is a step of a week
 MAX_SPARSE = 2  # steps per time
+# Share of the steps that must have a time. Otherwise, another pattern is tried, which must have it.
+MIN_FILLED = 0.8
+# A time of the day, or a day of the month, that is much rarer than others is no step.
+MIN_SHARE = 0.2
+MIN_CYCLES = 5  # days (or months) from which their times (or days) are no chance
+MAX_TIMES = 1440  # of a day, one per minute
+MAX_MONTH_DAYS = 6
+LAST_DAY = 31  # of a month, also of a shorter one
 SECOND_NAMES = {1: "second", 60: "minute", 3600: "hour", DAY: "day", 7 * DAY: "week"}
 
 
@@ -62,6 +74,10 @@ class Clock:
         unit: Unit of the step: month, second, or numeric if the times are numbers such as years.
         step: Duration of a step.
         days_off: Days of the week without a step, from 0 (Monday) to 6 (Sunday).
+        times: Seconds after midnight at which each day has a step, such as those of trading hours.
+            Empty: at each multiple of the step.
+        month_days: Days of the month that have a step, such as 1 and 15. 31 is the last day. Empty:
+            one per month.
         has_clock: Whether times contain a time of day.
         style: How times are written, see `dxn.data.series.stamps`. Empty: as 2026-01-31 06:00:00.
         offset: Seconds by which the clock of the times is ahead of UTC. None: it is not known.
@@ -70,6 +86,8 @@ class Clock:
     unit: Unit = "numeric"
     step: float = 1.0
     days_off: Sequence[int] = ()
+    times: Sequence[float] = ()
+    month_days: Sequence[int] = ()
     has_clock: bool = False
     style: str = ""
     offset: float | None = None
@@ -80,8 +98,16 @@ class Clock:
         if self.unit not in get_args(Unit) or not is_step:
             raise ValueError(f"unit and step must be valid, got {self.unit!r} and {self.step!r}")
         days = list(self.days_off)
-        if len(days) > 5 or sorted(set(days)) != days or not set(days) <= set(range(7)):
+        most = MAX_DAYS_OFF_OF_PATTERN
+        if len(days) > most or sorted(set(days)) != days or not set(days) <= set(range(7)):
             raise ValueError(f"days_off must be days of the week, got {self.days_off!r}")
+        times = list(self.times)
+        are_times = all(isinstance(time, int | float) and 0 <= time < DAY for time in times)
+        if not are_times or len(times) > MAX_TIMES or sorted(set(times)) != times:
+            raise ValueError(f"times must be seconds of a day, got {str(self.times)[:100]}")
+        days = list(self.month_days)
+        if sorted(set(days)) != days or not set(days) <= set(range(1, LAST_DAY + 1)):
+            raise ValueError(f"month_days must be days of a month, got {self.month_days!r}")
         if self.style and self.style not in STYLES:
             raise ValueError(f"style must be a way to write times, got {self.style!r}")
         if self.offset is not None and not -DAY < self.offset < DAY:
@@ -94,28 +120,48 @@ class Clock:
 
     def index(self, time: float, start: float) -> float:
         """Return the number of steps from a start to a time; a whole number on a regular grid."""
-        if self.unit == "month":
+        if self.unit == "month" and not self.month_days:
             return (_month_of(time) - _month_of(start)) / self.step
-        if self.days_off:
-            return float(self._days_before(time) - self._days_before(start))
+        if self.month_days or self.days_off or self.times:
+            return self._position(time) - self._position(start)
         return (time - start) / self.step
 
     def after(self, time: float, steps: int) -> float:
         """Return the time a number of steps after another one."""
+        if self.month_days:
+            # Of a time between two steps, the next step is the first one after it.
+            last = math.floor(self._position(time))
+            month, slot = divmod(last + steps, len(self.month_days))
+            return _time_in(month, self.month_days[slot], time % DAY)
         if self.unit == "month":
             return _add_months(time, round(steps * self.step))
-        if not self.days_off:
+        if not self.days_off and not self.times:
             return time + steps * self.step
-        for _ in range(steps):
-            time += DAY
-            while _weekday(time) in self.days_off:
-                time += DAY
-        return time
+        last = math.floor(self._position(time))
+        number, slot = divmod(last + steps, max(len(self.times), 1))
+        days = self._days
+        week, day = divmod(number, len(days))
+        return (7 * week + days[day]) * DAY + (self.times[slot] if self.times else time % DAY)
 
-    def _days_before(self, time: float) -> int:
-        """Return the number of days with a step before a time."""
-        weeks, day = divmod(int(time // DAY), 7)
-        return (7 - len(self.days_off)) * weeks + sum(d not in self.days_off for d in range(day))
+    @property
+    def _days(self) -> list[int]:
+        return [day for day in range(7) if day not in self.days_off]
+
+    def _position(self, time: float) -> float:
+        """Return the number of steps before a time since year 1; a half for one between steps."""
+        if self.month_days:
+            moment = moment_of(time)
+            last = calendar.monthrange(moment.year, moment.month)[1]
+            days = [min(day, last) for day in self.month_days]
+            return _month_of(time) * len(days) + _slot(days, moment.day, 0)
+        week, day = divmod(int(time // DAY), 7)
+        days = self._days
+        number = len(days) * week + bisect.bisect_left(days, day)
+        size = max(len(self.times), 1)
+        if day not in days:
+            return number * size - 0.5
+        slot = _slot(self.times, time % DAY, TOLERANCE * self.step) if self.times else 0.0
+        return number * size + slot
 
     def format(self, time: float) -> str | int | float:
         """Return a time as a cell of a table."""
@@ -135,15 +181,40 @@ class Clock:
     def __str__(self) -> str:
         if self.unit == "numeric":
             return f"{self.step:g}"
+        on, off = (_listed(WEEK_DAYS[d] for d in days) for days in (self._days, self.days_off))
+        if self.month_days:
+            days = ("last" if day == LAST_DAY else str(day) for day in self.month_days)
+            return f"day {_listed(days)} of a month"
+        if self.times:
+            shown = [f"{int(t // HOUR):02}:{int(t % HOUR // MINUTE):02}" for t in self.times]
+            is_range = self.times[-1] - self.times[0] == (len(self.times) - 1) * self.step
+            name = f"time of the day: {_listed(shown)}"
+            if is_range and len(shown) > 2:
+                name = f"{_name(self.step)} from {shown[0]} to {shown[-1]}"
+            return f"{name}, without {off}" if off else name
         if tuple(self.days_off) == WEEKEND:
             return "1 weekday"
-        if self.days_off:
-            off = " and ".join(WEEK_DAYS[day] for day in self.days_off)
-            return f"1 day without {off}"
-        names = STEP_NAMES if self.unit == "month" else SECOND_NAMES
-        size = max(size for size in names if self.step % size == 0 or size == 1)
-        number = self.step / size
-        return f"{number:g} {names[size]}{'' if number == 1 else 's'}"
+        if off:
+            return f"1 day on {on}" if len(self._days) < 4 else f"1 day without {off}"
+        return _name(self.step, STEP_NAMES if self.unit == "month" else SECOND_NAMES)
+
+
+def _name(step: float, names: Mapping[int, str] = SECOND_NAMES) -> str:
+    size = max(size for size in names if step % size == 0 or size == 1)
+    number = step / size
+    return f"{number:g} {names[size]}{'' if number == 1 else 's'}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = ["", *names]
+    return " and ".join(filter(None, [", ".join(first[1:]), last]))
+
+
+def _slot(slots: Sequence[float], value: float, tolerance: float) -> float:
+    """Return the index of a value in sorted slots; between two of them, a half below the next."""
+    index = bisect.bisect_left(slots, value - tolerance)
+    is_slot = index < len(slots) and slots[index] <= value + tolerance
+    return float(index) if is_slot else index - 0.5
 
 
 def parse_times(
@@ -236,8 +307,56 @@ def find_clock(written: Clock, series: Sequence[Sequence[float]]) -> Clock:
         series: The distinct times of each series, in ascending order.
 
     Returns:
-        The clock with the most frequent step.
+        The clock with the most frequent step, or that of the same times of each day, the same days
+        of each week or of each month, if only with it most steps have a row.
     """
+    clock = _with_step(written, series)
+    if clock.unit != "second" or _filled(series, clock) >= MIN_FILLED:
+        return clock
+    everything = list(itertools.chain.from_iterable(series))
+    patterns = _patterns(clock, everything)
+    return next((each for each in patterns if _filled(series, each) >= MIN_FILLED), clock)
+
+
+def _patterns(clock: Clock, times: Sequence[float]) -> Iterator[Clock]:
+    """Return clocks whose steps are the times of each day, or the days of each week or month."""
+    days = sorted({time // DAY * DAY for time in times})
+    seconds = _usual(time % DAY for time in times)
+    off = _days_off(days, MAX_DAYS_OFF_OF_PATTERN)
+    if len(days) >= MIN_CYCLES and 1 < len(seconds) <= MAX_TIMES:
+        yield replace(clock, times=seconds, days_off=off)
+    if len(seconds) != 1:
+        return
+    if off:
+        yield replace(clock, step=DAY, days_off=off)
+    moments = [moment_of(day) for day in days]
+    ends = [m.day == calendar.monthrange(m.year, m.month)[1] for m in moments]
+    numbers = _usual(LAST_DAY if end else m.day for m, end in zip(moments, ends, strict=True))
+    months = {(m.year, m.month) for m in moments}
+    if len(months) >= MIN_CYCLES and 1 < len(numbers) <= MAX_MONTH_DAYS:
+        yield replace(clock, unit="month", step=1, month_days=numbers)
+
+
+def _usual(values: Iterable[float]) -> list[float]:
+    """Return the values in ascending order; none if some of them are rare."""
+    counts = Counter(values)
+    return sorted(counts) if min(counts.values()) >= MIN_SHARE * max(counts.values()) else []
+
+
+def _filled(series: Sequence[Sequence[float]], clock: Clock) -> float:
+    """Return the share of the steps of a clock that have a time; 0 if a time is at no step."""
+    num_times = num_steps = 0
+    for times in series:
+        positions = grid_positions(times, clock)
+        if positions is None:
+            return 0.0
+        num_times += len(positions)
+        num_steps += positions[-1] + 1 if positions else 0
+    return num_times / max(num_steps, 1)
+
+
+def _with_step(written: Clock, series: Sequence[Sequence[float]]) -> Clock:
+    """Return the clock with the most frequent step."""
     gaps = Counter(b - a for ts in series for a, b in itertools.pairwise(ts))
     if not gaps:
         return written
@@ -274,7 +393,7 @@ def _is_regular(series: Sequence[Sequence[float]], clock: Clock) -> bool:
     return all(not times or grid_positions(times, clock) is not None for times in series)
 
 
-def _days_off(times: Sequence[float]) -> tuple[int, ...]:
+def _days_off(times: Sequence[float], most: int = MAX_DAYS_OFF) -> tuple[int, ...]:
     """Return the days of the week on which no time of several weeks is."""
     if len(times) <= 7 or max(times) - min(times) < 7 * DAY:
         return ()
@@ -282,7 +401,7 @@ def _days_off(times: Sequence[float]) -> tuple[int, ...]:
     off = tuple(day for day in range(7) if day not in present)
     # A single day can be missing by chance in a few rows, but a weekend is usual.
     is_sure = off == WEEKEND or len(times) >= MIN_DAYS
-    return off if is_sure and len(off) <= MAX_DAYS_OFF else ()
+    return off if is_sure and len(off) <= most else ()
 
 
 def grid_positions(times: Sequence[float], clock: Clock) -> list[int] | None:
@@ -366,28 +485,32 @@ def _month_of(time: float) -> int:
 
 def _add_months(time: float, months: int) -> float:
     moment = moment_of(time)
-    year, month = divmod(_month_of(time) + months, 12)
+    # The end of a month is continued at the end of the others.
+    is_end = moment.day == calendar.monthrange(moment.year, moment.month)[1]
+    return _time_in(_month_of(time) + months, LAST_DAY if is_end else moment.day, time % DAY)
+
+
+def _time_in(month: int, day: int, second: float) -> float:
+    """Return a time in a month, which is counted from year 0; on its last day if it is shorter."""
+    year, month = divmod(month, 12)
     if year > datetime.MAXYEAR:
         return (datetime.MAXYEAR + 1) * 366.0 * DAY
     last = calendar.monthrange(year, month + 1)[1]
-    # The end of a month is continued at the end of the others.
-    is_end = moment.day == calendar.monthrange(moment.year, moment.month)[1]
-    day = last if is_end else min(moment.day, last)
-    ordinal = datetime.date(year, month + 1, day).toordinal() - 1
-    return ordinal * DAY + time % DAY
+    ordinal = datetime.date(year, month + 1, min(day, last)).toordinal() - 1
+    return ordinal * DAY + second
 
 
 def _weekday(time: float) -> int:
     return int(time // DAY) % 7  # January 1 of year 1 is a Monday
 
 
-HOUR = 3600
-MINUTE = 60
 # A season must occur at least this often in the training part.
 MIN_SEASONS = 3
 # The smallest autocorrelation of values one season apart.
 MIN_CORRELATION = 0.3
 NEARLY_HIGHEST = 0.9  # fraction of the highest autocorrelation that a shorter season must have
+MIN_TIMES = 4  # steps per period, such as a day, of which fewer are no season
+MAX_OF_A_DAY = 288  # steps, one per five minutes
 MAX_SEASON = 1000  # steps; the autocorrelation of longer seasons is not computed
 
 
@@ -421,16 +544,22 @@ def _usual_season(clock: Clock | None) -> tuple[int, str] | None:
     step = clock.step
     if clock.unit == "month":
         months = round(step)
-        return (12 // months, "a year") if months < 12 and 12 % months == 0 else None
-    if clock.days_off:
+        number = len(clock.month_days) or 1
+        is_part = months < 12 and 12 % months == 0
+        return (12 * number // months, "a year") if is_part else None
+    number = len(clock.times) or 1
+    if MIN_TIMES <= number <= MAX_OF_A_DAY:
+        return number, "a day"
+    if (clock.days_off or clock.times) and number < MIN_TIMES:
         days = 7 - len(clock.days_off)
-        return days, "a week of weekdays" if days == 5 else f"a week of {days} days"
+        name = {5: "a week of weekdays", 7: "a week"}.get(days, f"a week of {days} days")
+        return days * number, name
     periods = ((MINUTE, "a minute"), (HOUR, "an hour"), (DAY, "a day"), (7 * DAY, "a week"))
     if step == 7 * DAY:
         return 52, "a year of weeks"
     for period, name in periods:
         # A day of minutes has more steps than a model reads, so minutes get an hour.
-        if step <= period / 4 and period % step == 0 and period / step <= 288:
+        if step <= period / MIN_TIMES and period % step == 0 and period / step <= MAX_OF_A_DAY:
             longer = period == HOUR and step >= 5 * MINUTE  # a day is the stronger season
             if not longer:
                 return round(period / step), name

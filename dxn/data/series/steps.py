@@ -124,7 +124,7 @@ def read_series(
     result = [
         _make_series(name, rows, values, times, clock, problems) for name, rows in groups.items()
     ]
-    notes += _sentences(problems, time or "", len(groups))
+    notes += _sentences(problems, time or "", len(groups), clock)
     return result
 
 
@@ -171,14 +171,17 @@ def check_unused(columns: Collection[str], name: str, table: Table) -> None:
         )
 
 
-def _sentences(problems: Mapping[str, int], time: str, num_series: int) -> list[str]:
+def _sentences(
+    problems: Mapping[str, int], time: str, num_series: int, clock: Clock | None
+) -> list[str]:
     """Return a sentence for each kind of problem with the times of the rows.
 
     Args:
         problems: Number of "unsorted" rows, of those with a "repeated" time, of "gaps" (steps
-            without a row), and of "irregular" series, which have no regular step.
+            without a row) among the "steps" of regular series, and of "irregular" series.
         time: Column of the times.
         num_series: Number of series.
+        clock: Regular step between the rows.
     """
     which = "the steps are" if num_series == 1 else f"the steps of {problems['irregular']} are"
     sentences = {
@@ -186,8 +189,10 @@ def _sentences(problems: Mapping[str, int], time: str, num_series: int) -> list[
         "sorted",
         "repeated": f"{count(problems['repeated'], 'row')} with the time of another row; their "
         "mean is used",
-        "gaps": f"{count(problems['gaps'], 'time step')} without a row; these values are missing",
-        "irregular": f"{which} not regular; each row is read as one step",
+        "gaps": f"time steps without a row: {problems['gaps']:,} of {problems['steps']:,}; these "
+        "values are missing",
+        "irregular": f"{which} not regular; each row is read as one step, and the times of a "
+        f"forecast follow with one row per {clock}, which may not be those of the next rows",
     }
     return [f"{time}: {sentence}" for kind, sentence in sentences.items() if problems[kind]]
 
@@ -218,6 +223,7 @@ def _make_series(
         problems["irregular"] += clock is not None
         return Series(name, steps, first, distinct)
     problems["gaps"] += length - len(positions)
+    problems["steps"] += length
     grid = steps.new_full((length, steps.shape[1]), torch.nan)
     grid[positions] = steps
     assert clock is not None
