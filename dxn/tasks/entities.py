@@ -12,6 +12,7 @@ from typing import Any
 
 from dxn.core.display import significant
 from dxn.core.errors import UserError
+from dxn.core.untrusted import parsed_cell
 from dxn.tasks.names import class_name
 from dxn.tokenize.text.scripts import UNSPACED
 
@@ -189,18 +190,13 @@ class Span:
 def read_spans(cell: Any) -> list[Span] | None:
     """Return the entities of a cell: a list of (start, end, label) or of objects with these keys.
 
-    A cell of a CSV file contains such a list as a text.
+    A cell of a CSV file contains such a list as a text, in JSON or Python.
 
     Returns:
         None if the cell is anything else.
     """
     if isinstance(cell, str):
-        if not cell.lstrip().startswith(("[", "(", "{")):
-            return None
-        try:
-            cell = ast.literal_eval(cell.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
+        cell = _read_tuple(cell) if cell.lstrip().startswith("(") else parsed_cell(cell)
     if isinstance(cell, Mapping) and isinstance(cell.get("entities"), list):  # as spaCy writes it
         cell = cell["entities"]
     single = None if isinstance(cell, list) else _span(cell)
@@ -217,15 +213,23 @@ def read_spans(cell: Any) -> list[Span] | None:
     return spans
 
 
+def _read_tuple(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
 def are_spans(cells: Sequence[Any]) -> bool:
-    """Return whether target cells contain positions of entities; a list can also be empty."""
-    has_span = False
+    """Return whether most target cells are positions of entities; a list can also be empty.
+
+    The others are reported when the rows are read.
+    """
+    right = wrong = 0
     for cell in cells:
         spans = read_spans(cell)
-        if spans is None:
-            return False
-        has_span = has_span or bool(spans)
-    return has_span
+        right, wrong = right + bool(spans), wrong + (spans is None)
+    return right > wrong
 
 
 def tags_of(

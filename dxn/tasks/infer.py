@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.parts import imported
-from dxn.core.randomness import Probability
+from dxn.core.randomness import Probability, evenly_spaced
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.names import class_name
 from dxn.tasks.task import TASKS, Task
@@ -31,6 +31,8 @@ MASK = "mask"  # key of the mask in a cell that also has the names of the classe
 COLOR = 256  # value of black in a mask of colors, see `value_of_color`
 MASK_SUFFIXES = (".png", ".bmp", ".gif", ".tif", ".tiff", ".pgm")
 MAX_MASKS = 20  # cells in which masks are recognized
+# Up to this share of the cells, a separator, a bracket or a list is an exception.
+FEW = 0.05
 
 CONTENTS = {bytes, np.ndarray, Tensor}  # types of files and arrays
 ANSWER = {"text", "answer_start"}  # keys of an answer
@@ -155,10 +157,12 @@ def infer(
             "head=auto: there are no target values to infer a task from; set data.target=COLUMN, "
             "or head=masked to train without targets"
         )
-    if all(map(_is_mask, cells[:MAX_MASKS])):
+    # Most cells decide. A row that does not fit is reported when the rows are read.
+    checked = list(evenly_spaced(cells, MAX_MASKS))
+    if 2 * sum(map(_is_mask, checked)) > len(checked):
         return "segment", ""
     # Lists: positions of entities, one tag per word, or labels.
-    if not isinstance(cells[0], str | int | float) or str(cells[0]).lstrip().startswith(LISTS):
+    if sum(map(_can_be_list, cells)) > FEW * len(cells):
         # Few columns contain lists.
         from dxn.tasks.detect.objects import are_objects
         from dxn.tasks.entities import are_spans
@@ -169,11 +173,11 @@ def infer(
             return "tag", ""
         if are_objects(cells):
             return "detect", ""
-        if rows and all(isinstance(cell, list) for cell in cells):
-            # The lengths of empty lists are equal by chance, so empty rows are not evidence.
-            pairs = [(words, tags) for words, tags in rows if words and tags]
-            if pairs and all(isinstance(w, list) and len(w) == len(tags) for w, tags in pairs):
-                return "tag", ""
+        # The lengths of empty lists are equal by chance, so empty rows are not evidence.
+        pairs = [(words, tags) for words, tags in rows if words and tags]
+        num_equal = sum(map(_have_equal_length, pairs))
+        if pairs and num_equal >= MOST * len(pairs):
+            return "tag", ""
         if are_label_lists(cells):
             return "multilabel", ""
     # Numbers: quantities, or ids of classes.
@@ -218,6 +222,17 @@ def infer(
     return "classify", explain_classes(profile) or explain_joined(cells)
 
 
+def _can_be_list(cell: Any) -> bool:
+    """Whether a cell can be a list or an object, also as a text."""
+    return not isinstance(cell, str | int | float) or str(cell).lstrip().startswith(LISTS)
+
+
+def _have_equal_length(pair: tuple[Any, Any]) -> bool:
+    """Whether the words and the tags of a row are lists of the same length."""
+    words, tags = pair
+    return isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags)
+
+
 def _is_mask(cell: Any) -> bool:
     """Return whether a cell is a mask: an existing file without loss, an array or a mapping."""
     if isinstance(cell, Mapping):
@@ -228,17 +243,16 @@ def _is_mask(cell: Any) -> bool:
 
 
 def are_answers(values: Sequence[Any]) -> bool:
-    """Return whether the values are answers with their positions in a text, as in SQuAD."""
+    """Return whether most values are answers with their positions in a text, as in SQuAD."""
     from dxn.tasks.span.target import parsed  # few columns contain lists
 
-    has_answer = False
+    right = wrong = 0
     for value in values:
         value = parsed(value) if isinstance(value, str) else value
         items = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, Mapping) and item.keys() >= ANSWER for item in items):
-            return False
-        has_answer = has_answer or bool(items)
-    return has_answer
+        has_keys = all(isinstance(item, Mapping) and item.keys() >= ANSWER for item in items)
+        right, wrong = right + (has_keys and bool(items)), wrong + (not has_keys)
+    return right > wrong
 
 
 def are_amounts(profile: ColumnProfile) -> bool:
@@ -309,10 +323,14 @@ def kind_of(profile: ColumnProfile) -> str:
 
 
 def are_label_lists(values: Sequence[Any]) -> bool:
-    """Return whether there are cells, and all of them are lists, or rows of several columns."""
-    return bool(values) and all(
-        isinstance(value, Mapping) or list_of(value) is not None for value in values
-    )
+    """Return whether cells are lists, or rows of several columns; others can be single labels."""
+    num_lists = num_others = 0
+    for value in values:
+        is_list = isinstance(value, Mapping) or list_of(value) is not None
+        if not is_list and not isinstance(value, str):
+            return False
+        num_lists, num_others = num_lists + is_list, num_others + (not is_list)
+    return num_lists > FEW * (num_lists + num_others)
 
 
 def are_joined(profile: ColumnProfile) -> bool:
@@ -323,8 +341,8 @@ def are_joined(profile: ColumnProfile) -> bool:
     pieces = [piece.strip() for parts in joined for piece in parts]
     # Labels repeat. If most pieces are distinct, the separator is punctuation in a text.
     labels_repeat = len(set(pieces)) <= len(pieces) / 2
-    # If at most 5% of the rows contain the separator, it is a character of a class name.
-    return labels_repeat and len(joined) > len(profile.cells) / 20
+    # Otherwise, the separator is a character of a class name.
+    return labels_repeat and len(joined) > FEW * len(profile.cells)
 
 
 def explain_classes(profile: ColumnProfile) -> str:

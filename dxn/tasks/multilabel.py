@@ -323,14 +323,10 @@ class Multilabel(HeadOptions, Task[LabelSets]):
 
 def _num_flags(lists: Sequence[list[Any] | None]) -> int:
     """Return the length of nearly all lists, if they contain only 0 and 1; 0 for other lists."""
-    if not lists or not all(
-        items is not None and (not items or _are_flags(items)) for items in lists
-    ):
-        return 0
-    lengths = Counter(len(items) for items in lists if items is not None)
-    (length, number), *_ = lengths.most_common(1)
     # Lists of the ids 0 and 1, such as [0, 1] and [1], have different lengths. A few lists of flags
-    # can be too short.
+    # can be too short, or contain another value.
+    lengths = Counter(len(items) for items in lists if items and _are_flags(items))
+    (length, number), *_ = lengths.most_common(1) or [(0, 0)]
     return length if length > 1 and number >= MIN_EQUAL * len(lists) else 0
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,35 @@ WORDS = [["a", "b"], ["c"], ["d", "e", "f"]]
 )
 def test_the_targets_decide_the_task(values, task):
     assert infer(profile_of(values))[0] == task
+
+
+@pytest.mark.parametrize(
+    ("cell", "other", "task"),
+    [
+        ('{"text": ["a b"], "answer_start": [3]}', "a b", "span"),
+        ('{"text": ["a b"], "answer_start": [3]}', '{"text": ["a', "span"),
+        ("[[0, 3, 'person']]", "[[0, 3", "tag"),
+        ('[{"start": 0, "end": 3, "label": "x", "id": null}]', "none", "tag"),
+        ('[{"label": "cat", "box": [1, 2, 3, 4]}]', "cat", "detect"),
+        ('["a", "b"]', "a", "multilabel"),
+        (["a", "b"], "a", "multilabel"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 20])
+def test_one_cell_that_does_not_fit_changes_no_task(cell, other, task, place):
+    cells = [cell] * 40
+    cells[place] = other
+    assert infer(profile_of(cells))[0] == task
+
+
+def test_one_row_with_too_few_tags_and_one_missing_mask_change_no_task(tmp_path):
+    words, tags = [["a", "b", "c"]] * 40, [["O", "B-x", "O"]] * 40
+    tags[7] = ["O"]
+    assert infer(profile_of(tags), list(zip(words, tags, strict=True)))[0] == "tag"
+    masks = [str(tmp_path / f"{i}.png") for i in range(20)]
+    for path in masks[1:]:
+        Path(path).touch()
+    assert infer(profile_of(masks))[0] == "segment"
 
 
 @pytest.mark.parametrize(

@@ -308,12 +308,22 @@ def test_wrong_options_are_refused(options, message):
         ([1, None, 3], [[1], [NAN], [3]]),
         ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
         ("[1, 2]", [[1], [2]]),
+        ("[[1, 2], [3, null]]", [[1, 2], [3, NAN]]),
+        ("0,5;0,7;0,9", [[0.5], [0.7], [0.9]]),
         (np.array([1.0, 2.0]), [[1], [2]]),
     ],
 )
 def test_target_cells_are_lists_of_numbers_in_many_forms(cell, values):
     expected = torch.tensor(values, dtype=torch.float32)
     torch.testing.assert_close(read_values(cell), expected, equal_nan=True)
+
+
+def test_commas_in_future_values_are_read_alike_in_all_rows():
+    target = Forecast().target
+    target.find_format(["0,5;0,7", "1,5 2,5"], [])
+    assert target.read("1,5 2,5", "", {}).values.flatten().tolist() == [1.5, 2.5]
+    with pytest.raises(UserError, match="row 2: the target cannot be read: a comma can be"):
+        Forecast().target.read("1,050 2,060", "row 2", {})
 
 
 @pytest.mark.parametrize("cell", ["up", "", [], [[1], [2, 3]], {"a": 1}, [[[1]]], True, 3.5])

@@ -105,6 +105,14 @@ def test_a_list_of_flags_that_is_too_short_is_an_error():
         target.read([1], "row 7", {})
 
 
+def test_a_few_other_values_do_not_make_labels_of_flags():
+    target = Multilabel().target
+    target.find_format([[0, 1]] * 19 + [[2, 1]], [])
+    assert target.read([0, 1], "", {}) == ["1"]
+    with pytest.raises(UserError, match="row 7: must be 0 or 1, as in the training, got 2"):
+        target.read([2, 1], "row 7", {})
+
+
 def test_a_description_counts_the_labels():
     assert Multilabel().target.describe(VALUES) == "3 labels (b 4, a 2, c 1)"
 

@@ -158,7 +158,8 @@ def test_what_is_unusual_about_masks_is_described():
     assert "255" not in described(np.array([[0, 1]]))
     edges = np.array([[0] * 5000 + [*range(1, 20)] + [20] * 5000])
     assert "19 values have less than 0.1% of the pixels each, as if edges" in described(edges)
-    assert "at most 256 are possible" in described(np.array([[0] * 400_000 + [*range(300)]]))
+    many = [np.array([[0] * 400_000 + [*range(n, n + 150)]]) for n in (0, 150)]
+    assert "at most 256 are possible" in described(*many)
     # Rare classes among others are none of edges.
     assert "edges" not in described(np.array([[0] * 5000 + [1, 2] + [3] * 5000]))
     named = Segment().target
@@ -236,9 +237,31 @@ def test_classes_without_a_name_and_photos_are_refused():
 def test_too_many_or_repeated_names_of_classes_are_refused(names, problem):
     with pytest.raises(UserError, match=problem):
         target_of(names=names)
-    photo = np.arange(300, dtype=np.uint16).reshape(10, 30)
+    halves = np.arange(300, dtype=np.uint16).reshape(2, 10, 15)
     with pytest.raises(UserError, match="300 different values, at most 256"):
-        target_of(masks=[photo])
+        target_of(masks=halves)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (np.arange(300), "300 different values, at most 256"),  # a photo would fill the memory
+        (np.array([0, -1]), "the value -1, but values are from 0"),
+        (np.array([0, 1.5], np.float32), "values with decimals"),
+        (np.array([0, np.nan], np.float32), "values with decimals"),
+        (np.array([0, 300], np.float32), ""),
+    ],
+)
+def test_a_mask_has_few_values_that_are_whole_numbers_from_0(values, problem):
+    cell = values[None]
+    if cell.dtype == np.float32:
+        cell = encoded(Image.fromarray(cell), "TIFF")
+    target = Segment().target
+    if problem:
+        with pytest.raises(UserError, match=f"row 1: the mask cannot be used: {problem}"):
+            target.read(cell, "row 1", {})
+    else:
+        assert target.read(cell, "row 1", {}).values().tolist() == [[0, 300]]
 
 
 def test_a_mask_must_have_the_size_of_its_picture():

@@ -141,6 +141,15 @@ def test_an_answer_that_looks_like_a_list_is_a_text_in_a_column_of_texts(answer)
     assert target.read('["Bob"]', "", {"context": TEXT}) == Answers(("Bob",), 26, 29)
 
 
+def test_one_damaged_list_does_not_change_how_other_answers_are_read():
+    target = Span().target
+    cells = ['{"text": ["b"], "answer_start": [2]}'] * 9 + ['{"text": ["b']
+    target.find_format(cells, [""] * 10)
+    assert target.read(cells[0], "", {"context": "a b", "question": "?"}).texts == ("b",)
+    with pytest.raises(UserError, match=r"row 10: .* does not occur in context"):
+        target.read(cells[9], "row 10", {"context": "a b", "question": "?"})
+
+
 def test_an_answer_is_found_in_a_text_with_other_unicode_forms():
     for text, answer in [
         ("Ha\u0308ns Mu\u0308ller kam", "M\u00fcller"),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dxn.tasks.metric import MIN_BLOCKS, Blocks, Metric
+from dxn.tokenize.series.values import parse_series
 
 # Factor of the variance of a mean over blocks of overlapping windows. The correlation of windows
 # falls linearly to 0 with their distance, so those of neighboring blocks add half of the variance
@@ -242,15 +243,19 @@ def fitted(values: Tensor, horizon: int) -> Tensor:
     return torch.cat([values[:horizon], missing])
 
 
-def read_values(cell: Any) -> Tensor | None:
+def read_values(cell: Any, decimal: str = "") -> Tensor | None:
     """Read a cell as future values (H, K), float32; None if it is not a list of numbers.
 
     Args:
         cell: A text such as "1.5 2 nan", a list of numbers, a list of H lists of K numbers, or an
             array.
+        decimal: Decimal mark of texts, see `find_decimal`.
+
+    Raises:
+        ValueError: If nothing shows whether a comma separates numbers or is a decimal comma.
     """
     if isinstance(cell, str):
-        cell = cell.replace(",", " ").replace(";", " ").strip("[] ").split()
+        cell = parse_series(cell, decimal)
     try:
         if isinstance(cell, list | tuple):
             cell = [_row(item) for item in cell]

@@ -34,6 +34,7 @@ from dxn.tasks.space import AnswerKind, Batch, LossSum, Space
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Adapter
+from dxn.tokenize.series.values import find_decimal
 
 Residual = Literal["season", "last", "none"]
 Read = Literal["tokens", "pooled"]
@@ -57,6 +58,7 @@ class FutureState(Strict):
     channels: list[str]  # empty: all, whose number is not known
     num_known: Annotated[int, Field(ge=0, le=100_000)] = 0
     frame: Annotated[list[Size], Field(min_length=2, max_length=2)] | None = None
+    decimal: Literal["", ".", ","] = ""
 
     @model_validator(mode="after")
     def _check(self) -> FutureState:
@@ -90,6 +92,7 @@ class FutureValues(Target):
         channels: Names of the K channels. Empty: all, whose number is not known.
         num_known: Number of the last channels whose values of the H future steps are known.
         frame: Height and width of a frame whose cells are the channels. None: there are no frames.
+        decimal: Decimal mark of texts, a point or a comma. "": no text of the training shows it.
         input: Name of the series. `bind` sets it.
     """
 
@@ -106,12 +109,18 @@ class FutureValues(Target):
         self.channels: list[str] = []
         self.num_known = 0
         self.frame: list[int] | None = None
+        self.decimal = ""
         self.input = ""
 
     @property
     def ahead(self) -> int:
         """Number of steps after the history that a series has."""
         return self.horizon if self.num_known else 0
+
+    def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Find the decimal mark of texts."""
+        self.decimal = find_decimal(cells)
+        return []
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Future:
         """Return the future values with the history of the row and the scale of its errors.
@@ -122,7 +131,10 @@ class FutureValues(Target):
         """
         future = cell
         if not isinstance(cell, Future):
-            values = read_values(cell)
+            try:
+                values = read_values(cell, self.decimal)
+            except ValueError as error:
+                raise UserError(f"{origin}: the target cannot be read: {error}") from error
             if values is None:
                 raise UserError(
                     f"{origin}: the target must be a list of future values such as [1.5, 2.0], got "

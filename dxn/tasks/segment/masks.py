@@ -32,7 +32,7 @@ MAX_STEP = 1.5
 # Values with a smaller share of the pixels can be those of edges. A few of them are rare classes.
 MIN_SHARE, MIN_EDGES = 0.001, 4
 # How masks are written, by the mode of Pillow: bits, gray, 16 bits of gray, palettes and colors.
-MODES = {"1": "1", "L": "L", "LA": "L", "La": "L", "PA": "L", "P": "P", "I": "I;16"}
+MODES = {"1": "1", "L": "L", "LA": "L", "La": "L", "PA": "L", "P": "P", "I": "I;16", "F": "I;16"}
 MAX_VALUES = 256  # a picture with more different values is a photo instead of a mask
 NAMES = "names"  # key of a cell that also has the names of the classes
 
@@ -143,8 +143,21 @@ def decode(source: Any) -> np.ndarray:
     other colors. So a color has the same value in all files, whatever other colors they have.
 
     Raises:
-        BadMedia: If it cannot be read.
+        BadMedia: If it cannot be read, or has negative values or decimals.
     """
+    values = _decoded(source)
+    if values.dtype.kind == "f":
+        if not (values == np.floor(values)).all():
+            raise BadMedia("values with decimals, but the value of a class is a whole number")
+        values = values.astype(np.int64)
+    if values.min() < 0:
+        raise BadMedia(
+            f"the value {values.min()}, but values are from 0; pixels without a class have 255"
+        )
+    return values
+
+
+def _decoded(source: Any) -> np.ndarray:
     if isinstance(source, np.ndarray):
         return source
     if isinstance(source, Drawn):
@@ -153,7 +166,7 @@ def decode(source: Any) -> np.ndarray:
         try:
             if image.mode in ("LA", "La", "PA"):
                 image = image.convert("L")
-            if image.mode in ("1", "L", "P") or image.mode.startswith("I"):
+            if image.mode in ("1", "L", "P", "F") or image.mode.startswith("I"):
                 values = np.asarray(image)
                 return values.astype(np.uint8) if image.mode == "1" else values
             pixels = np.asarray(image.convert("RGBA")).reshape(-1, 4)
@@ -190,11 +203,21 @@ def _opened(source: Any) -> Image.Image:
 
 
 def count_values(values: np.ndarray) -> dict[int, int]:
-    """Return the number of pixels with each value."""
+    """Return the number of pixels with each value.
+
+    Raises:
+        BadMedia: If there are more values than classes, of which a dict would need much memory.
+    """
     if values.dtype == np.uint8:  # several times faster than sorting
         counts = np.bincount(values.ravel(), minlength=256)
         return {value: int(counts[value]) for value in np.flatnonzero(counts).tolist()}
     distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) > MAX_VALUES + 1:  # one of them can be ignored
+        raise BadMedia(
+            f"{len(distinct):,} different values, at most {MAX_VALUES} are possible; a mask has "
+            "the same value at all pixels of a class, which smooth edges and a lossy format such "
+            "as JPEG change"
+        )
     return dict(zip(distinct.tolist(), counts.tolist(), strict=True))
 
 

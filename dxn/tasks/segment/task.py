@@ -53,8 +53,8 @@ class Segment(Task[PixelClasses]):
     Args:
         input: Name of the input with the pictures. Default: the first one.
         names: Names of the classes, in the order of their values. Default: the values.
-        ignore: Value of the pixels of a mask that have no class; -1: all have one. Default: 255,
-            unless 0 is the only other value.
+        ignore: Value of the pixels of a mask that have no class; -1: all have one. Default: 255, if
+            it is not one of the colors, of black and white, or of evenly spaced levels of gray.
         tile: Height and width in pixels of the parts into which large pictures are divided: a
             random one in each training sample, and at use all of them, with an overlap. 0: they are
             not divided.

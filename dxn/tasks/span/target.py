@@ -95,9 +95,10 @@ class SpanTarget(Target):
         self.lengths: Counter[str] = Counter()
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
-        """Find out whether the texts in the column are lists or objects."""
+        """Find out whether most texts in the column are lists or objects."""
         texts = [cell for cell in cells if isinstance(cell, str) and cell.strip()]
-        self.are_lists = all(parsed(text) is not None for text in texts) if texts else None
+        num_lists = sum(parsed(text) is not None for text in texts)
+        self.are_lists = 2 * num_lists > len(texts) if texts else None
         return []
 
     def see_inputs(self, raws: Mapping[str, Sequence[Any]]) -> None:
