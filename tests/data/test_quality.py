@@ -7,7 +7,7 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data import InputSpec, Opened, Rows, Source
 from dxn.data.inspect.quality import check_learnable, find_problems
-from dxn.tasks import Classify, Generate, Masked, Regress, Tag
+from dxn.tasks import Classify, Generate, Masked, Multilabel, Regress, Tag
 
 
 def warnings_of(task=None, *, groups=None, **splits):
@@ -119,6 +119,19 @@ def test_groups_in_two_splits_are_counted():
     assert warnings_of(groups=groups, **GOOD) == [
         "1 group of data.group is in both train and test, such as 'x'"
     ]
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "number"),
+    [
+        (Multilabel(), [["a", "b"], ["b", "a"], ["a"]], 1),
+        (Tag(), [["a", "b"], ["b", "a"], ["a", "b"]], 1),
+    ],
+)
+def test_targets_that_mean_the_same_do_not_contradict_each_other(task, targets, number):
+    data = changed("train", text=["text"] * 3 + texts(57), target=targets + [["a"]] * 57)
+    (sentence,) = [w for w in warnings_of(task, **data) if "another target" in w]
+    assert sentence.startswith(f"{number} row has the same inputs as another row")
 
 
 @pytest.mark.parametrize("task", [Masked(), Generate(decoder=lambda **_: None)])

@@ -211,6 +211,14 @@ def test_a_mask_whose_classes_are_in_the_transparency_is_refused():
         target_of().read(encoded(Image.fromarray(pixels)), "row 1", {})
 
 
+def test_masks_are_equal_if_their_pixels_are(tmp_path):
+    for name, value in (("a", 1), ("b", 1), ("c", 2)):
+        Image.fromarray(np.full((2, 3), value, np.uint8)).save(tmp_path / f"{name}.png")
+    first, same, other = (read_mask(str(tmp_path / f"{name}.png"), "") for name in "abc")
+    assert first == same and first != other and {first, same} == {first}
+    assert first != read_mask(np.ones((3, 2), np.uint8), "")
+
+
 def test_check_lists_masks_that_are_cut(tmp_path, capsys):
     table = write_table(tmp_path, 30)
     for i in (3, 5):

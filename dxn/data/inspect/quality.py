@@ -19,7 +19,7 @@ from dxn.core.results import Truncation
 from dxn.data.dataset import Opened
 from dxn.data.formats import SPLITS
 from dxn.data.reading import Issue
-from dxn.data.rows import TARGET, Rows, Source
+from dxn.data.rows import Rows, Source
 from dxn.data.splits.duplicates import divided, input_codes, row_codes
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
@@ -77,7 +77,7 @@ def find_problems(
     # A text can have several translations, and a photo several captions.
     if task is not None and task.is_supervised and not task.target.is_text:
         if have_equal_inputs:
-            problems += _contradictions(used, by_split)
+            problems += _contradictions(splits, by_split, has_order=bool(task.target.words))
         problems += _target_problems(splits)
         if "train" in splits:
             problems += _missing_by_class(splits["train"])
@@ -191,26 +191,31 @@ def _shared_groups(splits: Mapping[str, Rows]) -> Iterator[Issue]:
             )
 
 
-def _contradictions(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray]) -> Iterator[Issue]:
+def _contradictions(
+    splits: Mapping[str, Opened], codes: Mapping[str, np.ndarray], *, has_order: bool
+) -> Iterator[Issue]:
     """Yield the rows whose inputs are equal to those of a row with another target.
 
     Args:
         splits: The splits.
         codes: Code of each row, by split.
+        has_order: Whether the names of a target have an order, as the tags of words have.
     """
     counts = np.bincount(np.concatenate(list(codes.values())) + 1, minlength=1)
     counts[0] = 0  # rows without inputs
     first_of: dict[int, tuple[str, Any]] = {}
     affected: list[Issue] = []
     example = ""
-    for name, rows in splits.items():
-        repeated = np.flatnonzero(counts[codes[name] + 1] > 1) if TARGET in rows.cells else ()
-        for row in map(int, repeated):
-            target, origin = rows.cells[TARGET][row], rows.origin[row]
+    for name, split in splits.items():
+        if split.targets is None:
+            continue
+        for row in np.flatnonzero(counts[codes[name] + 1] > 1).tolist():
+            # Not the cell: the same target can be written in several ways, or be another file.
+            target, origin = split.targets[row], split.origin[row]
             if target is None:
                 continue
             other, expected = first_of.setdefault(int(codes[name][row]), (origin, target))
-            if str(target) != str(expected):
+            if not _are_equal(target, expected, has_order=has_order):
                 reason = (
                     f"inputs of {other}, but target {_short(target)} instead of {_short(expected)}"
                 )
@@ -222,6 +227,12 @@ def _contradictions(splits: Mapping[str, Rows], codes: Mapping[str, np.ndarray])
             f"inputs as another row, but another target, such as {example}",
             rows=affected,
         )
+
+
+def _are_equal(target: Any, other: Any, *, has_order: bool) -> bool:
+    if isinstance(target, list) and not has_order:
+        return set(map(repr, target)) == set(map(repr, other))
+    return repr(target) == repr(other) or (isinstance(target, Described) and target == other)
 
 
 def _missing_by_class(train: Opened) -> Iterator[Issue]:

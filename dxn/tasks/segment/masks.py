@@ -37,12 +37,14 @@ MAX_VALUES = 256  # a picture with more different values is a photo instead of a
 NAMES = "names"  # key of a cell that also has the names of the classes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Mask(Described):
     """The mask of a picture, which is decoded when it is needed.
 
+    Masks are equal if their pixels are, also those of different files.
+
     Args:
-        key: The path, or a hash of the content. Equal masks have the same one.
+        key: The path, or a hash of the content.
         source: Path, bytes or array (H, W) of the mask, or the objects that it is drawn from.
         size: Height and width.
         mode: How the values are written in its file, see `MODES`. "": there is no file.
@@ -50,10 +52,18 @@ class Mask(Described):
     """
 
     key: str
-    source: Any = field(compare=False, repr=False)
+    source: Any = field(repr=False)
     size: tuple[int, int]
-    mode: str = field(default="", compare=False, repr=False)
-    palette: bytes = field(default=b"", compare=False, repr=False)
+    mode: str = field(default="", repr=False)
+    palette: bytes = field(default=b"", repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mask) or self.size != other.size:
+            return False
+        return self.key == other.key or np.array_equal(self.values(), other.values())
+
+    def __hash__(self) -> int:
+        return hash(self.size)
 
     def __str__(self) -> str:
         if isinstance(self.source, str):
