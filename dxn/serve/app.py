@@ -92,7 +92,10 @@ def make_app(
             samples = body.samples
             if kind == ATTEND and len(samples) > 1:
                 raise UserError(f"{INPUTS}: must be one sample, got {len(samples)}")
-            _, results = await while_connected(request, service.answer(kind, samples))
+            prepared, results = await while_connected(request, service.answer(kind, samples))
+            for i, result in enumerate(results if kind == PREDICT else ()):
+                if note := prepared.note(i, predictor.tokenizers):
+                    result["note"] = note
             return json_answer({RESULTS: results})
 
         post(path, answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
@@ -150,11 +151,20 @@ def _check_values(content: bytes) -> None:
 
 def _parse_json(content: bytes, advice: str) -> Any:
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=_object)
     # A number with thousands of digits is a ValueError, deep nesting a RecursionError.
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:120]
         raise Refusal(400, f"the body is not valid JSON ({reason}); {advice}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Only the last of two values of a key would have an effect."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {twice[:60]!r} occurs twice")
+    return values
 
 
 async def _parse_form(
@@ -177,8 +187,14 @@ async def _parse_form(
     await form.close()
     chosen: dict[str, Any] = {}
     for name in options:
-        if name in columns:
-            chosen[name] = _parse_option(columns.pop(name)[-1])
+        if name not in columns:
+            continue
+        if name in inputs:
+            raise Refusal(400, f"{name}: is an input and an option, which a form mixes; send JSON")
+        value, *others = columns.pop(name)
+        if others:
+            raise Refusal(400, f"{name}: must be one part of the form, got {len(others) + 1}")
+        chosen[name] = _parse_option(value)
     if not columns:
         raise Refusal(400, "the form has no part with the name of an input (GET /model)")
     counts = {name: len(values) for name, values in columns.items()}

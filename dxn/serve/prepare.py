@@ -53,6 +53,17 @@ class Prepared:
         row = self.samples.rows[i]
         return {name: column[row] for name, column in self.samples.opened.raws.items()}
 
+    def note(self, i: int, tokenizers: Mapping[str, Tokenizer]) -> str:
+        """Return what is unusual about the values of sample i, such as an unknown category."""
+        remarks: list[str] = []
+        for name, column in self.samples.opened.raws.items():
+            # A file would be decoded again.
+            remark = ""
+            if not tokenizers[name].reader.files:
+                remark = tokenizers[name].remark([column[self.samples.rows[i]]])
+            remarks += [f"{name}: {remark}"] if remark else []
+        return "; ".join(remarks)
+
 
 def takes_text(prepare: Tokenizer) -> bool:
     """Whether an input can be written as a text, unlike a picture."""

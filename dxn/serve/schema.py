@@ -158,11 +158,12 @@ class Refused(BaseModel):
 
 
 class Prediction(BaseModel):
-    """The prediction, and for classes the probability of each of them."""
+    """The prediction, for classes their probabilities, and what is unusual about the values."""
 
     model_config = ConfigDict(extra="allow")
     prediction: Any
     probabilities: dict[str, float] | None = None
+    note: str | None = None
 
 
 class GeneratedText(BaseModel):

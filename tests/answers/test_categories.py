@@ -4,9 +4,11 @@ import random
 
 import pytest
 from helpers.runs import PLAIN, SMALL, train
+from helpers.serving import client_of
 
 import dxn
 from dxn.cli import main
+from dxn.core.errors import UserError
 
 OPTIONS = [*SMALL, *PLAIN, "trainer.epochs=1", "report=false", "target=label"]
 GENRES = ["Action", "Drama", "Comedy", "Horror", "Sci-Fi", "Romance"]
@@ -83,6 +85,16 @@ def test_a_country_called_na_is_a_value(tmp_path, capsys):
     assert "note: cell: NA: read as a code" in capsys.readouterr().out
     answers = [model.predict(cell=value)["probabilities"] for value in ("NA", "DE")]
     assert answers[0] != answers[1]
+    with pytest.warns(UserWarning, match="cell: 'US' is not one of the 4 known values"):
+        model.predict_many([{"cell": "US"}])
+    with pytest.warns(UserWarning, match="cell: 'US' is not one of the 4 known values"):
+        model.embed(cell="US")
+    with pytest.raises(UserError, match="no sample"):
+        model.predict([])
+    with client_of(model) as client:
+        body = {"inputs": [{"cell": "DE"}, {"cell": "US"}]}
+        known, unknown = client.post("/predict", json=body).json()["results"]
+    assert "note" not in known and unknown["note"].startswith("cell: 'US' is not one of")
 
 
 @pytest.mark.parametrize("word", ["NA", "-", "?", "nil"])

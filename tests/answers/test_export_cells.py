@@ -13,7 +13,9 @@ from helpers.runs import PLAIN, SMALL, train
 import dxn
 from dxn.core.errors import UserError
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.* as unknown"
+)
 NAN = float("nan")
 REVIEW = "a fine boat and a green house"
 

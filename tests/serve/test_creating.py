@@ -83,6 +83,11 @@ def test_a_created_picture_can_be_the_answer_itself(client, accept):
     assert answer.content == file_of(whole)
 
 
+def test_an_option_of_a_form_occurs_once(client):
+    files = [("text", (None, "a light one")), ("seed", (None, "1")), ("seed", (None, "2"))]
+    assert "seed: must be one part" in error_of(client.post("/generate", files=files), 400)
+
+
 def test_a_text_is_created_from_a_created_picture(client, model):
     picture = client.post("/generate", json=DRAWN).json()["results"][0]["generated"]
     body = {"inputs": {"image": picture}, "temperature": 0}  # the text is the only one left

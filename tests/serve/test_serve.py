@@ -1,5 +1,6 @@
 """dxn serve: the HTTP interface, its limits, and requests that are wrong or hostile."""
 
+import asyncio
 import base64
 import http.client
 import io
@@ -19,6 +20,7 @@ import torch
 from helpers.runs import refused
 from helpers.serving import client_of, error_of, server_of
 from PIL import Image
+from starlette.requests import Request
 
 import dxn
 from dxn.cli import main
@@ -27,7 +29,9 @@ from dxn.commands.serve import Serve
 from dxn.core.errors import UserError
 from dxn.data.cell_paths import confined
 from dxn.serve import server
+from dxn.serve.answers import Refusal
 from dxn.serve.app import make_app
+from dxn.serve.body import _parse_form
 from dxn.serve.command import _file_of, _text_of, bind, examples_of, read_examples
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 from dxn.tokenize import SeriesAdapter, VideoAdapter, VideoSampling
@@ -625,6 +629,28 @@ def test_the_file_of_a_generated_clip_has_its_frames(fps):
 def test_the_numbers_of_an_example_are_readable():
     prepare = SeriesAdapter(8).tokenizer
     assert _text_of(np.array([[0.1234567891, 20.0]]), prepare) == "[[0.123457, 20.0]]"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"inputs": [{"text": "seven", "text": "acht"}]}',
+        '{"inputs": [{"text": "seven"}], "inputs": [{"text": "acht"}]}',
+    ],
+)
+def test_a_key_that_occurs_twice_is_refused(client, body):
+    assert "occurs twice" in error_of(client.post("/predict", content=body), 400)
+
+
+def test_a_form_does_not_mix_an_input_with_the_option_of_its_name():
+    async def receive():
+        part = b'--x\r\nContent-Disposition: form-data; name="seed"\r\n\r\n1\r\n--x--\r\n'
+        return {"type": "http.request", "body": part}
+
+    headers = [(b"content-type", b"multipart/form-data; boundary=x")]
+    request = Request({"type": "http", "headers": headers}, receive)
+    with pytest.raises(Refusal, match="seed: is an input and an option"):
+        asyncio.run(_parse_form(request, ["seed"], ["seed"], 9))
 
 
 def test_other_codecs_of_a_form_are_refused(client):

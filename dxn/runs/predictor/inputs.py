@@ -331,6 +331,8 @@ class ModelInputs:
         Raises:
             UserError: If a file cannot be read or an input is unknown.
         """
+        if not samples:
+            raise UserError("there is no sample; pass at least one")
         used = {name for sample in samples for name, value in sample.items() if value is not None}
         if unknown := used - set(self.tokenizers):
             raise UserError(
@@ -389,10 +391,14 @@ class ModelInputs:
         )
         inputs = {name: rows.cells[name] for name in specs if name in rows.cells}
         opened = self.open(replace(rows, cells=inputs), "error")
-        # Such as codes whose leading zeros pandas has removed. A program may print nothing else.
-        for note in self.remarks(opened):
-            warnings.warn(note, stacklevel=2)
+        self.warn(opened)
         return opened
+
+    def warn(self, opened: Opened) -> None:
+        """Warn about unusual values, such as codes without the leading zeros of the training."""
+        # A program may print nothing else.
+        for note in self.remarks(opened):
+            warnings.warn(note, stacklevel=3)
 
     def argument(self, data: Any, inputs: Mapping[str, Any]) -> Any:
         """Return the argument of `Predictor.predict` as a frame, a list of samples, or one sample.

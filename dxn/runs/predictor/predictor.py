@@ -208,7 +208,9 @@ class Predictor:
             batch_size: Number of samples per batch.
         """
         self.require_answers()
-        predictions = self.run(self.samples(samples), batch_size=batch_size)
+        prepared = self.samples(samples)
+        self.model_inputs.warn(prepared.opened)
+        predictions = self.run(prepared, batch_size=batch_size)
         answers = []
         for row, predicted in zip(predictions.rows, predictions.predicted, strict=True):
             inputs = {name: sample for name, sample in samples[row].items() if sample is not None}
@@ -512,12 +514,12 @@ class Predictor:
 
     def _samples(self, data: Any, inputs: dict[str, Any]) -> Samples:
         """Read the samples of `data`, see `predict`, or the only sample `inputs`."""
-        if data is None:
-            return self.samples([inputs])
-        data = self.model_inputs.argument(data, inputs)
-        if isinstance(data, dict | list):
-            return self.samples(data if isinstance(data, list) else [data])
-        return self.model_inputs.prepared(self.model_inputs.frame(data))
+        data = inputs if data is None else self.model_inputs.argument(data, inputs)
+        if not isinstance(data, dict | list):
+            return self.model_inputs.prepared(self.model_inputs.frame(data))
+        samples = self.samples(data if isinstance(data, list) else [data])
+        self.model_inputs.warn(samples.opened)
+        return samples
 
     def task_samples(self, opened: Opened, *, only: Sequence[str] | None = None) -> Samples:
         """Return the samples of opened rows with their targets, without augmentation."""

@@ -38,6 +38,7 @@ export function showAnswer(box, result, path, values = {}) {
   }
   bars(box, probabilities);
   if (quantiles) steps(box, quantiles);
+  if (result.note) make(box, "p", `Note: ${result.note}.`, { class: "soft" });
   const details = make(box, "details", null);
   make(details, "summary", "the whole answer");
   make(details, "pre", plain(JSON.stringify(result, null, 1)), { tabindex: "0" });
