@@ -82,6 +82,13 @@ def seconds(text):
         (["2020-W52", "2020-W53"], "1 week", ["2021-W01", "2021-W02"]),
         (["2020Q3", "2020Q4"], "1 quarter", ["2021Q1"]),
         (["Q1 2020", "Q2 2020"], "1 quarter", ["Q3 2020"]),
+        (["202011", "202012"], "1 month", ["202101"]),
+        (["2020.09", "2020.10"], "1 month", ["2020.11"]),
+        (["2020M11", "2020M12"], "1 month", ["2021M01"]),
+        (["9/2020", "10/2020"], "1 month", ["11/2020"]),
+        (["09.2020", "10.2020"], "1 month", ["11.2020"]),
+        (["200011", "200012", "200013"], "1", [200014]),
+        (["10.2020", "10.2021"], "0.0001", [10.2022]),
         (["2020-Q1", "2020 Q2"], "1 quarter", ["2020-07-01"]),  # no common way to write them
         (["1700.0", "1701.0"], "1", [1702, 1703]),
         ([0.5, 0.75], "0.25", [1, 1.25]),
@@ -140,6 +147,18 @@ def test_other_weekends_have_no_step_either(off, name):
     assert grid_positions(times, clock) == list(range(len(days)))
     later = [seconds(clock.format(clock.after(times[-1], i))) // 86_400 % 7 for i in range(1, 9)]
     assert not set(later) & set(off)
+
+
+def test_a_month_as_a_number_is_one_if_the_training_had_months():
+    assert parse_times(["10.2020"], str, "t", style="MM.YYYY")[0] == [seconds("2020-10-01")]
+
+
+@pytest.mark.parametrize("written", ["2024-01-{:02}", "{}"])
+def test_a_time_column_with_an_empty_cell_is_refused(tmp_path, written):
+    rows = [{"day": written.format(i + 1), "y": i} for i in range(20)]
+    rows[-1]["day"] = ""
+    with pytest.raises(UserError, match="row 21: column 'day' must contain times"):
+        source_of(tmp_path, rows, target="y")
 
 
 def moments(days, hours=(0,)):

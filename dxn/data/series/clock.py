@@ -20,20 +20,16 @@ from dxn.core.errors import UserError
 from dxn.data.series.stamps import (
     DAY,
     EPOCH,
+    PERIODS,
     STYLES,
     UNIX,
     moment_of,
-    read_period,
+    read_number,
+    reader_of,
     style_of,
     write,
 )
-from dxn.tokenize.cells.cell_values import (
-    COMPACT,
-    NumberFormat,
-    find_day_first,
-    parse_date,
-    unclear_date,
-)
+from dxn.tokenize.cells.cell_values import find_day_first, unclear_date
 
 Unit = Literal["numeric", "second", "month"]
 WEEK_DAYS = ["Mondays", "Tuesdays", "Wednesdays", "Thursdays", "Fridays", "Saturdays", "Sundays"]
@@ -247,10 +243,10 @@ def parse_times(
         UserError: If a cell is empty or no time, or numbers and dates are mixed.
     """
     day_first = {"D": True, "M": False}.get(style[:1])
-    reader = _reader(cells, day_first)
-    if day_first is None and reader is not _read_number and unclear_date(cells) is not None:
+    reader = reader_of(cells, day_first, are_periods=style in PERIODS)
+    if day_first is None and reader is not read_number and unclear_date(cells) is not None:
         # The other order of day and month, if only with it the times have a regular step.
-        other = _reader(cells, day_first=not find_day_first(cells))
+        other = reader_of(cells, day_first=not find_day_first(cells))
         reader = other if _fits(cells, other) and not _fits(cells, reader) else reader
     times: list[tuple[float, float | None]] = []
     for i, cell in enumerate(cells):
@@ -262,10 +258,10 @@ def parse_times(
                 "another column"
             )
         times.append(time)
-    if reader is _read_number and style in UNIX:
+    if reader is read_number and style in UNIX:
         seconds = [EPOCH + value / UNIX[style] for value, _ in times]
         return seconds, Clock("second", DAY, has_clock=True, style=style, offset=0.0)
-    if reader is _read_number:
+    if reader is read_number:
         return [value for value, _ in times], Clock()
     values, offset = _on_one_clock(times, offset)
     has_clock = any(value % DAY for value in values)
@@ -291,12 +287,6 @@ def _on_one_clock(
     last = datetime.date.max.toordinal() * DAY - 1.0
     moved = (value if shift is None else value - shift + offset for value, shift in times)
     return [min(max(value, 0.0), last) for value in moved], offset
-
-
-def looks_like_times(cells: Sequence[Any]) -> bool:
-    """Whether all cells are dates, without a message about the first that is none."""
-    reader = _reader(cells)
-    return reader is not _read_number and all(c is not None and reader(c) for c in cells)
 
 
 def find_clock(written: Clock, series: Sequence[Sequence[float]]) -> Clock:
@@ -431,42 +421,6 @@ def _fits(cells: Sequence[Any], reader: Callable[[Any], Any]) -> bool:
     clock = find_clock(Clock("second", DAY), [distinct])
     positions = grid_positions(distinct, clock)
     return positions is not None and positions[-1] < MAX_SPARSE * len(positions)
-
-
-def _reader(
-    cells: Sequence[Any], day_first: bool | None = None
-) -> Callable[[Any], tuple[float, float | None] | None]:
-    """Return the function that reads the cells, judged by the first one that is present.
-
-    It returns a time and its offset from UTC.
-
-    Args:
-        cells: The cells.
-        day_first: Whether the day comes before the month. Default: as in most cells.
-    """
-    present = [cell for cell in cells if cell is not None]
-    are_compact = all(COMPACT.fullmatch(str(cell).strip()) for cell in present)
-    if not are_compact and present and _read_number(present[0]) is not None:
-        return _read_number
-    day_first = find_day_first(present) if day_first is None else day_first
-    return lambda cell: _read_date(cell, day_first)
-
-
-def _read_number(cell: Any) -> tuple[float, None] | None:
-    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
-        return None
-    number = NumberFormat().parse(cell)
-    return None if number is None else (number, None)
-
-
-def _read_date(cell: Any, day_first: bool) -> tuple[float, float | None] | None:
-    period = read_period(cell)
-    if period is not None:
-        return period, None
-    moment = parse_date(cell, day_first=day_first)
-    if moment is None or moment.day is None:
-        return None
-    return (moment.day - 1) * DAY + (moment.second or 0.0), moment.offset
 
 
 def _are_monthly(times: Sequence[float]) -> bool:

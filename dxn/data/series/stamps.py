@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dxn.tokenize.cells.cell_values import COMPACT, NumberFormat, find_day_first, parse_date
+
 DAY = 86_400  # seconds
 EPOCH = (datetime.date(1970, 1, 1).toordinal() - 1) * DAY
 UNIX = {"unix": 1, "unix_ms": 1000}  # units per second
@@ -17,7 +19,8 @@ UNIX_NAMES = re.compile(r"time|stamp|unix|epoch|date|^[td]s$")
 
 DATES = ("YYYY-MM-DD", "YYYYMMDD", "YYYY/MM/DD", "YYYY.MM.DD", "DD.MM.YYYY", "D.M.YYYY")
 DATES += ("DD/MM/YYYY", "D/M/YYYY", "MM/DD/YYYY", "M/D/YYYY", "DD-MM-YYYY", "MM-DD-YYYY")
-PERIODS = ("YYYY-MM", "YYYY/MM", "GGGG-Www", "GGGGWww", "GGGG Www")
+PERIODS = ("YYYY-MM", "YYYY/MM", "YYYY.MM", "YYYYMM", "YYYY'M'MM", "MM/YYYY", "MM.YYYY", "YYYY-M")
+PERIODS += ("M/YYYY", "MM-YYYY", "GGGG-Www", "GGGGWww", "GGGG Www")
 PERIODS += ("YYYYQq", "YYYY-Qq", "YYYY Qq", "Qq YYYY", "Qq-YYYY", "Qq/YYYY")
 TIMES = ("hh:mm", "hh:mm:ss")
 ZONES = ("", "Z", " UTC", "+zz:zz", "+zzzz")
@@ -30,8 +33,9 @@ STYLES = (
 )
 MAX_CHECKED = 1000  # cells from which the style is found
 
-TOKEN = re.compile(r"YYYY|GGGG|MM|DD|hh|mm|ss|ww|\+zz:?zz|q|M|D")
+TOKEN = re.compile(r"'M'|YYYY|GGGG|MM|DD|hh|mm|ss|ww|\+zz:?zz|q|M|D")
 PARTS: Mapping[str, Callable[[datetime.datetime], str]] = {
+    "'M'": lambda _: "M",
     "YYYY": lambda m: f"{m.year:04}",
     "GGGG": lambda m: f"{m.isocalendar().year:04}",
     "MM": lambda m: f"{m.month:02}",
@@ -44,7 +48,12 @@ PARTS: Mapping[str, Callable[[datetime.datetime], str]] = {
     "ww": lambda m: f"{m.isocalendar().week:02}",
     "q": lambda m: str((m.month + 2) // 3),
 }
-MONTH = re.compile(r"(\d{4})[-/](\d{2})")
+MONTH = re.compile(
+    r"(?P<year>\d{4})(?:[-/]|[- ]?[Mm])(?P<month>\d{1,2})|(?P<month2>\d{1,2})[-/](?P<year2>\d{4})"
+    # Also numbers, which are months if all cells of a column are, see `are_months`.
+    r"|(?P<year3>(?:19|20)\d\d)\.?(?P<month3>0[1-9]|1[0-2])"
+    r"|(?P<month4>0[1-9]|1[0-2])\.(?P<year4>(?:19|20)\d\d)"
+)
 WEEK = re.compile(r"(\d{4})[- ]?W(\d{1,2})(?:-?([1-7]))?", re.IGNORECASE)
 QUARTER = re.compile(r"(\d{4})[-/ ]?Q([1-4])|Q([1-4])[-/ ]?(\d{4})", re.IGNORECASE)
 
@@ -58,14 +67,16 @@ def read_period(cell: Any) -> float | None:
     """Return the start of a month, a quarter or an ISO week; None if the cell is none.
 
     Args:
-        cell: A cell such as 2026-01, 2026Q1, Q1 2026, 2026-W05 or the day 2026-W05-3.
+        cell: A cell such as 2026-01, 202601, 01/2026, 2026M01, 2026Q1, Q1 2026,
+            2026-W05 or the day 2026-W05-3.
     """
-    if not isinstance(cell, str):
+    if not isinstance(cell, str | int):
         return None
-    text = cell.strip()
+    text = str(cell).strip()
     try:
         if match := MONTH.fullmatch(text):
-            day = datetime.date(int(match[1]), int(match[2]), 1)
+            month, year = (part for name, part in sorted(match.groupdict().items()) if part)
+            day = datetime.date(int(year), int(month), 1)
         elif match := QUARTER.fullmatch(text):
             year, quarter = (match[1], match[2]) if match[1] else (match[4], match[3])
             day = datetime.date(int(year), 3 * int(quarter) - 2, 1)
@@ -76,6 +87,59 @@ def read_period(cell: Any) -> float | None:
     except ValueError:  # no such month or week
         return None
     return float((day.toordinal() - 1) * DAY)
+
+
+def are_months(cells: Sequence[Any]) -> bool:
+    """Whether numbers such as 202601, 2026.01 or 01.2026 are months, judged by all cells."""
+    texts = [str(cell).strip() for cell in cells]
+    # 10.1987 and 12.2026 can be other numbers, but not 01.2026.
+    are_sure = any(not text.startswith(("10.", "11.", "12.")) for text in texts)
+    return are_sure and all(map(MONTH.fullmatch, texts))
+
+
+def reader_of(
+    cells: Sequence[Any], day_first: bool | None = None, *, are_periods: bool = False
+) -> Callable[[Any], tuple[float, float | None] | None]:
+    """Return the function that reads the cells, judged by the first one that is present.
+
+    It returns a time and its offset from UTC.
+
+    Args:
+        cells: The cells.
+        day_first: Whether the day comes before the month. Default: as in most cells.
+        are_periods: Whether numbers such as 202601 are months. Default: if all are.
+    """
+    present = [cell for cell in cells if cell is not None]
+    are_compact = all(COMPACT.fullmatch(str(cell).strip()) for cell in present)
+    are_numbers = bool(present) and read_number(present[0]) is not None
+    if are_numbers and not (are_compact or are_periods or are_months(present)):
+        return read_number
+    day_first = find_day_first(present) if day_first is None else day_first
+    return lambda cell: _read_date(cell, day_first)
+
+
+def read_number(cell: Any) -> tuple[float, None] | None:
+    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
+        return None
+    number = NumberFormat().parse(cell)
+    return None if number is None else (number, None)
+
+
+def _read_date(cell: Any, day_first: bool) -> tuple[float, float | None] | None:
+    period = read_period(cell)
+    if period is not None:
+        return period, None
+    moment = parse_date(cell, day_first=day_first)
+    if moment is None or moment.day is None:
+        return None
+    return (moment.day - 1) * DAY + (moment.second or 0.0), moment.offset
+
+
+def looks_like_times(cells: Sequence[Any], share: float = 1.0) -> bool:
+    """Whether all cells, or a share of them, are dates."""
+    reader = reader_of(cells)
+    dates = (cell is not None and reader(cell) is not None for cell in cells)
+    return reader is not read_number and sum(dates) >= share * len(cells)
 
 
 def unix_style(cells: Sequence[float], column: str) -> str:

@@ -14,8 +14,8 @@ from dxn.data.columns.infer import infer_columns
 from dxn.data.columns.steps import find_series_id
 from dxn.data.formats import SPLITS
 from dxn.data.rows import VALUES, Source
-from dxn.data.series.clock import Clock, find_clock, find_season, looks_like_times, parse_times
-from dxn.data.series.stamps import unix_style
+from dxn.data.series.clock import Clock, find_clock, find_season, parse_times
+from dxn.data.series.stamps import looks_like_times, unix_style
 from dxn.data.series.steps import OneHot, Series, column_format, group_rows, series_modality
 from dxn.data.series.windows import Windows
 from dxn.data.splits.split import UNDIVIDED, check_fractions
@@ -24,6 +24,7 @@ from dxn.tokenize.cells.cell_values import read_numbers
 
 # Names of time columns whose cells can be numbers, such as years, in lower case.
 TIME_NAMES = "time date datetime timestamp ds year month week day t hour step jahr datum zeit"
+MOST_TIMES = 0.9  # share of the cells of a time column that are times
 # Defaults without a season, and the default context in seasons.
 USUAL_HORIZON = 10
 CONTEXT_SEASONS = 3
@@ -273,11 +274,14 @@ def _time_column(table: Table, used: set[str | None]) -> str | None:
     for name in [*by_name, *names]:
         if looks_like_times(table.columns[name]):
             return name
-    for name in by_name:
+    for name in [*by_name, *names]:
         cells = table.columns[name]
-        if None not in cells and read_numbers(cells) is not None:
+        present = [cell for cell in cells if cell is not None]
+        numbers = read_numbers(present) if len(present) >= MOST_TIMES * len(cells) else None
+        if numbers is not None and (name in by_name or unix_style(numbers.values, name)):
             return name
-    return None
+    # A few cells that are no times get an error, instead of a table in the order of its rows.
+    return next((n for n in by_name if looks_like_times(table.columns[n], MOST_TIMES)), None)
 
 
 def _find_formats(
