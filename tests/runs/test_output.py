@@ -10,6 +10,7 @@ import torch
 from dxn.core.display import count, number
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened
+from dxn.runs.predictor.generating import read_prompts
 from dxn.runs.predictor.output import (
     check_suffix,
     format_cell,
@@ -113,6 +114,20 @@ def test_a_row_has_its_ids_its_inputs_its_target_and_the_prediction():
     assert list(records[0].values()) == ["a.csv", 2, "s1", "x", "one", "ham", "ham", 0.9, 0.9, 0.1]
     assert records[1]["sku"] == "s2" and records[1]["prediction"] == "spam"
     assert record_line(records[1]) == "a.csv row 3: spam (0.75)"
+
+
+def test_an_input_with_the_name_of_a_column_of_the_task_keeps_its_values():
+    rows = opened(["a.csv row 2"], {"p(ham)": [0.7]}, ids={"p(spam)": [0.3]})
+    predictions = Predictions([0], [torch.tensor([0.25, 0.75])], 0.0)
+    (record,) = prediction_records(predictions, rows, classifier(["ham", "spam"]))
+    assert (record["table_p(ham)"], record["p(ham)"]) == (0.7, 0.25)
+    assert (record["table_p(spam)"], record["p(spam)"]) == (0.3, 0.75)
+
+
+def test_a_line_of_a_file_of_prompts_ends_only_at_a_line_feed(tmp_path):
+    text = "one\u2028two\x0bthree\x85four"
+    (tmp_path / "p.txt").write_bytes(f"{text}\r\n\r\nfive\n".encode())
+    assert read_prompts("", str(tmp_path / "p.txt")) == [text, "five"]
 
 
 def test_a_file_is_listed_once_and_an_error_needs_a_target():

@@ -42,7 +42,8 @@ def read_prompts(prompt: str, prompts: str | None) -> str | list[str]:
         raise UserError("prompt, prompts: set only one of them")
     path = Path(prompts)
     if path.suffix.lower() == TEXT_SUFFIX:
-        lines = [line for line in read_text(path).splitlines() if line.strip()]
+        # Not `splitlines`, which also divides lines at characters within a text.
+        lines = [line for line in read_text(path).split("\n") if line.strip()]
     else:
         table = read_table(path, prefix="")
         cells = table.column(PROMPT, "prompts")

@@ -114,6 +114,8 @@ def prediction_records(
         for item, columns in enumerate(task.table(predicted, target, inputs)):
             record = identify(opened, row, item)
             record |= {own_name(name): cells[row] for name, cells in shown.items()}
+            if not record.keys().isdisjoint(columns):  # such as an input called p(yes)
+                record = {f"table_{n}" if n in columns else n: v for n, v in record.items()}
             records.append(record | columns)
     return records
 
