@@ -10,7 +10,7 @@ from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data import InputSpec, Issue, Rows, Source, count_truncated, open_rows, write_bad
-from dxn.data.inspect.check import check, remove_earlier
+from dxn.data.inspect.check import Report, check, remove_earlier
 from dxn.tasks import Classify, Generate, Language, Multilabel, Regress, Tag
 from dxn.tokenize import (
     AudioAdapter,
@@ -325,6 +325,16 @@ def test_everything_bad_is_listed_with_split_row_input_path_and_reason(files, to
     assert "train: 1 row" in lines
     assert "bad: 1 × image: file not found" in lines
     assert "bad: 1 × no target" in lines
+
+
+def test_problems_that_differ_in_their_values_are_one_line():
+    reasons = ["'a 1' is no number", "'a 1' is no number", "'b' is no number", "row 7 is short"]
+    bad = [Issue(reason, input="size") for reason in reasons]
+    report = Report(Source({}, {}), None, {}, {}, {}, {}, (), bad)
+    assert [line for line in report.lines() if line.startswith("bad")] == [
+        "bad: 3 × size: 'a 1' is no number (and 1 other like it)",
+        "bad: 1 × size: row 7 is short",
+    ]
 
 
 def test_a_split_with_bad_rows_only_is_reported_too(files, tokenizers):

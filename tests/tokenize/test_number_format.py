@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tasks import Regress
-from dxn.tokenize.cells.cell_values import NumberFormat, find_format, read_numbers
+from dxn.tokenize.cells.cell_values import NumberFormat, find_format, read_numbers, units_of
 from dxn.tokenize.cells.number import NumberReader
 
 
@@ -155,6 +155,7 @@ def test_whole_numbers_with_several_letters_are_names_and_no_amounts():
     plain = [str(i % 40) for i in range(96)]
     assert read_numbers([*plain, "12a", "12b", "207a", "7b"]) is None
     assert read_numbers([*plain, "12A", "14b", "3c", "x"]) is None
+    assert units_of([*plain, "12a", "12b"]) == []
     # One letter is a unit, a power of ten has a note, and a single typing error is named.
     for cells in (["12m", "3m"], ["12k", "3m"], ["12a"], ["12m", "3x."]):
         assert read_numbers([*plain, *cells]) is not None

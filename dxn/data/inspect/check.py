@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from dxn.tokenize.base import Tokenizer
 
 # Columns of the CSV file of `write_bad`. A row is named by its origin.
 HEADER = ["split", "row", "input", "path", "reason"]
+# What differs between the sentences about problems of one kind.
+VALUE = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d.,:]*")
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,21 @@ class Report:
                 lines.append(f"duplicates within {name}: {number:,}")
         lines += [f"warning: {problem.reason}" for problem in self.problems]
         lines += [f"error: {error}" for error in self.errors]
-        # Print equal reasons once with their count. `write_bad` lists every bad row.
-        reasons = Counter(": ".join(filter(None, (bad.input, bad.reason))) for bad in self.bad)
-        lines += [f"bad: {number:,} × {reason}" for reason, number in reasons.most_common()]
+        return [*lines, *self._bad_lines()]
+
+    def _bad_lines(self) -> list[str]:
+        """Return one line per kind of problem with its count. `write_bad` lists every bad row."""
+        kinds: dict[tuple[str, str], Counter[str]] = {}
+        for bad in self.bad:
+            key = bad.input or "", VALUE.sub("", bad.reason)
+            kinds.setdefault(key, Counter())[bad.reason] += 1
+        lines: list[str] = []
+        for (name, _), reasons in sorted(kinds.items(), key=lambda item: -item[1].total()):
+            reason, _ = reasons.most_common(1)[0]
+            others = len(reasons) - 1
+            more = f" (and {count(others, 'other')} like it)" if others else ""
+            text = ": ".join(filter(None, (name, reason)))
+            lines.append(f"bad: {reasons.total():,} × {text}{more}")
         return lines
 
     def _split_lines(self, name: str, opened: Opened) -> list[str]:

@@ -110,7 +110,7 @@ class DetectedObjects(Names):
             return notes
         return [
             *notes,
-            f"target: boxes are read as fractions of the picture; {count(len(larger), 'box')} of "
+            f"target: boxes are read as fractions of the picture; {count(len(larger), 'box', 'boxes')} of "
             f"{num_small + len(larger):,} with larger numbers, such as in {larger[0]}, reach "
             "beyond it",
         ]

@@ -347,7 +347,9 @@ def units_of(values: Sequence[Any]) -> list[str]:
         units = Counter(unit_of(match) for match in matches if match is not None)
         if not units or units.total() < (1 - MAX_OTHERS) * len(cells):
             return []
-    return [unit for unit, _ in units.most_common() if unit]
+    names = [unit for unit, _ in units.most_common() if unit]
+    # 12, 12a and 12b are names.
+    return [] if len(names) > 1 and _letters(present) == set(names) else names
 
 
 def sample(values: Sequence[Any], count: int = SAMPLE) -> Sequence[Any]:
