@@ -110,9 +110,9 @@ class DetectedObjects(Names):
             return notes
         return [
             *notes,
-            f"target: boxes are read as fractions of the picture; {count(len(larger), 'box', 'boxes')} of "
-            f"{num_small + len(larger):,} with larger numbers, such as in {larger[0]}, reach "
-            "beyond it",
+            "target: boxes are read as fractions of the picture; "
+            f"{count(len(larger), 'box', 'boxes')} of {num_small + len(larger):,} with larger "
+            f"numbers, such as in {larger[0]}, reach beyond it",
         ]
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Objects:
