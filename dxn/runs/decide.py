@@ -180,10 +180,10 @@ def decide_task(
         example = next(iter(source.candidates), "COLUMN")
         listed = f"; the columns are {columns}" if columns else ""
         words, purpose = options_without_target(source, config)
-        raise UserError(
-            f"data.target: needs a value{listed}; for example data.target={example} (or "
-            f"{' '.join(words)} to {purpose})"
-        )
+        advice = f"for example data.target={example} (or {' '.join(words)} to {purpose})"
+        if "head=language" in words:  # a column of conversations is rarely a target
+            advice = f"set {' '.join(words)} to {purpose}, or data.target={example}"
+        raise UserError(f"data.target: needs a value{listed}; {advice}")
     if not isinstance(head, Auto):
         return head, config["head"], []
     # Targets that are lists are tags if the input has as many words, and labels otherwise.

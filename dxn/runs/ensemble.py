@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from dxn.config.model_plan import read_model_plan
-from dxn.config.settings import Settings, dump_yaml
+from dxn.config.settings import FOLDER, Settings, dump_yaml
 from dxn.config.values import assign, leaves, lookup
 from dxn.core.display import is_main_process, print_line, print_rule
 from dxn.core.errors import Interrupted, UserError
@@ -103,6 +104,12 @@ def train_ensemble(settings: Settings) -> Trained:
                     f"{resume(folder, settings)}",
                     error.code,
                 ) from None
+            except UserError:
+                # A training that is refused leaves no folder.
+                is_new = not settings.is_resumed and not member_folders(folder)
+                if is_new and is_main_process():
+                    _remove_start(folder)
+                raise
         print_rule(f"ensemble of {size}")
         from_first(lambda: stack.enter_context(locked(folder, main=True)))
         results = _write_ensemble(settings, folder, size, str(device))
@@ -208,6 +215,14 @@ def _overrides(settings: Settings, seed: int) -> tuple[str, ...]:
     data_seed = settings.values["data"].get("seed")
     data = () if data_seed is None else (f"data.seed={data_seed}",)
     return (*overrides, f"seed={seed}", *data)
+
+
+def _remove_start(folder: Path) -> None:
+    """Remove what `_members` has written, and the folder if nothing else is in it."""
+    shutil.rmtree(folder / FOLDER)
+    (folder / FILE).unlink()
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _write_ensemble(settings: Settings, folder: Path, size: int, device: str) -> Results | None:

@@ -178,7 +178,9 @@ def newest_unfinished(settings: Settings) -> Settings:
     for folder in folders:
         runs = [folder, *member_folders(folder)]
         started = any(is_started(run) for run in runs)
-        if not started or (folder / METRICS).exists() or not is_run(folder):
+        # Members that are trained for more epochs have no metrics until they have finished.
+        is_finished = all((run / METRICS).exists() for run in runs)
+        if not started or is_finished or not is_run(folder):
             continue
         if Settings.load(folder, settings.trust).overrides == words:
             written = (folder / CONFIG_FOLDER / CONFIG).stat().st_mtime_ns

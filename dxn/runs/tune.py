@@ -67,6 +67,10 @@ GRID = "grid"
 SettingsOf = Callable[[Sequence[str]], Settings]
 
 
+class OutOfTime(Exception):
+    """The time of the search is over, which says nothing about the options of a trial."""
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the messages of Optuna: heartbeats and charts are new in it, and dxn prints trials."""
@@ -294,7 +298,7 @@ class Search:
                 is_over = True
                 study.stop()
 
-        caught = () if os.environ.get("DXN_DEBUG") else (Exception,)
+        caught = (OutOfTime,) if os.environ.get("DXN_DEBUG") else (Exception,)
         # Several times, because a trial that repeats another one does not count.
         while not is_over and (left := self.deadline - time.monotonic()) > 0:
             try:
@@ -417,10 +421,10 @@ class Search:
         def on_epoch(epoch: int, epochs: int, value: float) -> None:
             trial.report(value, epoch)
             trial.set_user_attr(EPOCHS, epoch)
-            is_late = time.monotonic() > self.deadline and self._complete()
-            if is_late or trial.should_prune():
-                reason = "the time is over" if is_late else "worse than other trials"
-                raise TrialPruned(f"pruned after epoch {epoch}: {reason}")
+            if time.monotonic() > self.deadline and self._complete():
+                raise OutOfTime(f"stopped after epoch {epoch}: the time is over")
+            if trial.should_prune():
+                raise TrialPruned(f"pruned after epoch {epoch}: worse than other trials")
             if display.is_due():
                 figure = f"validation {self.monitored} {number(value)}"
                 display.update(f"{title}, epoch {epoch}/{epochs}", epoch, epochs, figure)
@@ -443,10 +447,12 @@ class Search:
                 raise UserError(
                     f"the training diverged, its validation loss is {loss}; lower optimizer.lr"
                 )
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OutOfTime) as error:
             # As that of a killed process, the trial runs again when the search continues.
             interrupted = self.study.get_trials()[trial.number]
             RetryHeartbeatStaleTrialCallback()(self.study, interrupted)
+            if isinstance(error, OutOfTime):
+                print_line(f"{title}: {error}")
             raise
         except TrialPruned as error:
             print_line(f"{title}: {error}")
@@ -516,7 +522,7 @@ class Search:
             setting = self._title(trial.params, without=SEED)
             if trial.state is TrialState.COMPLETE:
                 groups.setdefault(setting, []).append(trial)
-            else:
+            elif trial.state is TrialState.FAIL:
                 failing.add(setting)
         sign = -1 if self.study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
 

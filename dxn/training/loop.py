@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from dxn.core.display import duration
 from dxn.core.dropout import MAX_SEED, keyed, number_layers
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import CHECKPOINTS, remove_unfinished
+from dxn.core.files import CHECKPOINTS, METRICS, remove_unfinished
 from dxn.core.processes import from_first
 from dxn.core.randomness import spaced_rows
 from dxn.core.runtime import free_memory, is_out_of_memory
@@ -281,6 +281,9 @@ class Fit:
             try:
                 if resume:
                     self.restore()
+                    if self.hardware.is_main and not self.is_finished:
+                        # With more epochs, a training that had finished has no results yet.
+                        (self.folder / METRICS).unlink(missing_ok=True)
                 elif self.hardware.is_main:
                     # That of a training that stopped before its first checkpoint.
                     self.log.path.unlink(missing_ok=True)

@@ -215,6 +215,12 @@ def test_a_wrong_number_of_members_is_refused(table, capsys):
     assert "ensemble: must be at least 1, got 0" in lines[0]
 
 
+def test_an_ensemble_that_is_refused_leaves_no_folder(table, tmp_path, capsys):
+    command = ["train", str(table), "target=lable", "ensemble=2", f"run={tmp_path / 'run'}"]
+    assert "lable" in refused(capsys, command)[-1]
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_ensemble_is_not_overwritten(run, table, capsys):
     lines = refused(capsys, ["train", str(table), "target=label", *OPTIONS, f"run={run}"])
     assert f"set resume={run}" in lines[0]

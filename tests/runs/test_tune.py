@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import statistics
 import time
@@ -19,6 +20,7 @@ from dxn.cli import main
 from dxn.config.space import Dimension, split, words_of
 from dxn.core.display import number
 from dxn.core.errors import UserError
+from dxn.core.results import BEST
 from dxn.runs import tune as module
 
 FAST = [*TEXT, *SMALL, *PLAIN, "data.fractions=[0.6,0.2,0.2]"]
@@ -178,6 +180,30 @@ def test_a_trial_that_another_process_took_over_does_not_end_the_search(table, m
     rows = search(table, "optimizer.lr=0.001,0.1", "sampler=grid", "trials=1", "trainer.epochs=1")
     assert [row["state"] for row in rows] == ["fail", "complete"]
     assert "note: trial 0: this process did not answer for 60 seconds" in capsys.readouterr().out
+
+
+def test_a_trial_that_the_time_limit_stops_continues_later(table, monkeypatch, capsys):
+    metrics = {BEST: 0.5, "validation/loss": 1.0}
+    results = SimpleNamespace(metrics=metrics, monitored="accuracy", epochs=1)
+    trials = []
+
+    def train_one(settings, on_epoch):
+        trials.append(settings.values["optimizer"]["lr"])
+        if len(trials) == 2:
+            late.setattr(module.time, "monotonic", lambda: math.inf)
+            on_epoch(1, 2, 0.5)
+        return SimpleNamespace(results=results)
+
+    monkeypatch.setattr(module, "train_one", train_one)
+    monkeypatch.setattr(module.Search, "_draw", lambda search: None)  # it takes a second
+    words = ["optimizer.lr=0.001,0.1", "sampler=grid", "minutes=9"]
+    with monkeypatch.context() as late:
+        rows = search(table, *words)
+    assert [row["state"] for row in rows] == ["complete", "fail", "waiting"]
+    assert "stopped after epoch 1: the time is over" in capsys.readouterr().out
+    rows = search(table, *words)
+    assert [row["state"] for row in rows] == ["complete", "fail", "complete"]
+    assert trials[1] == trials[2] != trials[0]
 
 
 @pytest.mark.parametrize(
