@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -147,12 +148,12 @@ class Reader(CheckedMembers):
     def extent(self, cell: Any) -> tuple[float, ...]:
         """Return the length of a raw value along its `axes`, in the units of places in a table.
 
-        Default: 1, because places are in the units of the coordinates of tokens, such as seconds.
+        Default: infinity, which says that it is not known.
 
         Raises:
             BadMedia: If the cell cannot be read.
         """
-        return (1.0,) * self.axes
+        return (math.inf,) * self.axes
 
     def score(self, cells: Sequence[Any]) -> float:
         """Score from 0 to 1 how likely a column of non-missing cells has this modality.

@@ -214,3 +214,19 @@ def test_a_small_model_finds_the_tones_of_a_dialled_number(tmp_path, capsys):
     assert json.loads((run / "metrics.json").read_text())["test/map50"] > 0.5
     # The validation split has chosen from which score on an answer contains a tone.
     assert json.loads((run / "model/labels.json").read_text())["threshold"] != DEFAULT_THRESHOLD
+
+
+def test_events_end_with_their_clip():
+    adapter = sound_adapter()
+    target = target_of(adapter)
+    events = [
+        {"label": "tone", "start": a, "end": b} for a, b in ((0.9, 1.7), (2.5, 4), (900, 1700))
+    ]
+    value = target.read(events, "row 1", {"sound": clip()})
+    assert value.boxes == ((0.9, 1.7), (2.5, 3.0))
+    text = target.describe([value])
+    assert "1 objects of all splits without a size inside of the input are not used" in text
+    assert "1 objects of all splits are cut at the edge of the input" in text
+    series = target_of(SeriesAdapter(dim=8), "series")
+    value = series.read([{"label": "tone", "start": 2, "end": 9}], "", {"series": [1.0] * 5})
+    assert value.boxes == ((2.0, 5.0),)

@@ -6,6 +6,7 @@ picture is top, left, bottom, right; an event of a sound is start, stop.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -135,7 +136,8 @@ class DetectedObjects(Names):
             )
         axes = tokenizer.reader.axes
         objects = read_objects(cell, origin, axes=axes, order=self.order)
-        extent: Sequence[float] = (1.0,) * axes
+        is_relative = tokenizer.reader.relative
+        extent: Sequence[float] = (1.0 if is_relative else math.inf,) * axes
         source = raws.get(name)
         if not self.fractions and source is not None and (objects.boxes or objects.ignored):
             try:
@@ -144,11 +146,12 @@ class DetectedObjects(Names):
                 return objects  # the row is reported because of its picture
             if axes == 2:
                 check_size(cell, origin, (int(extent[0]), int(extent[1])))
-        limits = (1.0,) * axes if tokenizer.reader.relative else None
+        whole = (1.0,) * axes
+        unit, limits = (extent, whole) if is_relative else (whole, extent)
         labels: list[str] = []
         boxes: list[Box] = []
         for label, box in zip(objects.labels, objects.boxes, strict=True):
-            clipped, is_cut = _clipped(box, extent, limits)
+            clipped, is_cut = _clipped(box, unit, limits)
             if _is_empty(clipped):
                 self.unused[origin] = self.unused.get(origin, 0) + 1
                 continue
@@ -161,7 +164,7 @@ class DetectedObjects(Names):
             boxes.append(clipped)
         ignored: list[Ignored] = []
         for item in objects.ignored:
-            clipped, _ = _clipped(item.place, extent, limits)
+            clipped, _ = _clipped(item.place, unit, limits)
             if not _is_empty(clipped):
                 ignored.append(item._replace(place=clipped))
         return Objects(tuple(labels), tuple(boxes), tuple(ignored))
@@ -270,16 +273,16 @@ def to_places(boxes: Tensor, placement: Placement) -> Tensor:
     return ordered((boxes * scale + origin) / unit)
 
 
-def _clipped(box: Box, extent: Sequence[float], limits: Sequence[float] | None) -> tuple[Box, bool]:
+def _clipped(box: Box, unit: Sequence[float], limits: Sequence[float]) -> tuple[Box, bool]:
     """Return a box in the units of places, and whether it is cut by more than a hundredth.
 
     Args:
         box: Box in the units in which it is written.
-        extent: One along each axis, in these units.
-        limits: The largest places along each axis. None: there are none.
+        unit: One along each axis, in these units.
+        limits: The largest places along each axis.
     """
-    scaled = [number / length for number, length in zip(box, (*extent, *extent), strict=True)]
-    tops = [float("inf")] * len(box) if limits is None else (*limits, *limits)
+    scaled = [number / one for number, one in zip(box, (*unit, *unit), strict=True)]
+    tops = (*limits, *limits)
     clipped = [min(max(number, 0.0), top) for number, top in zip(scaled, tops, strict=True)]
     is_cut = max(abs(a - b) for a, b in zip(clipped, scaled, strict=True)) > 1e-2
     return tuple(clipped), is_cut

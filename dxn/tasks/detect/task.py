@@ -153,10 +153,11 @@ class Detect(Task[DetectedObjects]):
         axes = prediction.boxes.shape[1] // 2
         extent: Sequence[float] = (1.0,) * axes
         source = (inputs or {}).get(self.target.input)
-        if source is not None:
+        reader = self.target.tokenizers[self.target.input].reader
+        if source is not None and reader.relative:
             # A picture that is gone leaves fractions.
             with suppress(BadMedia):
-                extent = self.target.tokenizers[self.target.input].reader.extent(source)
+                extent = reader.extent(source)
         is_answer = prediction.scores >= threshold
         boxes = prediction.boxes[is_answer].double() * torch.tensor([*extent, *extent])
         objects: list[dict[str, Any]] = []

@@ -111,6 +111,11 @@ class AudioReader(Reader):
         mono = samples.mean(0) if samples.ndim == 2 else samples
         return mono if rate == self.sample_rate else _resampler(rate, self.sample_rate)(mono)
 
+    def extent(self, cell: Any) -> tuple[float]:
+        """Return the duration in seconds, infinity if the header does not tell it."""
+        seconds = audio_seconds(cell)
+        return (math.inf if seconds is None else seconds,)
+
     def write(self, raw: Tensor, path: Path) -> None:
         """Write a clip (T,) to a file of 16 bits per value, after limiting it to -1 to 1."""
         kind = path.suffix[1:].upper()

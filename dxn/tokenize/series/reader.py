@@ -82,6 +82,11 @@ class SeriesReader(Reader):
         example = next(cell for cell in cells if isinstance(cell, str) and "," in cell)
         return f"read with decimal commas, such as {shortened(example)}"
 
+    def extent(self, cell: Any) -> tuple[float]:
+        """Return the number of time steps."""
+        raw = read_series(cell, self.decimal)
+        return (math.inf if raw is None else float(len(raw)),)
+
     def layout(self, cells: Sequence[Any]) -> tuple[int, ...] | None:
         """Return (C,) or (H, W) of the first series that can be read. None: there is none.
 
