@@ -17,8 +17,8 @@ from dxn.core.errors import UserError
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
 from dxn.tokenize.base import TIME_MAP, Tokenizer
 from dxn.tokenize.cells.category import CategoryTokenizer
-from dxn.tokenize.cells.cell_values import SECONDS_PER_DAY, Moment
 from dxn.tokenize.cells.date import DateTokenizer
+from dxn.tokenize.cells.date_values import SECONDS_PER_DAY, Moment
 from dxn.tokenize.cells.number import NumberTokenizer
 from dxn.tokenize.code_adapters import CodeTokenizer
 from dxn.tokenize.image.tokenizer import ImageTokenizer

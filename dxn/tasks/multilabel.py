@@ -19,9 +19,10 @@ from dxn.core.display import list_names
 from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
+from dxn.core.untrusted import shortened
 from dxn.tasks.classify import hidden_metrics, per_class, with_unknown
 from dxn.tasks.heads import HeadOptions
-from dxn.tasks.infer import SEPARATOR, explain_joined
+from dxn.tasks.infer import FEW, SEPARATOR, explain_joined
 from dxn.tasks.metric import ClassScores, Metric, f1_scores
 from dxn.tasks.names import (
     TYPES,
@@ -49,6 +50,7 @@ class LabelSetsState(NamesState):
     separator: Annotated[str, Field(min_length=1)] = SEPARATOR
     flags: list[str] = Field(default_factory=list)
     num_flags: Annotated[int, Field(ge=0)] = 0
+    are_lists: bool = True
     constant: list[str] | None = None
 
     @model_validator(mode="after")
@@ -70,6 +72,7 @@ class LabelSets(Names):
         flags: Those of several target columns that say whether a label applies, such as 0 and 1.
         num_flags: Length of lists that say by 0 and 1 whether each label applies. 0: lists contain
             the labels themselves.
+        are_lists: Whether more than a few texts are those of lists, such as ["a", "b"].
         constant: The best constant prediction. None: unknown.
     """
 
@@ -81,6 +84,7 @@ class LabelSets(Names):
         self.separator = separator
         self.flags: list[str] = []
         self.num_flags = 0
+        self.are_lists = True
         self.constant: list[str] | None = None
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
@@ -88,7 +92,10 @@ class LabelSets(Names):
         rows = [cell for cell in cells if isinstance(cell, Mapping)]
         columns = dict.fromkeys(name for row in rows for name in row)
         self.flags = [c for c in columns if _are_flags([row[c] for row in rows if c in row])]
-        self.num_flags = _num_flags(list(map(list_of, cells)))
+        texts = [cell for cell in cells if isinstance(cell, str)]
+        listed = [text for text in texts if list_of(text) is not None]
+        self.are_lists = not texts or len(listed) > FEW * len(texts)
+        self.num_flags = _num_flags(list(map(self._list_of, cells)))
         lists = [cell for cell in cells if isinstance(cell, list)]
         are_names = len(lists) == len(cells) and not self.num_flags
         self.kind = kind_of_classes(list(chain.from_iterable(lists))) if are_names else "str"
@@ -97,6 +104,11 @@ class LabelSets(Names):
             with suppress(UserError):  # is reported when the rows are read
                 readable += self.read(cell, "", {})
         notes = explain_case(readable)
+        if listed and not self.are_lists:
+            notes.append(
+                f"target: {len(listed):,} of {len(texts):,} texts look like lists, such as "
+                f"{shortened(listed[0])}: each is read like the other texts"
+            )
         if any(isinstance(cell, str) and self.separator in cell for cell in cells):
             return notes
         joined = explain_joined(cells)
@@ -116,7 +128,7 @@ class LabelSets(Names):
                     items += [name] * _is_yes(value, f"{origin}: column {name!r}")
                 elif value is not None:
                     items.append(f"{name}={class_name(value)}")
-        elif (listed := list_of(cell)) is not None:
+        elif (listed := self._list_of(cell)) is not None:
             items = listed
             if self.num_flags:
                 if len(items) != self.num_flags:
@@ -125,12 +137,16 @@ class LabelSets(Names):
                         f"got {len(items)} values"
                     )
                 items = [i for i, item in enumerate(items) if _is_yes(item, origin)]
-        elif isinstance(cell, str):
+        elif isinstance(cell, str) and not self.num_flags:
             items = cell.split(self.separator)
         else:
             raise UserError(f"{origin}: the target must be a list, got {cell!r}")
         names = [class_name(item) for item in items if item is not None]
         return [name for name in dict.fromkeys(names) if name]
+
+    def _list_of(self, cell: Any) -> list[Any] | None:
+        """Return the items of a list. A text such as "[1, 2]" among other texts is none."""
+        return list_of(cell) if self.are_lists or not isinstance(cell, str) else None
 
     def weights(self, counts: Counter[str], num_rows: int) -> list[float]:
         """Return the ratio of negatives to positives, as the documentation of pos_weight does."""

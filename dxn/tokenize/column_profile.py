@@ -25,11 +25,12 @@ from dxn.core.randomness import evenly_spaced
 from dxn.tokenize.base import READERS, Reader
 from dxn.tokenize.cells.cell_values import (
     ParsedNumbers,
-    are_dates,
+    find_codes,
     has_no_number,
     has_no_value,
     read_numbers,
 )
+from dxn.tokenize.cells.date_values import are_dates
 from dxn.tokenize.cells.joined import MAX_CHARS, find_separator, split_cell
 from dxn.tokenize.media import SOUND_TRACK, is_file_name, kinds_of
 from dxn.tokenize.series.values import NPY, SUFFIXES, find_decimal, is_number, split_numbers
@@ -37,6 +38,8 @@ from dxn.tokenize.series.values import NPY, SUFFIXES, find_decimal, is_number, s
 # Cells are enough to recognize files and series, and to count the words of texts. A sample also
 # makes the share of different texts comparable: in a longer table, more of them are repeated.
 MAX_INSPECTED = 2000
+# Shares of the different texts of a column of codes, such as zip codes.
+MOST_CODES, MIN_PADDED = 0.95, 0.05
 MAX_JOINED_CHARS = 2_000  # of a cell with several values; longer ones are texts
 # Other cells, such as lists and the content of files, take long to compare.
 SCALARS = str | int | float | datetime.date | datetime.time
@@ -85,7 +88,8 @@ class ColumnProfile:
 def profile_of(cells: Iterable[Any]) -> ColumnProfile:
     """Return the profile of the cells of a column; None where missing."""
     present = [cell for cell in cells if cell is not None]
-    values = [cell for cell in present if not has_no_value(cell)]
+    codes = find_codes(present)
+    values = [c for c in present if not has_no_value(c) or (codes and str(c).strip() in codes)]
     types = frozenset(str if issubclass(t, str) else t for t in set(map(type, values)))
     are_texts = types == {str}
     texts = values
@@ -99,7 +103,6 @@ def profile_of(cells: Iterable[Any]) -> ColumnProfile:
     for cell in inspected:
         counts.update(kinds_of(cell))
         counts["series"] += is_series(cell, decimal)
-    are_padded = any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in different)
     return ColumnProfile(
         cells=present,
         values=values,
@@ -113,8 +116,23 @@ def profile_of(cells: Iterable[Any]) -> ColumnProfile:
         share_different=len(set(inspected)) / len(inspected) if are_texts else 0.0,
         numbers=read_numbers(present),
         are_dates=are_dates(values),
-        are_codes=are_padded and all(t.isdigit() or has_no_number(t) for t in different),
+        are_codes=_are_codes([text for text in different if not has_no_number(text)]),
     )
+
+
+def _are_codes(texts: Sequence[str]) -> bool:
+    """Return whether different texts are digits that can start with a zero.
+
+    A single one can be a typing error: an amount that is written as 05, or a code with a letter.
+    """
+    digits = [text for text in texts if text.isdigit()]
+    padded = [text for text in digits if len(text) > 1 and text[0] == "0"]
+    if not padded or len(digits) < MOST_CODES * len(texts):
+        return False
+    # Most codes have the same length.
+    lengths = Counter(map(len, digits))
+    is_usual = any(lengths[len(text)] >= MOST_CODES * len(digits) for text in padded)
+    return is_usual or len(padded) >= MIN_PADDED * len(digits)
 
 
 def _starts_with_number(cell: Any) -> bool:
@@ -257,7 +275,9 @@ def scores_of(profile: ColumnProfile) -> dict[str, float]:
     track = SOUND_TRACK_SCORE * profile.kinds.get(SOUND_TRACK, 0.0)
     files["audio"] = max(files["audio"], track)
     if profile.are_file_names:  # "0.wav" could be 0 of the unit wav
-        return files
+        # Names of unknown files that repeat are names of something else, such as gmail.com.
+        is_category = not any(files.values()) and profile.types == {str} and _do_repeat(profile)
+        return {**files, "category": CATEGORY_SCORE if is_category else 0.0}
     # Zip codes and dates such as 20260131 are written like numbers.
     are_numbers = profile.numbers is not None
     is_measured = are_numbers and not profile.are_codes and not profile.are_dates
@@ -273,11 +293,15 @@ def scores_of(profile: ColumnProfile) -> dict[str, float]:
         parts = {str(part) for cell in cells for part in split_cell(cell, profile.separator)}
         is_short = max(map(len, parts), default=0) <= MAX_CHARS
         scores["category"] = TAGS_SCORE if is_short else 0.0
-    elif not is_quantity and 2 * profile.num_different <= len(profile.values):
+    elif not is_quantity and _do_repeat(profile):
         is_sentence = profile.words >= SENTENCE_WORDS
-        score = CATEGORY_OF_SENTENCES_SCORE if is_sentence else CATEGORY_SCORE
-        scores["category"] = score if profile.max_chars <= MAX_CHARS else 0.0
+        scores["category"] = CATEGORY_OF_SENTENCES_SCORE if is_sentence else CATEGORY_SCORE
     return scores
+
+
+def _do_repeat(profile: ColumnProfile) -> bool:
+    """Return whether the values are short and repeat, as categories do."""
+    return 2 * profile.num_different <= len(profile.values) and profile.max_chars <= MAX_CHARS
 
 
 def _text_score(profile: ColumnProfile) -> float:

@@ -98,6 +98,11 @@ def test_a_column_goes_to_the_preprocessor_that_accepts_it(readers, values, moda
         (["", "N/A", "-", "$4,345"], "number"),  # most values are missing
         (["", "?", "-", "31.1.2026"], "date"),
         ([True, True, False, "17:32", True] * 20, "category"),
+        ([*map(str, range(150, 200)), "05"], "number"),  # a single zero is no code
+        ([*(f"{i:05}" for i in range(9950, 10050)), "02139-1234"], None),  # but of zip codes
+        (["+", "-", "-", "+", "+", "-"], "category"),
+        (["gmail.com", "web.de", "web.de", "gmail.com"], "category"),  # not files
+        (["1.pdf", "2.pdf", "3.pdf", "4.pdf"], None),
     ],
 )
 def test_missing_values_and_codes_do_not_change_what_a_column_is(values, modality):
@@ -266,7 +271,7 @@ def test_an_empty_list_of_targets_means_none(readers):
     [
         (["1", "2", "3.5", "4", "5"], "numbers"),
         (["$1,200.50", "$3", "$4", "$5", "$6"], "numbers"),
-        ([f"2026-01-{i:02}" for i in range(5)], "dates"),
+        ([f"2026-01-{i:02}" for i in range(1, 6)], "dates"),
         (list("aabba"), "categories"),
         (["x"] * 5, "the same value in all rows"),
         ([None] * 5, "no values"),

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tasks import Multilabel
+from dxn.tasks.infer import infer
 from dxn.tokenize import TextAdapter, TokenizerOptions
+from dxn.tokenize.column_profile import profile_of
 
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 VALUES = [["a", "b"], ["b"], [], ["c", "b"], ["a", "b"]]
@@ -256,3 +258,22 @@ def test_eight_samples_are_overfitted():
     losses = overfit(task, model, batch)
     assert losses[0] > 0.4 and losses[-1] < 0.05
     assert [task.answer(p)["prediction"] for p in predict(task, model, batch)] == values
+
+
+def test_whether_a_text_is_a_list_is_decided_for_the_whole_column():
+    target = Multilabel().target
+    notes = target.find_format([*["a|b", "c"] * 10, "[1, 2]"], [])
+    assert notes == [
+        "target: 1 of 21 texts look like lists, such as '[1, 2]': each is read like the other texts"
+    ]
+    assert target.read("[1, 2]", "", {}) == ["[1, 2]"]
+
+
+def test_one_cell_does_not_turn_lists_of_flags_into_lists_of_names():
+    cells = [*["[0, 1, 1]", "[1, 0, 0]"] * 10, "unknown"]
+    assert infer(profile_of(cells))[0] == "multilabel"
+    target = Multilabel().target
+    target.find_format(cells, [])
+    assert target.read("[0, 1, 1]", "", {}) == ["1", "2"]
+    with pytest.raises(UserError, match="row 21: the target must be a list, got 'unknown'"):
+        target.read("unknown", "row 21", {})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, DateAdapter
-from dxn.tokenize.cells.cell_values import are_dates, find_day_first, parse_date
+from dxn.tokenize.cells.date_values import are_dates, find_day_first, parse_date
 
 DIM = 11
 DATES = ["2026-01-31", "2025-07-02", "2024-12-24 18:30", "2026-03-08"]
@@ -112,7 +112,7 @@ def test_a_cell_that_is_no_date_is_explained(cell):
         DateAdapter(DIM).tokenizer.reader.read(cell)
 
 
-@pytest.mark.parametrize("cell", ["N/A", "", "unknown", None, float("nan")])
+@pytest.mark.parametrize("cell", ["N/A", "", "unknown", "0000-00-00", None, float("nan")])
 def test_a_missing_date_has_no_value(cell):
     assert DateAdapter(DIM).tokenizer.reader.read(cell) is None
 
@@ -239,6 +239,29 @@ def test_zones_of_a_time_tell_how_far_its_clock_is_ahead_of_utc():
     assert offsets == [3600, 7200, -25200, 0, None]
 
 
-@pytest.mark.parametrize("cells", [["45:10", "61:20", "12:30"], ["5 apples 2024", "6 pears 2025"]])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["45:10", "61:20", "12:30"],
+        ["5 apples 2024", "6 pears 2025"],
+        ["99-82-52", "33-48-74"],  # parts and phones
+        ["1/2/345", "3/4/567"],
+    ],
+)
 def test_durations_and_texts_with_numbers_are_no_dates(cells):
     assert not are_dates(cells)
+
+
+def test_dates_of_eight_digits_can_be_decimals_as_pandas_writes_them():
+    for cell in ("20260131.0", 20260131.0, 20260131):
+        assert str(parse_date(cell, day_first=True)) == "2026-01-31"
+    assert are_dates(["20260131.0", "", "20251224.0"])
+    assert are_dates([20260131.0, None, 20251224.0])
+
+
+def test_a_note_says_how_dates_are_read_that_can_start_with_the_year():
+    learn = DateAdapter(DIM).tokenizer.reader.learn
+    assert learn(["25-09-06", "24-10-17"]).startswith(
+        "dates such as 25-09-06 are read as 2006-09-25; "
+    )
+    assert learn(["25-09-06", "4-10-17"]) == learn(["25-09-2006"]) == learn(["25-09-46"]) == ""

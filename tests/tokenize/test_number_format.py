@@ -57,11 +57,16 @@ def test_numbers_are_read_as_they_are_written(cells, numbers):
     [
         *("", "N/A", "nan", "inf", "1_000", "2026-01-31", "12:30", "192.168.1.1", "v1.2", "A1"),
         *("1-2", "3/4", "1,23,4", "$5 €", "1 2", "one", None, [1.0], float("nan"), "1.2.3,4"),
+        *("030 123 456", "192.168.10.120"),
     ],
 )
 def test_other_cells_are_not_numbers(cell):
     assert NumberFormat().parse(cell) is None
     assert NumberFormat(",").parse(cell) is None
+
+
+def test_no_number_with_groups_of_digits_starts_with_zero():
+    assert NumberFormat().parse("0,123") is None
 
 
 @pytest.mark.parametrize(("unit", "cell"), [("kg", "5 lb"), ("", "5 kg"), ("$", "€5")])

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -131,6 +132,40 @@ def test_a_damaged_file_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BadMedia, match=message):
         read_series(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ",a,b\n0,1.5,2\n1,3,4\n",  # the index of pandas, and names
+        ",0,1\n0,1.5,2\n1,3,4\n",
+        "0,1\n1.5,2.0\n3.0,4.0\n",
+        ",a,b\n2026-01-01,1.5,2\n2026-01-02,3,4\n",
+    ],
+)
+def test_numbers_and_index_of_pandas_are_no_values(tmp_path, content):
+    (tmp_path / "a.csv").write_text(content, encoding="utf-8")
+    assert read_series(str(tmp_path / "a.csv")).tolist() == [[1.5, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("content", ["0,1\n2,3\n", ",1\n2,3\n", "0\n1.5\n"])
+def test_a_first_step_that_can_have_values_is_kept(tmp_path, content):
+    (tmp_path / "a.csv").write_text(content, encoding="utf-8")
+    assert len(read_series(str(tmp_path / "a.csv"))) == 2
+
+
+def test_the_index_of_a_parquet_file_is_no_channel(tmp_path):
+    frame = pd.DataFrame({"a": [1.5, 3.0]}, index=[5, 7])
+    frame.to_parquet(tmp_path / "a.parquet")
+    assert read_series(str(tmp_path / "a.parquet")).tolist() == [[1.5], [3]]
+
+
+def test_a_text_with_decimal_commas_among_decimal_points_is_refused():
+    reader = SeriesReader()
+    reader.learn(["0.5 0.7 0.9", "0.1 0.2 0.3", "0,5; 0,7; 0,05"])
+    with pytest.raises(BadMedia, match="must have decimal points"):
+        reader.read("0,5; 0,7; 0,05")
+    assert len(reader.read("1,2,3")) == 3
 
 
 def test_a_npy_file_with_objects_or_a_huge_header_is_not_loaded(tmp_path):

@@ -29,7 +29,7 @@ from dxn.data.series.stamps import (
     style_of,
     write,
 )
-from dxn.tokenize.cells.cell_values import find_day_first, unclear_date
+from dxn.tokenize.cells.date_values import find_day_first, unclear_date
 
 Unit = Literal["numeric", "second", "month"]
 WEEK_DAYS = ["Mondays", "Tuesdays", "Wednesdays", "Thursdays", "Fridays", "Saturdays", "Sundays"]

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dxn.tokenize.cells.cell_values import COMPACT, NumberFormat, find_day_first, parse_date
+from dxn.tokenize.cells.cell_values import NumberFormat
+from dxn.tokenize.cells.date_values import COMPACT, find_day_first, parse_date
 
 DAY = 86_400  # seconds
 EPOCH = (datetime.date(1970, 1, 1).toordinal() - 1) * DAY

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.cell_values import Moment, has_no_number, parse_date
+from dxn.tokenize.cells.cell_values import has_no_number
+from dxn.tokenize.cells.date_values import Moment, parse_date
 
 
 def read(value: Any, options: Mapping[str, Any]) -> Moment | None:

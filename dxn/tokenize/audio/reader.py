@@ -127,7 +127,9 @@ class AudioReader(Reader):
         """Describe the durations of the clips and the sample rates of their cells."""
         if not raws:
             return ""
-        seconds = [len(raw) / self.sample_rate for raw in raws]
+        # One pass, because getting a clip can read a file.
+        sizes = [(len(raw) / self.sample_rate, float(raw.abs().max())) for raw in raws]
+        seconds, peaks = zip(*sizes, strict=True)
         median = statistics.median(seconds)
         parts = [f"{min(seconds):.2f} to {max(seconds):.2f}, median {median:.2f} s"]
         rates: Counter[int] = Counter()
@@ -138,7 +140,6 @@ class AudioReader(Reader):
         common = rates.most_common(MAX_RATES)
         if common:
             parts.append(", ".join(f"{count:,} at {rate:,} Hz" for rate, count in common))
-        peaks = [float(raw.abs().max()) for raw in raws]
         if loud := [peak for peak in peaks if peak > LOUD]:
             parts.append(f"{len(loud):,} with samples far beyond -1 to 1 (up to {max(loud):,.0f})")
         silent = [i for i, peak in enumerate(peaks) if peak < SILENCE]

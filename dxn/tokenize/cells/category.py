@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -16,16 +15,9 @@ from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import NUM_REAL, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens
-from dxn.tokenize.cells.cell_values import has_no_value
+from dxn.tokenize.cells.cell_values import find_codes, has_no_value
 from dxn.tokenize.cells.joined import LISTS, cell_values, find_separator
 from dxn.tokenize.masking import TokenMasking, check_ratio
-
-# A short code, such as that of a country. "NA" is Namibia in a column of these.
-CODE = re.compile(r"[A-Z]{2}")
-
-
-SURE = 0.95  # share of the other values of such a column that are codes
-
 
 RawCategory = tuple[str, ...]
 
@@ -56,10 +48,9 @@ class CategoryReader(Reader):
             return ""
         words = Counter(str(cell).strip() for cell in cells if has_no_value(cell))
         others = [str(cell).strip() for cell in cells if not has_no_value(cell)]
-        codes = [word for word in words if CODE.fullmatch(word)]
-        if codes and others and sum(map(bool, map(CODE.fullmatch, others))) >= SURE * len(others):
-            self.codes = frozenset(codes)
-            return f"{', '.join(codes)}: read as a code, like the other values"
+        self.codes = find_codes(cells)
+        if self.codes:
+            return f"{', '.join(sorted(self.codes))}: read as a code, like the other values"
         if self.separator is None:
             scalars = [str(cell) for cell in cells if isinstance(cell, str | int | float)]
             self.separator = find_separator(c for c in scalars if not has_no_value(c))

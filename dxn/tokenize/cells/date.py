@@ -16,14 +16,15 @@ from dxn.core.tokens import Tokens
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, center_and_scale
-from dxn.tokenize.cells.cell_values import (
+from dxn.tokenize.cells.cell_values import has_no_number
+from dxn.tokenize.cells.date_values import (
     SECONDS_PER_DAY,
     Moment,
     find_day_first,
-    has_no_number,
     has_time,
     parse_date,
     unclear_date,
+    unclear_year,
 )
 from dxn.tokenize.masking import CellMasking, check_ratio
 
@@ -62,6 +63,12 @@ class DateReader(Reader):
                     f"dates such as {unclear} are read with the {order} first, although no cell "
                     f"shows it; adapters.date.day_first={other} sets the other order"
                 )
+        if (unclear := unclear_year(cells)) is not None:
+            moment = parse_date(unclear, day_first=self.day_first)
+            return (
+                f"dates such as {unclear} are read as {moment}; if they start with the year, write "
+                "it with four digits"
+            )
         return ""
 
     def read(self, cell: Any) -> Moment | None:

@@ -235,10 +235,14 @@ def _read_parquet_steps(path: str | io.BytesIO) -> np.ndarray:
     num_values = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            for field in file.schema_arrow:
-                _check_type(field)
+            schema = file.schema_arrow
+            # pandas does not read an index as a column either.
+            index = (schema.pandas_metadata or {}).get("index_columns", [])
+            names = [name for name in schema.names if name not in index]
+            for name in names:
+                _check_type(schema.field(name))
             # In batches, because a small file can contain many values, and its header can be wrong.
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(columns=names):
                 num_values += batch.num_rows * batch.num_columns
                 check_count(num_values)
                 columns = [column.to_pylist() for column in batch.columns]

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,12 @@ def parse_series(text: str, decimal: str = "") -> Any:
             return json.loads(re.sub(r"(?i)\bnan\b|\bnone\b", "NaN", stripped))
         except (ValueError, RecursionError):
             pass  # NumPy separates numbers by spaces
+    is_other = decimal == "." and "," in stripped and len(stripped) <= MAX_DECIDING
+    if is_other and _decimal_of(stripped.strip("[] ")) == ",":
+        raise ValueError(
+            "must have decimal points, as other texts of the column have, got "
+            f"{shortened(stripped)}"
+        )
     return split_numbers(stripped, decimal)
 
 
@@ -204,6 +210,8 @@ def number_of(value: Any) -> float:
 def read_steps(content: bytes, kinds: str = ".csv") -> list[list[str]]:
     """Read a .csv file with one row per time step. The first row may contain names.
 
+    The index and the numbers of columns that pandas writes are left out.
+
     Args:
         content: Content of the file.
         kinds: Kinds of files that it could be, for the message about a wrong one.
@@ -221,8 +229,20 @@ def read_steps(content: bytes, kinds: str = ".csv") -> list[list[str]]:
                 rows.append(row)
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"not a {kinds} file of numbers ({error})") from None
-    has_names = rows and not any(map(is_number, rows[0]))
-    return rows[1:] if has_names else rows
+    if len(rows) > 1 and rows[0][0] == "" and _are_names(rows[0][1:], rows):
+        return [row[1:] for row in rows[1:]]  # the column without a name is the index
+    return rows[1:] if rows and _are_names(rows[0], rows) else rows
+
+
+def _are_names(cells: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether cells of the first of several rows are names of columns."""
+    if cells != [str(i) for i in range(len(cells))]:
+        return not any(map(is_number, cells))
+    # pandas numbers columns without names. A single 0, or 0 and 1, can be values as well.
+    if len(rows) == 1:
+        return False
+    is_index = len(cells) < len(rows[0]) and rows[1][0] == "0"
+    return is_index or len(cells) > 2 or (len(cells) > 1 and any("." in c for c in rows[-1]))
 
 
 def check_count(num_values: int) -> None:
