@@ -112,7 +112,9 @@ def overriding(values: Mapping[str, Any], key: str) -> str | None:
             exists, value = lookup(values, f"{prefix}{other}")
             if exists and (bool(value) if useless is None else value in useless):
                 return f"{prefix}{other}={value}"
-    return None
+    # Those of another part of the configuration.
+    _, overfit = lookup(values, "loader.overfit")
+    return f"loader.overfit={overfit}" if overfit and ".augment." in key else None
 
 
 def refuse_without_effect(values: Mapping[str, Any], overrides: Sequence[str]) -> None:
@@ -134,6 +136,8 @@ def refuse_without_effect(values: Mapping[str, Any], overrides: Sequence[str]) -
         other = overriding(values, key)
         if key == "batch_size":  # which is the default of the other option
             other = typed.get("trainer.batch_size")
+        if "debug" in typed and other is not None and other.startswith("loader.overfit="):
+            other = None  # debug=fast shows whether the command of a longer training runs
         if other is not None and value != "null":
             problems.append(
                 f"{key}: has no effect with {other}, got {value}; leave one of them out"

@@ -5,6 +5,7 @@ from helpers.runs import SMALL, refused, table_of, train
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dxn.commands import command
+from dxn.config.values import refuse_without_effect
 
 PATH = "adapters.text.tokenizer.path"
 
@@ -34,6 +35,7 @@ def table(tmp_path):
         ("weights.revision=main", "weights.source=None"),
         ("data.fractions=[0.5,0.3,0.2]", "data.split=part"),
         ("loader.repeats=3", "loader.overfit=8"),
+        ("adapters.text.augment.token_dropout=0.1", "loader.overfit=8"),
         ("loader.timeout=9", "loader.num_workers=0"),
         ("backbone.position.rope_theta=9", "backbone.position.kind=none"),
         ("backbone.position.num_buckets=9", "backbone.position.kind=none"),
@@ -56,6 +58,13 @@ def test_an_option_without_effect_is_refused(option, other, table, capsys):
     key, value = option.split("=")
     lines = refused(capsys, ["train", table, "target=label", *chosen, option])
     assert lines == [f"dxn: {key}: has no effect with {other}, got {value}; leave one of them out"]
+
+
+def test_a_debug_run_accepts_the_options_of_the_training_that_it_checks():
+    chosen = ["debug=fast", "loader.repeats=3", "adapters.text.augment.token_dropout=0.1"]
+    refuse_without_effect(
+        {"loader": {"overfit": 64, "repeats": 3}}, [*chosen, "loader.input_dropout=0.5"]
+    )
 
 
 def test_the_options_of_a_preset_do_not_name_a_tokenizer_that_is_not_trained(

@@ -582,6 +582,17 @@ def test_a_folder_without_a_training_table_lists_its_tables(tmp_path, table, nam
     assert str(caught.value) == f"{tmp_path}: {rule}, got {listed}; {hint}"
 
 
+@pytest.mark.parametrize("has_files", [False, True])
+def test_fractions_that_have_no_effect_are_refused(tmp_path, table, has_files):
+    path = tmp_path / "a.csv"
+    path.write_text("x,split,label\n" + "1,train,a\n2,train,b\n3,test,a\n4,test,b\n" * 3)
+    data = {"train": str(path), "test": str(path)} if has_files else {"path": str(path)}
+    reason = "the data has tables of the splits" if has_files else "column split divides the rows"
+    with pytest.raises(UserError, match=rf"^data.fractions: has no effect, because {reason}, got"):
+        table(**data, target="label", fractions=(0.5, 0.3, 0.2))
+    table(**data, target="label")
+
+
 def test_a_split_column_contradicts_separate_files(tmp_path, table):
     path = write(tmp_path / "a.csv", GOOD)
     with pytest.raises(UserError) as caught:

@@ -24,6 +24,7 @@ from dxn.tokenize.column_profile import profile_of
 
 RARE = ""  # key of the stratum of rare labels; the others are representations of a label
 UNDIVIDED = "all"  # key of rows that have not been divided into splits
+FRACTIONS = (0.8, 0.1, 0.1)  # default of most data sources
 # Names of columns with the split of each row, in the order of preference and in lower case.
 SPLIT_COLUMNS = ("split", "splits", "subset", "partition", "fold", "set")
 
@@ -189,7 +190,7 @@ def divide_table(
 
     Raises:
         UserError: If a column does not exist or has other values, or if the table is already
-            divided and `split` or `holdout` is set.
+            divided and `split`, `holdout` or other fractions than the default are set.
     """
     if holdout and (split or UNDIVIDED not in rows_of):
         other = "data.split" if split else "tables of the splits, such as data.test"
@@ -202,13 +203,24 @@ def divide_table(
                 "data.split: cannot be combined with data.train, data.validation and data.test, "
                 f"got {split}; remove data.split"
             )
+        _refuse_fractions(fractions, "the data has tables of the splits", "remove data.fractions")
         _note_other_splits(table, rows_of, used, notes)
         return dict(rows_of)
     column = split or usual_split_column(table, used, notes)
     # A single fraction means that all rows are used in one split, for example for prediction.
     if column is None or (fractions is not None and len(fractions) == 1):
         return dict(rows_of)
+    advice = "remove data.fractions, or rename the column"
+    _refuse_fractions(fractions, f"column {column} divides the rows", advice)
     return _divide_by_column(table, column, notes)
+
+
+def _refuse_fractions(fractions: Sequence[float] | None, reason: str, advice: str) -> None:
+    """Refuse fractions that the user has chosen, if something else divides the rows."""
+    if fractions is not None and len(fractions) > 1 and tuple(fractions) != FRACTIONS:
+        raise UserError(
+            f"data.fractions: has no effect, because {reason}, got {list(fractions)}; {advice}"
+        )
 
 
 def _note_other_splits(
