@@ -281,6 +281,8 @@ def _saved(data: Any, overrides: Sequence[str]) -> Iterator[list[str]]:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("data: several processes need a file; write the data and pass its path")
     tables = tables_of(data)
+    for note in dict.fromkeys(note for table in tables.values() for note in table.notes):
+        print_line(f"note: {note}")
     # All options are checked before anything is written. The files need not exist for that.
     files = _paths({name: Path(f"{name}.parquet") for name in tables})
     first = compose(Train, [*files, *overrides])

@@ -147,8 +147,9 @@ def as_column(cells: Sequence[Any], *, is_json: bool = False) -> Column:
         with suppress(pyarrow.ArrowException, OverflowError, UnicodeError):
             return Column(pyarrow.array(cells, kind))
     if is_json:
-        texts = [None if cell is None else json.dumps(cell) for cell in cells]
-        return Column(pyarrow.array(texts, pyarrow.large_string()), decode=json.loads)
+        with suppress(TypeError):  # the messages of a Parquet file can have times
+            texts = [None if cell is None else json.dumps(cell) for cell in cells]
+            return Column(pyarrow.array(texts, pyarrow.large_string()), decode=json.loads)
     return Column(list(cells))
 
 

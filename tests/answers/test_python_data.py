@@ -1,5 +1,6 @@
 """Values of Python, and tables with empty cells, keep all of their rows and values."""
 
+import datetime
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from dxn.core.errors import UserError
 from dxn.data.columns.infer import names_new_groups
 from dxn.data.files import digest
 from dxn.data.sources.memory import tables_of, write_tables
@@ -67,3 +69,23 @@ def test_the_format_of_a_data_set_does_not_change_its_values(form):
     data = datasets.Dataset.from_dict({"text": ["a", "b"], "size": [1, 2], "v": [[1.0], [2.0]]})
     expected = tables_of(data)["all"].columns
     assert tables_of(data.with_format(form))["all"].columns == expected
+
+
+def test_two_names_of_one_split_are_refused():
+    frame = pd.DataFrame({"x": [1, 2]})
+    with pytest.raises(UserError, match="two parts are the validation split"):
+        tables_of({"train": frame, "val": frame, "validation": frame})
+
+
+def test_days_and_times_in_one_column_keep_the_times(tmp_path):
+    cells = [datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 3, 5)]
+    files, _ = write_tables(
+        tables_of(pd.DataFrame({"at": pd.Series(cells, dtype=object)})), tmp_path / "d"
+    )
+    assert read_table(files["all"]).columns["at"] == [datetime.datetime(2026, 1, 2), cells[1]]
+
+
+def test_the_index_of_times_of_a_data_frame_is_not_left_out_silently():
+    frame = pd.DataFrame({"x": [1, 2]}, index=pd.date_range("2026-01-01", periods=2))
+    assert "times in the index" in tables_of(frame)["all"].notes[0]
+    assert tables_of(frame.reset_index())["all"].notes == []

@@ -786,3 +786,17 @@ def test_a_mask_without_any_picture_is_named(tmp_path):
     write_picture(tmp_path / "images/8.png")
     with pytest.raises(UserError, match=r"masks/7.png: no picture has the name of this mask"):
         rows_of(tmp_path)
+
+
+def test_a_folder_that_contains_only_a_folder_is_the_same_data_set(tmp_path):
+    write_yolo(tmp_path / "download/set")
+    labels = labels_of(rows_of(tmp_path)["train"])
+    assert {label for of_picture in labels.values() for label in of_picture} == {"cat", "dog"}
+
+
+def test_two_categories_of_coco_with_one_id_are_refused(tmp_path):
+    write_pictures(tmp_path / "images")
+    categories = [{"id": 7, "name": "cat"}, {"id": 3, "name": "dog"}, {"id": "3", "name": "cow"}]
+    write_file(tmp_path / "a.json", coco_of("abc", categories=categories))
+    with pytest.raises(UserError, match="categories dog and cow have the same id, 3"):
+        rows_of(tmp_path)

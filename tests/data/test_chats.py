@@ -1,8 +1,11 @@
 """Tables with conversations, and with columns of questions and answers."""
 
 import csv
+import datetime
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from dxn.core.errors import UserError
@@ -146,7 +149,9 @@ def test_the_first_row_does_not_decide_whether_a_column_has_conversations(tmp_pa
         ({"prompt": "Hi", "chosen": "Hello", "rejected": "Go"}, r"data\.chat=\[prompt,chosen\]"),
         ({"chosen": CHAT, "rejected": CHAT}, r"data\.chat=\[chosen\]"),
         ({"messages": CHAT[:1], "chosen": CHAT[1], "rejected": CHAT[1]}, r"\[messages,chosen\]"),
+        ({"prompt": "Hi", "chosen": json.dumps([CHAT[1]]), "rejected": "Go"}, "prompt,chosen"),
         ({"prompt": "Hi", "completion": "Go", "label": False}, "labeled as good or bad"),
+        ({"prompt": "Hi", "completion": "Go", "label": "True"}, "labeled as good or bad"),
     ],
 )
 def test_rejected_answers_are_not_learned(tmp_path, row, message):
@@ -195,3 +200,11 @@ def test_chosen_columns_are_used_beside_another_column_called_messages(tmp_path)
     rows = [{"question": "Add 2, 3", "answer": "5", "messages": 2} for _ in range(3)]
     source = open_table(write(tmp_path / "t.jsonl", rows), chat=["question", "answer"])
     assert cells(source) == [asked("Add 2, 3", "5")] * 3
+
+
+def test_messages_with_times_can_have_a_column_of_the_system(tmp_path):
+    messages = [{**message, "at": datetime.datetime(2026, 1, 2)} for message in CHAT]
+    rows = [{"system": "Be short.", "conversation": messages}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    source = open_table(str(tmp_path / "t.parquet"), chat="auto")
+    assert [message["role"] for message in cells(source)[0]] == ["system", "user", "assistant"]

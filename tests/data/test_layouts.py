@@ -37,6 +37,13 @@ def test_the_columns_of_a_pattern_become_one_series_in_the_order_of_their_number
     assert notes == ["values: 3 columns of each row, t_1 to t_10"]
 
 
+def test_names_with_a_fraction_are_in_the_order_of_the_table_if_it_is_that_of_the_numbers():
+    wide = table_of(**{"nm_400.0": [1], "nm_400.25": [2], "nm_400.5": [3]})
+    assert cells(Wide("nm_*").apply(wide)) == [[1, 2, 3]]
+    wide = table_of(**{"s1.9": [2], "s1.10": [3], "s1.2": [1]})
+    assert cells(Wide("s*").apply(wide)) == [[1, 2, 3]]
+
+
 def test_a_list_keeps_its_order_and_a_mapping_gives_channels():
     wide = table_of(a=[1], b=[2], c=[3], d=[4])
     assert cells(Wide(["c", "a"]).apply(wide)) == [[3, 1]]

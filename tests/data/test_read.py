@@ -4,6 +4,8 @@ import datetime
 from pathlib import Path
 
 import openpyxl
+import pyarrow
+import pyarrow.parquet
 import pytest
 from helpers.data import write_table
 
@@ -110,6 +112,22 @@ def test_another_separator_in_the_header_is_detected_and_noted(tmp_path, sep, na
 def test_a_comma_in_a_column_name_does_not_hide_the_separator(tmp_path):
     table = read_table(write(tmp_path / "my.csv", "text;price, EUR\nmug;7\ncup;8\n"))
     assert table.columns == {"text": ["mug", "cup"], "price, EUR": ["7", "8"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ("text;price, EUR;label\nmug;7,5;a\ncup;8,5;b\n", ["text", "price, EUR", "label"]),
+        ("text\tprice, EUR\nmug\t7,5\ncup\t8,5\n", ["text", "price, EUR"]),
+        ("a,b;c\n1,2;3\n", ["a", "b;c"]),
+    ],
+)
+def test_of_two_separators_that_fit_the_likely_one_is_used_and_both_are_noted(
+    tmp_path, content, names
+):
+    table = read_table(write(tmp_path / "my.csv", content))
+    assert list(table.columns) == names
+    assert len(table.notes) == 1 and table.notes[0].endswith("would fit too")
 
 
 def test_a_table_with_one_column_has_no_separator(tmp_path):
@@ -418,3 +436,31 @@ def test_a_damaged_parquet_file_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:-11])
     with pytest.raises(UserError, match=r"my\.parquet: invalid Parquet file \(.+\)$"):
         read_table(path)
+
+
+def test_formulas_without_a_result_are_counted(tmp_path):
+    book = openpyxl.Workbook()
+    for row in (["a", "b"], [1, "=A2*2"], [2, "=A3*2"], [3, 4]):
+        book.active.append(row)
+    book.save(tmp_path / "my.xlsx")
+    table = read_table(tmp_path / "my.xlsx")
+    assert table.columns["b"] == [None, None, 4]
+    assert [note.partition(",")[0] for note in table.notes] == [
+        "my.xlsx: 2 formulas without a result"
+    ]
+
+
+def test_a_column_of_mappings_does_not_make_a_parquet_file_invalid(tmp_path):
+    column = pyarrow.array([[("k", 1)], []], pyarrow.map_(pyarrow.string(), pyarrow.int64()))
+    pyarrow.parquet.write_table(pyarrow.table({"m": column, "x": [1, 2]}), tmp_path / "t.parquet")
+    assert read_table(tmp_path / "t.parquet").columns["x"] == [1, 2]
+
+
+def test_the_words_of_conll_are_in_the_second_column_if_the_first_one_numbers_them(tmp_path):
+    lines = ["# text = Dogs can't", "1\tDogs\tdog\tNOUN\t_", "2-3\tcan't\t_\t_\t_"]
+    lines += ["2\tca\tcan\tAUX\t_", "3\tn't\tnot\tPART\t_", "", "1\tGo\tgo\tVERB\t_"]
+    table = read_table(write(tmp_path / "t.conll", "\n".join(lines)))
+    assert table.columns["words"] == [["Dogs", "ca", "n't"], ["Go"]]
+    assert table.columns["tags"] == [["NOUN", "AUX", "PART"], ["VERB"]]
+    table = read_table(write(tmp_path / "u.conll", "1 B\n2 O\n\n7 O\n"))
+    assert table.columns["words"] == [["1", "2"], ["7"]]

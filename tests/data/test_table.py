@@ -162,6 +162,7 @@ def test_a_column_called_split_with_other_values_is_not_a_split(tmp_path, table)
     rows = [{**ROWS[i], "split": ("banana", "train")[i % 2]} for i in range(10)]
     source = table(write_table(tmp_path / "my.csv", rows))
     assert sizes(source.splits) == {"train": 8, "validation": 1, "test": 1}
+    assert any("names no split in 5 rows, such as my.csv row 2" in note for note in source.notes)
 
 
 def test_a_split_column_with_an_empty_cell_is_not_silently_ignored(tmp_path, table):
@@ -646,3 +647,32 @@ def test_a_usual_target_can_be_written_in_upper_case(tmp_path, readers):
     source = read_source(train=train, test=test, readers=readers)
     assert source.target == "Label"
     assert list(source.splits["test"].cells["target"]) == [None] * 4
+
+
+def test_two_tables_of_a_split_are_refused_and_other_tables_are_noted(tmp_path, table):
+    for name in ("train.csv", "test.csv", "extra.csv"):
+        write_table(tmp_path / name, ROWS)
+    assert "not used: tables of no split: extra.csv" in table(str(tmp_path)).notes
+    write_table(tmp_path / "train.jsonl", ROWS)
+    with pytest.raises(UserError, match=r"train\.csv and train\.jsonl are tables of the train"):
+        table(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"sentence_id": lambda i: i // 3, "word": lambda i: f"w{i}", "tag": lambda i: "O"},
+        {"file": lambda i: f"{i // 3}.png", "label": lambda i: "a", "start": lambda i: i}
+        | {"stop": lambda i: i + 1},
+    ],
+)
+def test_a_sentence_or_a_file_in_two_splits_is_refused_until_the_column_is_excluded(
+    tmp_path, table, columns
+):
+    rows = [{name: value(i) for name, value in columns.items()} for i in range(24)]
+    rows = [{**row, "split": ("train", "test")[i > 18]} for i, row in enumerate(rows)]
+    path = write_table(tmp_path / "my.csv", rows)
+    options = {"target": "tag"} if "tag" in columns else {"objects": "file"}
+    with pytest.raises(UserError, match="row 21: column 'split' must have one value per"):
+        table(path, **options)
+    assert any("split (" in n for n in table(path, exclude="split", **options).notes)

@@ -591,3 +591,18 @@ def test_a_table_of_several_series_is_recognized_with_the_column_of_their_names(
     path.write_text("\n".join(["day,sales", *(f"{day},1" for day in cells)]), encoding="utf-8")
     assert explain_steps(read_table(path), ["day"], "sales", ["day"]) == ""
     assert explain_steps(table, ["day"], "sales", ["day"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        ({"hour": [0, 1, 2]}, {}),  # the hour names no series
+        ({"shop": ["a"] * 3, "item": ["x", "y", "z"]}, {"series_id": "shop"}),
+    ],
+)
+def test_hours_or_several_series_are_not_averaged(tmp_path, columns, options):
+    rows = []
+    for row in rows_of(30):
+        rows += [{**row, **{name: c[i] for name, c in columns.items()}} for i in range(3)]
+    with pytest.raises(UserError, match=r"several series, set data\.series_id to the column"):
+        source_of(tmp_path, rows, target="sales", **options)

@@ -28,6 +28,7 @@ NUM_SHOWN = 1_000  # conversations that show whether there are files in them
 # Start of a list of messages as a text, also as pandas writes it.
 LISTED = re.compile(r"\s*(?:array\()?\[\s*\{\s*['\"](?:role|content|from|value)['\"]")
 CONVERSATIONS = (MESSAGES, "conversation", "conversations")
+RATINGS = ("true", "false", "0", "1", "0.0", "1.0")  # labels of good and bad answers
 # Keys of a table of messages, as the library datasets stores a list of objects.
 KEYS = (("role", "content"), ("from", "value"))
 
@@ -229,7 +230,8 @@ def _check_pairs(table: Table, by_name: Mapping[str, str], messages: str = "") -
     if {"chosen", "rejected"} <= by_name.keys():
         cells = table.columns[by_name["chosen"]]
         rows = spaced_rows(len(cells), NUM_SHOWN)
-        are_whole = all(is_conversation(_parsed(cells[r])) and len(cells[r]) > 1 for r in rows)
+        chosen = [_parsed(cells[row]) for row in rows]
+        are_whole = all(is_conversation(cell) and len(cell) > 1 for cell in chosen)
         prompt = messages or by_name.get("prompt", "")
         if not prompt and not are_whole:
             return  # a table of something else
@@ -240,7 +242,7 @@ def _check_pairs(table: Table, by_name: Mapping[str, str], messages: str = "") -
         )
     if {"prompt", "completion", "label"} <= by_name.keys():
         labels = table.columns[by_name["label"]]
-        if all(isinstance(cell, bool | None) for cell in labels):
+        if all(cell is None or str(cell).strip().lower() in RATINGS for cell in labels):
             raise UserError(
                 f"data.chat: {table.name} has answers that are labeled as good or bad, which "
                 "cannot be learned as preferences; remove the bad ones and the column label"

@@ -16,7 +16,7 @@ import numpy as np
 from dxn.core.display import list_names
 from dxn.core.errors import UserError
 from dxn.data.rows import AUTO, as_column
-from dxn.data.tables.read import Layout, Rearranging, Table, one_value_each
+from dxn.data.tables.read import Layout, Rearranging, Table, differing_values, one_value_each
 from dxn.tasks.detect.objects import BOX_KEYS, CLASS_KEYS, IGNORED_KEYS, SIDE_KEYS
 from dxn.tokenize.media import MEDIA_SUFFIXES, is_file_name
 
@@ -76,6 +76,8 @@ class ObjectRows(Layout):
                 continue
             cells, differing = one_value_each(list(column), rows.values())
             is_size = name.lower() in SIZES and name.lower() not in names
+            if name in use.required and differing is not None:
+                raise differing_values(table, name, differing, "file")
             if name in use.required or (differing is None and not is_size):
                 columns[name] = as_column(cells)
             else:

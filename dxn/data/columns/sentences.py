@@ -12,7 +12,7 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.data.rows import as_column
-from dxn.data.tables.read import Layout, Rearranging, Table, one_value_each
+from dxn.data.tables.read import Layout, Rearranging, Table, differing_values, one_value_each
 
 WORD = re.compile(r"words?|tokens?", re.IGNORECASE)
 MIN_WORDS = 2  # mean number of rows per sentence from which the rows are recognized as words
@@ -61,6 +61,8 @@ class Sentences(Layout):
                 columns[name] = [_cells(table, name, values, rows) for rows in sentences]
             elif differing is None:
                 columns[name] = cells
+            elif name in use.required:
+                raise differing_values(table, name, differing, "sentence")
             else:
                 varying.append(name)
         used = [name for name in self.columns if name in columns]

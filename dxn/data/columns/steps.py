@@ -13,6 +13,8 @@ from dxn.tokenize.base import BadMedia
 from dxn.tokenize.cells.date import DateReader
 
 MIN_STEPS = 20  # rows, of which fewer have equal steps by chance
+# Names of time columns whose cells can be numbers, such as years, in lower case.
+TIME_NAMES = "time date datetime timestamp ds year month week day t hour step jahr datum zeit"
 REGULAR = 0.8  # share of the steps of a series that are equal
 
 
@@ -20,6 +22,8 @@ def find_series_id(table: Table, time: str, names: Sequence[str]) -> str | None:
     """Return the first column that names the series of a row: each has each time at most once."""
     times = list(table.columns[time])
     for name in names:
+        if name.strip().lower() in TIME_NAMES.split():
+            continue  # such as the hour beside a date
         cells = table.columns[name]
         values = [cell for cell in cells if isinstance(cell, str | int)]
         if len(values) < len(times) or not 2 <= len(set(values)) <= len(values) / 2:

@@ -28,7 +28,14 @@ from dxn.data.columns.sentences import Sentences
 from dxn.data.rows import VALUES, as_column
 from dxn.data.series.steps import check_unused
 from dxn.data.series.windows import Windows
-from dxn.data.tables.read import Layout, Rearranging, Table, as_list, one_value_each
+from dxn.data.tables.read import (
+    Layout,
+    Rearranging,
+    Table,
+    as_list,
+    differing_values,
+    one_value_each,
+)
 from dxn.tokenize.series.values import from_list, number_of
 
 # Columns of the time steps of one series per row: those of each channel, or of the only channel.
@@ -177,11 +184,7 @@ class Long(Layout):
             if differing is None:
                 columns[name] = cells
             elif name in use.required:
-                first, other = differing
-                raise UserError(
-                    f"{table.origin(other)}: column {name!r} must have one value per series, got "
-                    f"{values[first]!r} and {values[other]!r}; correct the table"
-                )
+                raise differing_values(table, name, differing, "series")
             else:
                 varying.append(name)
         if varying:
@@ -317,7 +320,9 @@ def _matching_columns(
 def _in_order(names: Sequence[str]) -> list[str]:
     numbers = [tuple(map(int, re.findall(r"\d+", name))) for name in names]
     texts = {re.sub(r"\d+", "#", name) for name in names}
-    if len(texts) > 1:
+    # 400.25 and 400.5 are numbers with a fraction if they are in the order of these.
+    decimals = [tuple(map(float, re.findall(r"\d+(?:\.\d+)?", name))) for name in names]
+    if len(texts) > 1 or decimals == sorted(decimals):
         return list(names)
     return [name for _, name in sorted(zip(numbers, names, strict=True))]
 

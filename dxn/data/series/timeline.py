@@ -11,7 +11,7 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.columns.choose import Readers, name_inputs, to_rows
 from dxn.data.columns.infer import infer_columns
-from dxn.data.columns.steps import find_series_id
+from dxn.data.columns.steps import TIME_NAMES, find_series_id
 from dxn.data.formats import SPLITS
 from dxn.data.rows import VALUES, Source
 from dxn.data.series.clock import Clock, find_clock, find_season, parse_times
@@ -22,8 +22,6 @@ from dxn.data.splits.split import UNDIVIDED, check_fractions
 from dxn.data.tables.read import Table, as_list, concatenate, read_table
 from dxn.tokenize.cells.cell_values import read_numbers
 
-# Names of time columns whose cells can be numbers, such as years, in lower case.
-TIME_NAMES = "time date datetime timestamp ds year month week day t hour step jahr datum zeit"
 MOST_TIMES = 0.9  # share of the cells of a time column that are times
 # Defaults without a season, and the default context in seasons.
 USUAL_HORIZON = 10
@@ -310,15 +308,17 @@ def _find_clock(table: Table, windows: Windows, notes: list[str]) -> Clock | Non
     groups = group_rows(table, windows.series_id, "data.")
     ordered = [sorted({times[row] for row in rows}) for rows in groups.values()]
     clock = find_clock(written, ordered)
-    if windows.series_id is None and len(ordered[0]) < len(table) / 2:
-        used = {windows.time, *windows.target}
+    if sum(map(len, ordered)) < len(table) / 2:
+        used = {windows.time, *windows.target, *windows.ids}
         found = find_series_id(table, windows.time, [n for n in table.columns if n not in used])
         hint = "data.series_id to the column that tells them apart"
-        if found is not None:
+        if found is not None and windows.series_id is None:
             hint = f"data.series_id={found}, which tells them apart"
+        of_series = "" if windows.series_id is None else f" and {windows.series_id!r}"
         raise UserError(
-            f"data.time: most rows have the same value of {windows.time!r} as another row; if the "
-            f"table has several series, set {hint}"
+            f"data.time: most rows have the same value of {windows.time!r}{of_series} as another "
+            f"row; if the table has several series, set {hint}; if other columns have the rest of "
+            "the time, such as the month, write the whole time into one column"
         )
     notes.append(f"time: {windows.time}, one row per {clock}")
     return clock

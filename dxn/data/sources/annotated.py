@@ -30,6 +30,7 @@ from dxn.data.sources.picture_files import (
     pair,
     pictures_in,
     split_of_folders,
+    split_of_name,
     splits_of_lists,
     splits_of_yaml,
     with_size,
@@ -37,6 +38,7 @@ from dxn.data.sources.picture_files import (
 from dxn.data.splits.split import UNDIVIDED, complete_splits
 from dxn.tasks.infer import value_of_color
 
+HIDDEN = (".", "__MACOSX")  # macOS adds the latter to zip archives
 MASK_ONLY_FOLDERS = ("mask", "segmentation")
 DATA_YAML = ("data", "dataset")  # usual names of the YAML file of YOLO
 MAX_FRACTION = 1.5  # of a corner of a polygon, which can lie a little outside of the picture
@@ -79,7 +81,8 @@ def annotated(
         raise UserError(
             f"{root}: contains pictures, which no adapter in use reads; set adapters=[image]"
         )
-    annotations = annotations_of(root)
+    inner = _without_outer(root)
+    annotations = annotations_of(inner)
     if annotations is None:
         raise UserError(
             f"{root}: has no boxes in the format of COCO, Pascal VOC or YOLO, and no folders "
@@ -87,11 +90,11 @@ def annotated(
         )
     form, files = annotations
     notes = [] if form == "masks" else [f"boxes in the format of {form}"]
-    pictures = list(READERS[form](root, files, notes))
+    pictures = list(READERS[form](inner, files, notes))
     if not pictures:
         raise UserError(f"{root}: there are annotations, but none of their pictures was found")
     if form != "COCO":  # whose files of annotations are those of the splits
-        pictures = _with_listed_splits(root, pictures, notes)
+        pictures = _with_listed_splits(inner, pictures, notes)
     rows: dict[str, Rows] = {}
     for split in dict.fromkeys(picture.split for picture in pictures):
         of_split = [picture for picture in pictures if picture.split == split]
@@ -123,6 +126,19 @@ def annotated(
         name=root.resolve().name,
         files=["image"],
     )
+
+
+def _without_outer(folder: Path) -> Path:
+    """Return the folder in a folder that contains nothing else, as extracted archives often do.
+
+    The names of classes and of splits are in files of the inner one.
+    """
+    while True:
+        entries = [path for path in folder.iterdir() if not path.name.startswith(HIDDEN)]
+        is_only = len(entries) == 1 and entries[0].is_dir()
+        if not is_only or split_of_name(entries[0].name) is not None:
+            return folder
+        folder = entries[0]
 
 
 def _with_listed_splits(root: Path, pictures: Sequence[Picture], notes: list[str]) -> list[Picture]:

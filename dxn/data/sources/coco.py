@@ -165,7 +165,14 @@ def _coco_objects(content: Mapping[str, Any], file: Path) -> dict[str, list[dict
     Raises:
         UserError: If an annotation has a category that the file does not list.
     """
-    categories = {_id_of(item["id"]): item for item in content["categories"]}
+    categories: dict[str, Mapping[str, Any]] = {}
+    for item in content["categories"]:
+        other = categories.setdefault(_id_of(item["id"]), item)
+        if other["name"] != item["name"]:
+            raise UserError(
+                f"{file}: the categories {other['name']} and {item['name']} have the same id, "
+                f"{item['id']}; give each one its own"
+            )
     objects: dict[str, list[dict[str, Any]]] = {}
     unknown: list[Mapping[str, Any]] = []
     for item in content.get("annotations", ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -72,7 +73,14 @@ def table_of(value: Any) -> Table:
         raise UserError(f"data: two columns are called {repeated[0]!r}; rename one of them")
     # By position: the names of columns can be numbers.
     columns = {name: as_column(_cells(frame.iloc[:, i])) for i, name in enumerate(names)}
-    return Table(columns, Origins([Path(FRAME)], np.arange(1, len(frame) + 1)))
+    notes: list[str] = []
+    # Other indices usually number or name the rows, which says nothing about new ones.
+    if any(_is_instance(frame.index, "pandas", kind) for kind in ("DatetimeIndex", "PeriodIndex")):
+        notes.append(
+            "not used: the times in the index of the data frame; frame.reset_index() makes them a "
+            "column"
+        )
+    return Table(columns, Origins([Path(FRAME)], np.arange(1, len(frame) + 1)), notes)
 
 
 def tables_of(value: Any) -> dict[str, Table]:
@@ -92,6 +100,11 @@ def tables_of(value: Any) -> dict[str, Table]:
         if split is None:
             raise UserError(
                 f"data: {name!r} is not the name of a split; use train, validation and test"
+            )
+        if split in tables:
+            raise UserError(
+                f"data: two parts are the {split} split, the second one is {name!r}; concatenate "
+                "them, or remove one of them"
             )
         tables[split] = table_of(part)
     if "train" not in tables:
@@ -123,6 +136,9 @@ def write_tables(tables: Mapping[str, Table], folder: Path) -> tuple[dict[str, P
             absolute = _absolute(values)
             has_paths |= absolute is not None
             cells = [_storable(value) for value in absolute or values]
+            # Arrow would store days only, if the first cell is one.
+            if {datetime.date, datetime.datetime} <= set(map(type, cells)):
+                cells = [_as_moment(cell) for cell in cells]
             try:
                 arrays[name] = pyarrow.array(cells)
             except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -185,6 +201,12 @@ def _storable(value: Any) -> Any:
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], np.ndarray):
         return _sound(*value)
     return _encoded(value) if _is_instance(value, "PIL.Image", "Image") else value
+
+
+def _as_moment(value: Any) -> Any:
+    """Return the start of a day, or another value as it is."""
+    is_day = type(value) is datetime.date
+    return datetime.datetime.combine(value, datetime.time.min) if is_day else value
 
 
 def _picture(pixels: np.ndarray) -> bytes:

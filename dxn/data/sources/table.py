@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dxn.core.display import list_names
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
 from dxn.data.columns.chats import Chats, find_chats
@@ -40,6 +41,7 @@ from dxn.data.splits.split import (
 from dxn.data.tables.read import Layout, Table, as_list, column_name, concatenate, read_table
 from dxn.data.tables.squad import are_parts, check_texts, question_ids, with_positions
 
+MAX_LISTED = 5  # tables in a note
 JOINED = " + "  # separator of the column names in `Source.target`
 
 
@@ -173,6 +175,13 @@ def table(
     tables: dict[str, Table] = {}
     for name, files in paths.items():
         tables[name] = _read(files, sep=sep, encoding=encoding, sheet=sheet)
+    if isinstance(path, str) and Path(path).is_dir():
+        others = {*tables_in(Path(path))}.difference(*paths.values())
+        if others and others != {*tables_in(Path(path))}:
+            first = next(iter(tables))
+            listed = list_names(sorted(file.name for file in others), MAX_LISTED)
+            notes = [*tables[first].notes, f"not used: tables of no split: {listed}"]
+            tables[first] = replace(tables[first], notes=notes)
     layout = None
     if wide is not None or long.id is not None:
         from dxn.data.series.layouts import chosen_layout  # few tables have series
@@ -415,18 +424,26 @@ def _rearranged(
         options = replace(options, columns=_beside_chats(layout.column, options.columns, readers))
     if isinstance(layout, ObjectRows):
         options = replace(options, target=OBJECTS)
+    excluded = [str(name) for name in as_list(options.exclude)]
     required = {
-        *options.named(options.target, options.exclude, options.split, options.group),
+        *options.named(options.target, options.split, options.group),
         *(options.holdout or ()),
     }
     result: dict[str, Table] = {}
     for name, table in tables.items():
+        for column in excluded:
+            table.column(column, "data.exclude")
+        # Otherwise, a single sentence or file in two splits would make all splits random.
+        split = usual_split_column(table, [*required, *excluded])
+        required |= set() if split is None else {split}
         # The notes of the first table are enough: the tables have the same columns.
         result[name] = layout.apply(table, required=required, notes=None if result else notes)
     common = set.intersection(*(set(table.columns) for table in result.values()))
     for name, table in result.items():
         columns = {column: cells for column, cells in table.columns.items() if column in common}
         result[name] = replace(table, columns=columns)
+    # A column that has several values per series is left out already.
+    options = replace(options, exclude=[name for name in excluded if name in common])
     if isinstance(layout, Chats):
         before = {layout.column}.union(*(table.columns for table in tables.values()))
         files = [name for name in next(iter(result.values())).columns if name not in before]
@@ -551,6 +568,12 @@ def _tables_by_split(folder: Path, key: str) -> dict[str, list[Path]]:
             by_split.setdefault(name, []).append(file)
             prefixes.add(prefix)
     if "train" in by_split and len(prefixes) == 1:
+        for name, files in by_split.items():
+            if len(files) > 1:
+                raise UserError(
+                    f"{folder}: {' and '.join(file.name for file in files)} are tables of the "
+                    f"{name} split; keep one of them, or set data.train and data.test to the tables"
+                )
         return {name: by_split[name] for name in SPLITS if name in by_split}
     if len(tables) == 1:
         return {UNDIVIDED: tables}

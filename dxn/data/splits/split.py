@@ -257,7 +257,7 @@ def usual_split_column(
             names = list(map(_split_name, table.columns[by_name[name]]))
             if "train" in names and None not in names:
                 return by_name[name]
-            if notes is not None and "train" in names and len(set(names)) > 2:
+            if notes is not None and "train" in names:
                 notes.append(
                     f"splits: not from column {by_name[name]}, which names no split in "
                     f"{count(names.count(None), 'row')}, such as {table.origin(names.index(None))}"

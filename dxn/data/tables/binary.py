@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import warnings
 import zipfile
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.rows import CHUNK_ROWS, Column, as_column, blank_to_none, join_columns
 from dxn.data.tables.csv import check_names, named_columns
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     import pyarrow.parquet
 
 MAX_NAMES = 10  # columns in a message
+SHEETS = "xl/worksheets/"
+# A formula without a number. An empty text, which has the type "str", is a result.
+WITHOUT_RESULT = re.compile(rb"<c(?:(?! t=)[^>])*><f(?:/>|[^>]*>[^<]*</f>)(?:<v ?/>|<v></v>)?</c>")
 MAX_TITLES = 20  # rows above the header of a sheet
 # Bytes. A dictionary of Arrow holds at most 2 GB.
 MAX_DICTIONARY = 1_000_000_000
@@ -41,7 +46,7 @@ def read_parquet(path: Path) -> tuple[dict[str, Column], np.ndarray]:
     import pyarrow
 
     parts: dict[str, list[Column]] = {}
-    count = 0
+    num_rows = 0
     num_bytes = 0
     try:
         with _open_parquet(path) as file:
@@ -49,7 +54,7 @@ def read_parquet(path: Path) -> tuple[dict[str, Column], np.ndarray]:
             parts = {name: [] for name in file.schema_arrow.names}
             # In batches: a small file can repeat a long text many times.
             for batch in file.iter_batches(CHUNK_ROWS):
-                count += batch.num_rows
+                num_rows += batch.num_rows
                 num_bytes += sum(map(_num_bytes, batch.columns))
                 check_expansion(path, num_bytes)
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -62,7 +67,7 @@ def read_parquet(path: Path) -> tuple[dict[str, Column], np.ndarray]:
     columns = {
         name: join_columns(batches) if batches else Column([]) for name, batches in parts.items()
     }
-    return columns, np.arange(1, count + 1)
+    return columns, np.arange(1, num_rows + 1)
 
 
 def _open_parquet(path: Path) -> pyarrow.parquet.ParquetFile:
@@ -96,6 +101,8 @@ def _num_bytes(array: pyarrow.Array) -> int:
     if isinstance(array, pyarrow.DictionaryArray):
         lengths = pyarrow.compute.call_function("binary_length", [array.dictionary])
         return pyarrow.compute.call_function("sum", [lengths.take(array.indices)]).as_py() or 0
+    if isinstance(array, pyarrow.MapArray):
+        return _num_bytes(array.keys) + _num_bytes(array.items)
     if isinstance(array, pyarrow.StructArray):
         return sum(map(_num_bytes, array.flatten()))
     if isinstance(array, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.FixedSizeListArray):
@@ -139,6 +146,7 @@ def read_excel(
     """
     _check_archive(path)
     names, rows = _read_sheet(path, sheet, key)
+    _note_formulas(path, notes)
     try:
         table = _table_of(path, rows, notes)
         if not table[1] and len(names) > 1:
@@ -211,6 +219,18 @@ def _num_titles(rows: Sequence[tuple]) -> int:
         if not _is_empty(row[1:]):
             return 0
     return 0
+
+
+def _note_formulas(path: Path, notes: list[str]) -> None:
+    """Say how many formulas have no result, because a program wrote them that does not compute."""
+    with zipfile.ZipFile(path) as archive:
+        sheets = [name for name in archive.namelist() if name.startswith(SHEETS)]
+        number = sum(len(WITHOUT_RESULT.findall(archive.read(name))) for name in sheets)
+    if number:
+        notes.append(
+            f"{path.name}: {count(number, 'formula')} without a result, which are read as empty "
+            "cells; open the file in a spreadsheet program and save it"
+        )
 
 
 def _check_archive(path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dxn.core.errors import UserError
@@ -48,30 +49,35 @@ def read_csv(
         if len(sep) != 1:
             raise UserError(f"{key}: must be one character, got {sep!r}")
         return _parse(path, text, sep, key)
-    detected = _detect(path, text, default, key)
-    if detected != default:
-        name = NAMES.get(detected, repr(detected))
-        notes.append(f"separator of {path.name}: {name}, detected from its header ({key} sets it)")
+    fitting = _detect(path, text, default, key)
+    detected = fitting[0]
+    if detected != default or len(fitting) > 1:
+        name, *others = (NAMES.get(sep, repr(sep)) for sep in fitting)
+        more = f"; {' and '.join(others)} would fit too" if others else ""
+        notes.append(
+            f"separator of {path.name}: {name}, detected from its header ({key} sets it){more}"
+        )
     return _parse(path, text, detected, key)
 
 
-def _detect(path: Path, text: str, default: str, key: str) -> str:
-    """Return the separator of a CSV file."""
+def _detect(path: Path, text: str, default: str, key: str) -> list[str]:
+    """Return the separators that fit a CSV file, the most likely one first."""
     first_line = text[: text.find("\n")] if "\n" in text else text
     others = [sep for sep in SEPARATORS if sep != default and sep in first_line]
     if default not in first_line:
         # The header of a table with a single column contains no separator.
-        return max(others, key=first_line.count, default=default)
+        return [max(others, key=first_line.count, default=default)]
     if not others:
-        return default
+        return [default]
+    # A name such as "price, EUR" contains the usual separator. The rows rarely fit it, but numbers
+    # such as 1,5 in each of them do.
+    widths: dict[str, int] = {}
     for sep in [default, *others]:
-        try:
-            _parse(path, text, sep, key)
-        except UserError:
-            # A name such as "price, EUR" contains the usual separator, but the rows do not fit it.
-            continue
-        return sep
-    return default  # the error of the usual separator is the most helpful one
+        with suppress(UserError):
+            widths[sep] = len(_parse(path, text, sep, key)[0])
+    # Without any, the error of the usual separator is the most helpful one.
+    # With equally many columns, the one with a blank behind it is a comma of a text.
+    return sorted(widths, key=lambda sep: (-widths[sep], f"{sep} " in first_line)) or [default]
 
 
 def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, Column], list[int]]:
@@ -205,10 +211,13 @@ def check_names(path: Path, header: list[str]) -> None:
 
 WORDS, TAGS = "words", "tags"  # names of the columns
 DOCUMENT = "-DOCSTART-"  # word of a line between documents
+WITHOUT_NUMBER = re.compile(r"\d+[-.]\d+")  # such as 3-4 and 8.1 in the format CoNLL-U
 
 
 def read_conll(path: Path, text: str, notes: list[str]) -> tuple[dict[str, list], list[int]]:
     """Parse the text of a CoNLL file. The first column has the words, and the last one the tags.
+
+    If the first column numbers the words, the second one has the words.
 
     Args:
         path: The file, for messages.
@@ -246,13 +255,27 @@ def read_conll(path: Path, text: str, notes: list[str]) -> tuple[dict[str, list]
             first.append(number)
             is_new = False
         sentences[-1].append(row)
-    columns: dict[str, list] = {WORDS: [[row[0] for row in rows] for rows in sentences]}
+    word, tag = 0, width - 1
+    if width > 2 and sentences and all(map(_are_numbered, sentences)):
+        word = 1
+        # In the format CoNLL-U, the last column is empty, and the fourth one has parts of speech.
+        is_empty = all(row[tag] == "_" for rows in sentences for row in rows)
+        tag = 3 if is_empty and width > 4 else tag
+        # Others than whole numbers are those of words that are written together or left out.
+        sentences = [[row for row in rows if row[0].isdigit()] for rows in sentences]
+    columns: dict[str, list] = {WORDS: [[row[word] for row in rows] for rows in sentences]}
     about_tags = ""
     if width > 1:
-        columns[TAGS] = [[row[-1] for row in rows] for rows in sentences]
-        about_tags = f", the tags from column {width} of {width}"
+        columns[TAGS] = [[row[tag] for row in rows] for rows in sentences]
+        about_tags = f", the tags from column {tag + 1} of {width}"
     notes.append(
         f"{path.name}: {len(sentences):,} sentences between blank lines; the words are from column "
-        f"1{about_tags}"
+        f"{word + 1}{about_tags}"
     )
     return columns, first
+
+
+def _are_numbered(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first column has the numbers of the words of a sentence, from 1."""
+    numbers = [row[0] for row in rows if not WITHOUT_NUMBER.fullmatch(row[0])]
+    return numbers == [str(i) for i in range(1, len(numbers) + 1)]

@@ -271,6 +271,16 @@ def one_value_each(
     return values, differing
 
 
+def differing_values(table: Table, column: str, rows: tuple[int, int], what: str) -> UserError:
+    """Return the error about two rows of a group, such as a series, that differ in a column."""
+    first, other = rows
+    cells = table.columns[column]
+    return UserError(
+        f"{table.origin(other)}: column {column!r} must have one value per {what}, got "
+        f"{cells[first]!r} and {cells[other]!r}; correct the table, or remove the column"
+    )
+
+
 def as_list(value: Any) -> list:
     """Convert an option to a list: None to an empty list, a single value to a list of one."""
     if value is None:
