@@ -586,7 +586,7 @@ def test_a_folder_without_a_training_table_lists_its_tables(tmp_path, table, nam
 @pytest.mark.parametrize("has_files", [False, True])
 def test_fractions_that_have_no_effect_are_refused(tmp_path, table, has_files):
     path = tmp_path / "a.csv"
-    path.write_text("x,split,label\n" + "1,train,a\n2,train,b\n3,test,a\n4,test,b\n" * 3)
+    path.write_text("x,split,label\n" + "a b,train,a\nb c,train,b\nc d,test,a\nd e,test,b\n" * 3)
     data = {"train": str(path), "test": str(path)} if has_files else {"path": str(path)}
     reason = "the data has tables of the splits" if has_files else "column split divides the rows"
     with pytest.raises(UserError, match=rf"^data.fractions: has no effect, because {reason}, got"):
