@@ -26,12 +26,15 @@ Recipe = dict[str, Any]
 
 
 def text_recipe(tokenizer: TextTokenizer) -> Recipe:
-    """Return the options of `programs/text.py`."""
+    """Return the options of `programs/text.py`, which cannot read conversations."""
+    can_prepare = tokenizer.reader.template is None
     return {
-        "prepare": "text",
+        **({"prepare": "text"} if can_prepare else {}),
         "special_tokens": tokenizer.options.special_tokens,
         "max_len": tokenizer.max_len if tokenizer.is_cut else None,
         "max_chars": tokenizer.reader.max_chars,
+        "pad_to": tokenizer.pad_to,
+        "pad_id": tokenizer.pad_id,
         "tokenizer": json.loads(tokenizer.vocabulary.to_str()),
     }
 

@@ -69,6 +69,19 @@ def test_texts_have_the_same_ids(kind, max_len):
     agree(*both(adapter, TEXTS))
 
 
+def test_texts_are_padded_as_in_the_training():
+    options = TokenizerOptions(kind="word", pad_to=9, pad_token="[UNK]")
+    ours, theirs = both(TextAdapter(8, tokenizer=options, max_len=9).fit(TEXTS), TEXTS)
+    agree(ours, theirs)
+    assert theirs["mask"].sum() == 9 * len(TEXTS)
+
+
+def test_conversations_can_only_be_prepared_with_dxn():
+    adapter = TextAdapter(8)
+    adapter.tokenizer.reader.learn([[{"role": "user", "content": "tea"}]])
+    assert "prepare" not in INPUTS["text"](adapter.tokenizer)
+
+
 @pytest.mark.parametrize("kind", ["word", "bpe"])
 @pytest.mark.parametrize("max_len", [3, 50])
 def test_lists_of_words_have_the_same_ids(kind, max_len):
@@ -276,7 +289,10 @@ def test_files_that_dxn_refuses_are_refused(tmp_path):
     samples[7] = np.nan
     soundfile.write(sounds / "nan.wav", samples, 8000, subtype="FLOAT")
     short = SpectrogramOptions(max_seconds=3.0)
-    _refuse_both(AudioAdapter(8, sample_rate=8000, spectrogram=short), sorted(sounds.iterdir()))
+    transposed = np.zeros((999, 2), np.float32)
+    arrays = [(transposed, 8000), (np.arange(999), 8000), (np.zeros((1, 1, 9)), 8000)]
+    paths = sorted(sounds.iterdir())
+    _refuse_both(AudioAdapter(8, sample_rate=8000, spectrogram=short), [*paths, *arrays])
 
 
 def _refuse_both(adapter, paths):

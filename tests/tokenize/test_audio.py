@@ -831,3 +831,9 @@ def test_silent_and_very_loud_clips_are_described(tmp_path):
 def test_a_wma_file_is_named():
     with pytest.raises(BadMedia, match="a WMA file; convert it to WAV or FLAC"):
         AudioAdapter(8).tokenizer.reader.read(ASF + bytes(100))
+
+
+@pytest.mark.parametrize("pair", [(np.zeros(9), "8000"), (np.zeros(9), 8000, 1), (np.zeros(9),)])
+def test_a_pair_is_an_array_and_its_sample_rate(pair):
+    with pytest.raises(BadMedia, match="an array and its sample rate"):
+        AudioAdapter(8).tokenizer.reader.read(pair)

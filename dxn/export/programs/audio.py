@@ -30,6 +30,9 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray:
     """
     if isinstance(value, tuple):
         samples, rate = np.asarray(value[0]), int(value[1])
+        is_sound = samples.dtype.kind == "f" or samples.dtype == np.int16
+        if not is_sound or samples.ndim not in (1, 2) or len(samples) > samples.shape[-1] > 0:
+            raise ValueError("an array must be float or int16, (T,) or (channels, T)")
         scale = 32768 if samples.dtype == np.int16 else 1
         samples = (samples / scale).astype(np.float32)
         mono = samples.mean(0) if samples.ndim == 2 else samples

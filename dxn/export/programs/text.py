@@ -62,9 +62,11 @@ def prepare(raws: Sequence[Raw], options: Mapping[str, Any]) -> dict[str, np.nda
         columns = list(range(len(ids)))
         if max_len is not None and len(ids) > max_len:
             columns = columns[: max_len - tail] + columns[len(ids) - tail :]
-        rows.append([ids[i] for i in columns])
+        # The model reads this padding, as in its training.
+        num_pads = max(options["pad_to"] - len(columns), 0)
+        rows.append([ids[i] for i in columns] + [options["pad_id"]] * num_pads)
         words = [-1 if word is None else word for word in encoding.word_ids]
-        owners.append([words[i] for i in columns])
+        owners.append([words[i] for i in columns] + [-1] * num_pads)
     mask = np.arange(max(map(len, rows))) < np.array([[len(row)] for row in rows])
     result = {"ids": _padded(rows, mask, 0), "mask": mask}
     if "words" in options:

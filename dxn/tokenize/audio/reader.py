@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,8 +204,10 @@ def _has_container(source: Any) -> bool:
     return is_container(head(source, 32))
 
 
-def _from_array(array: Any, rate: float) -> tuple[Tensor, int]:
+def _from_array(array: Any, rate: Any = None, *others: Any) -> tuple[Tensor, int]:
     """Convert an array to float32 samples, (T,) or (channels, T), and its sample rate in hertz."""
+    if others or not isinstance(rate, Real):
+        raise BadMedia("a pair must be an array and its sample rate in hertz, such as (x, 16000)")
     samples = torch.as_tensor(array)
     is_int16 = samples.dtype == torch.int16
     if samples.ndim not in (1, 2) or not (samples.is_floating_point() or is_int16):
