@@ -294,6 +294,14 @@ def test_without_a_calendar_the_autocorrelation_tells_the_season():
     assert find_season(wave[:20], Clock("month", 1))[0] == 1  # less than three years
 
 
+@pytest.mark.parametrize(("count", "context", "windows"), [(60, 12, 13), (48, 12, 10)])
+def test_a_short_series_has_several_training_windows(tmp_path, count, context, windows):
+    rows = [{"month": f"{2000 + i // 12}-{i % 12 + 1:02}", "y": i % 12} for i in range(count)]
+    source = source_of(tmp_path, rows, target="y")
+    assert f"context: {context}" in note_with(source, "season: 12 steps")
+    assert f"windows: train {windows}," in note_with(source, "splits: by time")
+
+
 def test_running_scales_are_the_scales_of_each_history():
     values = torch.randn(23, 2, generator=torch.Generator().manual_seed(0))
     values[5, 0] = math.nan
@@ -527,9 +535,9 @@ def test_a_new_table_is_read_in_the_number_format_of_the_training(tmp_path):
     source = timeline(path, readers={"series": SeriesReader()}, target="sales")
     layout = layout_of(source.layout)
     # On their own, these cells would be read as 1.5 and so on.
-    table = read_table(Path(write_table(tmp_path / "new.csv", rows(["1.500"] * 9 + ["2.500"]))))
+    table = read_table(Path(write_table(tmp_path / "new.csv", rows(["1.500"] * 4 + ["2.500"]))))
     values = layout.apply(table, with_target=False).columns["values"][0]
-    assert values[:, 0].tolist() == [1500.0] * 9 + [2500.0]
+    assert values[:, 0].tolist() == [1500.0] * 4 + [2500.0]
     points = write_table(tmp_path / "wrong.csv", rows([f"{i}.25" for i in range(9)]))
     message = "must contain numbers with the decimal separator ',', as in the training, got '0.25'"
     with pytest.raises(UserError, match=message):

@@ -74,7 +74,8 @@ def timeline(
         horizon: Number of future steps to predict. Default: one season, or 10 steps, but at most a
             fifth of the longest series.
         context: Number of past steps that the model reads. Default: three seasons, or three times
-            the horizon if that is longer, but at most half of the training part.
+            the horizon if that is longer, but at most half of the training part, and less if few
+            windows would be left.
         season: Season length in steps. Default: from the step between the rows, such as 12 for
             months, otherwise from the autocorrelation of the values.
         stride: Number of steps between the starts of training windows.
@@ -348,8 +349,13 @@ def _choose_sizes(
         horizon = max(1, min(horizon, len(longest) // 5))
     usual = max(CONTEXT_SEASONS * season, CONTEXT_HORIZONS * horizon)
     if context is None:
-        # A short series needs several windows more than a long history.
-        context = max(1, min(usual, round(train * len(longest)) // 2))
+        # A short series needs several windows more than a long history: one per step of the horizon
+        # in the training part, or those that are left beside a season.
+        bounds = split_bounds(len(longest), replace(windows, horizon=horizon), fractions) or {}
+        end = max((end for begin, end in bounds.values() if not begin), default=0)
+        room = end - horizon
+        most = max(room - horizon, min(season, 3 * room // 4))
+        context = max(1, min(usual, round(train * len(longest)) // 2, most))
     notes.append(
         f"season: {count(season, 'step')} ({reason}); horizon: {horizon}, context: {context}"
     )
