@@ -208,6 +208,7 @@ def _from_array(array: Any, rate: Any = None, *others: Any) -> tuple[Tensor, int
     """Convert an array to float32 samples, (T,) or (channels, T), and its sample rate in hertz."""
     if others or not isinstance(rate, Real):
         raise BadMedia("a pair must be an array and its sample rate in hertz, such as (x, 16000)")
+    hertz = float(rate)
     samples = torch.as_tensor(array)
     is_int16 = samples.dtype == torch.int16
     if samples.ndim not in (1, 2) or not (samples.is_floating_point() or is_int16):
@@ -221,11 +222,11 @@ def _from_array(array: Any, rate: Any = None, *others: Any) -> tuple[Tensor, int
             f"an audio array of two axes must be (channels, T), got {channels:,} channels of "
             f"{length:,} samples; transpose it"
         )
-    check_rate(rate)
+    check_rate(hertz)
     # This does not copy an array that is float32 already.
     samples = samples.to(torch.float32)
     # 32768 scales int16 to -1 to 1.
-    return samples / 32768 if is_int16 else samples, int(rate)
+    return samples / 32768 if is_int16 else samples, int(hertz)
 
 
 def _decode(source: Any, max_seconds: float) -> tuple[Tensor, int]:
