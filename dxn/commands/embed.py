@@ -36,7 +36,7 @@ class Embed(FromWeights, ManyRows, Compute):
         from dxn.core.display import next_step, print_line
         from dxn.data.dataset import Samples
         from dxn.runs.index import check_only
-        from dxn.runs.predictor.option import has_many_samples, read_sample
+        from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.output import (
             VECTOR_SUFFIXES,
             check_suffix,
@@ -51,7 +51,7 @@ class Embed(FromWeights, ManyRows, Compute):
         if self.engine == "ray":
             return self.on_ray(embedded_rows, batch_size=self.batch_size, **self.computing())
         output = check_suffix(self.output, VECTOR_SUFFIXES)
-        is_single = not has_many_samples(self.input)
+        is_single = not self.has_many_rows()
         if output is None and not is_single:
             raise UserError(
                 "output: must be set for several samples, to a file that ends in "

@@ -127,7 +127,7 @@ class Search(FromRun, TableInput, Compute):
         from dxn.core.display import count, next_step, print_line, records_table
         from dxn.data.dataset import Samples
         from dxn.runs.index import check_only, model_of, read_index, search
-        from dxn.runs.predictor.option import has_many_samples, read_sample
+        from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.output import check_suffix, write_records
         from dxn.runs.saved.loading import load_predictor
 
@@ -140,7 +140,7 @@ class Search(FromRun, TableInput, Compute):
             **self.computing(),
             trust=self.settings.folder_trust,
         )
-        is_single = not has_many_samples(self.input)
+        is_single = not self.has_many_rows()
         only = check_only(self.only, predictor)
         if is_single:
             sample = read_sample(self.input, predictor.model_inputs.readers)

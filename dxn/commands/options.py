@@ -42,6 +42,8 @@ DEVICE_KEYS = ("device", "trainer.device")
 MAX_SHOWN = 100  # characters of a path in a message
 MAX_SEED = 2**63 - 1  # of torch.manual_seed
 
+# Options that have an effect only on tables.
+OF_TABLES = ("columns", "sep", "encoding", "sheet", "on_bad", "keep")
 # Options that have no effect on the answers of a command.
 FREE = ("engine", "ray", "output", "device", "trust")
 
@@ -398,6 +400,20 @@ class TableInput(Command):
     sheet: str | None = None
     on_bad: Literal["error", "skip", "missing"] = "error"
     confine: bool = True
+
+    def has_many_rows(self) -> bool:
+        """Whether the option `input` names many rows. Otherwise it is one sample.
+
+        Raises:
+            UserError: If it is one sample, and the user set an option of tables.
+        """
+        from dxn.runs.predictor.option import has_many_samples
+
+        if has_many_samples(self.settings.values["input"]):
+            return True
+        if chosen := self._chosen(OF_TABLES):
+            raise UserError(f"{chosen[0]}: has no effect on one sample; leave it out")
+        return False
 
     def table_options(self) -> dict[str, Any]:
         """Return the options as arguments of `dxn.runs.predictor.inputs.ModelInputs.option`."""

@@ -67,7 +67,7 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
         """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
         from dxn.core.display import count, is_main_process, next_step, print_line
         from dxn.data.formats import ARRAYS
-        from dxn.runs.predictor.option import has_many_samples, read_sample
+        from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.table import predicted_rows, record_line
 
         if self.engine == "ray" and self.data:
@@ -112,7 +112,7 @@ class Predict(FromWeights, ManyRows, ZeroShotLabels, Compute):
                 from dxn.data.sources.coco import coco_ids
 
                 rows = partial(coco_rows, ids=coco_ids(Path(self.input)))
-        if not has_many_samples(self.input):
+        if not self.has_many_rows():
             sample = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
             samples = predictor.samples([sample])
             self._predict_one(predictor, samples, output)
@@ -288,7 +288,7 @@ class Generate(FromWeights, TableInput, Compute):
             read_rows,
             write_texts,
         )
-        from dxn.runs.predictor.option import has_many_samples, read_sample
+        from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.output import check_suffix
 
         predictor = None
@@ -308,7 +308,7 @@ class Generate(FromWeights, TableInput, Compute):
         prompts = read_prompts(self.prompt, self.prompts)
         predictor = predictor or self.load(**self.computing())
         inputs, rows = None, []
-        if self.input is not None and has_many_samples(self.input):
+        if self.input is not None and self.has_many_rows():
             without = predictor.task.target.last
             inputs, rows = read_rows(predictor, self.input, without, **self.table_options())
         elif self.input is not None:

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dxn.commands import command
 from dxn.config.values import refuse_without_effect
+from dxn.core.errors import UserError
 
 PATH = "adapters.text.tokenizer.path"
 
@@ -117,3 +118,11 @@ def test_options_with_an_effect_are_accepted():
     words = ["create=image", "guidance=2", "weights=folder", "weights.part=text", "split=test"]
     assert command("evaluate").compose(words).without_effect() == []
     assert command("generate").compose(["temperature=0.5", "top_k=3"]).without_effect() == []
+
+
+@pytest.mark.parametrize("option", ["keep=[a]", "sep=x", "columns.text=b", "on_bad=skip"])
+def test_options_of_tables_are_refused_for_one_sample(option):
+    predict = command("predict").compose(["run=r", "input.text=a", option])
+    name = option.partition("=")[0]
+    with pytest.raises(UserError, match=rf"^{name}: has no effect on one sample; leave it out$"):
+        predict.has_many_rows()
