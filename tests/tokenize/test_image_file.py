@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.image.reader import DRAFT_MARGIN, image_size, resize
+from dxn.tokenize.image.reader import DRAFT_MARGIN, ImageReader, image_size, resize
 
 LARGE = (1500, 1100)  # width and height; above MIN_DRAFT_PIXELS
 MODES = ("within", "stretch", "crop", "cover", "pad")
@@ -304,3 +304,23 @@ def test_a_url_is_not_downloaded_and_named_as_such(prefix):
         BadMedia, match=r"^is a URL: download the file, and write its path instead$"
     ):
         read_image(f"{prefix}https:/example.com/a.jpg")
+
+
+def test_a_png_can_have_its_orientation_behind_its_pixels():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(Image.new("RGB", (11, 7)), "PNG", exif=exif)
+    start = data.index(b"eXIf") - 4
+    stop = start + 12 + int.from_bytes(data[start : start + 4], "big")
+    end = data.index(b"IEND") - 4
+    moved = data[:start] + data[stop:end] + data[start:stop] + data[end:]
+    for content in (data, moved):
+        assert image_size(content) == tuple(ImageReader().read(content).shape[1:]) == (11, 7)
+
+
+def test_pictures_of_12_bits_in_files_of_16_bits_are_counted():
+    reader = ImageReader()
+    ramp = np.linspace(0, 4095, 77).reshape(7, 11).astype(np.uint16)
+    cells = [encoded(Image.fromarray(pixels), "PNG") for pixels in (ramp, 16 * ramp)]
+    text = reader.describe([reader.read(cell) for cell in cells], cells)
+    assert "; 1 of 16 bits are nearly black, with no pixel above 16 of 255: scale their" in text

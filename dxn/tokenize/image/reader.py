@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import IO, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -44,6 +44,11 @@ WARNINGS_LOCK = threading.Lock()  # see _no_warnings
 # A decoded image of 50 million pixels needs up to 200 MB, and its conversion as much again.
 LARGE_PIXELS = 8_000_000
 LARGE_LOCK = threading.Lock()
+# Keywords of texts of a PNG in which Pillow finds an orientation.
+TURNING = (b"Raw profile type exif", b"XML:com.adobe.xmp")
+MAX_KEYWORD = 32
+# Brightest pixel, of 255, of a picture of 16 bits that uses only 12 of them, or 8.
+DARK = 16
 STRIP_PIXELS = 2_000_000  # pixels that are converted at once
 # A JPEG with more pixels than this is decoded at 1/2, 1/4 or 1/8 of its size if it is reduced
 # anyway, which takes a fraction of the time and memory. Smaller photos are decoded quickly, so
@@ -160,12 +165,14 @@ class ImageReader(Reader):
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the smallest, median and largest size of the cells as width×height."""
         sizes: list[tuple[int, int]] = []
-        num_long = 0
-        for cell in cells:
+        num_long = num_dark = 0
+        for i, cell in enumerate(cells):
             with suppress(BadMedia):  # the data set reports invalid files itself
                 height, width = image_size(cell)
                 sizes.append((width, height))
                 num_long += num_pages(cell) > 1
+                # Only these pictures are read, which takes long.
+                num_dark += i < len(raws) and has_16_bits(cell) and int(raws[i].max()) <= DARK
         if not sizes:
             return ""
         sizes.sort(key=math.prod)
@@ -173,7 +180,11 @@ class ImageReader(Reader):
         low, middle, high = (f"{width}×{height}" for width, height in shown)
         count = len(set(sizes))
         pages = f"; only the first page of {num_long:,} files with several pages is read"
-        end = pages if num_long else ""
+        dark = (
+            f"; {num_dark:,} of 16 bits are nearly black, with no pixel above {DARK} of 255: scale "
+            "their pixels to 0 to 65,535"
+        )
+        end = pages * (num_long > 0) + dark * (num_dark > 0)
         if count == 1:
             return f"all {low}{end}"
         return f"{low} to {high}, median {middle}, {count:,} sizes{end}"
@@ -189,11 +200,26 @@ def image_size(source: Any) -> tuple[int, int]:
         height, width = _as_tensor(source).shape[1:]
         return height, width
     with _open_image(source) as image:
-        # The EXIF data of a PNG can be at its end. Pillow would decode the image to reach it.
-        if image.format == "PNG" and "exif" not in image.info:
+        # Pillow decodes a PNG to reach an orientation after its pixels.
+        if image.format == "PNG" and not _can_be_turned(cast("ImageFile", image).fp):
             return image.height, image.width
         exchanged, _ = _orientation(image)
         return (image.width, image.height) if exchanged else (image.height, image.width)
+
+
+def _can_be_turned(file: IO[bytes] | None) -> bool:
+    """Whether a PNG has a chunk with EXIF or XMP data, judged without decoding it."""
+    if file is None:  # an image of the caller that is decoded
+        return True
+    file.seek(8)  # behind the signature
+    while len(header := file.read(8)) == 8:
+        size, kind = int.from_bytes(header[:4], "big"), header[4:]
+        is_text = kind in (b"tEXt", b"zTXt", b"iTXt")
+        start = file.read(min(size, MAX_KEYWORD)) if is_text else b""
+        if kind == b"eXIf" or start.startswith(TURNING):
+            return True
+        file.seek(size - len(start) + 4, 1)  # 4 bytes of a checksum
+    return False
 
 
 def is_gray(source: Any) -> bool:
@@ -206,6 +232,18 @@ def is_gray(source: Any) -> bool:
         return len(_as_tensor(source)) == 1
     with _open_image(source) as image:
         return image.mode in GRAY_MODES
+
+
+def has_16_bits(source: Any) -> bool:
+    """Whether a source of `ImageReader.read` has pixels of 16 or more bits without colors.
+
+    Raises:
+        BadMedia: If the source cannot be read.
+    """
+    if isinstance(source, np.ndarray | Tensor):
+        return False
+    with _open_image(source) as image:
+        return image.mode.startswith("I")
 
 
 def num_pages(source: Any) -> int:
