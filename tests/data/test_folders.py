@@ -98,6 +98,13 @@ def test_a_nested_file_belongs_to_the_class_of_its_top_folder(tmp_path):
     }
 
 
+def test_folders_that_several_classes_have_are_noted(tmp_path):
+    years = {f"{2020 + i % 2}/{name}": data for i, (name, data) in enumerate(PETS.items())}
+    source = folder(unpacked(tmp_path, years))
+    assert set(classes(source).values()) == {"2020", "2021"}
+    assert "such as 2020, and not those in them, such as cat and dog" in source.notes[0]
+
+
 def test_train_and_test_folders_are_the_splits_and_validation_is_drawn(tmp_path):
     files = {f"Training/{name}": data for name, data in PETS.items()}
     files |= {"test/cat/x.png": b"x", "test/dog/y.png": b"y"}

@@ -82,7 +82,13 @@ def test_good_data_has_no_warning():
         ),
         (
             changed("train", target=["good", "Good "] * 30),
-            "the classes 'good' and 'Good ' differ only in spaces or in upper and lower case",
+            "the classes 'good' and 'Good ' differ only in spaces, in upper and lower case, "
+            "or in the decimals of a whole number",
+        ),
+        (
+            changed("train", target=["1", "1.0"] * 30),
+            "the classes '1' and '1.0' differ only in spaces, in upper and lower case, "
+            "or in the decimals of a whole number",
         ),
     ],
 )

@@ -676,3 +676,10 @@ def test_a_sentence_or_a_file_in_two_splits_is_refused_until_the_column_is_exclu
     with pytest.raises(UserError, match="row 21: column 'split' must have one value per"):
         table(path, **options)
     assert any("split (" in n for n in table(path, exclude="split", **options).notes)
+
+
+def test_a_column_of_splits_can_be_a_part_of_an_object(tmp_path, table):
+    rows = [{**row, "json.split": ("train", "test")[i % 2]} for i, row in enumerate(ROWS)]
+    source = table(write_table(tmp_path / "my.csv", rows))
+    assert "splits: from column json.split" in source.notes
+    assert list(source.inputs) == ["review"]

@@ -44,13 +44,13 @@ def explain_steps(table: Table, times: Sequence[str], target: str, names: Sequen
     """
     for time in times:
         cells = list(table.columns[time])
-        days = _days(cells)
         series_id = None
         if len(set(cells)) < len(cells):
             series_id = find_series_id(table, time, [name for name in names if name != time])
-        if len(cells) < MIN_STEPS or days is None:
-            continue
-        if series_id is None and len(set(days)) < len(days):
+            if series_id is None:
+                continue
+        days = _days(cells) if len(cells) >= MIN_STEPS else None
+        if days is None or (series_id is None and len(set(days)) < len(days)):
             continue
         groups: dict[Any, list[float]] = {}
         for i, day in enumerate(days):

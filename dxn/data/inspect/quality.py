@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import statistics
 from collections import Counter
@@ -32,6 +33,7 @@ MIN_MEASURED = 10  # rows of a class, below which one row changes its recall by 
 LOG_CHANCE = math.log(1e-6)  # of gaps that say nothing, below which they are noticed
 MAX_RARE = 3  # rare classes in a sentence
 MAX_LISTED = 5  # class names that show which names the model knows
+WHOLE = re.compile(r"^(-?\d+)\.0+$")
 MAX_TEXT = 40  # characters of a value in a sentence
 
 
@@ -283,11 +285,13 @@ def _target_problems(splits: Mapping[str, Opened]) -> Iterator[Issue]:
     classes = counts.get("train", Counter())
     spellings: dict[str, str] = {}
     for name in classes:
-        other = spellings.setdefault(" ".join(name.split()).casefold(), name)
+        spelling = " ".join(name.split()).casefold()
+        # 1 and 1.0, which pandas writes if another cell of the column is empty.
+        other = spellings.setdefault(WHOLE.sub(r"\1", spelling), name)
         if other != name:
             yield Issue(
-                f"the classes {_short(other)} and {_short(name)} differ only in spaces or in upper "
-                "and lower case"
+                f"the classes {_short(other)} and {_short(name)} differ only in spaces, in upper "
+                "and lower case, or in the decimals of a whole number"
             )
             break  # one example is enough
     for name, number in classes.items():

@@ -104,6 +104,7 @@ def folder(
     if empty := _classes_without_files(by_split):
         listed = list_names([path.name for path in empty], MAX_LISTED)
         notes.append(f"not used: {count(len(empty), 'folder')} without a file to read: {listed}")
+    notes += _note_inner(by_split)
     for name, members_of in by_split.items():
         labels = [label for _, label in members_of]
         cells: dict[str, list[str | None]] = {TARGET: labels}
@@ -226,6 +227,25 @@ def _classes_without_files(
         }
     beside = {path for parent in {f.parent for f in folders} for path in parent.iterdir()}
     return sorted(p for p in beside - folders if p.is_dir() and not p.name.startswith(HIDDEN))
+
+
+def _note_inner(by_split: Mapping[str, Sequence[tuple[Member, str | None]]]) -> list[str]:
+    """Return a note about folders in those of the classes that could be classes themselves."""
+    classes: dict[str, set[str]] = {}  # by the name of an inner folder
+    for split, members in by_split.items():
+        for member, label in members:
+            inner = member.parts[1 if split == UNDIVIDED else 2 : -1]
+            if label is not None and inner:
+                classes.setdefault(inner[0], set()).add(label)
+    shared = sorted(name for name, labels in classes.items() if len(labels) > 1)
+    # Such as images in the folder of each class.
+    if len(shared) < 2:
+        return []
+    label = min(classes[shared[0]])
+    return [
+        f"classes: the first folders, such as {label}, and not those in them, such as "
+        f"{' and '.join(shared[:2])}, which several of them have"
+    ]
 
 
 def _split_folders(members: Sequence[Member]) -> set[str]:

@@ -33,7 +33,7 @@ from dxn.data.sources.shards import (
 )
 from dxn.data.sources.table import TableOptions, from_tables
 from dxn.data.sources.tar_rows import KEY, with_columns
-from dxn.data.splits.split import SPLIT_COLUMNS, UNDIVIDED, usual_split_column
+from dxn.data.splits.split import UNDIVIDED, is_split_column, usual_split_column
 from dxn.data.tables.read import Table, as_list
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # such as {000..099}
@@ -181,7 +181,7 @@ def _require_training_rows(sample: Table, chosen: Collection[str], name: str) ->
     """
     for column in set(sample.columns) - set(chosen):
         names = {str(cell).strip().lower() for cell in sample.columns[column]}
-        if column.strip().lower() in SPLIT_COLUMNS and names <= set(SPLIT_NAMES):
+        if is_split_column(column) and names <= set(SPLIT_NAMES):
             raise UserError(
                 f"data.sample_shards: no row of the sample of {name} is a training row, because "
                 f"column {column} has only {', '.join(sorted(names))}; set a larger number"

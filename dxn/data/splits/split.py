@@ -251,7 +251,7 @@ def usual_split_column(
             to this list.
     """
     columns = [column for column in reversed(list(table.columns)) if column not in used]
-    by_name = {column.strip().lower(): column for column in columns}
+    by_name = {_last_part(column): column for column in columns}
     for name in SPLIT_COLUMNS:
         if name in by_name:
             names = list(map(_split_name, table.columns[by_name[name]]))
@@ -263,6 +263,16 @@ def usual_split_column(
                     f"{count(names.count(None), 'row')}, such as {table.origin(names.index(None))}"
                 )
     return None
+
+
+def is_split_column(column: str) -> bool:
+    """Return whether a column has a usual name of one with the split of each row."""
+    return _last_part(column) in SPLIT_COLUMNS
+
+
+def _last_part(column: str) -> str:
+    """Return the name of a column without that of the object that contains it, in lower case."""
+    return column.rpartition(".")[2].strip().lower()
 
 
 def is_categorical(values: Sequence[Any]) -> bool:
