@@ -189,13 +189,14 @@ def _mix(stack: Stacked, task: Task, samples: Samples, *, batch_size: int) -> tu
         torch.cat([part.cpu() for part in column]) for column in zip(*parts, strict=True)
     )
     blocks = task.metric.blocks(samples.opened.targets or ())
+    independent = len(target) if blocks is None else len(set(blocks.ids))
     return fit_mix(
         outputs,
         baseline_outputs,
         lambda output: task.loss(output, {"target": target}).mean,
         are_classes=not isinstance(task.space, Number | Quantiles),
         are_forecasts=isinstance(task.space, Quantiles),
-        are_few=blocks is not None and len(set(blocks.ids)) < MIN_BLOCKS,
+        are_few=independent < MIN_BLOCKS,
     )
 
 
