@@ -92,6 +92,7 @@ def test_upper_and_lower_case_do_not_matter_unless_the_column_has_both():
     assert ids(fitted(), "RED") == ids(fitted(), "red")
     both = fitted(["a", "A"] * 5)
     assert ids(both, "a") != ids(both, "A")
+    assert ids(fitted(["RED", "red"] * 5), "Red") == ids(fitted(), "new")
     assert ids(fitted(["True", "False"] * 5), True) == ids(fitted(["True", "False"] * 5), "True")
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tasks import Regress
+from dxn.tokenize.cells import cell_values
 from dxn.tokenize.cells.cell_values import NumberFormat, find_format, read_numbers, units_of
 from dxn.tokenize.cells.number import NumberReader
 
@@ -164,3 +165,16 @@ def test_whole_numbers_with_several_letters_are_names_and_no_amounts():
     # One letter is a unit, a power of ten has a note, and a single typing error is named.
     for cells in (["12m", "3m"], ["12k", "3m"], ["12a"], ["12m", "3x."]):
         assert read_numbers([*plain, *cells]) is not None
+
+
+@pytest.mark.parametrize(
+    ("cells", "form"),
+    [
+        (["1.234"] * 77 + ["3,5"] + ["1.234"] * 7, NumberFormat(",")),  # one cell shows it
+        (["1.234", "3,5"] * 50, NumberFormat(",")),
+        (["980", "1.2k"] * 50, NumberFormat(".", "k/M/B")),
+    ],
+)
+def test_the_format_of_a_long_column_is_not_that_of_each_nth_cell(monkeypatch, cells, form):
+    monkeypatch.setattr(cell_values, "MAX_FOR_FORMAT", 10)
+    assert find_format(cells) == form

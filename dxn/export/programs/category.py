@@ -26,7 +26,8 @@ def prepare(raws: Sequence[Sequence[str]], options: Mapping[str, Any]) -> dict[s
     folded: dict[str, int] = {}
     unknown: int = options["unknown_id"]
     for value, i in ids.items():
-        folded.setdefault(value.casefold(), i)
+        key = value.casefold()
+        folded[key] = unknown if key in folded else i
     rows = [[ids.get(v, folded.get(v.casefold(), unknown)) for v in raw] for raw in raws]
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]

@@ -113,10 +113,11 @@ class CategoryTokenizer(Tokenizer):
         """Use these values, whose ids start at NUM_SPECIAL."""
         self.choices = tuple(values)
         self.ids = {value: i for i, value in enumerate(self.choices, start=NUM_SPECIAL)}
-        # "Red" is found as "red", unless the column contains both.
+        # "Red" is found as "red", unless the column contains another spelling, too, such as "RED".
         self.folded: dict[str, int] = {}
         for value, i in self.ids.items():
-            self.folded.setdefault(value.casefold(), i)
+            key = value.casefold()
+            self.folded[key] = UNKNOWN if key in self.folded else i
 
     def id_of(self, value: str) -> int:
         """Return the id of a value, which is UNKNOWN for a rare or a new one."""

@@ -106,6 +106,7 @@ MIN_NUMBERS = 0.5
 # Numbers of cells that show whether a column is numeric, and how its numbers are written.
 SAMPLE = 200
 MAX_FOR_FORMAT = 10_000
+GOLDEN = 0.618034  # its multiples modulo 1 have no period
 CURRENCY = r"[$€£¥₹₽₩₺₴₫฿₦]|[A-Z]{1,3}\$|(?:USD|EUR|GBP|JPY|CHF|CAD|AUD|CNY|INR|SEK|NOK|DKK|PLN|BRL"
 CURRENCY += r"|KRW|MXN|ZAR|TRY|CZK|HUF|RUB|kr|Rs\.?)(?=\s|\d)"
 CURRENCY_SIGN = re.compile(r"[$€£¥₹₽₩₺₴₫฿₦]|[a-z]{3}")
@@ -354,11 +355,16 @@ def explain_units(form: NumberFormat, values: Sequence[Any]) -> str:
 
 def _matches(values: Sequence[Any]) -> list[re.Match[str]]:
     """Return the matches of the texts of a column that are numbers."""
-    texts = [value for value in sample(values, MAX_FOR_FORMAT) if isinstance(value, str)]
+    texts = [value for value in values if isinstance(value, str)]
     joined = "\n".join(texts)
     # Without the time of a match for each cell, for most columns.
     if PLAIN_COLUMN.fullmatch(joined) and ("." not in joined or DECIMAL_POINT.search(joined)):
         return []
+    few = sample(texts, MAX_FOR_FORMAT)
+    matches = [match for text in few if (match := _match(text)) is not None]
+    if len(few) == len(texts) or any(_decimal_of(match["digits"]) for match in matches):
+        return matches
+    # A single cell can show the decimal mark.
     return [match for text in texts if (match := _match(text)) is not None]
 
 
@@ -377,8 +383,11 @@ def units_of(values: Sequence[Any]) -> list[str]:
 
 
 def sample(values: Sequence[Any], count: int = SAMPLE) -> Sequence[Any]:
-    """Return evenly spaced cells of a column, about `count` or all of them."""
-    return values[:: max(1, len(values) // count)]
+    """Return cells from everywhere in a column, about `count` or all of them."""
+    if len(values) < 2 * count:
+        return values
+    # Not each n-th cell: a table can repeat its rows for several places or times.
+    return [values[int((i + GOLDEN * i % 1) * len(values) / count)] for i in range(count)]
 
 
 def unit_of(match: re.Match[str]) -> str:
