@@ -376,16 +376,17 @@ class Source:
 
         Returns:
             The target cells of the rows that have a target; and for the same rows the cells of the
-            first input that contains lists of words, None if there is no such input; and the
-            origins.
+            first input that contains lists of words, otherwise of the first one with texts, None if
+            there is no such input; and the origins.
         """
         cells = self.column(TARGET)
         chosen = [i for i, cell in enumerate(cells) if cell is not None]
         targets = [cells[i] for i in chosen]
         every = list(chain.from_iterable(rows.origin for rows in self.sample))
         origins = [every[i] for i in chosen]
-        for name in self.inputs:
-            values = self.column(name)
-            if any(isinstance(value, list) for value in values):
-                return targets, [values[i] for i in chosen], origins
+        for kind in (list, str):
+            for name in self.inputs:
+                values = self.column(name)
+                if any(isinstance(value, kind) for value in values):
+                    return targets, [values[i] for i in chosen], origins
         return targets, None, origins

@@ -6,13 +6,14 @@ import ast
 import functools
 import re
 import statistics
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dxn.core.display import significant
 from dxn.core.errors import UserError
-from dxn.core.untrusted import parsed_cell
+from dxn.core.untrusted import parsed_cell, shortened
 from dxn.tasks.names import class_name
 from dxn.tokenize.text.scripts import UNSPACED
 
@@ -33,6 +34,7 @@ WORDS_AND_MARKS = re.compile(rf"{UNSPACED}|(?:(?!{UNSPACED})[^\s{MARKS}])+|\S")
 START_KEYS = ("start", "start_offset", "start_char", "begin")
 END_KEYS = ("end", "end_offset", "end_char", "stop")
 LABEL_KEYS = ("label", "labels", "type", "entity", "tag")
+TEXT_KEY = "text"
 
 
 @dataclass(frozen=True)
@@ -180,11 +182,13 @@ class Span:
         start: Position of the first character.
         end: Position of the last character plus 1.
         label: Type of the entity.
+        text: Its text, "" if it is not written.
     """
 
     start: int
     end: int
     label: str
+    text: str = ""
 
 
 def read_spans(cell: Any) -> list[Span] | None:
@@ -233,7 +237,7 @@ def are_spans(cells: Sequence[Any]) -> bool:
 
 
 def tags_of(
-    spans: Sequence[Span], words: Sequence[tuple[int, int]], length: int, origin: str
+    spans: Sequence[Span], words: Sequence[tuple[int, int]], text: str, origin: str
 ) -> tuple[list[str], list[Span]]:
     """Return the tag of each word in the scheme IOB2.
 
@@ -241,23 +245,30 @@ def tags_of(
         spans: The entities. Of entities that overlap, the one that begins first is used, and of
             those that begin together, the longest.
         words: Start and end of each word.
-        length: Number of characters of the text.
+        text: The text.
         origin: Origin of the row, for messages.
 
     Returns:
         The tags, and the entities that are not used, or that begin or end within a word.
 
     Raises:
-        UserError: If an entity contains no word.
+        UserError: If an entity contains no word, or another text than the written one.
     """
     tags = [OUTSIDE] * len(words)
     inexact: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         touched = [i for i, (a, b) in enumerate(words) if a < span.end and b > span.start]
-        if not touched or span.start < 0 or span.end > length:
+        if not touched or span.start < 0 or span.end > len(text):
             raise UserError(
                 f"{origin}: the entity {span.label!r} from character {span.start} to {span.end} "
-                f"is not in the text of {length} characters; correct its positions"
+                f"is not in the text of {len(text)} characters; correct its positions"
+            )
+        found = text[span.start : span.end]
+        if span.text and _plain(span.text) != _plain(found):
+            raise UserError(
+                f"{origin}: the entity {shortened(span.text)} is not at its positions {span.start} "
+                f"to {span.end}, where the text has {shortened(found)}; correct them, and count "
+                "characters, not bytes"
             )
         bounds = words[touched[0]][0], words[touched[-1]][1]
         is_used = all(tags[i] == OUTSIDE for i in touched)
@@ -268,7 +279,13 @@ def tags_of(
     return tags, inexact
 
 
+def _plain(text: str) -> str:
+    """Return a text without differences that are no other text."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
 def _span(item: Any) -> Span | None:
+    text = item.get(TEXT_KEY) if isinstance(item, Mapping) else ""
     if isinstance(item, Mapping):
         item = [
             next((item[k] for k in keys if k in item), None)
@@ -280,4 +297,6 @@ def _span(item: Any) -> Span | None:
     if isinstance(label, list) and len(label) == 1:
         label = label[0]
     are_positions = type(start) is int and type(end) is int
-    return Span(start, end, class_name(label)) if are_positions and isinstance(label, str) else None
+    if not are_positions or not isinstance(label, str):
+        return None
+    return Span(start, end, class_name(label), text if isinstance(text, str) else "")

@@ -99,8 +99,8 @@ class Auto(HeadOptions):
 
         Args:
             values: Cells of the target column in the training split; None where missing.
-            words: Cells of an input that contains lists of words, one per row of `values`. None if
-                there is no such input.
+            words: Cells of an input that contains lists of words or texts, one per row of `values`.
+                None if there is no such input.
             hint: Name of the task, if the data source specifies one. It has priority.
             has_text: Whether an input is a text.
 
@@ -145,7 +145,7 @@ def infer(
 
     Args:
         profile: Profile of the target column.
-        rows: Words and target of each row, if an input contains lists of words.
+        rows: Words and target of each row, if an input contains lists of words, or texts.
         has_text: Whether an input is a text, in which positions are those of characters.
 
     Raises:
@@ -175,8 +175,10 @@ def infer(
             return "detect", ""
         # The lengths of empty lists are equal by chance, so empty rows are not evidence.
         pairs = [(words, tags) for words, tags in rows if words and tags]
-        num_equal = sum(map(_have_equal_length, pairs))
-        if pairs and num_equal >= MOST * len(pairs):
+        are_lists = any(list_of(words) is not None for words, _ in pairs)
+        # A few texts can have as many words as labels by chance.
+        enough = len(pairs) >= (1 if are_lists else MIN_TEXTS)
+        if enough and sum(map(_have_equal_length, pairs)) >= MOST * len(pairs):
             return "tag", ""
         if are_label_lists(cells):
             return "multilabel", ""
@@ -228,9 +230,11 @@ def _can_be_list(cell: Any) -> bool:
 
 
 def _have_equal_length(pair: tuple[Any, Any]) -> bool:
-    """Whether the words and the tags of a row are lists of the same length."""
-    words, tags = pair
-    return isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags)
+    """Whether a row has as many words, in a list or a text, as tags in a list."""
+    words, tags = map(list_of, pair)
+    if words is None and isinstance(pair[0], str):
+        words = pair[0].split()
+    return words is not None and tags is not None and len(words) == len(tags)
 
 
 def _is_mask(cell: Any) -> bool:

@@ -111,7 +111,7 @@ class LabelSets(Names):
             )
         if any(isinstance(cell, str) and self.separator in cell for cell in cells):
             return notes
-        joined = explain_joined(cells)
+        joined = explain_joined([cell for cell in cells if list_of(cell) is None])
         return [*notes, f"target: {joined}"] if joined else notes
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> list[str]:

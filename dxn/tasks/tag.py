@@ -37,6 +37,7 @@ from dxn.tasks.names import Names, NamesState, class_name, explain_case
 from dxn.tasks.space import Batch, Categorical, LossSum
 from dxn.tasks.target import IGNORED
 from dxn.tasks.task import Task
+from dxn.tokenize.cells.joined import list_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class TagsState(NamesState):
     """The content of labels.json."""
 
     punctuation: bool = False
+    lists: bool = False
 
 
 class Tags(Names):
@@ -68,6 +70,7 @@ class Tags(Names):
     Attributes:
         punctuation: Whether a punctuation mark in a text is a word. Entities end in front of it if
             they are positions in a text.
+        lists: Whether the texts of the input are lists of words, such as "['a', 'b']".
         input: Name of the input whose words are tagged. There is only one, because the tags of a
             row do not specify which of several texts they belong to.
     """
@@ -82,6 +85,7 @@ class Tags(Names):
         super().__init__(balance=balance)
         self.tag_names = [str(name) for name in names]
         self.punctuation = False
+        self.lists = False
         self.input = ""
         # Entities that do not fit the words, by row.
         self.inexact: dict[str, list[Span]] = {}
@@ -104,8 +108,7 @@ class Tags(Names):
                 "the target contains the positions of entities: the text is split into words and "
                 "punctuation marks, and each of them has a tag such as B-x, I-x or O"
             ]
-        lists = [cell for cell in cells if isinstance(cell, list | tuple)]
-        tags = [str(tag) for tags in lists for tag in tags]
+        tags = [str(tag) for cell in cells for tag in list_of(cell) or ()]
         if self.tag_names or not are_integers(tags):
             return explain_case(tags)
         return [
@@ -113,6 +116,21 @@ class Tags(Names):
             "one word; if they have names, set them in order, for example head=tag "
             "head.names=[O,B-person,I-person]"
         ]
+
+    def see_inputs(self, raws: Mapping[str, Sequence[Any]]) -> None:
+        """Find out whether most texts are lists of words, as pandas writes them to a CSV file."""
+        if self.labels:  # the model knows it
+            return
+        for column in raws.values():
+            texts = [raw for raw in column if isinstance(raw, str)]
+            if texts:
+                self.lists = 2 * sum(list_of(text) is not None for text in texts) > len(texts)
+                return
+
+    def words_of(self, raw: Any) -> Any:
+        """Return the words of a text, which can be a list."""
+        items = list_of(raw) if self.lists and isinstance(raw, str) else None
+        return super().words_of(raw) if items is None else [str(item) for item in items]
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> list[str]:
         """Return the tags of a row: those in the cell, or those of the entities in the cell.
@@ -126,9 +144,10 @@ class Tags(Names):
             spans = spans or None  # an empty list has no tags
         tags: list[str] = []
         if spans is None:
-            if not isinstance(cell, list | tuple):
+            items = list_of(cell)
+            if items is None:
                 raise UserError(f"{origin}: the target must be a list, got {cell!r}")
-            tags = [self._named(class_name(tag), origin) for tag in cell]
+            tags = [self._named(tag, origin) for tag in items]
         # Rows are read before `bind` sets the input. Until then, use the first input whose raw
         # value is a string or a list.
         candidates = [name for name, raw in raws.items() if isinstance(raw, str | list)]
@@ -136,14 +155,14 @@ class Tags(Names):
         text = raws.get(name)
         if text is None:
             return tags  # `Samples` leaves out rows without their required input
-        words, positions = split_words(text, punctuation=self.punctuation)
+        words, positions = split_words(self.unpacked(text), punctuation=self.punctuation)
         if spans and not positions:
             raise UserError(
                 f"{origin}: {name} must be a text, because the target contains positions in it, "
                 "got a list of words"
             )
         if spans or (self.punctuation and positions and not tags):
-            tags, self.inexact[origin] = tags_of(spans or (), positions, len(text), origin)
+            tags, self.inexact[origin] = tags_of(spans or (), positions, text, origin)
         if len(words) != len(tags):
             raise UserError(
                 f"{origin}: there must be one tag per word, got {len(tags)} tags for "
@@ -151,8 +170,18 @@ class Tags(Names):
             )
         return tags
 
-    def _named(self, tag: str, origin: str) -> str:
-        names = self.tag_names
+    def unpacked(self, raw: Any) -> Any:
+        """Return the words of a text that is a list. Other values stay as they are."""
+        return self.words_of(raw) if self.lists else raw
+
+    def _named(self, value: Any, origin: str) -> str:
+        names, tag = self.tag_names, class_name(value)
+        # A missing tag, and the number of words without a loss in other libraries.
+        if value is None or tag == str(IGNORED):
+            raise UserError(
+                f"{origin}: each word must have a tag, got {value}; words that are in no entity "
+                "usually have the tag O"
+            )
         if tag.isdecimal() and int(tag) < len(names):
             return names[int(tag)]
         if names and tag not in names:
@@ -353,7 +382,7 @@ class Tag(Task[Tags]):
 
         The keys of an entity are those of `describe_entities`.
         """
-        source = (inputs or {}).get(self.target.input)
+        source = self.target.unpacked((inputs or {}).get(self.target.input))
         if source is None:
             return {"prediction": prediction.tags}
         punctuation = self.target.punctuation

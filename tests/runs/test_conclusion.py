@@ -52,6 +52,13 @@ def test_debug_overfit_of_numbers_prints_their_error(tmp_path, capsys):
     assert re.search(r"loader\.overfit=64: rmse \d+\.\d+ for the 48 samples", output)
 
 
+def test_debug_overfit_counts_the_samples_whose_tags_are_learned(tmp_path, capsys):
+    rows = "\n".join(f"text {i} b,\"['N', 'V', 'N']\"" for i in range(60))
+    output = output_of(capsys, tmp_path, "debug=fast", content=f"text,label\n{rows}")
+    assert "target: label (tag)" in output
+    assert re.search(r"loader\.overfit=64: \d+ of 48 learned", output)
+
+
 def test_without_a_validation_split_the_last_epoch_is_kept(tmp_path, capsys):
     output = output_of(capsys, tmp_path, "data.fractions=[0.8,0,0.2]", "trainer.epochs=3")
     assert "3 epochs; no validation split: the last epoch is kept" in output

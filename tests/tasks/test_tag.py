@@ -1,6 +1,7 @@
 """A tag per word: encoding, loss, decoding and entities, compared by hand."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,6 +94,42 @@ def test_every_word_needs_one_tag(raws, message, is_bound):
         return
     with pytest.raises(UserError, match=message):
         task.target.read(["O", "O"], "t.csv:3", raws)
+
+
+def test_words_and_tags_can_be_lists_in_texts():
+    target = Tag().target
+    raws = {"text": ["['a', 'b c']", '["d"]', "e"]}
+    target.find_format(["['N', 'V']"], [])
+    target.see_inputs(raws)
+    assert target.words_of(raws["text"][0]) == ["a", "b c"]
+    assert target.words_of("e f") == ["e", "f"]
+    assert target.read("['N', 'V']", "", {"text": raws["text"][0]}) == ["N", "V"]
+    target.labels, target.input = ("N", "V"), "text"
+    answer = Tag.answer(SimpleNamespace(target=target), Tagged(["N"], [1.0]), {"text": '["d"]'})
+    assert answer["words"] == ["d"]
+    # The column of the training decides, not a text that looks like a list.
+    target.see_inputs({"text": ["[a]"]})
+    assert target.lists and Tag().target.words_of("['a', 'b']") == ["['a',", "'b']"]
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "found"),
+    [("Ada lives", 4, "lives"), ("\N{GRINNING FACE} Ada lives", 3, "da l")],  # units of UTF-16
+)
+def test_an_entity_whose_text_is_elsewhere_is_refused(text, start, found):
+    target = Tag().target
+    span = {"start": start, "end": start + len(found), "label": "x", "text": "Ada"}
+    right = {"start": text.find("Ada"), "end": text.find("Ada") + 3, "label": "x", "text": "Ada "}
+    target.find_format([[span]], [])
+    assert "B-x" in target.read([right], "row 1", {"text": text})
+    with pytest.raises(UserError, match=f"row 1: the entity 'Ada' is not at .*has '{found}'"):
+        target.read([span], "row 1", {"text": text})
+
+
+@pytest.mark.parametrize("tag", [None, -100])
+def test_a_word_without_a_tag_is_refused(tag):
+    with pytest.raises(UserError, match=f"row 1: each word must have a tag, got {tag};"):
+        Tag().target.read(["N", tag], "row 1", {"text": ["a", "b"]})
 
 
 def test_a_cell_that_is_no_list_is_refused():

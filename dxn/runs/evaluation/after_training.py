@@ -178,9 +178,13 @@ def about_overfitting(run: Training, best: Predictor, batch_size: int) -> list[s
         count = 0
         for predicted, truth in zip(predictions.predicted, truths, strict=True):
             answer = best.task.answer(predicted)["prediction"]
+            target = best.task.target
+            if target.prepared_inputs:  # the form depends on the sample, such as tags of tokens
+                count += answer == truth
+                continue
             # In the form that the model is trained on, in which the order of labels, for example,
             # makes no difference.
-            pair = [best.task.target.encode(value, {}) for value in (answer, truth)]
+            pair = [target.encode(value, {}) for value in (answer, truth)]
             count += torch.equal(*map(torch.as_tensor, pair))
         result = f"{count} of {len(truths)} learned"
     else:
