@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tasks import Regress
+from dxn.tokenize import BadMedia
 from dxn.tokenize.cells import cell_values
 from dxn.tokenize.cells.cell_values import NumberFormat, find_format, read_numbers, units_of
 from dxn.tokenize.cells.number import NumberReader
@@ -45,6 +46,8 @@ from dxn.tokenize.cells.number import NumberReader
         (["1.5 million", "2 crore"], [1.5e6, 2e7]),
         (["(12.50)", "5.20-", "-3"], [-12.5, -5.2, -3]),
         ([".5", "5."], [0.5, 5]),
+        (["45:10", "3:05", "1:02:03.5"], [2710, 185, 3723.5]),  # durations
+        (["1 day, 2:03:04", "-0 days 00:01:00"], [93784, -60]),  # of Python and pandas
         ([1, 2.5, True, np.True_], [1, 2.5, None, None]),
     ],
 )
@@ -178,3 +181,11 @@ def test_whole_numbers_with_several_letters_are_names_and_no_amounts():
 def test_the_format_of_a_long_column_is_not_that_of_each_nth_cell(monkeypatch, cells, form):
     monkeypatch.setattr(cell_values, "MAX_FOR_FORMAT", 10)
     assert find_format(cells) == form
+
+
+def test_durations_are_seconds_and_times_of_a_day_are_none():
+    reader = NumberReader()
+    assert reader.learn(["45:10", "1:20"]) == "'45:10' is read as 2,710 seconds"
+    with pytest.raises(BadMedia, match="must be a duration such as 45:10, got '12'"):
+        reader.read("12")
+    assert read_numbers(["9:30", "23:59", "0:05"]) is None

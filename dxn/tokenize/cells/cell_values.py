@@ -106,6 +106,7 @@ MIN_NUMBERS = 0.5
 # Numbers of cells that show whether a column is numeric, and how its numbers are written.
 SAMPLE = 200
 MAX_FOR_FORMAT = 10_000
+HOURS = 24  # of a day
 GOLDEN = 0.618034  # its multiples modulo 1 have no period
 CURRENCY = r"[$€£¥₹₽₩₺₴₫฿₦]|[A-Z]{1,3}\$|(?:USD|EUR|GBP|JPY|CHF|CAD|AUD|CNY|INR|SEK|NOK|DKK|PLN|BRL"
 CURRENCY += r"|KRW|MXN|ZAR|TRY|CZK|HUF|RUB|kr|Rs\.?)(?=\s|\d)"
@@ -143,6 +144,12 @@ DECIMAL_POINT = re.compile(r"\.(?!\d{3}(?!\d))")
 POWERS = {"k": 1e3, "m": 1e6, "mn": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
 # The unit of a column such as "1.2k", "3M" and "980": its letters are powers of ten.
 SCALED = "k/M/B"
+# The unit of a column of durations such as 45:10 and 1:02:30, which are read as seconds.
+DURATION = "min:s"
+TIMED = re.compile(
+    r"(?P<sign>-?)(?:(?P<days>\d{1,5}) days?,? )?(?:(?P<hours>\d{1,5}):(?=[0-5]\d:))?"
+    r"(?P<minutes>\d{1,5}):(?P<seconds>[0-5]\d(?:[.,]\d+)?)"
+)
 SURE_LETTERS = {"K", "M", "B"}  # powers of ten if they follow the digits immediately
 
 
@@ -153,7 +160,7 @@ class NumberFormat:
     Args:
         decimal: Decimal separator, a point or a comma. The other one separates thousands.
         unit: Unit or currency that some or all numbers have, such as "%". Empty: none. SCALED: the
-            letters of numbers such as 1.2k and 3M are powers of ten.
+            letters of numbers such as 1.2k and 3M are powers of ten. DURATION: cells are durations.
     """
 
     decimal: str = "."
@@ -162,6 +169,8 @@ class NumberFormat:
     def parse(self, value: Any) -> float | None:
         """Return a cell as a finite number; None if it is not a number in this format."""
         is_text = isinstance(value, str)
+        if is_text and self.unit == DURATION:
+            return _seconds_of(value)
         # The usual case first, because a regular expression is slower.
         if not is_text or self.decimal == ".":
             number = plain_number(value)
@@ -287,6 +296,8 @@ def find_format(values: Sequence[Any]) -> NumberFormat:
     A single "1,234" can be 1234 or 1.234. Another cell of the column, such as "3,5" or "1,234.50",
     shows which of them is meant. Without such a cell, the comma separates thousands.
     """
+    if _are_durations(values):
+        return NumberFormat(unit=DURATION)
     matches = _matches(values)
     units = Counter(unit for match in matches if (unit := unit_of(match)))
     unit = units.most_common(1)[0][0] if units else ""
@@ -302,6 +313,26 @@ def find_format(values: Sequence[Any]) -> NumberFormat:
     are_some = MIN_GROUPED <= num_points < len(digits)
     is_grouped = num_points and (are_some or _are_money(matches, unit))
     return NumberFormat("," if is_grouped else ".", unit)
+
+
+def _are_durations(values: Sequence[Any]) -> bool:
+    """Return whether most texts are durations, and more than a few of them are no times of day."""
+    texts = [value for value in sample(values, MAX_FOR_FORMAT) if isinstance(value, str)]
+    matches = [TIMED.fullmatch(text.strip()) for text in texts if ":" in text]
+    timed = [match for match in matches if match is not None]
+    longer = sum(bool(m["days"]) or int(m["hours"] or m["minutes"]) >= HOURS for m in timed)
+    return 2 * len(timed) > len(texts) and longer > MAX_OTHERS * len(timed)
+
+
+def _seconds_of(text: str) -> float | None:
+    """Return the seconds of a duration; None if it is none."""
+    match = TIMED.fullmatch(text.strip())
+    if match is None:
+        return None
+    hours = HOURS * int(match["days"] or 0) + int(match["hours"] or 0)
+    seconds = float(match["seconds"].replace(",", "."))
+    total = 3600 * hours + 60 * int(match["minutes"]) + seconds
+    return -total if match["sign"] else total
 
 
 def _are_money(matches: Sequence[re.Match[str]], unit: str) -> bool:
@@ -339,6 +370,9 @@ def explain_units(form: NumberFormat, values: Sequence[Any]) -> str:
         form: The format of the column, see `find_format`.
         values: Cells of the column.
     """
+    if form.unit == DURATION:
+        text = next(value for value in values if form.parse(value) is not None)
+        return f"{text!r} is read as {form.parse(text):,.10g} seconds"
     matches = _matches(values)
     units = [match[0] for match in matches if unit_of(match)]
     if form.unit == SCALED:

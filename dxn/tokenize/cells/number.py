@@ -17,6 +17,7 @@ from dxn.core.untrusted import shortened
 from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, center_and_scale
 from dxn.tokenize.cells.cell_values import (
+    DURATION,
     NumberFormat,
     explain_units,
     find_format,
@@ -68,6 +69,8 @@ class NumberReader(Reader):
         if number is None:
             mark = "a decimal comma" if self.format.decimal == "," else "a decimal point"
             unit = f" and an optional unit {self.format.unit!r}" if self.format.unit else ""
+            if self.format.unit == DURATION:
+                raise BadMedia(f"must be a duration such as 45:10, got {shortened(cell)}")
             raise BadMedia(f"must be a number with {mark}{unit}, got {shortened(cell)}")
         return number
 
