@@ -57,6 +57,7 @@ def open_rows(
     key: str = "data.on_bad",
     budget: CacheBudget | None = None,
     only_headers: bool = False,
+    required: Sequence[str] = (),
 ) -> Opened:
     """Check every cell of a split (files are decoded), and parse the targets.
 
@@ -76,6 +77,7 @@ def open_rows(
             sample needs it. Default: a new budget of the default size.
         only_headers: Whether only the header of a file that does not fit is read, instead of
             decoding it. If it is bad nevertheless, on_bad decides when a sample needs it.
+        required: Names of inputs without which a row is bad.
 
     Raises:
         UserError: If there is a bad row and on_bad is "error", or if no row is left.
@@ -89,6 +91,7 @@ def open_rows(
         need_target=need_target,
         budget=budget,
         only_headers=only_headers,
+        required=required,
     )
     where = key.rpartition(".")[0] or "input"
     if on_bad == "error":
@@ -132,6 +135,7 @@ def survey_rows(
     need_target: bool | None = None,
     budget: CacheBudget | None = None,
     only_headers: bool = False,
+    required: Sequence[str] = (),
 ) -> Opened:
     """Open rows like `open_rows`, but collect all problems in `Opened.bad` instead of raising.
 
@@ -177,9 +181,16 @@ def survey_rows(
     verb = "is" if len(raws) == 1 else "are all"
     missing = f"{', '.join(raws)} {verb} missing" if raws else "there is no input column"
     bad_rows = {issue.row for issue in bad}
-    for row in np.flatnonzero(~has_input).tolist():
-        if row not in bad_rows:
-            bad.append(Issue(f"no input: {missing}", rows.origin[row], row))
+    needed = [name for name in required if name in present]
+    is_usable = np.all([has_input, *(present[name] for name in needed)], axis=0)
+    for row in np.flatnonzero(~is_usable).tolist():
+        if row in bad_rows:  # such as a file that cannot be read
+            continue
+        reason = f"no input: {missing}"
+        if has_input[row]:
+            name = next(name for name in needed if not present[name][row])
+            reason = f"no value of the input {name}, which this model needs for each answer"
+        bad.append(Issue(reason, rows.origin[row], row))
     # After the targets are parsed, which can be positions in the text.
     if task is not None and task.target.words:
         for name, tokenizer in tokenizers.items():
@@ -189,7 +200,7 @@ def survey_rows(
     # cannot.
     is_kept = np.ones(len(rows), bool)
     for issue in bad:
-        if on_bad == "skip" or not issue.input or not has_input[issue.row]:
+        if on_bad == "skip" or not issue.input or not is_usable[issue.row]:
             is_kept[issue.row] = False
     kept = np.flatnonzero(is_kept)
     if len(kept) < len(rows):

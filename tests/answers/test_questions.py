@@ -1,5 +1,6 @@
 """Question answering from files to answers: formats, bad rows, long texts, and refusals."""
 
+import base64
 import csv
 import json
 import random
@@ -11,6 +12,7 @@ import torch
 from dxn_examples.questions import questions
 from helpers.exports import assert_answers_are_equal, example
 from helpers.runs import PLAIN, SMALL, metrics_of, refused, train
+from helpers.serving import client_of, error_of
 from PIL import Image
 
 import dxn
@@ -241,5 +243,14 @@ def test_the_question_can_be_a_picture(fusion, tmp_path, capsys):
     # Without a question, the answer is still a part of the text.
     alone = model.predict(context=text)
     assert text[alone["start"] : alone["end"]] == alone["prediction"]
-    with pytest.raises(dxn.UserError, match="no value of the input context"):
-        model.predict(photo=str(tmp_path / "0.png"))
+    for function in (model.predict, model.embed):
+        with pytest.raises(dxn.UserError, match="no value of the input context"):
+            function(photo=str(tmp_path / "0.png"))
+    path.write_text(f'photo,context\n0.png,"{text}"\n1.png,\n', encoding="utf-8")
+    capsys.readouterr()
+    assert main(["predict", f"run={run}", str(path), "on_bad=missing"]) == 0
+    assert "colors.csv row 3" not in (told := capsys.readouterr().out) and "1 row skipped" in told
+    with client_of(model) as client:
+        photo = {"base64": base64.b64encode((tmp_path / "0.png").read_bytes()).decode()}
+        body = {"inputs": [{"context": text}, {"photo": photo}]}
+        assert "sample 2: no value" in error_of(client.post("/predict", json=body), 422)

@@ -129,6 +129,7 @@ class Reading:
             task=self.inputs.task,
             on_bad=self.on_bad,
             need_target=False,
+            required=self.inputs.required,
         )
         samples = self.inputs.prepared(opened, self.only)
         order = BatchOrder(samples, self.batch_size)

@@ -61,6 +61,11 @@ class ModelInputs:
             for name, tokenizer in self.tokenizers.items()
         }
 
+    @property
+    def required(self) -> Sequence[str]:
+        """Names of the inputs without which the model has no answer."""
+        return self.task.target.required if self.task.is_supervised else ()
+
     # Rows that are opened
 
     def survey(self, rows: Rows, *, with_target: bool = False) -> Opened:
@@ -72,7 +77,13 @@ class ModelInputs:
         """
         from dxn.data.reading import survey_rows
 
-        return survey_rows(rows, self.tokenizers, task=self.task, need_target=with_target)
+        return survey_rows(
+            rows,
+            self.tokenizers,
+            task=self.task,
+            need_target=with_target,
+            required=self.required,
+        )
 
     def open(self, rows: Rows, on_bad: OnBad, *, with_target: bool = False) -> Opened:
         """Read the files of rows for prediction or evaluation, see `dxn.data.reading.open_rows`.
@@ -98,13 +109,20 @@ class ModelInputs:
             # Each file is used once, so that there is no reason to keep many of them.
             budget=CacheBudget(PREDICTED_GB),
             only_headers=True,
+            required=self.required,
         )
 
     def prepared(self, opened: Opened, only: Sequence[str] | None = None) -> Samples:
         """Return opened rows as samples. A target column in new data has no effect.
 
         The samples of a codec contain the values with which those that it decodes are compared.
+
+        Raises:
+            UserError: If the rows have no column of an input that the model needs.
         """
+        for name in self.required if only is None else ():
+            if name not in opened.raws:
+                raise UserError(f"input: no value of {name}, which this model needs; add it")
         task = self.task if self.task.has_answers and not self.task.is_supervised else None
         return Samples(opened, self.tokenizers, task=task, only=only)
 
@@ -368,6 +386,8 @@ class ModelInputs:
                 return None
             raws[name] = Column([self.task.target.words_of(raw) if reader.words else raw])
         if all(raw is None for (raw,) in raws.values()):
+            return None
+        if any(raws[name][0] is None for name in self.required):
             return None
         shown = {name: [printable(cell)] for name, (cell,) in cells.items()}
         return Opened(raws, None, ["sample 1"], cells=shown)

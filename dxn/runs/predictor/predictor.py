@@ -228,17 +228,8 @@ class Predictor:
                 `dxn.training.predict.predict`.
 
         Raises:
-            UserError: If a sample lacks an input that the task needs, or an output of the model is
-                not finite.
+            UserError: If an output of the model is not finite.
         """
-        for name in self.task.target.required if self.task.is_supervised else ():
-            present = samples.opened.present.get(name)
-            for row in samples.rows:
-                if present is None or not present[row]:
-                    raise UserError(
-                        f"{samples.opened.origin[row]}: no value of the input {name}, which this "
-                        "model needs for each answer; add it"
-                    )
         return predict(
             self.network,
             self.task,
