@@ -800,3 +800,14 @@ def test_two_categories_of_coco_with_one_id_are_refused(tmp_path):
     write_file(tmp_path / "a.json", coco_of("abc", categories=categories))
     with pytest.raises(UserError, match="categories dog and cow have the same id, 3"):
         rows_of(tmp_path)
+
+
+def test_names_in_lists_and_folders_in_data_yaml_that_are_missing_are_noted(tmp_path):
+    write_yolo(tmp_path)
+    names = (tmp_path / "data.yaml").read_text()
+    write_file(tmp_path / "data.yaml", f"{names}val: other/images\n")
+    notes = annotated(str(tmp_path), readers={"image": ImageReader()}).notes
+    assert "data.yaml: val: other/images is missing, and is not used" in notes
+    write_file(tmp_path / "train.txt", "images/a.png\nimages/b.png\nimages/gone.png\n")
+    notes = annotated(str(tmp_path), readers={"image": ImageReader()}).notes
+    assert "train.txt: 1 of 3 names in it are those of no picture, such as gone.png" in notes

@@ -208,3 +208,10 @@ def test_messages_with_times_can_have_a_column_of_the_system(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
     source = open_table(str(tmp_path / "t.parquet"), chat="auto")
     assert [message["role"] for message in cells(source)[0]] == ["system", "user", "assistant"]
+
+
+def test_a_single_cell_with_messages_as_a_text_is_found_in_a_large_table(tmp_path):
+    rows = [{"messages": CHAT} for _ in range(2500)]
+    rows[1003]["messages"] = json.dumps(CHAT)
+    source = open_table(write(tmp_path / "chats.jsonl", rows), chat="auto")
+    assert cells(source)[1003] == CHAT

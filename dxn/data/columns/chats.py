@@ -120,10 +120,7 @@ def _with_messages(table: Table, column: str, option: str, *, every: bool) -> Ta
         check = all if every else any
         if not check(LISTED.match(cell) or cell.lstrip().startswith("{") for cell in texts):
             return table
-    # Reading all messages takes long, and in few tables they are texts.
-    elif not any(
-        isinstance(cells[row], str | Mapping) for row in spaced_rows(len(cells), NUM_SHOWN)
-    ):
+    elif not _has_texts(cells):
         return table
     parsed = [_parsed(cell) for cell in cells]
     for row, cell in enumerate(parsed):
@@ -135,6 +132,21 @@ def _with_messages(table: Table, column: str, option: str, *, every: bool) -> Ta
     if every and not all(cell is None or is_conversation(cell) for cell in parsed):
         return table
     return replace(table, columns={**table.columns, column: as_column(parsed, is_json=True)})
+
+
+def _has_texts(cells: Column) -> bool:
+    """Return whether a column has a text or an object instead of a list, judged by all cells."""
+    array = cells.array()
+    if array is None:
+        return any(isinstance(cell, str | Mapping) for cell in cells)
+    if cells.decode is None:  # all cells have one type
+        first = next((cell for cell in cells if cell is not None), None)
+        return isinstance(first, str | Mapping)
+    from pyarrow import compute
+
+    # Reading the JSON of all messages takes long. That of a text or an object starts with these.
+    starts = compute.call_function("utf8_slice_codeunits", [array], compute.SliceOptions(0, 1))
+    return not {'"', "{"}.isdisjoint(starts.unique().to_pylist())
 
 
 def _parsed(cell: Any) -> Any:

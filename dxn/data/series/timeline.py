@@ -319,7 +319,8 @@ def _find_clock(table: Table, windows: Windows, notes: list[str]) -> Clock | Non
         raise UserError(
             f"data.time: most rows have the same value of {windows.time!r}{of_series} as another "
             f"row; if the table has several series, set {hint}; if other columns have the rest of "
-            "the time, such as the month, write the whole time into one column"
+            "the time, such as the month, write the whole time into one column; otherwise, write "
+            "one row per time, such as the sum of its rows"
         )
     notes.append(f"time: {windows.time}, one row per {clock}")
     return clock

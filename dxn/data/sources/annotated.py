@@ -144,10 +144,10 @@ def _without_outer(folder: Path) -> Path:
 def _with_listed_splits(root: Path, pictures: Sequence[Picture], notes: list[str]) -> list[Picture]:
     """Return the pictures with the splits that lists or data.yaml name, if there are any."""
     paths = [picture.path for picture in pictures]
-    splits, lists = splits_of_lists(root, paths)
+    splits, lists = splits_of_lists(root, paths, notes)
     if not splits:
         for file, content in _yaml_files(root):
-            splits |= splits_of_yaml(content, file, paths)
+            splits |= splits_of_yaml(content, file, paths, notes)
             lists = [file.name] if splits else []
     if lists:
         notes.append(f"splits: from {', '.join(lists)}")

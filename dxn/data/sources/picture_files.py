@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.formats import SPLIT_NAMES
 from dxn.data.sources.detect import KINDS, indices_of_kinds
@@ -161,12 +162,15 @@ def _fit(name: Name, file: Name, *, same_split: bool) -> bool:
     return name.split == file.split or (not same_split and UNDIVIDED in (name.split, file.split))
 
 
-def splits_of_lists(root: Path, pictures: Sequence[Path]) -> tuple[dict[Path, str], list[str]]:
+def splits_of_lists(
+    root: Path, pictures: Sequence[Path], notes: list[str]
+) -> tuple[dict[Path, str], list[str]]:
     """Return the splits of pictures in lists such as train.txt, and the names of these lists.
 
     Args:
         root: The folder, whose lists are directly in it or in those of Pascal VOC.
         pictures: The pictures, some of which may be missing.
+        notes: Sentences about lines without a picture are appended to this list.
     """
     splits: dict[Path, str] = {}
     used: list[str] = []
@@ -178,19 +182,22 @@ def splits_of_lists(root: Path, pictures: Sequence[Path]) -> tuple[dict[Path, st
         below = [path for path in pictures if path.is_relative_to(base)]
         for file in sorted(folder.glob("*.txt")):
             split = SPLIT_NAMES.get(file.stem.lower())
-            if split is not None and (listed := pictures_of_list(file, below, base)):
+            if split is not None and (listed := pictures_of_list(file, below, base, notes)):
                 splits |= {picture: split for picture in listed if picture not in splits}
                 used.append(str(file.relative_to(root)))
     return splits, used
 
 
-def pictures_of_list(file: Path, pictures: Sequence[Path], base: Path) -> list[Path]:
+def pictures_of_list(
+    file: Path, pictures: Sequence[Path], base: Path, notes: list[str]
+) -> list[Path]:
     """Return the pictures that the lines of a text file name.
 
     Args:
         file: The list, with a path or a name per line.
         pictures: Pictures, some of which may be missing.
         base: Folder to which the paths are relative.
+        notes: A sentence about lines without a picture is appended to this list.
     """
     picture_names = {path.stem for path in pictures} | {path.name for path in pictures}
     names: list[Name] = []
@@ -202,14 +209,23 @@ def pictures_of_list(file: Path, pictures: Sequence[Path], base: Path) -> list[P
             path = PurePosixPath(text)
             names.append(name_of(path if path.is_absolute() else base / path, base, UNDIVIDED))
     files = [name_of(path, base, UNDIVIDED) for path in pictures]
-    # A line can occur twice.
-    return [pictures[i] for i in pair(list(dict.fromkeys(names)), files).values()]
+    names = list(dict.fromkeys(names))  # a line can occur twice
+    pairs = pair(names, files)
+    if missing := [name.path.name for i, name in enumerate(names) if i not in pairs]:
+        notes.append(
+            f"{file.name}: {len(missing):,} of {count(len(names), 'name')} in it are those of no "
+            f"picture, such as {missing[0]}"
+        )
+    return [pictures[i] for i in pairs.values()]
 
 
 def splits_of_yaml(
-    content: Mapping[str, Any], file: Path, pictures: Sequence[Path]
+    content: Mapping[str, Any], file: Path, pictures: Sequence[Path], notes: list[str]
 ) -> dict[Path, str]:
-    """Return the splits that data.yaml of YOLO names: folders, or lists of pictures."""
+    """Return the splits that data.yaml of YOLO names: folders, or lists of pictures.
+
+    Sentences about those that are missing are appended to the notes.
+    """
     splits: dict[Path, str] = {}
     for key, split in SPLIT_NAMES.items():
         values = content.get(key)
@@ -222,13 +238,14 @@ def splits_of_yaml(
             options = [base / text for base in bases for text in (value, inside)]
             existing = [option for option in options if option.exists()]
             if not existing:
+                notes.append(f"{file.name}: {key}: {value} is missing, and is not used")
                 continue
             # Absolute, because data.yaml can name its folder in this way.
             chosen = Path(os.path.abspath(existing[0]))  # noqa: PTH100 (without links and "..")
             if chosen.is_dir():
                 listed = [path for path in pictures if path.absolute().is_relative_to(chosen)]
             else:
-                listed = pictures_of_list(chosen, pictures, file.parent)
+                listed = pictures_of_list(chosen, pictures, file.parent, notes)
             splits |= {path: split for path in listed if path not in splits}
     return splits
 
