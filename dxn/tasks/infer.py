@@ -173,12 +173,7 @@ def infer(
             return "tag", ""
         if are_objects(cells):
             return "detect", ""
-        # The lengths of empty lists are equal by chance, so empty rows are not evidence.
-        pairs = [(words, tags) for words, tags in rows if words and tags]
-        are_lists = any(list_of(words) is not None for words, _ in pairs)
-        # A few texts can have as many words as labels by chance.
-        enough = len(pairs) >= (1 if are_lists else MIN_TEXTS)
-        if enough and sum(map(_have_equal_length, pairs)) >= MOST * len(pairs):
+        if _are_tags(rows):
             return "tag", ""
         if are_label_lists(cells):
             return "multilabel", ""
@@ -229,12 +224,25 @@ def _can_be_list(cell: Any) -> bool:
     return not isinstance(cell, str | int | float) or str(cell).lstrip().startswith(LISTS)
 
 
-def _have_equal_length(pair: tuple[Any, Any]) -> bool:
-    """Whether a row has as many words, in a list or a text, as tags in a list."""
-    words, tags = map(list_of, pair)
-    if words is None and isinstance(pair[0], str):
-        words = pair[0].split()
-    return words is not None and tags is not None and len(words) == len(tags)
+def _are_tags(rows: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether most rows have as many words, in a list or a text, as tags in a list."""
+    lengths: list[tuple[int, int]] = []
+    are_lists = False
+    for cell, target in rows:
+        words, tags = list_of(cell), list_of(target)
+        are_lists |= bool(words)
+        if words is None and isinstance(cell, str):
+            words = cell.split()
+        # The lengths of empty lists are equal by chance, so empty rows are not evidence.
+        if words and tags:
+            lengths.append((len(words), len(tags)))
+    # So are those of a single word and label, and those of a few texts.
+    several = [pair for pair in lengths if max(pair) > 1]
+    if not are_lists and len(several) < MIN_TEXTS:
+        return False
+    lengths = several or lengths
+    num_equal = sum(first == second for first, second in lengths)
+    return bool(lengths) and num_equal >= MOST * len(lengths)
 
 
 def _is_mask(cell: Any) -> bool:

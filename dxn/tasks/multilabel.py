@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -103,7 +103,7 @@ class LabelSets(Names):
         for cell in cells:
             with suppress(UserError):  # is reported when the rows are read
                 readable += self.read(cell, "", {})
-        notes = explain_case(readable)
+        notes = [*explain_case(readable), *self._explain_flags(rows, columns)]
         if listed and not self.are_lists:
             notes.append(
                 f"target: {len(listed):,} of {len(texts):,} texts look like lists, such as "
@@ -113,6 +113,23 @@ class LabelSets(Names):
             return notes
         joined = explain_joined([cell for cell in cells if list_of(cell) is None])
         return [*notes, f"target: {joined}"] if joined else notes
+
+    def _explain_flags(
+        self, rows: Sequence[Mapping[str, Any]], columns: Iterable[str]
+    ) -> list[str]:
+        """Return a note about columns of flags that have a few other values."""
+        notes: list[str] = []
+        for column in columns:
+            values = [row[column] for row in rows if row.get(column) is not None]
+            others = [value for value in values if not _are_flags([value])]
+            if others and len(others) <= (1 - MIN_EQUAL) * len(values):
+                notes.append(
+                    f"target: the column {column!r} has 0 and 1 in "
+                    f"{len(values) - len(others):,} of {len(values):,} rows, but not in others, "
+                    f"such as {str(others[0])[:20]!r}: each of its values is a label; correct them "
+                    "to make the column a label"
+                )
+        return notes
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> list[str]:
         """Return the labels of a cell.

@@ -109,7 +109,9 @@ def test_one_row_with_too_few_tags_and_one_missing_mask_change_no_task(tmp_path)
         ([["N", "V"], None, ["V", "D", "N"]], WORDS, "tag"),
         ([["N", "V"], ["N"], ["V", "D"]], WORDS, "multilabel"),  # a tag is missing
         ([["N", "V"]], ["a b"], "multilabel"),  # a text is not a list of words
-        (["['N', 'V']", "['N']"] * 10, ["a b", "c"] * 10, "tag"),  # but it has as many words
+        ([["N"]] * 39 + [["N", "V"]], ["1.png"] * 40, "multilabel"),
+        ([["N"]] * 39 + [["N", "V"]], [["a"]] * 40, "multilabel"),
+        (["['N', 'V']", "['N']"] * 20, ["a b", "c"] * 20, "tag"),  # but it has as many words
         (["['N', 'V']", '["N"]'], ["['a', 'b']", '["c"]'], "tag"),  # as in a CSV file
         ([[], []], [["a"], ["b"]], "multilabel"),
         ([["N", "V"], ["N"], ["V", "D", "N"]], None, "multilabel"),

@@ -207,3 +207,11 @@ def test_eight_samples_are_overfitted():
     batch = make_batch(task, {"sound": adapter}, raws, texts)
     overfit(task, model, batch, goal=0.05)
     assert predict(task, model, batch) == texts
+
+
+def test_a_letter_with_an_accent_is_one_character():
+    target = Ctc().target
+    assert (
+        target.read("cafe\N{COMBINING ACUTE ACCENT}  au", "", {})
+        == "caf\N{LATIN SMALL LETTER E WITH ACUTE} au"
+    )

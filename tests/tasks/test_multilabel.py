@@ -109,6 +109,9 @@ def test_a_list_of_flags_that_is_too_short_is_an_error():
 
 def test_a_few_other_values_do_not_make_labels_of_flags():
     target = Multilabel().target
+    rows = [{"red": 1, "big": "yes"}] * 19 + [{"red": "maybe", "big": "no"}]
+    (note,) = target.find_format(rows, [])
+    assert "the column 'red' has 0 and 1 in 19 of 20 rows, but not in others" in note
     target.find_format([[0, 1]] * 19 + [[2, 1]], [])
     assert target.read([0, 1], "", {}) == ["1"]
     with pytest.raises(UserError, match="row 7: must be 0 or 1, as in the training, got 2"):

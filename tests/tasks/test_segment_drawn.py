@@ -29,6 +29,21 @@ LARGE[10:12] = True
 LARGE_TEXT = ":2V100000000000Ii0^O000000000000000000000007WOb0" + 57 * "0" + "F"
 
 
+@pytest.mark.parametrize("options", [{}, {"instances": True, "queries": 2}])
+def test_objects_without_a_pixel_are_counted_and_fractions_refused(options):
+    target = Segment(**options).target
+    target.tokenizers = {"image": ImageAdapter(dim=8).tokenizer}
+    shapes = [SQUARE, [[9, 1, 12, 1, 12, 3]], [[1, 1, 3, 3]], [[1, 1], [4, 1], [4, 3]]]
+    cell = [{"label": "cat", "segmentation": shape} for shape in shapes]
+    target.find_format([cell], ["row 1"])
+    value = target.read(cell, "row 1", {"image": np.zeros((5, 6, 3), np.uint8)})
+    text = "2 objects of all splits without a pixel inside of the picture are not used (row 1)"
+    assert text in target.describe([value])
+    fractions = [{"label": "cat", "segmentation": [[0.1, 0.1, 0.9, 0.1, 0.9, 0.9]]}]
+    with pytest.raises(UserError, match="1 of 1 polygons lie within one pixel"):
+        target.find_format([fractions], ["row 1"])
+
+
 def runs_of(pixels):
     """Return the uncompressed run lengths of a mask."""
     flat = pixels.T.ravel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -83,7 +84,8 @@ class Transcripts(Target):
         Raises:
             UserError: If its input has too few tokens to write it.
         """
-        text = " ".join(str(cell).split())
+        # A letter with an accent can be one or two characters, which look the same.
+        text = " ".join(unicodedata.normalize("NFC", str(cell)).split())
         name = self.input or _input_of(self.tokenizers)
         raw = raws.get(name)
         if raw is not None:

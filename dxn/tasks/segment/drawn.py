@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ UNKNOWN = 65535  # value of a class that the training split does not have
 # takes about a second. More are damaged or made to take time.
 MAX_CROSSINGS, CROSSINGS_PER_PIXEL = 10_000_000, 4
 CHUNK = 1_000_000  # crossings at a time, which limits the memory
+MAX_FRACTION = 1.01  # of a corner at the edge of a picture, because of rounding
 FIRST = ord("0")  # character of the number 0 in compressed run lengths
 BITS = 5  # of a number in a character
 
@@ -77,8 +79,33 @@ def labels_of(cells: Sequence[Any]) -> list[str]:
     return sorted(label for label in labels if label is not None and label != BACKGROUND)
 
 
+def check_units(cells: Sequence[Any]) -> None:
+    """Check that polygons are in pixels.
+
+    Raises:
+        UserError: If most of them lie within the first pixel, as fractions of a picture do.
+    """
+    num_small = num_large = 0
+    for cell in cells:
+        for item in list_of_objects(cell) or ():
+            area = item.get(SEGMENTATION) if isinstance(item, Mapping) else None
+            with suppress(BadMedia):  # is reported when the rows are read
+                for corners in () if isinstance(area, Mapping) or area is None else polygons(area):
+                    is_small = corners.max() <= MAX_FRACTION
+                    num_small, num_large = num_small + is_small, num_large + (not is_small)
+    if num_small > num_large:
+        raise UserError(
+            f"data.target: {num_small:,} of {num_small + num_large:,} polygons lie within one "
+            "pixel, as if they were fractions of the picture; write their corners in pixels"
+        )
+
+
 def read_drawn(
-    cell: Any, origin: str, values: Mapping[str, int], size: tuple[int, int]
+    cell: Any,
+    origin: str,
+    values: Mapping[str, int],
+    size: tuple[int, int],
+    unused: dict[str, int] | None = None,
 ) -> Drawn | None:
     """Return the mask of a cell with a list of objects; None if it is anything else.
 
@@ -90,11 +117,12 @@ def read_drawn(
         origin: File and row.
         values: Value of each class.
         size: Height and width of the picture.
+        unused: Numbers of objects without a pixel, by row, which are left out and counted.
 
     Raises:
         UserError: If an object has no class, or neither polygons nor run lengths.
     """
-    areas = read_areas(cell, origin, size)
+    areas = read_areas(cell, origin, size, unused)
     if areas is None:
         return None
     areas = sorted(areas, key=lambda area: not area.is_crowd)  # keeps the order of equal keys
@@ -102,7 +130,9 @@ def read_drawn(
     return Drawn(tuple((names.get(area.label, UNKNOWN), area.area) for area in areas), size)
 
 
-def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | None:
+def read_areas(
+    cell: Any, origin: str, size: tuple[int, int], unused: dict[str, int] | None = None
+) -> list[Area] | None:
     """Return the objects of a cell; None if it is no list of objects.
 
     The arguments are those of `read_drawn`.
@@ -127,9 +157,14 @@ def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | No
         area = item[SEGMENTATION]
         try:
             if isinstance(area, Mapping):
-                run_lengths(area, size)
+                is_inside = bool(run_lengths(area, size).any())
             else:
-                num_crossings += sum(int(_rows(c, size)[1].sum()) for c in polygons(area))
+                is_inside = False
+                for corners in polygons(area):
+                    crossings = int(_rows(corners, size)[1].sum())
+                    num_crossings += crossings
+                    is_beside = corners[:, 0].max() <= 0 or corners[:, 0].min() >= size[1]
+                    is_inside |= crossings > 0 and not is_beside
             if num_crossings > MAX_CROSSINGS + CROSSINGS_PER_PIXEL * size[0] * size[1]:
                 raise BadMedia(
                     f"the polygons have too many long edges for a picture of {size[1]}×{size[0]} "
@@ -137,18 +172,24 @@ def read_areas(cell: Any, origin: str, size: tuple[int, int]) -> list[Area] | No
                 )
         except BadMedia as error:
             raise UserError(f"{origin}: {error}") from error
+        if not is_inside and unused is not None:
+            unused[origin] = unused.get(origin, 0) + 1
+            continue
         areas.append(Area(label, area, is_crowd(item), is_ignored(item)))
     return areas
 
 
 def polygons(area: Any) -> list[np.ndarray]:
-    """Return the corners (n, 2) of polygons, each of which is written as x, y, x, y, ...
+    """Return the corners (n, 2) of polygons, written as x, y, x, y, ... or as a list of corners.
 
     Raises:
         BadMedia: If they are anything else.
     """
     try:
-        corners = [np.asarray(polygon, np.float64).reshape(-1, 2) for polygon in area]
+        # A single polygon can be a list of corners.
+        is_single = len(area) > 2 and all(np.shape(part) == (2,) for part in area)
+        parts = [area] if is_single else area
+        corners = [np.asarray(polygon, np.float64).reshape(-1, 2) for polygon in parts]
         # Only a damaged file has corners that far outside of a picture.
         if all(np.abs(polygon).max(initial=0) < 1e6 for polygon in corners):
             return [polygon for polygon in corners if len(polygon) > 2]

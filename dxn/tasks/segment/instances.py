@@ -22,7 +22,15 @@ from dxn.tasks.detect.metric import ScoredObjects
 from dxn.tasks.detect.objects import Ignored, category_ids, check_size
 from dxn.tasks.detect.target import DEFAULT_THRESHOLD
 from dxn.tasks.names import Names
-from dxn.tasks.segment.drawn import SEGMENTATION, Area, Drawn, compressed, read_areas, runs_of
+from dxn.tasks.segment.drawn import (
+    SEGMENTATION,
+    Area,
+    Drawn,
+    check_units,
+    compressed,
+    read_areas,
+    runs_of,
+)
 from dxn.tasks.segment.target import MaskState, PixelClasses, mask_at, nearest
 from dxn.tasks.space import Batch
 from dxn.tasks.target import IGNORED
@@ -106,6 +114,7 @@ class ObjectMasks(PixelClasses):
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
         """Collect the ids of the classes in COCO. Each object has the name of its class."""
+        check_units(cells)
         self.category_ids, notes = category_ids(cells)
         return notes
 
@@ -123,7 +132,7 @@ class ObjectMasks(PixelClasses):
         size = self.size_in(raws)
         if size != (1, 1):
             check_size(cell, origin, size)
-        areas = read_areas(cell, origin, size)
+        areas = read_areas(cell, origin, size, self.unused)
         if areas is None:
             raise UserError(
                 f"{origin}: head.instances needs a list of objects such as "
@@ -186,8 +195,8 @@ class ObjectMasks(PixelClasses):
         return {"labels": labels, "masks": masks, "known": is_inside}
 
     def describe(self, values: Sequence[Any]) -> str:
-        """Return the number of objects per class."""
-        return Names.describe(self, values)
+        """Return the number of objects per class, and of those without a pixel."""
+        return "; ".join(filter(None, [Names.describe(self, values), self._unused()]))
 
     def unknown(self, values: Sequence[Any]) -> list[str]:
         """Return the first name of each row that is not in the training split."""

@@ -22,7 +22,7 @@ from dxn.tasks.detect.objects import check_size
 from dxn.tasks.infer import COLOR
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import MAX_CLASS_COLUMNS, SHOWN, Names, NamesState
-from dxn.tasks.segment.drawn import BACKGROUND, Drawn, labels_of, read_drawn
+from dxn.tasks.segment.drawn import BACKGROUND, Drawn, check_units, labels_of, read_drawn
 from dxn.tasks.segment.masks import (
     MAX_VALUES,
     WHITE,
@@ -91,6 +91,7 @@ class PixelClasses(Names):
         self.values: list[int] = []
         self.mode = ""
         self.palette: list[int] = []
+        self.unused: dict[str, int] = {}  # objects without a pixel, by row
         self.counted: dict[str, dict[int, int]] = {}  # pixels of each value, by the key of a mask
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
@@ -99,6 +100,7 @@ class PixelClasses(Names):
         Raises:
             UserError: If there are other names in the options than those of objects.
         """
+        check_units(cells)
         for cell in cells:
             self.names_by_value |= names_of(cell)
         labels = labels_of(cells)
@@ -125,7 +127,7 @@ class PixelClasses(Names):
         size = self.size_in(raws)
         if size != (1, 1):
             check_size(cell, origin, size)
-        drawn = read_drawn(cell, origin, self._values_by_name(), size)
+        drawn = read_drawn(cell, origin, self._values_by_name(), size, self.unused)
         if drawn is not None:
             return Mask(origin, drawn, size)
         mask = read_mask(cell, origin)
@@ -335,9 +337,19 @@ class PixelClasses(Names):
         if unnamed:
             shown = list_names([name_of_value(value, mode) for value in unnamed], MAX_SHOWN)
             notes.append(f"{count(len(unnamed), 'value')} without a name ({shown})")
-        if other := self._other_colors(values, [*total]):
-            notes.append(other)
+        notes += [self._other_colors(values, [*total]), self._unused()]
         return "; ".join([line, *filter(None, notes)])
+
+    def _unused(self) -> str:
+        """Say how many objects have no pixel."""
+        if not self.unused:
+            return ""
+        rows = [*self.unused]
+        more = ", ..." if len(rows) > MAX_SHOWN else ""
+        return (
+            f"{sum(self.unused.values()):,} objects of all splits without a pixel inside of the "
+            f"picture are not used ({', '.join(rows[:MAX_SHOWN])}{more})"
+        )
 
     def unknown(self, values: Sequence[Mask]) -> list[str]:
         """Return nothing: pixels of other classes count as wrong, but the rows are usable."""
