@@ -36,8 +36,13 @@ VECTORS = "vectors.npy"
 ROWS = "rows.jsonl"
 MODEL_OPTIONS = ("run", "weights")  # options that name the model
 WEIGHT_NAMES = ("source", "revision", "part")  # options of `weights` that are texts
-# Files of a public checkpoint that its embeddings depend on: weights, settings and vocabularies.
-HASHED = (".safetensors", ".bin", ".json", ".txt", ".model")
+# Files of a public checkpoint that its embeddings depend on: the weights, and these ends of names.
+# Its folder can contain other files, such as the index.
+WEIGHTS_ENDS = (".safetensors", ".bin")
+SETTINGS_ENDS = (
+    *("config.json", "config.yaml", "tokenizer.json", ".spm"),
+    *("vocab.json", "vocab.txt", "merges.txt"),
+)
 CHUNK = 2**24  # similarities that are computed at once: 64 MB
 # Columns of the results. A column of the index with such a name gets the prefix "table_".
 RESULT_COLUMNS = ("rank", "score")
@@ -188,9 +193,11 @@ def weights_digest(run: str | None, weights: Mapping[str, Any] | None) -> str:
         assert weights is not None
         folder = read_checkpoint(weights["source"], revision=weights["revision"]).folder
         assert folder is not None  # only a checkpoint in memory has none
-        files = [path for path in folder.rglob("*") if path.suffix in HASHED]
+        source = Path(weights["source"]).expanduser()
         # A file that the user names can have any ending.
-        paths = sorted({*files, *filter(Path.is_file, [Path(weights["source"])])})
+        ends = SETTINGS_ENDS if source.is_file() else (*WEIGHTS_ENDS, *SETTINGS_ENDS)
+        files = [path for path in folder.iterdir() if path.name.endswith(ends)]
+        paths = sorted({*files, *filter(Path.is_file, [source])})
     digests: list[str] = []
     for path in paths:
         try:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -273,6 +274,11 @@ def test_an_index_of_a_checkpoint_that_was_replaced_is_refused(tmp_path, capsys)
     index = tmp_path / "index"
     assert main(["index", f"weights={weights}", str(table), f"output={index}"]) == 0
     query = ["search", f"index={index}", "input.text=a b", "k=1"]
+    assert main(query) == 0
+    # Other files in the folder, such as an index, are not part of the model.
+    shutil.copytree(index, weights / "index")
+    (weights / "index.json").write_text("{}")
+    (weights / "notes.txt").write_text("good")
     assert main(query) == 0
     path = weights / "model.safetensors"
     tensors = load_file(path)
