@@ -181,7 +181,9 @@ def problem(value: Any, annotation: Any, default: Any = NO_DEFAULT) -> str | Non
         is_unquoted = isinstance(value, list) and any(
             isinstance(item, int | float) for item in value
         )
-        return f"must be {describe(annotation)}, got {value!r}{hint * is_unquoted}"
+        described = describe(annotation)
+        hint *= is_unquoted and ITEMS[str] in described
+        return f"must be {described}, got {value!r}{hint}"
     listed = choices(annotation)
     match = similar(str(value), listed)
     hint = f"; did you mean {match}?" if match else ""
@@ -267,7 +269,10 @@ def _name(member: Any) -> str:
         return NAMES[member]
     if issubclass(origin, Mapping):
         return "a mapping"
-    items = ITEMS.get(typing.get_args(member)[0])
+    item = members(typing.get_args(member)[0])[0]
+    if typing.get_origin(item) is Literal:
+        return f"a list of values from {', '.join(map(_written, typing.get_args(item)))}"
+    items = ITEMS.get(item)
     return f"a list of {items}" if items else "a list"
 
 

@@ -342,6 +342,8 @@ def test_a_type_without_the_classes_of_its_module(annotation, expected, words):
         (Annotated[float, Interval(ge=0, le=1)], 2, "must be at most 1, got 2"),
         (bool | Literal["auto"], "atuo", "must be one of true, false, auto, got 'atuo'; did you"),
         (Sequence[int] | None, [1, "x"], "must be a list of integers or null, got [1, 'x']"),
+        (Sequence[Annotated[int, Ge(1)]], [1, "x"], "must be a list of integers, got [1, 'x']"),
+        (Sequence[Literal["a", "b"]], ["a", "c"], "must be a list of values from a, b, got"),
         (float, True, "must be a number, got True"),
         (NORM, 3, "must be NormOptions, got 3"),
         (NORM, {"eps": 1}, None),
