@@ -125,7 +125,10 @@ class Evaluate(FromWeights, Data, TableInput, ZeroShotLabels, Compute):
         if self.input is None:
             data = open_evaluation_data(predictor, self.run, **source)
         else:
-            data = open_table(self.input, predictor, keep=self.keep, **self.table_options())
+            options = self.table_options()
+            data = open_table(
+                self.input, predictor, self.run, trust=trust, keep=self.keep, **options
+            )
         with where as folder:
             evaluate_data(predictor, data, folder, batch_size=self.batch_size, only=self.only)
         if not is_main_process():

@@ -347,6 +347,16 @@ def test_surplus_columns_are_noted_and_ids_are_kept(tmp_path, readers):
     assert found.ids == {"sku": ["S0", "S1", "S2"], "nr": ["0", "1", "2"]}
     assert notes == ["not used: weight, x (not columns of the training)"]
     assert found.take([2]).ids == {"sku": ["S2"], "nr": ["2"]}
+    assert found.groups is None
+
+
+def test_a_new_table_has_the_groups_of_the_training(tmp_path, readers):
+    rows = [{"photo": f"{i}.png", "head": "Blue", "shop": f"S{i % 2}"} for i in range(3)]
+    path, notes = write_table(tmp_path / "n.csv", rows), []
+    found = rows_of_table(path, SPECS, readers, group="shop", notes=notes)
+    assert list(found.groups) == ["S0", "S1", "S0"] and notes == []
+    assert rows_of_table(path, SPECS, readers, group="city", notes=notes).groups is None
+    assert "no column 'city'" in notes[-1]
 
 
 @pytest.mark.parametrize(

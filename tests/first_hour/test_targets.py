@@ -124,6 +124,10 @@ def test_rows_of_a_group_stay_in_one_split(here):
     speaker_of = {text: speaker for text, speaker, _ in table}
     tested = [speaker_of[row["text"]] for row in read_csv("model/predictions.csv")]
     assert len(tested) == 10 * len(set(tested))
+    # In a new table, rows of a speaker are dependent, too: three speakers are too few to resample.
+    write_csv("new.csv", ["text", "speaker", "label"], table[:3] + table[20:23] + table[40:44])
+    assert run("evaluate", "run=model", "new.csv", "output=new") == 0
+    assert "intervals" not in json.loads(Path("new/metrics.json").read_text())
 
 
 def test_the_check_lists_all_bad_rows_even_if_a_split_has_no_good_one(here, capsys):

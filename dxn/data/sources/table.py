@@ -312,6 +312,7 @@ def rows_of_table(
     encoding: str | None = None,
     sheet: str | None = None,
     layout: Layout | None = None,
+    group: str | None = None,
     with_target: bool = True,
     optional: Collection[str] = (),
     confine: bool = True,
@@ -332,6 +333,8 @@ def rows_of_table(
         encoding: Encoding of text files. Default: UTF-8, or UTF-16 with a byte order mark.
         sheet: Name of the sheet of an Excel file. Default: the first sheet with a table.
         layout: Layout of the training data set, see `Source.layout`.
+        group: Column of the groups of the training data set, see `Rows.groups`. The table may lack
+            it.
         with_target: Whether the rows are used with their targets. False: they are predicted.
         optional: Names of the inputs whose column the table may lack.
         confine: Whether to refuse paths in cells that lead out of the folder of the table.
@@ -370,12 +373,19 @@ def rows_of_table(
     rows = to_rows(whole, inputs, new_targets, readers, targets, confine=outside)
     used = [*(spec.column for spec in inputs.values()), *new_targets]
     ids = identifying_columns(whole, used, keep)
+    group = None if group is None else str(renamed.get(group, group))
+    groups = None if group is None else whole.columns.get(group)
     if notes is not None:
         notes += whole.notes
-        surplus = [name for name in whole.columns if name not in used and name not in ids]
+        surplus = [name for name in whole.columns if name not in {*used, *ids, group}]
         if surplus:
             notes.append(f"not used: {', '.join(surplus)} (not columns of the training)")
-    return replace(rows, ids=ids)
+        if group is not None and groups is None:
+            notes.append(
+                f"no column {group!r}, which the training used as data.group: the "
+                "intervals of metrics count each row as independent"
+            )
+    return replace(rows, ids=ids, groups=groups)
 
 
 def _possible_targets(options: TableOptions, columns: Iterable[str]) -> list[str]:

@@ -19,6 +19,7 @@ from dxn.data.rows import TARGET, OnBad, Rows, Source
 from dxn.data.sources.table import JOINED
 from dxn.data.splits.split import UNDIVIDED
 from dxn.runs.decide import open_source, print_paths
+from dxn.runs.folder import is_run
 from dxn.runs.predictor.inputs import print_columns
 from dxn.runs.predictor.option import is_table
 from dxn.runs.predictor.predictor import Predictor
@@ -145,12 +146,22 @@ def default_split(splits: Mapping[str, Sized]) -> str:
     return next(name for name in (*SPLITS[::-1], UNDIVIDED) if splits.get(name))
 
 
-def open_table(path: Any, predictor: Predictor, *, on_bad: OnBad, **options: Any) -> EvaluationData:
+def open_table(
+    path: Any,
+    predictor: Predictor,
+    run: str | None,
+    *,
+    on_bad: OnBad,
+    trust: Sequence[str] = (),
+    **options: Any,
+) -> EvaluationData:
     """Open all rows of the table `input`.
 
     Args:
         path: File of the table.
         predictor: The model.
+        run: Its run folder, whose data.group is also that of the table. None: there is none.
+        trust: Top-level packages besides dxn whose code the run folder may use.
         on_bad: What to do with rows that cannot be read.
         **options: Further options, see `ModelInputs.table`.
     """
@@ -164,7 +175,10 @@ def open_table(path: Any, predictor: Predictor, *, on_bad: OnBad, **options: Any
             f"input: must be a table, got {path}; for one folder per class, set "
             f"data=folder data.path={path}"
         )
-    rows = predictor.model_inputs.table(path, **options)
+    group = None
+    if run is not None and is_run(folder := _run_folder(run)):
+        group = Settings.load(folder, trust).values["data"].get("group")
+    rows = predictor.model_inputs.table(path, group=group, **options)
     if TARGET not in rows.cells and predictor.task.is_supervised:
         raise UserError(
             f"input: {path} has no column {predictor.target!r}, which the model "
@@ -189,11 +203,7 @@ def data_of_run(
         raise UserError(
             "data: a public checkpoint has no data of its own; set data=table data.path=..."
         )
-    folder = Path(run)
-    # The user may also name the model folder. The configuration that names the data is in the run
-    # folder around it.
-    if not (folder / CONFIG_FOLDER).is_dir() and (folder.parent / CONFIG_FOLDER).is_dir():
-        folder = folder.parent
+    folder = _run_folder(run)
     saved = Settings.load(folder, trust).values["data"]
     # Options that were inferred in the training, such as the season, must not be inferred again.
     node = _with_layout(saved, predictor, trust)
@@ -205,6 +215,15 @@ def data_of_run(
             "file of this machine; set confine=false if you trust this run folder, or set data=..."
         )
     return node
+
+
+def _run_folder(run: str) -> Path:
+    folder = Path(run)
+    # The user may also name the model folder. The configuration that names the data is in the run
+    # folder around it.
+    if not (folder / CONFIG_FOLDER).is_dir() and (folder.parent / CONFIG_FOLDER).is_dir():
+        return folder.parent
+    return folder
 
 
 def source_of(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:

@@ -186,6 +186,7 @@ class ModelInputs:
         *,
         columns: Mapping[str, str],
         keep: Sequence[str] = (),
+        group: str | None = None,
         with_target: bool = True,
         only: Sequence[str] | None = None,
         **options: Any,
@@ -199,6 +200,7 @@ class ModelInputs:
             path: The table.
             columns: Columns with other names than in the training.
             keep: Further columns that identify a row.
+            group: Column of groups of rows in the training.
             with_target: Whether the rows are used with their targets. False: they are predicted.
             only: Names of the inputs that are used. The table may lack the others. Default: all.
             **options: The options sep, encoding, sheet and confine.
@@ -216,6 +218,7 @@ class ModelInputs:
             columns=columns,
             keep=keep,
             layout=self.layout,
+            group=group,
             with_target=with_target,
             optional=() if only is None else specs.keys() - set(only),
             notes=notes,
