@@ -454,3 +454,11 @@ def test_tool_calls_are_named():
     calls = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
     with pytest.raises(BadMedia, match=r"^message 2 has tool calls, which cannot be read"):
         read_messages([{"role": "user", "content": "Hi"}, calls])
+
+
+def test_a_long_conversation_keeps_its_last_answer_to_learn(vocabulary):
+    said = [("user", "one"), ("assistant", "right " * 50), ("user", "two"), ("assistant", "wrong")]
+    cell = [{"role": role, "content": text} for role, text in said]
+    cell[3]["weight"] = 0
+    tokenizer = adapter_of(vocabulary, ours(BLOCKS), max_len=40).tokenizer
+    assert (tokenizer(tokenizer.reader.read(cell))["answers"] >= 0).any()

@@ -391,7 +391,7 @@ class ChatTemplate:
         """Return a conversation without its oldest turns, as few as are needed.
 
         A turn starts with a message of the user. The messages of the system at the start, and the
-        last turn with an answer, are kept.
+        last turn with an answer to learn, are kept.
 
         Args:
             conversation: The conversation.
@@ -401,7 +401,7 @@ class ChatTemplate:
         roles = [message["role"] for message in messages]
         lead = next((i for i, role in enumerate(roles) if role != "system"), len(roles))
         # Without an answer, as in a text among conversations, the last message is kept.
-        answers = [i for i, role in enumerate(roles) if role == "assistant"]
+        answers = [i for i, message in enumerate(messages) if _is_target(message)]
         last = answers[-1] if answers else len(roles) - 1
         starts = [i for i in range(lead + 1, last + 1) if roles[i] == "user"]
         if not starts:
