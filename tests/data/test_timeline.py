@@ -220,6 +220,16 @@ def test_steps_can_be_times_of_a_day_or_days_of_a_week_or_a_month(cells, step, s
     assert grid_positions([*times, times[-1] + 997], clock) is None
 
 
+def test_series_can_have_different_times_of_a_day():
+    days = [day for day in range(30) if day % 7 < 5]
+    series = []
+    for hours in (range(9, 15), range(12, 18)):
+        times, written = parse_times([str(cell) for cell in moments(days, hours)], str, "t")
+        series.append(times)
+    clock = find_clock(written, series)
+    assert str(clock) == "1 hour from 09:00 to 17:00, without Saturdays and Sundays"
+
+
 def test_a_few_or_rare_times_of_a_day_are_no_steps():
     hours = moments(range(4), [9, 10, 11])
     for cells in (hours, [*moments(range(20), [9, 10, 11]), *moments([20], [18])]):

@@ -51,6 +51,7 @@ MAX_DAYS_OFF_OF_PATTERN = 5  # one day of a week is a step of a week
 MAX_SPARSE = 2  # steps per time
 # Share of the steps that must have a time. Otherwise, another pattern is tried, which must have it.
 MIN_FILLED = 0.8
+MIN_OF_PATTERN = 0.5  # of a pattern that has at least twice the share of the usual step
 # A time of the day, or a day of the month, that is much rarer than others is no step.
 MIN_SHARE = 0.2
 MIN_CYCLES = 5  # days (or months) from which their times (or days) are no chance
@@ -301,11 +302,14 @@ def find_clock(written: Clock, series: Sequence[Sequence[float]]) -> Clock:
         of each week or of each month, if only with it most steps have a row.
     """
     clock = _with_step(written, series)
-    if clock.unit != "second" or _filled(series, clock) >= MIN_FILLED:
+    filled = _filled(series, clock) if clock.unit == "second" else 1.0
+    if filled >= MIN_FILLED:
         return clock
     everything = list(itertools.chain.from_iterable(series))
+    # Of two shops with other opening hours, each has no row in some hours of the other.
+    least = max(MIN_OF_PATTERN, min(2 * filled, MIN_FILLED)) if filled else MIN_FILLED
     patterns = _patterns(clock, everything)
-    return next((each for each in patterns if _filled(series, each) >= MIN_FILLED), clock)
+    return next((each for each in patterns if _filled(series, each) >= least), clock)
 
 
 def _patterns(clock: Clock, times: Sequence[float]) -> Iterator[Clock]:
