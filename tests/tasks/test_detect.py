@@ -116,6 +116,18 @@ def test_numbers_up_to_1_are_fractions():
     np.testing.assert_allclose(found.boxes[0], (0.3, 0.4, 0.7, 0.6))
 
 
+@pytest.mark.parametrize("are_fractions", [True, False])
+def test_boxes_of_another_table_must_have_the_units_of_the_training(are_fractions):
+    target = target_of(ImageAdapter(dim=8))
+    target.fractions = are_fractions
+    boxes = [[6, 4, 30, 20]] if are_fractions else [[0.1, 0.1, 0.5, 0.5], [0.1, 0.2, 1, 1]]
+    cell = [{"label": "cat", "box": box} for box in boxes]
+    with pytest.raises(UserError, match=r"row 1: the boxes are .*, but those of the training are"):
+        target.read(cell, "row 1", {"image": picture()})
+    one = [{"label": "cat", "box": [0.2, 0.2, 1.03, 0.8] if are_fractions else [0, 0, 9, 9]}]
+    assert len(target.read(one, "row 1", {"image": picture()})) == 1
+
+
 def test_names_with_a_comma_can_be_told_apart():
     cell = [{"label": label, "box": [1, 2, 6, 12]} for label in ("jar, big", "cup")]
     expected = '"jar, big", cup'

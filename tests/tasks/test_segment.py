@@ -211,6 +211,12 @@ def test_a_mask_whose_classes_are_in_the_transparency_is_refused():
         target_of().read(encoded(Image.fromarray(pixels)), "row 1", {})
 
 
+def test_masks_with_other_values_than_those_of_the_training_are_named():
+    target = target_of(masks=[np.array([[0, 1]], np.uint8)])
+    masks = [np.array([values], np.uint8) for values in ([0, 255], [0, 0], [0, 1, 7])]
+    assert target.unknown([read_mask(mask, "") for mask in masks]) == ["255"]
+
+
 def test_masks_are_equal_if_their_pixels_are(tmp_path):
     for name, value in (("a", 1), ("b", 1), ("c", 2)):
         Image.fromarray(np.full((2, 3), value, np.uint8)).save(tmp_path / f"{name}.png")

@@ -15,6 +15,7 @@ from dxn import viz
 from dxn.core.display import count, is_main_process, now, number, print_line, print_table
 from dxn.core.errors import UserError
 from dxn.core.files import PREDICTIONS, TOKENS, new_folder, refuse_links_out
+from dxn.core.marks import Described
 from dxn.core.printable import printable
 from dxn.core.processes import from_first
 from dxn.core.results import ALL, DataFacts, Figures, Interval, Results
@@ -220,7 +221,7 @@ def _explain_undefined(task: Task, last: Answers, figures: Mapping[str, float]) 
     names = [name for name in task.metric.shown(figures) if name not in defined_figures]
     if not names or not last.truths:
         return
-    values = set(map(repr, last.truths))
+    values = {str(true) if isinstance(true, Described) else repr(true) for true in last.truths}
     reason = f"all targets are {values.pop()}" if len(values) == 1 else "no row has the class"
     are = "is" if len(names) == 1 else "are"
     print_line(f"note: {', '.join(names)} {are} not defined for these rows: {reason}")

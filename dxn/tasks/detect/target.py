@@ -136,6 +136,8 @@ class DetectedObjects(Names):
             )
         axes = tokenizer.reader.axes
         objects = read_objects(cell, origin, axes=axes, order=self.order)
+        if self.labels and axes == 2:
+            self._check_units(objects, origin)
         is_relative = tokenizer.reader.relative
         extent: Sequence[float] = (1.0 if is_relative else math.inf,) * axes
         source = raws.get(name)
@@ -168,6 +170,26 @@ class DetectedObjects(Names):
             if not _is_empty(clipped):
                 ignored.append(item._replace(place=clipped))
         return Objects(tuple(labels), tuple(boxes), tuple(ignored))
+
+    def _check_units(self, objects: Objects, origin: str) -> None:
+        """Check that the boxes of another table are in the units of the training.
+
+        Raises:
+            UserError: If none of them is.
+        """
+        largest = [max(box) for box in objects.boxes]
+        if not largest:
+            return
+        units = ["pixels", "fractions of the picture"]
+        # A box of fractions can be partly outside of the picture.
+        if not self.fractions and max(largest) <= MAX_FRACTION:
+            units.reverse()
+        elif not self.fractions or min(largest) <= 2:
+            return
+        raise UserError(
+            f"{origin}: the boxes are {units[0]}, but those of the training are {units[1]}; "
+            "convert them"
+        )
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
         """Choose the input in which the objects are.

@@ -352,8 +352,19 @@ class PixelClasses(Names):
         )
 
     def unknown(self, values: Sequence[Mask]) -> list[str]:
-        """Return nothing: pixels of other classes count as wrong, but the rows are usable."""
-        return []
+        """Return another value of each mask that has such values and at most one known one.
+
+        A single one is usually the background, which masks of 0 and 1 and of 0 and 255 share.
+        """
+        known = {*self.values, self.ignored}
+        names: list[str] = []
+        for mask in values:
+            counts = {} if isinstance(mask.source, Drawn) else self._count(mask)
+            others = counts.keys() - known
+            if others and len(counts) - len(others) <= 1:
+                mode = mask.mode if max(counts) >= COLOR else ""
+                names.append(name_of_value(max(others, key=counts.__getitem__), mode))
+        return names
 
     def _count(self, mask: Mask) -> Mapping[int, int]:
         """Return the number of pixels with each value of a mask."""
