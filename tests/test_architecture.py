@@ -53,6 +53,7 @@ COLUMN_NAMES = {
     ("tasks/detect/objects.py", "category"),
     ("data/tables/squad.py", "text"),
     ("data/columns/choose.py", "category"),
+    ("data/series/layouts.py", "series"),
     ("data/sources/detect.py", "image"),
     ("data/sources/detect.py", "text"),
     ("data/sources/tar_rows.py", "text"),
