@@ -81,7 +81,7 @@ def test_a_letter_with_an_accent_can_be_one_or_two_characters(answers):
     "sample",
     [
         *[{"price": cell} for cell in ("$20", "twenty", float("inf"), "1e400", True, np.True_)],
-        *[{"city": cell} for cell in ("x" * 201, b"Paris", {"a": 1})],
+        *[{"city": cell} for cell in ("x" * 201, b"Paris", {"a": 1}, ["Paris", "3"])],
         *[{"tags": cell} for cell in (np.array(["War"]), list("ab") * 40)],
         *[{"day": cell} for cell in ("31.2.2026", 1.5, True)],
         *[{"review": cell} for cell in ("", 5, ["a", "boat"], "\ud800 boat")],

@@ -50,6 +50,7 @@ def test_a_step_whose_place_depends_on_a_category_is_learned(run, capsys):
     assert high > 7 and low < 3
 
 
+@pytest.mark.filterwarnings("ignore:.* as unknown")
 def test_unknown_categories_and_missing_cells_have_a_finite_answer(run):
     model = dxn.load(str(run[0]))
     for inputs in ({"a": 1.0, "kind": "new"}, {"kind": "x"}, {"a": 1.0}):
@@ -115,6 +116,7 @@ def test_two_classes_share_the_trees_of_one_logit(classes):
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:.* as unknown")
 def test_the_exported_program_answers_the_same_as_the_model_with_trees(classes, tmp_path):
     out = tmp_path / "out"
     # The command compares the answers too, and fails if they differ.

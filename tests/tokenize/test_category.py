@@ -184,6 +184,24 @@ def test_the_values_are_saved(tmp_path):
     assert again.tokenizer.choices == adapter.tokenizer.choices
 
 
+def test_a_list_is_one_cell_only_in_a_column_of_lists(tmp_path):
+    """Elsewhere, it could be meant as the values of several samples."""
+    for name, cells in (("single", ["a", "b", ["a"]]), ("lists", [["a", "b"], ["b"], "a"])):
+        adapter = CategoryAdapter(DIM)
+        adapter.tokenizer.reader.learn(cells)
+        adapter.fit([adapter.tokenizer.reader.read(cell) for cell in cells])
+        adapter.save(tmp_path, name)
+        again = CategoryAdapter(DIM)
+        again.load(tmp_path, name)
+        reader = again.tokenizer.reader
+        assert reader.read(["a"]) == reader.read(["a", "a"]) == ("a",)
+        if name == "lists":
+            assert reader.read(["a", "b"]) == ("a", "b")
+            continue
+        with pytest.raises(BadMedia, match=r"must be one value, as in the training table, got \['"):
+            reader.read(["a", "b"])
+
+
 @pytest.mark.parametrize("content", ["{}", '{"x": {}}', '{"x": {"values": ["a", "a"]}}'])
 def test_a_damaged_file_is_refused(tmp_path, content):
     (tmp_path / "adapters.jsonl").write_text(content)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.cells.joined import cell_values
+from dxn.tokenize.cells.joined import cell_values, one_value
 
 
 def read(value: Any, options: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return the values of a cell, see `cell_values`."""
-    return cell_values(value, options["separator"], options["codes"])
+    values = cell_values(value, options["separator"], options["codes"])
+    return one_value(values) if options["separator"] is None else values
 
 
 def prepare(raws: Sequence[Sequence[str]], options: Mapping[str, Any]) -> dict[str, np.ndarray]:

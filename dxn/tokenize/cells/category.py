@@ -16,7 +16,7 @@ from dxn.core.untrusted import shortened
 from dxn.tokenize.base import NUM_REAL, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens
 from dxn.tokenize.cells.cell_values import find_codes, has_no_value
-from dxn.tokenize.cells.joined import LISTS, cell_values, find_separator
+from dxn.tokenize.cells.joined import LISTS, SEVERAL, cell_values, find_separator, one_value
 from dxn.tokenize.masking import TokenMasking, check_ratio
 
 RawCategory = tuple[str, ...]
@@ -61,6 +61,8 @@ class CategoryReader(Reader):
                 return (
                     f"read as several values separated by {self.separator!r}, such as {example!r}"
                 )
+            if any(isinstance(cell, SEVERAL) and len(cell) > 1 for cell in cells):
+                self.separator = LISTS
         if words:
             word, _ = words.most_common(1)[0]
             return f"{words.total():,} cells such as {word!r} are read as missing" if word else ""
@@ -70,10 +72,12 @@ class CategoryReader(Reader):
         """Return the values of a cell; None if it says that there is none, such as "N/A".
 
         Raises:
-            BadMedia: If it is not a short text, a number, a boolean or a list of these.
+            BadMedia: If it is not a short text, a number, a boolean or a list of these, or has
+                several values in a column of single ones.
         """
         try:
-            return cell_values(cell, self.separator, self.codes)
+            values = cell_values(cell, self.separator, self.codes)
+            return one_value(values) if self.fixed and self.separator is None else values
         except ValueError as error:
             raise BadMedia(f"{error}, got {shortened(cell)}") from None
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from dxn.tokenize.cells.cell_values import has_no_value
 
+SEVERAL = (list, tuple, set, frozenset)  # cells of several values
 MAX_CELL_VALUES = 64  # values of a list in one cell
 MAX_CHARS = 200  # characters of a value
 # Characters between several values of a cell; each part is a value if at least MIN_JOINED of the
@@ -41,11 +42,22 @@ def cell_values(
     """
     if isinstance(cell, str) and separator is not None:
         cell = split_cell(cell, separator)
-    items = list(cell) if isinstance(cell, list | tuple | set | frozenset) else [cell]
+    items = list(cell) if isinstance(cell, SEVERAL) else [cell]
     if len(items) > MAX_CELL_VALUES:
         raise ValueError(f"must have at most {MAX_CELL_VALUES} values")
     items = [item for item in items if not has_no_value(item) or str(item).strip() in codes]
     return tuple(dict.fromkeys(map(_as_value, items))) or None
+
+
+def one_value(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the values of a cell of a column of single values.
+
+    Raises:
+        ValueError: If there are several, which could be meant as those of several rows.
+    """
+    if values is not None and len(values) > 1:
+        raise ValueError("must be one value, as in the training table")
+    return values
 
 
 def split_cell(text: str, separator: str) -> list[Any]:
