@@ -23,7 +23,15 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from dxn.core.display import duration
 from dxn.core.dropout import MAX_SEED, keyed, number_layers
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import CHECKPOINTS, METRICS, remove_unfinished
+from dxn.core.files import (
+    CHECKPOINTS,
+    METRICS,
+    MODEL,
+    SUMS,
+    WEIGHTS,
+    read_sums,
+    remove_unfinished,
+)
 from dxn.core.processes import from_first
 from dxn.core.randomness import spaced_rows
 from dxn.core.runtime import free_memory, is_out_of_memory
@@ -303,6 +311,7 @@ class Fit:
                 # checkpoint of the epoch.
                 if is_any(bool(self.signals), self.hardware.device):
                     raise Interrupted.by(self.signals[-1] if self.signals else None)
+                self._check_saved_weights()
                 self._say_why_it_stopped()
             finally:
                 self.log.close()
@@ -628,6 +637,7 @@ class Fit:
                 # Nothing tells which epoch is the best.
                 state.best_epoch = state.epoch
                 self.keep({})
+                state.kept = self._saved_weights()
                 return {}
 
             def show(done: int) -> None:
@@ -652,6 +662,7 @@ class Fit:
             metrics = from_first(lambda: score(predictions, samples, self.task, calibrate=True))
             if state.record(metrics, self.task):
                 self.keep(metrics)
+                state.kept = self._saved_weights()
             return metrics
 
     def save(self) -> None:
@@ -808,6 +819,25 @@ class Fit:
                 f"note: an epoch takes about {duration(needed)} at the measured speed, so the time "
                 f"limit of {duration(self.limit)} will end the first one after {share} of its "
                 "batches; raise trainer.max_minutes, or use a smaller model"
+            )
+
+    def _saved_weights(self) -> str:
+        """Return the digest of the saved weights, in the first process. "" if there are none."""
+        sums = self.folder / MODEL / SUMS
+        return read_sums(sums).get(WEIGHTS, "") if self.hardware.is_main and sums.exists() else ""
+
+    def _check_saved_weights(self) -> None:
+        """Refuse to end with other saved weights than those of the best epoch.
+
+        They can be those of an epoch whose checkpoint was lost, if the resumed training did not
+        reach that epoch again.
+        """
+        state = self.state
+        if from_first(lambda: state.best_epoch and state.kept != self._saved_weights()):
+            raise UserError(
+                f"resume: {self.folder / MODEL} has other weights than those of the best epoch "
+                f"{state.best_epoch}, such as those of a later epoch whose checkpoint is missing; "
+                "resume with more trainer.epochs and without other limits, or train a new run"
             )
 
     def _say_why_it_stopped(self) -> None:

@@ -41,6 +41,7 @@ class State(Strict):
         monitored: Name of the monitored metric. "" before the first epoch.
         best: Best value of the monitored metric so far.
         best_epoch: Epoch whose weights are kept, counted from 1. 0 before the first one.
+        kept: Digest of its saved weights. "" if none are saved.
         kept_loss: Validation loss of this epoch.
         first_loss: Validation loss of the first epoch.
         second_loss: Validation loss of the second epoch.
@@ -66,6 +67,7 @@ class State(Strict):
     monitored: str = ""
     best: Figure | None = None
     best_epoch: Count = 0
+    kept: str = ""
     kept_loss: Figure | None = None
     first_loss: Figure | None = None
     second_loss: Figure | None = None

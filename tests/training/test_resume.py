@@ -104,6 +104,18 @@ def test_a_finished_training_can_be_continued_with_more_epochs(tmp_path):
     assert [row["epoch"] for row in log_of(tmp_path / "run") if "validation/loss" in row] == [1, 2]
 
 
+def test_weights_of_an_epoch_whose_checkpoint_is_missing_are_not_those_of_another(tmp_path):
+    sums = tmp_path / "model" / "SHA256SUMS"
+    fit(tmp_path, epochs=1)
+    newest = all_checkpoints(tmp_path / "checkpoints")[0]
+    # What a process leaves that is killed after it has saved the model of the second epoch.
+    sums.parent.mkdir()
+    sums.write_text(f"{'0' * 64}  model.safetensors\n")
+    with pytest.raises(UserError, match="other weights than those of the best epoch 1, such as"):
+        fit(tmp_path, epochs=1, resume=True)
+    assert all_checkpoints(tmp_path / "checkpoints") == [newest]
+
+
 def test_another_batch_size_keeps_the_newest_checkpoints_and_all_rows_of_the_log(tmp_path):
     folder = tmp_path / "run"
     fit(folder, epochs=2, batch_size=4)
