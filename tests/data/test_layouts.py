@@ -161,7 +161,7 @@ def test_wrong_rows_of_a_long_table_are_explained(change, layout, message):
 
 def test_a_target_with_several_values_per_series_is_an_error():
     long = table_of(**{**ROWS, "label": ["u", "v", "w", "u"]})
-    with pytest.raises(UserError, match="column 'label' must have one value per series, got 'u'"):
+    with pytest.raises(UserError, match="column 'label' must have one value per id, got 'u'"):
         Long("id", "time", "x").apply(long, required=["label"])
 
 

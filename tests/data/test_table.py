@@ -532,6 +532,9 @@ def test_rows_of_a_group_are_in_the_same_split(tmp_path, table):
     assert all(speakers.values())
     note = next(note for note in source.notes if note.startswith("splits"))
     assert "rows of a group are in the same split" in note
+    rows[3]["speaker"] = rows[4]["speaker"] = ""
+    source = table(write_table(tmp_path / "my.csv", rows), group="speaker")
+    assert any(note.startswith("data.group: 2 rows without a value of") for note in source.notes)
 
 
 def test_too_few_groups_are_refused(tmp_path, table):

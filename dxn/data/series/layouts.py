@@ -184,7 +184,7 @@ class Long(Layout):
             if differing is None:
                 columns[name] = cells
             elif name in use.required:
-                raise differing_values(table, name, differing, "series")
+                raise differing_values(table, name, differing, self.id)
             else:
                 varying.append(name)
         if varying:

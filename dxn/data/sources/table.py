@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.core.display import list_names
+from dxn.core.display import count, list_names
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
 from dxn.data.columns.chats import Chats, find_chats
@@ -272,6 +272,11 @@ def from_tables(tables: Mapping[str, Table], readers: Readers, options: TableOpt
     # From all splits, because the values of a small split can be distinct by chance.
     ids = list(identifying_columns(whole, used, layout_ids))
     groups = None if options.group is None else whole.column(options.group, "data.group")
+    if num_empty := sum(cell is None for cell in groups or ()):
+        notes.append(
+            f"data.group: {count(num_empty, 'row')} without a value of {options.group}, each of "
+            "which is a group of its own"
+        )
     confine_key = CONFINE if options.confine else None
     rows = to_rows(whole, chosen_inputs, chosen_targets, readers, confine=confine_key)
     rows = replace(rows, ids={name: whole.columns[name] for name in ids}, groups=groups)
