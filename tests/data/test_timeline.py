@@ -157,7 +157,7 @@ def test_a_month_as_a_number_is_one_if_the_training_had_months():
 def test_a_time_column_with_an_empty_cell_is_refused(tmp_path, written):
     rows = [{"day": written.format(i + 1), "y": i} for i in range(20)]
     rows[-1]["day"] = ""
-    with pytest.raises(UserError, match="row 21: column 'day' must contain times"):
+    with pytest.raises(UserError, match=r"row 21: column 'day' must .*, got an empty"):
         source_of(tmp_path, rows, target="y")
 
 
@@ -265,6 +265,15 @@ def test_times_that_are_written_a_little_late_have_a_step(tmp_path):
     clock = find_clock(written, [times])
     assert str(clock) == "2 minutes"
     assert grid_positions(times, clock) == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"), [("2204-01-08", "a typing error"), ("2024-01-08 07:00", "may not be those")]
+)
+def test_a_time_that_does_not_fit_is_named_by_its_kind(tmp_path, wrong, words):
+    rows = rows_of(60)
+    rows[7]["day"] = wrong
+    assert "each row is read as one step" in note_with(source_of(tmp_path, rows), words)
 
 
 def test_irregular_times_have_no_grid():

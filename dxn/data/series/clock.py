@@ -253,9 +253,10 @@ def parse_times(
     for i, cell in enumerate(cells):
         time = None if cell is None else reader(cell)
         if time is None:
+            got = "an empty cell" if cell is None else repr(cell)
             raise UserError(
                 f"{origin(i)}: column {column!r} must contain times, which are dates such as "
-                f"2026-01-31 or numbers such as 2026, got {cell!r}; correct the cell, or choose "
+                f"2026-01-31 or numbers such as 2026, got {got}; correct the cell, or choose "
                 "another column"
             )
         times.append(time)

@@ -178,7 +178,8 @@ def _sentences(
 
     Args:
         problems: Number of "unsorted" rows, of those with a "repeated" time, of "gaps" (steps
-            without a row) among the "steps" of regular series, and of "irregular" series.
+            without a row) among the "steps" of regular series, of "irregular" series, and of
+            "sparse" ones, whose gaps are too long to fill.
         time: Column of the times.
         num_series: Number of series.
         clock: Regular step between the rows.
@@ -194,6 +195,11 @@ def _sentences(
         "irregular": f"{which} not regular; each row is read as one step, and the times of a "
         f"forecast follow with one row per {clock}, which may not be those of the next rows",
     }
+    where = "" if num_series == 1 else f" in {count(problems['sparse'], 'series', 'series')}"
+    sentences["sparse"] = (
+        f"more than {MAX_GAPS - 1} of {MAX_GAPS} time steps have no row{where}, as with a typing "
+        "error in a time; each row is read as one step"
+    )
     return [f"{time}: {sentence}" for kind, sentence in sentences.items() if problems[kind]]
 
 
@@ -220,7 +226,7 @@ def _make_series(
     positions = None if clock is None else grid_positions(distinct, clock)
     length = 0 if not positions else positions[-1] + 1
     if positions is None or length > MAX_GAPS * len(positions):
-        problems["irregular"] += clock is not None
+        problems["irregular" if positions is None else "sparse"] += clock is not None
         return Series(name, steps, first, distinct)
     problems["gaps"] += length - len(positions)
     problems["steps"] += length
