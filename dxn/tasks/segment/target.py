@@ -354,13 +354,16 @@ class PixelClasses(Names):
     def unknown(self, values: Sequence[Mask]) -> list[str]:
         """Return another value of each mask that has such values and at most one known one.
 
-        A single one is usually the background, which masks of 0 and 1 and of 0 and 255 share.
+        A single one is usually the background, which masks of 0 and 1 and of 0 and 255 share. In
+        masks of 0 and 255 alone, 255 is not a value that is ignored.
         """
         known = {*self.values, self.ignored}
         names: list[str] = []
         for mask in values:
             counts = {} if isinstance(mask.source, Drawn) else self._count(mask)
             others = counts.keys() - known
+            if counts.keys() == {0, WHITE}:
+                others = {WHITE} - {*self.values}
             if others and len(counts) - len(others) <= 1:
                 mode = mask.mode if max(counts) >= COLOR else ""
                 names.append(name_of_value(max(others, key=counts.__getitem__), mode))
