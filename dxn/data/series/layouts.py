@@ -174,6 +174,7 @@ class Long(Layout):
         self, table: Table, groups: Mapping[Any, Sequence[int]], use: Rearranging
     ) -> dict[str, list]:
         """Return the other columns that have one value per series."""
+        assert self.id is not None
         columns: dict[str, list] = {}
         varying: list[str] = []
         for name, column in table.columns.items():
