@@ -142,10 +142,13 @@ def _prompt(first: Any) -> list[str]:
 
     Of a conversation, it is the first message of the user.
     """
-    words = first.split()[:MAX_WORDS] if isinstance(first, str) else []
-    if is_conversation(first):
+    if isinstance(first, str):
+        words = first.split()[:MAX_WORDS]
+    elif is_conversation(first):
         # The other parts of a message are inputs. The start of a question is no question.
         message = next((text_of(message) for message in first if message["role"] == "user"), "")
         words = message.split()
+    else:
+        words = []
     prompt = " ".join(words)
     return [f"prompt={prompt}"] if prompt.isprintable() and 0 < len(prompt) <= MAX_CHARS else []
