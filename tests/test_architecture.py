@@ -54,6 +54,7 @@ COLUMN_NAMES = {
     ("data/tables/squad.py", "text"),
     ("data/columns/choose.py", "category"),
     ("data/series/layouts.py", "series"),
+    ("data/series/steps.py", "series"),
     ("data/sources/detect.py", "image"),
     ("data/sources/detect.py", "text"),
     ("data/sources/tar_rows.py", "text"),

@@ -85,7 +85,7 @@ def test_no_samples_have_no_predictions_and_no_embeddings():
     inputs = {"text": text_adapter()}
     predictor = dxn.Model(inputs, backbone=backbone(), head=Classify(), targets=LABELS).predictor
     assert predictor.predict([]) == []
-    with pytest.raises(dxn.UserError, match="no embeddings: no sample has a usable input"):
+    with pytest.raises(dxn.UserError, match="there is no sample; pass at least one"):
         predictor.embed([])
 
 

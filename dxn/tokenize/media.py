@@ -286,7 +286,7 @@ def check_rate(rate: float) -> None:
     """Raise BadMedia if a sample rate in hertz is not plausible."""
     if not MIN_RATE <= rate <= MAX_RATE:
         raise BadMedia(
-            f"a sample rate of {rate:,} hertz; it must be from {MIN_RATE} to {MAX_RATE:,}"
+            f"a sample rate of {rate:,.10g} hertz; it must be from {MIN_RATE} to {MAX_RATE:,}"
         )
 
 

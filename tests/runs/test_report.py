@@ -337,6 +337,7 @@ def test_created_rows_that_are_left_out_are_mentioned(rows, is_short, monkeypatc
     )
     evidence = SimpleNamespace(
         task=SimpleNamespace(creates=["first", "second"]),
+        answered=None,
         shown=lambda row: {"first": texts[row], "second": texts[row]},
         created=lambda name, chosen: [texts[row] for row in chosen],
     )

@@ -479,7 +479,7 @@ def test_a_report_leaves_out_rows_whose_ratio_is_not_defined():
     shown = {task.target.input: Shown("series", series()[1], None, name="series")}
     predictions = SimpleNamespace(predicted=[first, constant], rows=[0, 1])
     last = SimpleNamespace(predictions=predictions, truths=[None] * 2, origins=["row 1", "row 2"])
-    evidence = SimpleNamespace(task=task, shown=lambda row: shown)
+    evidence = SimpleNamespace(task=task, shown=lambda row: shown, answered=None)
     section = side_by_side(evidence, last, None, Budget())
     ((_, [row]),) = section["groups"]
     assert row["where"].startswith("row 1 · snr ")

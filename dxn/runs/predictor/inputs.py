@@ -350,7 +350,7 @@ class ModelInputs:
         """Open samples, each with the values of its inputs by name. None: it lacks the input.
 
         Raises:
-            UserError: If a file cannot be read or an input is unknown.
+            UserError: If there is no sample, a file cannot be read, or an input is unknown.
         """
         if not samples:
             raise UserError("there is no sample; pass at least one")

@@ -208,6 +208,8 @@ class Predictor:
             batch_size: Number of samples per batch.
         """
         self.require_answers()
+        if not samples:
+            return []
         prepared = self.samples(samples)
         self.model_inputs.warn(prepared.opened)
         predictions = self.run(prepared, batch_size=batch_size)
