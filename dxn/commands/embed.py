@@ -85,7 +85,7 @@ class Embed(FromWeights, ManyRows, Compute):
         if written is None:
             return 0
         rows, (size,) = written
-        print_line(f"written: {output} ({rows} of {size} numbers)")
+        print_line(f"written: {output} ({rows}; {size} numbers each)")
         if is_array:
             print_line(f"written: {ids_file(output)} (file, row number and ids of each row)")
         return 0

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,19 @@ def load_json(
         raise UserError(f"{path}: invalid JSON ({error})") from error
     _check_plain(content, path)
     return content
+
+
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Only the last of two values of a key would have an effect.
+
+    Raises:
+        ValueError: If a key occurs twice.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {twice[:MAX_SHOWN]!r} occurs twice")
+    return values
 
 
 def shortened(value: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
@@ -14,6 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from dxn.core.untrusted import unique_keys
 from dxn.serve.answers import Refusal
 from dxn.serve.options import ServeOptions
 from dxn.serve.schema import (
@@ -151,20 +151,11 @@ def _check_values(content: bytes) -> None:
 
 def _parse_json(content: bytes, advice: str) -> Any:
     try:
-        return json.loads(content, object_pairs_hook=_object)
+        return json.loads(content, object_pairs_hook=unique_keys)
     # A number with thousands of digits is a ValueError, deep nesting a RecursionError.
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:120]
         raise Refusal(400, f"the body is not valid JSON ({reason}); {advice}") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON. Only the last of two values of a key would have an effect."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"the key {twice[:60]!r} occurs twice")
-    return values
 
 
 async def _parse_form(

@@ -88,6 +88,8 @@ def test_a_table_that_expands_is_refused(tmp_path, name, write, message):
         ("a.tsv", "x" * (MAX_LINE + 1), "line 1: more than 16,000,000 bytes without a line break"),
         ("a.jsonl", "[" * 100_000, "row 1: invalid JSON"),
         ("a.json", "[" * 100_000, "a.json: invalid JSON"),
+        ("a.jsonl", '{"a": 1, "a": 2}', r"row 1: invalid JSON \(the key 'a' occurs twice\)"),
+        ("a.json", '[{"a": {"b": 1, "b": 2}}]', r"invalid JSON \(the key 'b' occurs twice\)"),
         ("a.jsonl", '{"a": ' + "9" * 5000 + "}", "row 1: invalid JSON .*4300 digits"),
         ("a.csv", "text,label\na\0b,x\n", "row 2: contains a zero byte, so it is not a text"),
         (

@@ -346,7 +346,7 @@ def test_the_vectors_of_a_table_are_in_the_order_of_its_rows(made, tmp_path, cap
     asked = ["embed", f"weights={folder / 'vit'}", f"input={folder / 'images.csv'}", "batch_size=2"]
     for name in ("v.npy", "v.csv"):
         assert main([*asked, f"output={tmp_path / 'new' / name}"]) == 0
-        assert f"{name} (3 rows of 22 numbers)" in capsys.readouterr().out.replace("\n", "")
+        assert f"{name} (3 rows; 22 numbers each)" in capsys.readouterr().out.replace("\n", "")
     array = np.load(tmp_path / "new" / "v.npy", allow_pickle=False)
     assert (array.dtype, array.shape) == (np.float32, (3, 22))
     torch.testing.assert_close(torch.from_numpy(array), expected, rtol=0, atol=1e-5)

@@ -286,7 +286,7 @@ def test_embeddings_of_one_sample_and_of_a_folder(place, predict, run, tmp_path)
     lines = predict("input.title=blue shirt", verb="embed")
     assert lines[0] == "embedding: 12 numbers" and lines[1].count(",") == 6
     lines = predict(f"input={place / 'photos'}", f"output={tmp_path / 'v.npy'}", verb="embed")
-    assert f"written: {tmp_path / 'v.npy'} (60 rows of 12 numbers)" in lines
+    assert f"written: {tmp_path / 'v.npy'} (60 rows; 12 numbers each)" in lines
     files = [row["file"] for row in read_csv(tmp_path / "v.ids.csv")]
     assert len(files) == 60
     expected = dxn.load(run).embed(photo=files[-1])

@@ -11,6 +11,7 @@ from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.core.printable import valid_text
+from dxn.core.untrusted import unique_keys
 from dxn.data.tables.files import check_num_cells, check_num_columns
 from dxn.data.tables.squad import are_articles, count_questions, rows_of_articles
 
@@ -114,7 +115,7 @@ def _several(text: str) -> tuple[list[dict[str, Any]], list[int]] | None:
     """
     rows: list[dict[str, Any]] = []
     lines: list[int] = []
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     end, line = 0, 1
     while match := NO_SPACE.search(text, end):
         line += text.count("\n", end, match.start())
@@ -174,7 +175,7 @@ def _is_column(value: Any) -> bool:
 
 
 def _load(text: str) -> Any:
-    content = json.loads(text)
+    content = json.loads(text, object_pairs_hook=unique_keys)
     # JSON can contain half of a surrogate pair, which is not a character.
     return _valid(content) if SURROGATE in text.lower() else content
 
