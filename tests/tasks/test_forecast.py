@@ -245,6 +245,25 @@ def test_the_batch_and_the_length_of_the_other_series_change_nothing():
     assert_same(predict(task, model, together)[1], predict(task, model, alone)[0], atol=1e-5)
 
 
+def test_a_channel_without_any_value_gets_no_forecast_and_no_part_in_the_metrics():
+    task = Forecast()
+    histories = series_of(3, channels=2)
+    futures = futures_of(histories, channels=2)
+    model, adapters = model_of(task, histories, futures)
+    model.eval()
+    empty = histories[0].clone()
+    empty[:, 1] = NAN
+    batch = make_batch(task, adapters, {"series": [empty, histories[1]]})
+    forecasts = predict(task, model, batch)
+    assert forecasts[0][:, 1].isnan().all() and not forecasts[0][:, 0].isnan().any()
+    assert not forecasts[1].isnan().any()
+    assert [row["prediction_2"] for row in task.table(forecasts[0])] == [None] * H
+    assert {cells[1] for cells in task.answer(forecasts[0])["prediction"]} == {None}
+    # The sums of five metrics are followed by the numbers of their values.
+    numbers = task.metric.rows(forecasts, futures[:2]).chunk(2, -1)[1]
+    assert numbers[:, 1].tolist() == [H, 2 * H]
+
+
 def test_a_longer_history_than_that_of_the_training_is_cut_to_its_end():
     task = Forecast(residual="none")
     histories = series_of(3)

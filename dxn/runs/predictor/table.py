@@ -256,6 +256,8 @@ def format_answer(prediction: Any) -> str:
     """Return a class, labels, a number, a text or the shares of classes as one line."""
     if isinstance(prediction, float):
         return number(prediction)
+    if prediction is None:  # the forecast of a channel without any value
+        return "missing"
     if isinstance(prediction, list) and all(isinstance(item, str) for item in prediction):
         return join_names(prediction) or "none"
     if isinstance(prediction, Mapping):
@@ -273,10 +275,12 @@ def _step_lines(quantiles: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return a line per future step, with all quantiles. That of a frame has the mean median."""
     lines: list[str] = []
     if len(shape := np.shape(quantiles["0.5"])) == 3:
-        means = np.array(quantiles["0.5"], dtype=float).reshape(shape[0], -1).mean(1).tolist()
+        frames = np.array(quantiles["0.5"], dtype=float).reshape(shape[0], -1)
+        known = [row[~np.isnan(row)] for row in frames]
         return [
-            f"step {step}: {shape[1]}×{shape[2]} cells, mean {format_answer(mean)}"
-            for step, mean in enumerate(means, start=1)
+            f"step {step}: {shape[1]}×{shape[2]} cells, mean "
+            f"{format_answer(float(cells.mean()) if cells.size else None)}"
+            for step, cells in enumerate(known, start=1)
         ]
     for step, values in enumerate(zip(*quantiles.values(), strict=True), start=1):
         named = zip(quantiles, values, strict=True)

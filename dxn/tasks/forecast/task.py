@@ -261,10 +261,15 @@ class Quantiles(Space):
         return LossSum.of(losses, (~true.isnan()).float())
 
     def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the quantiles in the unit of the series, float64."""
+        """Return the quantiles in the unit of the series, float64.
+
+        Those of a channel without any value are NaN: its unit is not known.
+        """
         series, count = batch[self.target.input], output.shape[2]
         loc, scale = (series[key].to(output.device)[:, :count] for key in ("loc", "scale"))
-        return {"quantiles": output.double() * scale[:, None, :, None] + loc[:, None, :, None]}
+        is_known = series["observed"].to(output.device).any(1)[:, None, :count, None]
+        quantiles = output.double() * scale[:, None, :, None] + loc[:, None, :, None]
+        return {"quantiles": torch.where(is_known, quantiles, torch.nan)}
 
 
 @dataclass(kw_only=True, eq=False)
