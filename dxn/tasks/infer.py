@@ -34,6 +34,7 @@ MAX_MASKS = 20  # cells in which masks are recognized
 # Up to this share of the cells, a separator, a bracket or a list is an exception.
 FEW = 0.05
 
+SAME_VALUE = "the same value in all rows"  # kind of a column, see `kind_of`
 CONTENTS = {bytes, np.ndarray, Tensor}  # types of files and arrays
 ANSWER = {"text", "answer_start"}  # keys of an answer
 
@@ -330,7 +331,7 @@ def kind_of(profile: ColumnProfile) -> str:
         names = sorted(kind.__name__ for kind in profile.types)
         return "files or arrays" if profile.types <= CONTENTS else f"values of type {names[0]}"
     if profile.num_different == 1:
-        return "the same value in all rows"
+        return SAME_VALUE
     return "categories" if 2 * profile.num_different <= len(profile.values) else "texts"
 
 

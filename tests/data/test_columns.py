@@ -426,7 +426,8 @@ def test_the_name_of_a_column_may_be_that_of_a_modality(cells):
         ("customer_id", [(i * 7919) % 100_003 for i in range(120)], "row numbers or identifiers"),
         ("userId", [(i * 7919) % 100_003 for i in range(120)], "row numbers or identifiers"),
         ("Unnamed: 0", [(i * 7919) % 100_003 for i in range(120)], "row numbers or identifiers"),
-        ("width", ["3.5", "N/A"] * 60, "the same value in all rows"),
+        ("width", ["3.5"] * 118 + ["N/A"] * 2, "the same value in all rows that have one"),
+        ("paid", [*["yes"] * 3, *[None] * 117], "the same value in all rows that have one"),
         ("kind", ["x"] * 120, "the same value in all rows"),
     ],
 )
@@ -436,6 +437,21 @@ def test_cells_that_say_nothing_about_new_rows_are_not_used(cells, name, values,
     assert f"not used: {name} ({reason})" in notes
     named, _ = choose(shop(**{name: values}), cells, number=[name])
     assert name in named[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "modality"),
+    [
+        (["yes", None] * 60, "category"),
+        ([*["x"] * 6, *[None] * 114], "category"),
+        ([*["yes"] * 114, *["N/A"] * 6], "category"),
+        ([1, None, None] * 40, "number"),
+    ],
+)
+def test_one_value_beside_empty_cells_says_something(cells, values, modality):
+    (inputs, _), notes = choose(shop(bike=values), cells)
+    assert inputs["bike"] == InputSpec("bike", modality)
+    assert not any("not used" in note for note in notes)
 
 
 def test_years_of_consecutive_rows_are_used(cells):

@@ -12,7 +12,7 @@ from dxn.core.display import track
 from dxn.core.randomness import spaced_rows
 from dxn.data.rows import FIT_ROWS
 from dxn.data.tables.read import Table
-from dxn.tasks.infer import are_identifiers, kind_of, mixed_units
+from dxn.tasks.infer import SAME_VALUE, are_identifiers, kind_of, mixed_units
 from dxn.tokenize.base import READERS, Reader
 from dxn.tokenize.cells.cell_values import has_no_value
 from dxn.tokenize.column_profile import ColumnProfile, LazyReaders, modality_of, profile_of
@@ -56,10 +56,10 @@ def infer_columns(
         profile = profile_of(table.columns[column])
         modality = modality_of(profile, readers, column=column)
         if modality is None:
-            unused[column] = _reason(profile)
+            unused[column] = _reason(profile, len(table))
             continue
         is_cell = readers[modality].tabular
-        useless = why_useless(column, profile) if is_cell else None
+        useless = why_useless(column, profile, len(table)) if is_cell else None
         if is_cell and column in new_groups:
             useless = "training has none of its values in the test split"
         if useless is not None:
@@ -100,7 +100,7 @@ def infer_columns(
         )
 
 
-def _reason(profile: ColumnProfile) -> str:
+def _reason(profile: ColumnProfile, num_rows: int) -> str:
     """Return why a column is not an input."""
     for kind, pattern in ADDRESSES.items():
         texts = [value.strip() for value in profile.values if isinstance(value, str)]
@@ -114,6 +114,8 @@ def _reason(profile: ColumnProfile) -> str:
     if len(units) > 1:
         return f"numbers with different units: {', '.join(units[:MAX_UNITS])}"
     kind = kind_of(profile)
+    if kind == SAME_VALUE:
+        return _same_value(profile, num_rows)
     if kind != "texts":
         return kind
     every = LazyReaders({modality: modality for modality in READERS}, {})
@@ -141,24 +143,39 @@ MIN_ROWS = 100
 MIN_ROWS_PER_VALUE = 5  # mean
 MAX_SINGLE = 0.01  # fraction of rows whose value occurs once, which says nothing
 MIN_OTHER = 10  # rows with another target than the most frequent one
+# Numbers and share of the rows with a value, and of those without, in a column with one value.
+MIN_CHECKED, MIN_CHECKED_SHARE = 2, 0.05
 # Values that name groups of rows, such as speakers, repeat so often on average, in every split.
 MIN_ROWS_PER_GROUP = 2
 # Whole numbers in this range are taken for years, and other ones for numbers of groups.
 YEARS = (1900, 2100)
 
 
-def why_useless(name: str, profile: ColumnProfile) -> str | None:
+def why_useless(name: str, profile: ColumnProfile, num_rows: int) -> str | None:
     """Return why numbers, categories or dates say nothing about new rows; None if they can.
+
+    A single value beside empty cells can say something, such as the checkbox of a survey.
 
     Args:
         name: Name of the column.
         profile: Its profile.
+        num_rows: Number of rows, with those that have no value.
     """
+    if not profile.values:
+        return "no values"
     if profile.num_different < 2:
-        return "the same value in all rows" if profile.values else "no values"
+        num_filled = len(profile.values)
+        num_rarer = min(num_filled, num_rows - num_filled)
+        if num_rarer >= max(MIN_CHECKED, MIN_CHECKED_SHARE * num_rows):
+            return None
+        return _same_value(profile, num_rows)
     if _are_row_numbers(name, profile):
         return "row numbers or identifiers"
     return None
+
+
+def _same_value(profile: ColumnProfile, num_rows: int) -> str:
+    return SAME_VALUE + (" that have one" if len(profile.values) < num_rows else "")
 
 
 def names_new_groups(train: Sequence[Any], test: Sequence[Any]) -> bool:
