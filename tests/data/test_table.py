@@ -517,6 +517,23 @@ def test_a_split_column_is_found_whatever_its_case(tmp_path, table, name):
     assert f"splits: from column {name.strip()}" in source.notes
 
 
+@pytest.mark.parametrize(
+    ("options", "about"),
+    [
+        ({}, " and names another split in 17 rows; the splits are those of column split"),
+        ({"fractions": [1]}, "; data.split=part divides the rows by it"),
+    ],
+)
+def test_a_second_column_with_names_of_splits_is_no_input(tmp_path, table, options, about):
+    rows = [{**row, "split": ("train", "dev")[i % 2]} for i, row in enumerate(ROWS)]
+    rows = [{**row, "part": ("train", "test")[i % 4 > 0]} for i, row in enumerate(rows)]
+    source = table(write_table(tmp_path / "my.csv", rows), **options)
+    assert list(source.inputs) == ["review"]
+    assert f"not used: part, which contains only names of splits{about}" in source.notes
+    chosen = table(write_table(tmp_path / "my.csv", rows), text=["review", "part"], **options)
+    assert list(chosen.inputs) == ["review", "part"]
+
+
 def test_a_fold_with_other_values_is_not_a_split(tmp_path, table):
     rows = [{**row, "fold": i % 3} for i, row in enumerate(ROWS)]
     assert list(table(write_table(tmp_path / "my.csv", rows)).splits) == [

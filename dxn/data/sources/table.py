@@ -36,6 +36,7 @@ from dxn.data.splits.split import (
     complete_splits,
     divide_table,
     is_categorical,
+    more_split_columns,
     usual_split_column,
 )
 from dxn.data.tables.read import Layout, Table, as_list, column_name, concatenate, read_table
@@ -240,6 +241,7 @@ def from_tables(tables: Mapping[str, Table], readers: Readers, options: TableOpt
     rows_of = {name: np.arange(a, b) for name, a, b in zip(tables, starts, ends, strict=True)}
     del tables
     holdout, fractions, used = options.holdout, options.fractions, options.named(options.target)
+    has_files = UNDIVIDED not in rows_of
     rows_of = divide_table(
         whole,
         rows_of,
@@ -252,13 +254,17 @@ def from_tables(tables: Mapping[str, Table], readers: Readers, options: TableOpt
     # Infer the columns from all splits together, so that they are the same in every split.
     split = options.split or usual_split_column(whole, used)
     layout_ids = () if layout is None else layout.ids
+    used += [*_possible_targets(options, whole.columns), *as_list(options.exclude)]
+    used += [name for name in (options.group, *(holdout or (split,))) if name is not None]
+    decided_by = "the files" if has_files else "data.holdout" if holdout else f"column {split}"
+    more_splits = more_split_columns(whole, used, rows_of, decided_by, notes)
     chosen_inputs, chosen_targets = choose_columns(
         whole,
         readers,
         named=options.columns,
         target=options.target,
         excluded=(
-            *(split, options.group, *(holdout or ()), *layout_ids),
+            *(split, options.group, *(holdout or ()), *layout_ids, *more_splits),
             *question_ids(whole.columns, _possible_targets(options, whole.columns)),
         ),
         exclude=[str(column) for column in as_list(options.exclude)],

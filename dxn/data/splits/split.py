@@ -265,6 +265,47 @@ def usual_split_column(
     return None
 
 
+def more_split_columns(
+    table: Table,
+    used: Collection[str],
+    rows_of: Mapping[str, np.ndarray],
+    decided_by: str,
+    notes: list[str],
+) -> list[str]:
+    """Return the columns with only names of splits, which are no inputs, and note each of them.
+
+    Args:
+        table: The table.
+        used: Columns that have another use.
+        rows_of: Row numbers by split, or all of them with the key "all".
+        decided_by: What has divided the rows, if anything has, for notes.
+        notes: A sentence about each column is appended to this list.
+    """
+    columns = [n for n, cells in table.columns.items() if n not in used and _are_splits(cells)]
+    for column in columns:
+        names = np.array(list(map(_split_name, table.columns[column])))
+        others = sum(int((names[rows] != split).sum()) for split, rows in rows_of.items())
+        about = f" and names another split in {count(others, 'row')}" if others else ""
+        about += f"; the splits are those of {decided_by}"
+        if UNDIVIDED in rows_of:
+            about = f"; data.split={column} divides the rows by it"
+        notes.append(f"not used: {column}, which contains only names of splits{about}")
+    return columns
+
+
+def _are_splits(cells: Sequence[Any]) -> bool:
+    """Return whether cells name several splits and nothing else."""
+    names: set[str] = set()
+    for cell in cells:
+        if has_no_value(cell):
+            continue
+        name = _split_name(cell) if isinstance(cell, str) else None
+        if name is None:
+            return False
+        names.add(name)
+    return "train" in names and len(names) > 1
+
+
 def is_split_column(column: str) -> bool:
     """Return whether a column has a usual name of one with the split of each row."""
     return _last_part(column) in SPLIT_COLUMNS
