@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -313,19 +314,23 @@ class Generate(FromWeights, TableInput, Compute):
             inputs, rows = read_rows(predictor, self.input, without, **self.table_options())
         elif self.input is not None:
             inputs = read_sample(self.input, predictor.model_inputs.readers, predictor.columns)
-        texts = predictor.write(
-            prompt=prompts,
-            system=self.system,
-            chat=self.chat,
-            inputs=inputs,
-            count=self.count,
-            max_new=self.max_new,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            seed=self.seed,
-            batch_size=self.batch_size,
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            texts = predictor.write(
+                prompt=prompts,
+                system=self.system,
+                chat=self.chat,
+                inputs=inputs,
+                count=self.count,
+                max_new=self.max_new,
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                seed=self.seed,
+                batch_size=self.batch_size,
+            )
+        for note in dict.fromkeys(str(warning.message) for warning in caught):
+            print_line(f"note: {note}", stderr=True)
         if output is not None:
             write_texts(output, prompts, texts, rows)
             return 0

@@ -219,7 +219,11 @@ async def _generate(request: Request, body: GenerationBody, service: Service) ->
     async def events(parts: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[Any]:
         async for index, part in parts:
             is_complete = isinstance(part, Text)
-            yield {"index": index, **({GENERATED: part.text} if is_complete else {"delta": part})}
+            yield {"index": index, **(result_of(part) if is_complete else {"delta": part})}
+
+    def result_of(text: Text) -> dict[str, Any]:
+        note = writer.note(text)
+        return {GENERATED: text.text, **({"note": note} if note else {})}
 
     count = len(samples)
     inputs = samples
@@ -230,7 +234,7 @@ async def _generate(request: Request, body: GenerationBody, service: Service) ->
         parts = await service.stream(make_texts, inputs, count=count)
         return event_stream(events(parts), request.url.path)
     written = await while_connected(request, service.write(make_texts, inputs, count=count))
-    return json_answer({RESULTS: [{GENERATED: text.text} for text in written]})
+    return json_answer({RESULTS: [result_of(text) for text in written]})
 
 
 async def _create(request: Request, body: CreationBody, service: Service) -> Response:

@@ -167,9 +167,10 @@ class Prediction(BaseModel):
 
 
 class GeneratedText(BaseModel):
-    """A generated text."""
+    """A generated text, and how much of a long prompt the model reads."""
 
     generated: str
+    note: str | None = None
 
 
 class CreatedValue(BaseModel):

@@ -250,10 +250,15 @@ def test_token_ids_in_a_file_give_the_same_training_and_the_same_resume(
 def test_a_language_model_continues_a_text(language, capsys):
     run = f"run={language}"
     prompt = "the red cat sits and"  # longer than the 17 characters that it reads at a time
-    said = answer_of(capsys, "generate", run, f"prompt={prompt}", "max_new=40", "temperature=0")
-    again = dxn.load(language).write(prompt=prompt, max_new=40)
+    assert main(["generate", run, f"prompt={prompt}", "max_new=40", "temperature=0"]) == 0
+    said, noted = capsys.readouterr()
+    cut = "the prompt has 20 tokens, and the model reads at most 17"
+    assert noted.startswith(f"note: {cut}")
+    with pytest.warns(UserWarning, match=cut):
+        again = dxn.load(language).write(prompt=prompt, max_new=40)
     assert said == again[0] + "\n" and said.startswith(prompt) and len(again[0]) > len(prompt)
-    assert again[0].startswith(dxn.load(language).write(prompt=prompt, max_new=3)[0])
+    with pytest.warns(UserWarning, match=cut):
+        assert again[0].startswith(dxn.load(language).write(prompt=prompt, max_new=3)[0])
     assert answer_of(capsys, "generate", run, "max_new=11", "temperature=0") == (
         dxn.load(language).write(max_new=11)[0] + "\n"
     )
@@ -264,7 +269,7 @@ def test_a_language_model_continues_a_text(language, capsys):
     assert told.startswith("embedding: 16 numbers")
 
 
-PROMPTS = ["the red cat sits and", "a", "the blue"]
+PROMPTS = ["the red cat sits", "a", "the blue"]
 
 
 def test_several_prompts_are_continued_like_each_of_them(language):

@@ -294,6 +294,20 @@ def test_the_model_receives_only_the_end_of_a_long_prompt(language):
     assert writer.begin([text]).longest == writer.language.max_len + 1
 
 
+def test_the_answer_to_a_prompt_longer_than_the_model_reads_says_so(language):
+    limit = Writer(language.model, language.task).language.max_len
+    inputs = [{"prompt": "a" * (limit + 1)}, {"prompt": "a" * limit}]
+    body = {"inputs": inputs, "temperature": 0, "max_new": 1}
+    note = f"the prompt has {limit + 1} tokens, and the model reads at most {limit}"
+    with client_of(language) as client:
+        results = client.post("/generate", json=body).json()["results"]
+        last = [event for event in events_of(client, body) if "generated" in event]
+    assert results[0]["note"].startswith(note) and "note" not in results[1]
+    assert {event["index"]: event.get("note") for event in last}[0] == results[0]["note"]
+    with pytest.warns(UserWarning, match=f"^1 of 2 prompts are too long; prompt 1: {note}"):
+        language.write(prompt=[each["prompt"] for each in inputs], max_new=1)
+
+
 def settings_of(number):
     """Options of a text that differ from those of the others."""
     temperature, seed = [(0, 0), (1.2, 3), (0.8, 4)][number % 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -385,7 +386,8 @@ class Predictor:
             batch_size: Number of texts per batch.
 
         Returns:
-            `count` texts per prompt or sample, one prompt or sample after the other.
+            `count` texts per prompt or sample, one prompt or sample after the other. A prompt that
+            is longer than the model reads is cut at its start, with a warning.
 
         Raises:
             UserError: If the model does not generate text, or cannot use what it gets.
@@ -408,7 +410,10 @@ class Predictor:
         for text, new_sampler in zip(texts, samplers, strict=True):
             text.new_sampler = new_sampler if sampler is None else lambda: sampler
             text.max_new = max_new
-        return writer.write(texts, batch_size=batch_size)
+        written = writer.write(texts, batch_size=batch_size)
+        if remark := writer.remark(texts):
+            warnings.warn(remark, stacklevel=2)
+        return written
 
     def check_created(self, name: str) -> None:
         """Check that the model creates an input.

@@ -419,6 +419,25 @@ class Writer:
             pad_sequence([torch.ones_like(start) for start in starts], batch_first=True) > 0,
         )
 
+    def note(self, text: Text) -> str:
+        """Return how much of an encoded prompt the model reads. "": all of it."""
+        if self.language is None or len(text.prompt_ids) <= self.language.max_len:
+            return ""
+        limit = self.language.max_len
+        return (
+            f"the prompt has {len(text.prompt_ids):,} tokens, and the model reads at most "
+            f"{limit:,}, so it continues from the last {max(limit // 2, 1):,}; shorten the prompt"
+        )
+
+    def remark(self, texts: Sequence[Text]) -> str:
+        """Return which prompts of texts are too long. "": none."""
+        prompts = [*{text.prompt: text for text in texts}.values()]
+        notes = {i: note for i, text in enumerate(prompts, 1) if (note := self.note(text))}
+        if not notes or len(prompts) == 1:
+            return notes.get(1, "")
+        number, first = next(iter(notes.items()))
+        return f"{len(notes)} of {len(prompts)} prompts are too long; prompt {number}: {first}"
+
     def decoder_of(self, text: Text) -> Decode:
         """Return the function that decodes the new tokens of a text of a language model."""
         # An answer is a text of its own.

@@ -166,7 +166,7 @@ function steps(box, quantiles) {
   columns[0].forEach((_, i) => {
     const row = make(table, "tr", null);
     make(row, "th", i + 1, { scope: "row" });
-    for (const column of columns) make(row, "td", [column[i]].flat().map(value => Number(value?.toPrecision?.(5) ?? value)).join(", "));
+    for (const column of columns) make(row, "td", [column[i]].flat().map(value => value === null ? "missing" : Number(value.toPrecision?.(5) ?? value)).join(", "));
   });
 }
 
@@ -179,11 +179,12 @@ function showVector(box, vector) {
 export function showGenerated(box) {
   box.replaceChildren();
   const lines = [];  // one per value
-  return ({ index, delta, partial, generated, type }) => {
+  return ({ index, delta, partial, generated, type, note }) => {
     const line = lines[index] ??= make(box, "p", "", { class: "answer long preview", dir: "auto" });
     const value = generated ?? partial ?? line.textContent + delta;
     if (type) showFile(line, type, dataUrl(type, value), "the created file");
     else line.textContent = typeof value === "string" ? value : JSON.stringify(value);
+    if (note) make(box, "p", `Note: ${note}.`, { class: "soft" });
   };
 }
 
