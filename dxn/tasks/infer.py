@@ -19,7 +19,7 @@ from dxn.core.randomness import Probability, evenly_spaced
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.names import class_name
 from dxn.tasks.task import TASKS, Task
-from dxn.tokenize.cells.cell_values import NumberFormat, ParsedNumbers, units_of
+from dxn.tokenize.cells.cell_values import NumberFormat, ParsedNumbers, mixed_decimals, units_of
 from dxn.tokenize.cells.joined import list_of
 from dxn.tokenize.column_profile import ColumnProfile, profile_of
 
@@ -188,6 +188,8 @@ def infer(
             "task predicts; add a column with a number (such as days) or a class (such as the "
             "month), or set head=classify to make each value a class"
         )
+    elif decimals := explain_decimals(profile):
+        problem = f"contains {decimals}"
     elif are_identifiers(profile) and profile.numbers is None:
         problem = (
             f"contains identifiers such as {str(cells[0])!r}: {distinct:,} different values in "
@@ -313,6 +315,19 @@ def are_identifiers(profile: ColumnProfile) -> bool:
 def mixed_units(profile: ColumnProfile) -> list[str]:
     """Return the units of a column that is not one of numbers, because it has several of them."""
     return [] if profile.numbers is not None else units_of(profile.values)
+
+
+def explain_decimals(profile: ColumnProfile) -> str:
+    """Return which two decimal separators the numbers of a column have; "" if it has one."""
+    if profile.numbers is not None or profile.are_dates or profile.separator is not None:
+        return ""
+    pair = mixed_decimals(profile.values)
+    if pair is None:
+        return ""
+    return (
+        f"numbers with a decimal point such as {str(pair[0])!r} and with a decimal comma such as "
+        f"{str(pair[1])!r}; write all of them with the same decimal separator"
+    )
 
 
 def kind_of(profile: ColumnProfile) -> str:

@@ -11,6 +11,7 @@ from dxn.data.columns.choose import choose_columns, name_inputs, to_rows
 from dxn.data.columns.infer import determines, names_new_groups
 from dxn.data.rows import InputSpec, Origins
 from dxn.data.tables.read import Table
+from dxn.tasks.infer import explain_decimals, infer
 from dxn.tokenize import CategoryAdapter, DateAdapter, NumberAdapter
 from dxn.tokenize.base import READERS
 from dxn.tokenize.cells.category import CategoryReader
@@ -437,6 +438,33 @@ def test_cells_that_say_nothing_about_new_rows_are_not_used(cells, name, values,
     assert f"not used: {name} ({reason})" in notes
     named, _ = choose(shop(**{name: values}), cells, number=[name])
     assert name in named[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "point", "comma"),
+    [
+        ([f"{i}.{i:02}" for i in range(10, 70)] + [f"{i},5" for i in range(60)], "10.10", "0,5"),
+        (["1.5", "2,5", "3", "N/A"] * 30, "1.5", "2,5"),
+        (["1,234.50 €", "1.234,50 €"] * 60, "1,234.50 €", "1.234,50 €"),
+    ],
+)
+def test_numbers_with_two_decimal_separators_are_named(cells, values, point, comma):
+    (inputs, _), notes = choose(shop(size=values), cells)
+    assert "size" not in inputs
+    reason = (
+        f"numbers with a decimal point such as {point!r} and with a decimal comma such as "
+        f"{comma!r}; write all of them with the same decimal separator"
+    )
+    assert f"not used: size ({reason})" in notes
+    with pytest.raises(UserError, match=f"data.target: contains {reason}"):
+        infer(profile_of(values))
+
+
+@pytest.mark.parametrize(
+    "values", [["1,2", "1,3", "2,3,4"], ["48.1,11.5", "48.2,11.6"], ["1,234,567", "3.5", "4.5"]]
+)
+def test_other_points_and_commas_are_no_two_decimal_separators(values):
+    assert explain_decimals(profile_of(values * 40)) == ""
 
 
 @pytest.mark.parametrize(

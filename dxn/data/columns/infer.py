@@ -12,7 +12,7 @@ from dxn.core.display import track
 from dxn.core.randomness import spaced_rows
 from dxn.data.rows import FIT_ROWS
 from dxn.data.tables.read import Table
-from dxn.tasks.infer import SAME_VALUE, are_identifiers, kind_of, mixed_units
+from dxn.tasks.infer import SAME_VALUE, are_identifiers, explain_decimals, kind_of, mixed_units
 from dxn.tokenize.base import READERS, Reader
 from dxn.tokenize.cells.cell_values import has_no_value
 from dxn.tokenize.column_profile import ColumnProfile, LazyReaders, modality_of, profile_of
@@ -60,7 +60,9 @@ def infer_columns(
             continue
         is_cell = readers[modality].tabular
         useless = why_useless(column, profile, len(table)) if is_cell else None
-        if is_cell and column in new_groups:
+        if (is_cell or readers[modality].words) and (decimals := explain_decimals(profile)):
+            useless = decimals
+        elif is_cell and column in new_groups:
             useless = "training has none of its values in the test split"
         if useless is not None:
             unused[column] = useless
@@ -113,6 +115,8 @@ def _reason(profile: ColumnProfile, num_rows: int) -> str:
     units = mixed_units(profile)
     if len(units) > 1:
         return f"numbers with different units: {', '.join(units[:MAX_UNITS])}"
+    if decimals := explain_decimals(profile):
+        return decimals
     kind = kind_of(profile)
     if kind == SAME_VALUE:
         return _same_value(profile, num_rows)

@@ -416,6 +416,31 @@ def units_of(values: Sequence[Any]) -> list[str]:
     return [] if len(names) > 1 and _letters(present) == set(names) else names
 
 
+def mixed_decimals(values: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Return a cell with a decimal point and one with a decimal comma, if nearly all are numbers.
+
+    None: the cells are no numbers, or all of them can have the same decimal separator.
+    """
+    present = [value for value in values if not has_no_number(value)]
+    # Most columns of texts are recognized by a few cells, which is faster.
+    for cells in (sample(present), present):
+        unit = find_format(cells).unit
+        points, commas = NumberFormat(".", unit), NumberFormat(",", unit)
+        only: dict[str, Any] = {}  # the first cell that can only have this separator
+        num_others = 0
+        for cell in cells:
+            as_point, as_comma = points.parse(cell), commas.parse(cell)
+            if as_point is None and as_comma is None:
+                num_others += 1
+            elif None in (as_point, as_comma):
+                mark = "," if as_point is None else "."
+                if mark in cell:  # unlike 1,234,567, which shows no decimal separator
+                    only.setdefault(mark, cell)
+        if num_others > MAX_OTHERS * len(cells):
+            return None
+    return (only["."], only[","]) if len(only) == 2 else None
+
+
 def sample(values: Sequence[Any], count: int = SAMPLE) -> Sequence[Any]:
     """Return cells from everywhere in a column, about `count` or all of them."""
     if len(values) < 2 * count:
