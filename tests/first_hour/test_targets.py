@@ -116,7 +116,7 @@ def test_equal_inputs_stay_in_one_split(here):
     assert len(read_csv("model/predictions.csv")) == 6 * len(test)
 
 
-def test_rows_of_a_group_stay_in_one_split(here):
+def test_rows_of_a_group_stay_in_one_split(here, capsys):
     table = [(text, f"speaker{i % 20}", i % 2) for i, text in enumerate(texts(200))]
     write_csv("talks.csv", ["text", "speaker", "label"], table)
     options = ["data.group=speaker", "run=model", *TINY, *TEXT]
@@ -126,8 +126,14 @@ def test_rows_of_a_group_stay_in_one_split(here):
     assert len(tested) == 10 * len(set(tested))
     # In a new table, rows of a speaker are dependent, too: three speakers are too few to resample.
     write_csv("new.csv", ["text", "speaker", "label"], table[:3] + table[20:23] + table[40:44])
-    assert run("evaluate", "run=model", "new.csv", "output=new") == 0
-    assert "intervals" not in json.loads(Path("new/metrics.json").read_text())
+    for i, words in enumerate((["new.csv"], ["data=table", "data.path=new.csv"])):
+        assert run("evaluate", "run=model", *words, f"output=new{i}") == 0
+        assert "intervals" not in json.loads(Path(f"new{i}/metrics.json").read_text())
+    capsys.readouterr()
+    write_csv("other.csv", ["text", "label"], [(text, label) for text, _, label in table[:10]])
+    note = "note: no column 'speaker', which the training used as data.group"
+    words = ["data=table", "data.path=other.csv"]
+    assert note in printed(capsys, "evaluate", "run=model", *words, "output=other")
 
 
 def test_the_check_lists_all_bad_rows_even_if_a_split_has_no_good_one(here, capsys):

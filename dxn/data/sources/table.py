@@ -392,10 +392,7 @@ def rows_of_table(
         if surplus:
             notes.append(f"not used: {', '.join(surplus)} (not columns of the training)")
         if group is not None and groups is None:
-            notes.append(
-                f"no column {group!r}, which the training used as data.group: the "
-                "intervals of metrics count each row as independent"
-            )
+            notes.append(without_groups(group))
     return replace(rows, ids=ids, groups=groups)
 
 
@@ -519,6 +516,14 @@ def _with_files(
                 f"in use reads; the adapters are {', '.join(readers)}"
             )
     return {**columns, **{kind: [kind] for kind in files}}
+
+
+def without_groups(group: str) -> str:
+    """Return the note about a new table that lacks the groups of the training."""
+    return (
+        f"no column {group!r}, which the training used as data.group: the intervals of metrics "
+        "count each row as independent"
+    )
 
 
 def _new_groups(table: Table, rows_of: Mapping[str, np.ndarray]) -> list[str]:

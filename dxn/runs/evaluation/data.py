@@ -16,7 +16,7 @@ from dxn.data.dataset import Opened
 from dxn.data.formats import SPLITS
 from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, OnBad, Rows, Source
-from dxn.data.sources.table import JOINED
+from dxn.data.sources.table import JOINED, without_groups
 from dxn.data.splits.split import UNDIVIDED
 from dxn.runs.decide import open_source, print_paths
 from dxn.runs.folder import is_run
@@ -94,9 +94,11 @@ def evaluation_source(
         )
     if data:
         node = _for_evaluation(data, predictor, chosen, trust)
+        group = None if _is_chosen("data.group", chosen) else _group_of(run, folder_trust)
+        node, source = _with_group(node, group, predictor, trust)
     else:
         node, trust = data_of_run(predictor, run, confine, folder_trust), folder_trust
-    source = source_of(node, predictor, trust)
+        source = source_of(node, predictor, trust)
     for note in source.notes:
         print_line(f"note: {note}")
     split = split or default_split(source.splits)
@@ -175,9 +177,7 @@ def open_table(
             f"input: must be a table, got {path}; for one folder per class, set "
             f"data=folder data.path={path}"
         )
-    group = None
-    if run is not None and is_run(folder := _run_folder(run)):
-        group = Settings.load(folder, trust).values["data"].get("group")
+    group = _group_of(run, trust)
     rows = predictor.model_inputs.table(path, group=group, **options)
     if TARGET not in rows.cells and predictor.task.is_supervised:
         raise UserError(
@@ -224,6 +224,29 @@ def _run_folder(run: str) -> Path:
     if not (folder / CONFIG_FOLDER).is_dir() and (folder.parent / CONFIG_FOLDER).is_dir():
         return folder.parent
     return folder
+
+
+def _group_of(run: str | None, trust: Sequence[str]) -> str | None:
+    """Return the column that the training used as data.group, if any."""
+    if run is None or not is_run(folder := _run_folder(run)):
+        return None
+    return Settings.load(folder, trust).values["data"].get("group")
+
+
+def _with_group(
+    node: dict[str, Any], group: str | None, predictor: Predictor, trust: Sequence[str]
+) -> tuple[dict[str, Any], Source]:
+    """Open a data source with the groups of the training, which it may lack, and its node."""
+    parameters = signature_of(node.get("_target_"), key="data", trust=trust).parameters
+    if group is not None and "group" in parameters:
+        grouped = {**node, "group": group}
+        try:
+            return grouped, source_of(grouped, predictor, trust)
+        except UserError as error:
+            if not str(error).startswith("data.group: no column"):
+                raise
+            print_line(f"note: {without_groups(group)}")
+    return node, source_of(node, predictor, trust)
 
 
 def source_of(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:
