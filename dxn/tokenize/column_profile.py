@@ -28,6 +28,7 @@ from dxn.tokenize.cells.cell_values import (
     find_codes,
     has_no_number,
     has_no_value,
+    is_phone,
     read_numbers,
 )
 from dxn.tokenize.cells.date_values import are_dates
@@ -150,7 +151,7 @@ def is_series(value: Any, decimal: str) -> bool:
         text = str(value)
         if text.lower().endswith(SUFFIXES):
             return True
-        if not _starts_with_number(text):
+        if not _starts_with_number(text) or is_phone(text):
             return False
         words = split_numbers(text, decimal)
         # Two numbers are usually a range or a place, and a date such as 2026 01 31 has three.

@@ -11,6 +11,7 @@ from dxn.tokenize import BadMedia
 from dxn.tokenize.cells import cell_values
 from dxn.tokenize.cells.cell_values import NumberFormat, find_format, read_numbers, units_of
 from dxn.tokenize.cells.number import NumberReader
+from dxn.tokenize.column_profile import profile_of, scores_of
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,19 @@ def test_a_few_other_cells_do_not_make_a_column_of_texts():
     assert read_numbers([]) is None
 
 
+@pytest.mark.parametrize(
+    "cells", [["+49 170 123 456"], ["+49170123456", "0170123457"], ["+1 555 010 0200"]]
+)
+def test_phone_numbers_are_no_amounts_and_no_series(cells):
+    scores = scores_of(profile_of(cells * 20))
+    assert scores["number"] == scores["series"] == 0 and scores["category"] > 0
+
+
+@pytest.mark.parametrize("cells", [["+5", "-3"], ["+1 234"], ["+1 234 567", "-2 345 678"]])
+def test_signed_amounts_are_numbers(cells):
+    assert scores_of(profile_of(cells * 20))["number"] == 1
+
+
 # Targets
 
 
@@ -144,6 +158,7 @@ def test_a_format_that_can_be_read_in_two_ways_is_noted_and_saved():
             "3.0 and '12 %' are read in the same unit (2 of 3 numbers have none)",
         ),
         (["1.2k", "980"], "'1.2k' is read as 1,200"),
+        (["12", "5E15"], "'5E15' is read as 5e+15, no code"),
     ],
 )
 def test_numbers_that_can_mean_something_else_are_noted(values, note):

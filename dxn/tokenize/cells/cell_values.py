@@ -139,6 +139,10 @@ WRITTEN = re.compile(
 )
 # Cells that all have plain digits, joined by line feeds, which is most columns of numbers.
 PLAIN_COLUMN = re.compile(r"[+-]?\d+(?:\.\d+)?(?:\n[+-]?\d+(?:\.\d+)?)*")
+# Phone numbers with groups of three digits are written like amounts.
+PHONE = re.compile(rf"[+0]\d(?:[{SPACES}]?\d){{6,}}")
+# It can also be a code: most programs write a sign or a decimal point into such a number.
+EXPONENT = re.compile(r"\d+[eE]\d+")
 # A decimal point that cannot separate thousands, because other than three digits follow.
 DECIMAL_POINT = re.compile(r"\.(?!\d{3}(?!\d))")
 POWERS = {"k": 1e3, "m": 1e6, "mn": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
@@ -262,6 +266,10 @@ def read_numbers(values: Sequence[Any]) -> ParsedNumbers | None:
     form = find_format(few)
     if sum(form.parse(value) is not None for value in few) < MIN_NUMBERS / 2 * len(few):
         return None
+    if any(map(is_phone, few)):
+        phones = [PHONE.fullmatch(str(v).strip()) for v in values if form.parse(v) is not None]
+        if sum(phone is not None for phone in phones) >= SURE * len(phones):
+            return None
     form = find_format(values)
     numbers: list[float] = []
     others: list[Any] = []
@@ -288,6 +296,12 @@ def _letters(values: Sequence[Any]) -> set[str]:
         for value in values
         if isinstance(value, str) and value[:-1].isdigit() and value[-1].isalpha()
     }
+
+
+def is_phone(value: Any) -> bool:
+    """Return whether a cell is a plus sign and at least seven digits, as a phone number."""
+    text = value.strip() if isinstance(value, str) else ""
+    return text.startswith("+") and PHONE.fullmatch(text) is not None
 
 
 def find_format(values: Sequence[Any]) -> NumberFormat:
@@ -364,7 +378,7 @@ def unclear_number(form: NumberFormat, values: Sequence[Any]) -> str:
 
 
 def explain_units(form: NumberFormat, values: Sequence[Any]) -> str:
-    """Return how numbers with letters, and those without a unit beside others, are read.
+    """Return how numbers are read that have letters, an exponent, or no unit beside others.
 
     Args:
         form: The format of the column, see `find_format`.
@@ -380,7 +394,9 @@ def explain_units(form: NumberFormat, values: Sequence[Any]) -> str:
     plain: list[Any] = [value for value in values if isinstance(value, int | float)]
     plain += [match[0] for match in matches if not unit_of(match)]
     if not units or not plain:
-        return ""
+        written = (match[0] for match in matches if EXPONENT.fullmatch(match[0]))
+        code = next((text for text in written if form.parse(text) is not None), None)
+        return f"{code!r} is read as {form.parse(code):,.10g}, no code" if code else ""
     return (
         f"{plain[0]!r} and {units[0]!r} are read in the same unit ({len(plain):,} of "
         f"{len(plain) + len(units):,} numbers have none)"
