@@ -149,6 +149,25 @@ def test_other_weekends_have_no_step_either(off, name):
     assert not set(later) & set(off)
 
 
+def test_a_number_of_a_column_of_weeks_is_an_iso_week():
+    times, written = parse_times([202352, "202401"], str, "Year_Week")
+    clock = find_clock(written, [times])
+    assert str(clock) == "1 week" and times[0] == seconds("2023-12-25")
+    assert [clock.format(clock.after(times[-1], n)) for n in (1, 51, 52)] == [
+        "202402",
+        "202452",
+        "202501",
+    ]
+    # The first weeks of a year could also be months, and a new table can have one row only.
+    first, _ = parse_times([202301, 202312], str, "week")
+    assert first == [seconds("2023-01-02"), seconds("2023-03-20")]
+    assert parse_times([202303], str, "t", style="GGGGww")[0] == [seconds("2023-01-16")]
+    # 2023 has 52 weeks. Counters, and numbers of other columns, stay numbers.
+    for cells, column in (([202352, 202353], "week"), ([1, 2], "week"), ([202352, 202401], "t")):
+        assert parse_times(cells, str, column) == (cells, Clock())
+    assert parse_times([202311, 202312], str, "t")[1].style == "YYYYMM"
+
+
 def test_a_month_as_a_number_is_one_if_the_training_had_months():
     assert parse_times(["10.2020"], str, "t", style="MM.YYYY")[0] == [seconds("2020-10-01")]
 

@@ -20,11 +20,12 @@ from dxn.core.errors import UserError
 from dxn.data.series.stamps import (
     DAY,
     EPOCH,
-    PERIODS,
     STYLES,
     UNIX,
+    WEEKS,
     moment_of,
     read_number,
+    read_week,
     reader_of,
     style_of,
     write,
@@ -244,7 +245,7 @@ def parse_times(
         UserError: If a cell is empty or no time, or numbers and dates are mixed.
     """
     day_first = {"D": True, "M": False}.get(style[:1])
-    reader = reader_of(cells, day_first, are_periods=style in PERIODS)
+    reader = reader_of(cells, day_first, style=style, column=column)
     if day_first is None and reader is not read_number and unclear_date(cells) is not None:
         # The other order of day and month, if only with it the times have a regular step.
         other = reader_of(cells, day_first=not find_day_first(cells))
@@ -267,7 +268,7 @@ def parse_times(
         return [value for value, _ in times], Clock()
     values, offset = _on_one_clock(times, offset)
     has_clock = any(value % DAY for value in values)
-    style = style_of(cells, values, offset)
+    style = WEEKS if reader is read_week else style_of(cells, values, offset)
     return values, Clock("second", DAY, has_clock=has_clock, style=style, offset=offset)
 
 

@@ -18,10 +18,11 @@ UNIX = {"unix": 1, "unix_ms": 1000}  # units per second
 UNIX_RANGE = (1e9, 2.2e9)
 UNIX_NAMES = re.compile(r"time|stamp|unix|epoch|date|^[td]s$")
 
+WEEKS = "GGGGww"  # numbers such as 202605, which are weeks in a column of weeks only
 DATES = ("YYYY-MM-DD", "YYYYMMDD", "YYYY/MM/DD", "YYYY.MM.DD", "DD.MM.YYYY", "D.M.YYYY")
 DATES += ("DD/MM/YYYY", "D/M/YYYY", "MM/DD/YYYY", "M/D/YYYY", "DD-MM-YYYY", "MM-DD-YYYY")
 PERIODS = ("YYYY-MM", "YYYY/MM", "YYYY.MM", "YYYYMM", "YYYY'M'MM", "MM/YYYY", "MM.YYYY", "YYYY-M")
-PERIODS += ("M/YYYY", "MM-YYYY", "GGGG-Www", "GGGGWww", "GGGG Www")
+PERIODS += ("M/YYYY", "MM-YYYY", "GGGG-Www", "GGGGWww", "GGGG Www", WEEKS)
 PERIODS += ("YYYYQq", "YYYY-Qq", "YYYY Qq", "Qq YYYY", "Qq-YYYY", "Qq/YYYY")
 TIMES = ("hh:mm", "hh:mm:ss")
 ZONES = ("", "Z", " UTC", "+zz:zz", "+zzzz")
@@ -56,6 +57,8 @@ MONTH = re.compile(
     r"|(?P<month4>0[1-9]|1[0-2])\.(?P<year4>(?:19|20)\d\d)"
 )
 WEEK = re.compile(r"(\d{4})[- ]?W(\d{1,2})(?:-?([1-7]))?", re.IGNORECASE)
+WEEK_NUMBER = re.compile(r"((?:19|20)\d\d)(\d\d)")
+WEEK_NAMES = re.compile(r"week|^(?:yr|year)?_?wk$|^kw$")
 QUARTER = re.compile(r"(\d{4})[-/ ]?Q([1-4])|Q([1-4])[-/ ]?(\d{4})", re.IGNORECASE)
 
 
@@ -98,8 +101,15 @@ def are_months(cells: Sequence[Any]) -> bool:
     return are_sure and all(map(MONTH.fullmatch, texts))
 
 
+def read_week(cell: Any) -> tuple[float, None] | None:
+    """Return the start of an ISO week such as 202605 with no offset; None if the cell is none."""
+    match = WEEK_NUMBER.fullmatch(str(cell).strip())
+    start = match and read_period(f"{match[1]}-W{match[2]}")
+    return None if start is None else (start, None)
+
+
 def reader_of(
-    cells: Sequence[Any], day_first: bool | None = None, *, are_periods: bool = False
+    cells: Sequence[Any], day_first: bool | None = None, *, style: str = "", column: str = ""
 ) -> Callable[[Any], tuple[float, float | None] | None]:
     """Return the function that reads the cells, judged by the first one that is present.
 
@@ -108,12 +118,17 @@ def reader_of(
     Args:
         cells: The cells.
         day_first: Whether the day comes before the month. Default: as in most cells.
-        are_periods: Whether numbers such as 202601 are months. Default: if all are.
+        style: How the times of the training are written. Default: numbers such as 202601 are
+            months if all are, and ISO weeks if all are and the column has the name of weeks.
+        column: Name of the column.
     """
     present = [cell for cell in cells if cell is not None]
+    may_be_weeks = bool(not style and present and WEEK_NAMES.search(column.strip().lower()))
+    if style == WEEKS or (may_be_weeks and all(map(read_week, present))):
+        return read_week
     are_compact = all(COMPACT.fullmatch(str(cell).strip()) for cell in present)
     are_numbers = bool(present) and read_number(present[0]) is not None
-    if are_numbers and not (are_compact or are_periods or are_months(present)):
+    if are_numbers and not (are_compact or style in PERIODS or are_months(present)):
         return read_number
     day_first = find_day_first(present) if day_first is None else day_first
     return lambda cell: _read_date(cell, day_first)
@@ -136,9 +151,9 @@ def _read_date(cell: Any, day_first: bool) -> tuple[float, float | None] | None:
     return (moment.day - 1) * DAY + (moment.second or 0.0), moment.offset
 
 
-def looks_like_times(cells: Sequence[Any], share: float = 1.0) -> bool:
-    """Whether all cells, or a share of them, are dates."""
-    reader = reader_of(cells)
+def looks_like_times(cells: Sequence[Any], share: float = 1.0, column: str = "") -> bool:
+    """Whether all cells of a column, or a share of them, are dates."""
+    reader = reader_of(cells, column=column)
     dates = (cell is not None and reader(cell) is not None for cell in cells)
     return reader is not read_number and sum(dates) >= share * len(cells)
 

@@ -271,7 +271,7 @@ def _time_column(table: Table, used: set[str | None]) -> str | None:
     names = [name for name in table.columns if name not in used]
     by_name = [name for name in names if name.strip().lower() in TIME_NAMES.split()]
     for name in [*by_name, *names]:
-        if looks_like_times(table.columns[name]):
+        if looks_like_times(table.columns[name], column=name):
             return name
     for name in [*by_name, *names]:
         cells = table.columns[name]
