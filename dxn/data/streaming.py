@@ -245,37 +245,52 @@ class StreamOrder(BatchOrder):
         return next(self._readers[key.reader], end)
 
     def _read(self, key: ReaderKey) -> Iterator[dict[str, Any]]:
-        """Yield the batches of a reader, and its position after each."""
-        from datasets import logging
-
         process, num_processes = self.shard
         reader = process * self.num_readers + key.reader
         rows = self.samples.stream.rows(self.seed, reader, num_processes * self.num_readers)
-        rows.set_epoch(key.epoch)
-        if key.position:
-            # It warns about the lost rows of the shuffle buffer, which docs/streaming.md explains.
-            logging.set_verbosity_error()
-            rows.load_state_dict(json.loads(key.position))
-        bad: dict[str, str] = {}
-        # Not `iter(rows)`, which would divide the rows over the workers of torch again.
-        for batch in rows.iter(self.size):
-            samples = self.samples.open(batch["row_id"], batch["cells"])
-            bad |= {issue.origin: str(issue) for issue in samples.opened.bad}
-            bad |= samples.opened.bad_later
-            if not len(samples):
-                continue
-            parts: list[dict[str, Any]] = []
-            for indices in np.array_split(np.arange(len(samples)), key.parts):
-                part = samples.batch(
-                    key.epoch, indices.tolist() or [0], drop_inputs=key.drop_inputs
-                )
-                if self.widen:
-                    part = widened(part, samples.tokenizers)
-                parts.append(part if len(indices) else {**part, "#filler": True})
-            position = key.reader, json.dumps(rows.state_dict())
-            # `Loader` prints the reasons, and needs the size.
-            yield {BATCH_PARTS: parts, POSITION: position, "#size": len(samples), BAD: bad}
-            bad = {}
+        return batches_of(rows, key, self.samples, size=self.size, widen=self.widen)
+
+
+def batches_of(
+    rows: Any, key: ReaderKey, samples: StreamedSamples, *, size: int, widen: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the batches of a reader, and its position after each.
+
+    No method of the order: its iterator would be part of a cycle, and the threads of `datasets`
+    would be joined where the garbage collector finds it, such as while another thread starts.
+
+    Args:
+        rows: The rows of the reader, of the library `datasets`.
+        key: The reader.
+        samples: The stream.
+        size: Number of samples per batch.
+        widen: See `BatchOrder`.
+    """
+    from datasets import logging
+
+    rows.set_epoch(key.epoch)
+    if key.position:
+        # It warns about the lost rows of the shuffle buffer, which docs/streaming.md explains.
+        logging.set_verbosity_error()
+        rows.load_state_dict(json.loads(key.position))
+    bad: dict[str, str] = {}
+    # Not `iter(rows)`, which would divide the rows over the workers of torch again.
+    for batch in rows.iter(size):
+        opened = samples.open(batch["row_id"], batch["cells"])
+        bad |= {issue.origin: str(issue) for issue in opened.opened.bad}
+        bad |= opened.opened.bad_later
+        if not len(opened):
+            continue
+        parts: list[dict[str, Any]] = []
+        for indices in np.array_split(np.arange(len(opened)), key.parts):
+            part = opened.batch(key.epoch, indices.tolist() or [0], drop_inputs=key.drop_inputs)
+            if widen:
+                part = widened(part, opened.tokenizers)
+            parts.append(part if len(indices) else {**part, "#filler": True})
+        position = key.reader, json.dumps(rows.state_dict())
+        # `Loader` prints the reasons, and needs the size.
+        yield {BATCH_PARTS: parts, POSITION: position, "#size": len(opened), BAD: bad}
+        bad = {}
 
 
 class StreamLoader(Loader):

@@ -1,8 +1,10 @@
 """Streams: every row once per epoch for any processes and workers, positions, bad shards."""
 
+import gc
 import gzip
 import io
 import tarfile
+import weakref
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -144,6 +146,19 @@ def test_a_resumed_epoch_repeats_no_row_and_loses_at_most_the_shuffle_buffer(sou
         assert len(row_numbers) == len(set(row_numbers))
         # Each process has a buffer of 9 rows, and up to 5 shards are read at the same time.
         assert len(every_row(source)) - len(row_numbers) <= processes * (9 + 5)
+
+
+def test_an_abandoned_epoch_ends_without_the_garbage_collector(samples):
+    # The collector can run anywhere, also where joining the threads of a reader never ends.
+    gc.disable()
+    try:
+        loader = loader_of(samples)
+        next(iter(loader))
+        reader = weakref.ref(loader.order._readers[0])
+        del loader
+        assert reader() is None
+    finally:
+        gc.enable()
 
 
 def test_a_checkpoint_after_the_last_batch_ends_the_epoch(samples):
