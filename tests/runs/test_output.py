@@ -10,11 +10,14 @@ import torch
 from dxn.core.display import count, number
 from dxn.core.errors import UserError
 from dxn.data.dataset import Opened
+from dxn.runs.engine.bulk import unify
 from dxn.runs.predictor.generating import read_prompts
 from dxn.runs.predictor.output import (
+    arrow_table,
     check_suffix,
     format_cell,
     vector_lines,
+    write_parquet,
     write_records,
 )
 from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
@@ -79,6 +82,30 @@ def test_a_parquet_column_of_mixed_types_contains_texts(tmp_path):
     write_records(tmp_path / "a.parquet", [{"a": 1}, {"a": "x"}, {"a": None}])
     rows = pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist()
     assert [row["a"] for row in rows] == ["1", "x", None]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "values"),
+    [
+        (2**53 + 1, 1.5, ["9007199254740993", "1.5"]),  # no decimal is exactly this number
+        ([2**60], [0.5], ["[1152921504606846976]", "[0.5]"]),
+        (2**53, 1.5, [2.0**53, 1.5]),
+        (2**60, None, [2**60, None]),
+    ],
+)
+def test_whole_numbers_that_no_decimal_equals_are_texts_beside_decimals(
+    first, second, values, tmp_path
+):
+    for cells, expected in (([first, second], values), ([second, first], values[::-1])):
+        folder = tmp_path / "answers"
+        folder.mkdir(exist_ok=True)
+        parts = [arrow_table([{"a": cell}]) for cell in cells]
+        for i, part in enumerate(parts):
+            pyarrow.parquet.write_table(part, folder / f"part-{i}.parquet")
+        write_parquet(parts.__iter__, tmp_path / "a.parquet")
+        unify(tmp_path)
+        for path in (tmp_path / "a.parquet", folder):
+            assert pyarrow.parquet.read_table(path)["a"].to_pylist() == expected
 
 
 def test_another_suffix_is_refused():

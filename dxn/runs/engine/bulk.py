@@ -31,7 +31,13 @@ from dxn.data.loader import BatchOrder
 from dxn.data.reading import survey_rows
 from dxn.data.rows import OnBad, Rows
 from dxn.runs.predictor.inputs import ModelInputs
-from dxn.runs.predictor.output import Record, common_schema, with_schema, write_records
+from dxn.runs.predictor.output import (
+    Record,
+    common_schema,
+    exact_schema,
+    with_schema,
+    write_records,
+)
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.resumable import AnsweredRows
 from dxn.runs.predictor.table import locate
@@ -282,7 +288,9 @@ def unify(folder: Path) -> None:
     for table in (folder / ANSWERS, folder / BAD):
         files = sorted(table.glob("part-*.parquet"))
         schemas = [pyarrow.parquet.read_schema(file) for file in files]
-        whole = common_schema(schemas)
+        common = common_schema(schemas)
+        others = [f for f, schema in zip(files, schemas, strict=True) if not schema.equals(common)]
+        whole = exact_schema(common, map(pyarrow.parquet.read_table, others))
         for file, schema in zip(files, schemas, strict=True):
             if not schema.equals(whole):
                 part = pyarrow.parquet.read_table(file)

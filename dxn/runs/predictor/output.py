@@ -181,7 +181,7 @@ def write_rows(chunks: Chunks, path: Path, *, separator: str) -> None:
 
 def write_parquet(chunks: Chunks, path: Path) -> None:
     """Write chunks as one Parquet file. A column whose types differ contains texts."""
-    schema = common_schema(chunk.schema for chunk in chunks())
+    schema = exact_schema(common_schema(chunk.schema for chunk in chunks()), chunks())
     with (
         atomic_file(path) as unfinished,
         pyarrow.parquet.ParquetWriter(unfinished, schema) as writer,
@@ -233,8 +233,26 @@ def common_schema(schemas: Iterable[pyarrow.Schema]) -> pyarrow.Schema:
     return pyarrow.schema(list(common.values()))
 
 
+def exact_schema(schema: pyarrow.Schema, tables: Iterable[pyarrow.Table]) -> pyarrow.Schema:
+    """Return the schema of tables with texts where values do not fit into the common type.
+
+    Whole numbers beyond 2^53, such as identifiers, are no exact decimals.
+    """
+    fields = {field.name: field for field in schema}
+    for table in tables:
+        for column, own in zip(table.columns, table.schema, strict=True):
+            field = fields[own.name]
+            if field.type in (own.type, pyarrow.string()):
+                continue
+            try:
+                column.cast(field.type)
+            except pyarrow.ArrowException:
+                fields[own.name] = field.with_type(pyarrow.string())
+    return pyarrow.schema(list(fields.values()))
+
+
 def with_schema(table: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
-    """Return a table with the columns of `common_schema`."""
+    """Return a table with the columns of `exact_schema`."""
     columns: list[Any] = []
     for field in schema:
         if field.name not in table.column_names:
