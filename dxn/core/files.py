@@ -264,6 +264,17 @@ def _remove_abandoned(path: Path) -> None:
             _remove_or_restore(partial)
 
 
+def this_process() -> str:
+    """Return the hexadecimal digits of this machine and process, see `has_ended`."""
+    return f"{_machine()}{os.getpid():08x}"
+
+
+def has_ended(process: str) -> bool:
+    """Whether a process of this machine does not run any more. False for other machines."""
+    machine = _machine()
+    return process.startswith(machine) and not _is_running(process.removeprefix(machine))
+
+
 def _is_running(process: str) -> bool:
     """Whether a process is running, by its number in hexadecimal digits."""
     try:
@@ -376,7 +387,7 @@ def read_sums(path: Path) -> dict[str, str]:
 def _unfinished_name(path: Path) -> str:
     # The suffix is kept, because libraries infer the format from it. The numbers of the machine and
     # of the process tell whether it still writes, and the random part keeps two threads apart.
-    return f"{UNFINISHED}{_machine()}{os.getpid():08x}{uuid.uuid4().hex[:4]}-{path.name}"
+    return f"{UNFINISHED}{this_process()}{uuid.uuid4().hex[:4]}-{path.name}"
 
 
 @contextmanager

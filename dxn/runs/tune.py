@@ -40,7 +40,15 @@ from dxn.core.display import (
     silence,
 )
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import CHECKPOINTS, atomic_file, link, new_folder, replace_folder
+from dxn.core.files import (
+    CHECKPOINTS,
+    atomic_file,
+    has_ended,
+    link,
+    new_folder,
+    replace_folder,
+    this_process,
+)
 from dxn.core.results import BEST, read_results
 from dxn.runs.decide import build_parts, decide_task, open_source, readers_of
 from dxn.runs.folder import BEST_RUN, TRIALS, has_checkpoint, in_use, locked, refuse_other_run
@@ -57,10 +65,12 @@ DEFAULT_TRIALS = 20
 MAX_FAILURES = 3  # trials that may fail before the first one succeeds
 MAX_REPEATS = 20  # in a row, after which a search has tried all values that it finds good
 MAX_ROWS = 20  # of the printed table
-# A killed process is noticed after the second number of seconds, and its trial runs again.
+# A killed process of another machine is noticed after the second number of seconds, and its trial
+# runs again.
 HEARTBEAT, GRACE = 20, 60
 # What Optuna stores about a trial, besides its values.
 EPOCHS, FOLDER, HOST, LOSS, ERROR, REPEATS = "epochs", "folder", "host", "loss", "error", "repeats"
+PROCESS = "process"
 SPACE, FIXED = "space", "fixed"  # what it stores about the study
 GRID = "grid"
 
@@ -284,6 +294,7 @@ class Search:
         """
         self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
         is_over = trials is not None and len(self.finished()) >= trials
+        self._end_killed(again=not is_over)
 
         def after_trial(study: optuna.Study, trial: FrozenTrial) -> None:
             nonlocal is_over
@@ -319,6 +330,15 @@ class Search:
                 trial.user_attrs[ERROR] for trial in self.finished() if ERROR in trial.user_attrs
             ]
             raise UserError("\n".join(dict.fromkeys(errors)) or "tune: no trial was completed")
+
+    def _end_killed(self, *, again: bool) -> None:
+        """End the trials of killed processes of this machine, and let them run again."""
+        for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
+            if has_ended(trial.user_attrs.get(PROCESS, "")):
+                with suppress(UpdateFinishedTrialError, ValueError):  # another process ended it
+                    self.study.tell(trial.number, state=TrialState.FAIL)
+                    if again:
+                        RetryHeartbeatStaleTrialCallback()(self.study, trial)
 
     def finish(self) -> list[list[str]]:
         """Print the trials, and evaluate the best setting on the test split.
@@ -481,6 +501,7 @@ class Search:
     def _start(self, trial: optuna.Trial, options: Mapping[str, str]) -> Settings:
         """Return the settings of a trial, which continues the run of a killed process."""
         trial.set_user_attr(HOST, socket.gethostname())
+        trial.set_user_attr(PROCESS, this_process())
         killed = trial.user_attrs.get(FOLDER)
         # A process that did not answer can still use the folder, so the trial starts again.
         if killed is not None and has_checkpoint(Path(killed)) and not in_use(Path(killed)):
@@ -547,6 +568,7 @@ class Search:
         table = self.study.trials_dataframe(attrs=attributes).rename(columns=names)
         table["state"] = table["state"].str.lower()
         table["seconds"] = table["seconds"].dt.total_seconds().round(1)
+        table = table.drop(columns=f"user_attrs_{PROCESS}", errors="ignore")
         table = table.rename(columns=lambda name: re.sub("^(params|user_attrs)_", "", name))
         with atomic_file(self.folder / TABLE) as path:
             table.convert_dtypes().to_csv(path, index_label="trial")

@@ -5,6 +5,8 @@ import json
 import math
 import re
 import statistics
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -20,6 +22,7 @@ from dxn.cli import main
 from dxn.config.space import Dimension, split, words_of
 from dxn.core.display import number
 from dxn.core.errors import UserError
+from dxn.core.files import this_process
 from dxn.core.results import BEST
 from dxn.runs import tune as module
 
@@ -154,6 +157,35 @@ def test_the_trial_of_a_killed_process_runs_again(table, monkeypatch):
     # A setting that was trained is not trained again, and a failure does not end the search.
     assert all(row["repeats"] == "1" for row in rows[2:-1])
     assert rows[-1]["state"] == "fail" and "nothing" in rows[-1]["error"]
+
+
+def test_the_trial_of_a_process_that_was_killed_on_this_machine_runs_again_at_once(
+    table, monkeypatch
+):
+    metrics = {BEST: 0.5, "validation/loss": 1.0}
+    results = SimpleNamespace(metrics=metrics, monitored="accuracy", epochs=1)
+    trained = []
+
+    def train_one(settings, on_epoch):
+        trained.append(settings.values["optimizer"]["lr"])
+        return SimpleNamespace(results=results)
+
+    monkeypatch.setattr(module, "train_one", train_one)
+    monkeypatch.setattr(module.Search, "_draw", lambda search: None)  # it takes a second
+    (table.parent / "search").mkdir()
+    storage = optuna.storages.RDBStorage(f"sqlite:///{table.parent / 'search' / 'study.db'}")
+    study = optuna.create_study(storage=storage, study_name="dxn", direction="maximize")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    machine = this_process()[:-8]
+    # The second process runs, and the third one could, because it is one of another machine.
+    for pid, rate in ((f"{machine}{ended.pid:08x}", "0.001"), (this_process(), "0.1"), ("0", "1")):
+        study.enqueue_trial({"optimizer.lr": rate})
+        trial = study.ask({"optimizer.lr": CategoricalDistribution(["0.001", "0.1", "1"])})
+        trial.set_user_attr("process", pid)
+    rows = search(table, "optimizer.lr=0.001,0.1,1", "trials=1")
+    assert [row["state"] for row in rows] == ["fail", "running", "running", "complete"]
+    assert trained == [0.001] and "process" not in rows[0]
 
 
 def test_a_study_that_another_process_holds_is_no_wrong_url(table, monkeypatch, capsys):
