@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dxn.config.instantiate import complete
 from dxn.config.model_plan import Input, ModelPlan
+from dxn.core.dropout import MAX_SEED
 from dxn.core.errors import UserError
 from dxn.core.parts import Recorded, arguments_of, node_of_part
 from dxn.core.schema import validated
@@ -32,8 +33,6 @@ from dxn.tasks import Task
 from dxn.tokenize.base import Adapter
 from dxn.training.device import to_device
 from dxn.training.predict import task_results
-
-MAX_SEED = 2**62
 
 
 class Model(models.MultimodalModel):

@@ -22,6 +22,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 import dxn
+from dxn.api import SEPARATOR
 from dxn.core.display import silence
 from dxn.core.files import MODEL
 from dxn.data.sources.memory import is_frame, table_of
@@ -311,7 +312,8 @@ def _columns_by_modality(frame: pd.DataFrame, chosen: Mapping[str, Any]) -> dict
         frame: The rows without the target.
         chosen: Options of the caller, which can choose the columns of some modalities.
     """
-    if any(option == "adapters" or option == "data.exclude" for option in chosen):
+    chosen = {name.replace(SEPARATOR, "."): value for name, value in chosen.items()}
+    if {"adapters", "data.exclude"} & chosen.keys():
         return {}
     readers = LazyReaders({modality: modality for modality in READERS}, {})
     named = {modality: chosen.get(f"data.{modality}") for modality in READERS}

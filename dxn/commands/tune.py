@@ -64,11 +64,6 @@ class Tune(Train):
         below = [word for file in files for word in words_of(Path(file).expanduser())]
         words = [*(word for word in below if word.partition("=")[0] not in typed), *words]
         fixed, space = split(words)
-        if "prune=true" in words and any(option.key == "seed" for option in space):
-            raise UserError(
-                "prune: cannot be true if seed is searched, because the mean over all seeds of a "
-                "setting counts"
-            )
         excluded = {*cls._own(), *FOLDERS}
         if several := [option for option in space if option.key in excluded]:
             raise UserError(
@@ -77,6 +72,11 @@ class Tune(Train):
                 )
             )
         commands = [cls.of(compose(cls, [*fixed, *values])) for values in covering(space)]
+        if commands[0].prune and any(option.key == "seed" for option in space):
+            raise UserError(
+                "prune: cannot be true if seed is searched, because the mean over all seeds of a "
+                "setting counts"
+            )
         largest = max(command.ensemble for command in commands)
         if largest > 1:
             raise UserError(

@@ -132,18 +132,23 @@ class Command:
                 if not any(map(self._is_set, others.split(" or "))):
                     typed = others.removesuffix(".source")  # of weights
                     problems += [
-                        f"{key}: has an effect only with {typed}; leave it out"
+                        f"{key}: has an effect only with {typed}, got {self._written(key)}; leave "
+                        "it out"
                         for key in self._chosen(keys)
                     ]
             for other, keys in vars(base).get("excludes", {}).items():
                 if self._is_set(other):
-                    value = lookup(self.settings.values, other)[1]
-                    word = other if "=" in other else f"{other}={value}"
+                    word = other if "=" in other else f"{other}={self._written(other)}"
                     problems += [
-                        f"{key}: has no effect with {word}; leave one of them out"
+                        f"{key}: has no effect with {word}, got {self._written(key)}; leave one out"
                         for key in self._chosen(keys)
                     ]
         return problems
+
+    def _written(self, key: str) -> str:
+        """Return the value of an option, or the names in it, such as input.NAME=..."""
+        value = lookup(self.settings.values, key)[1]
+        return ", ".join(map(str, value)) if isinstance(value, Mapping) else str(value)
 
     def _is_set(self, word: str) -> bool:
         """Whether an option has a value, or the value of a word such as engine=ray."""

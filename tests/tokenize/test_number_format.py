@@ -204,3 +204,17 @@ def test_durations_are_seconds_and_times_of_a_day_are_none():
     with pytest.raises(BadMedia, match="must be a duration such as 45:10, got '12'"):
         reader.read("12")
     assert read_numbers(["9:30", "23:59", "0:05"]) is None
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["1.234 kg", "1.235 m", "1.236 m"],
+        ["--1,234", "1,235", "1,236"],
+        ["--5k", "3M", "980k", "2.5k"],
+        ["1.2,3.4k", "3M", "980k", "2.5k"],
+    ],
+)
+def test_notes_about_a_column_use_only_cells_that_can_be_read(cells):
+    note = NumberReader().learn(cells)
+    assert "None" not in note and "--" not in note

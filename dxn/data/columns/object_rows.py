@@ -193,9 +193,13 @@ def _files(values: Sequence[Any], table: Path | None) -> list[Any]:
     for value in values:
         found = [] if value is None else paths.get(str(value), [])
         if len(found) > 1:
+            # A file beside the table has no folder that could be written.
+            exact = [path for path in found if Path(path).with_suffix("").as_posix() == str(value)]
+            found = exact if len(exact) == 1 else found
+        if len(found) > 1:
             raise UserError(
                 f"{table}: {value} can be {list_names(sorted(found), MAX_SHOWN)}; write the folder "
-                "too, or rename the files"
+                "and the suffix too, or rename the files"
             )
         files.append(found[0] if found else value)
     return files

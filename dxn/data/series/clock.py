@@ -304,10 +304,10 @@ def find_clock(written: Clock, series: Sequence[Sequence[float]]) -> Clock:
         of each week or of each month, if only with it most steps have a row.
     """
     clock = _with_step(written, series)
-    filled = _filled(series, clock) if clock.unit == "second" else 1.0
+    everything = list(itertools.chain.from_iterable(series))
+    filled = _filled(series, clock) if clock.unit == "second" and everything else 1.0
     if filled >= MIN_FILLED:
         return clock
-    everything = list(itertools.chain.from_iterable(series))
     # Of two shops with other opening hours, each has no row in some hours of the other.
     least = max(MIN_OF_PATTERN, min(2 * filled, MIN_FILLED)) if filled else MIN_FILLED
     patterns = _patterns(clock, everything)

@@ -17,6 +17,7 @@ from dxn.data.columns.infer import Readers
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.data.sources.coco import read_coco
 from dxn.data.sources.detect import (
+    MASK_ONLY_FOLDERS,
     PICTURE_FOLDERS,
     annotations_of,
     has_colors,
@@ -39,7 +40,6 @@ from dxn.data.splits.split import UNDIVIDED, complete_splits
 from dxn.tasks.infer import value_of_color
 
 HIDDEN = (".", "__MACOSX")  # macOS adds the latter to zip archives
-MASK_ONLY_FOLDERS = ("mask", "segmentation")
 DATA_YAML = ("data", "dataset")  # usual names of the YAML file of YOLO
 MAX_FRACTION = 1.5  # of a corner of a polygon, which can lie a little outside of the picture
 

@@ -82,7 +82,9 @@ def coco_ids(path: Path) -> tuple[dict[Path, Any], dict[str, Any]]:
     """
     root = path
     if path.is_file():
-        form, files = ("COCO" if is_coco(path) else ""), [path]
+        if not is_coco(path):
+            return {}, {}
+        form, files = "COCO", [path]
         # The folder of the annotations can lie beside those of the pictures.
         root = path.parent if pictures_in(path.parent) else path.parent.parent
     else:
@@ -96,15 +98,15 @@ def coco_ids(path: Path) -> tuple[dict[Path, Any], dict[str, Any]]:
     for split, file in _coco_files(root, files).items():
         content = load_json(file)
         with _explained(file):
-            for path, image in _coco_images(content, file, root, split, pictures).values():
-                other = paths.setdefault(image["id"], path)
-                if other != path:
+            for picture, image in _coco_images(content, file, root, split, pictures).values():
+                other = paths.setdefault(image["id"], picture)
+                if other != picture:
                     raise UserError(
-                        f"input: {path} and {other} have the same id, {image['id']}, in two files "
-                        "of COCO, so that their results could not be told apart; set input to the "
-                        "folder of one of them"
+                        f"input: {picture} and {other} have the same id, {image['id']}, in two "
+                        "files of COCO, so that their results could not be told apart; set input "
+                        "to the folder of one of them"
                     )
-                picture_ids[path] = image["id"]
+                picture_ids[picture] = image["id"]
             for item in content["categories"]:
                 ids_of_name.setdefault(class_name(item["name"]), set()).add(item["id"])
     return picture_ids, {name: ids.pop() for name, ids in ids_of_name.items() if len(ids) == 1}

@@ -27,7 +27,7 @@ VOC = (b"<annotation", b"<object")
 LABELME = (b'"shapes"', b'"imagePath"')
 # Starts of the names of folders with masks and with their pictures, and of the formats of masks.
 MASK_FOLDERS = ("mask", "label", "annotation", "segmentation")
-CERTAIN_FOLDERS = ("mask", "segmentation")
+MASK_ONLY_FOLDERS = ("mask", "segmentation")
 OBJECT_MASKS = "segmentationobject"
 PICTURE_FOLDERS = ("image", "img", "picture", "jpegimages")
 KINDS = (*MASK_FOLDERS, *PICTURE_FOLDERS)  # folders that only tell what their files are
@@ -149,7 +149,7 @@ def annotations_of(folder: Path) -> tuple[AnnotationFormat, list[Path]] | None:
     # images and masks or segmentation, so such folders have masks even if the names differ.
     stems = {stem_of_mask(file) for file in masks}
     has_pairs = any(stem_of_picture(file) in stems for file in others)
-    is_named = any(in_folder(file, folder, CERTAIN_FOLDERS) for file in masks)
+    is_named = any(in_folder(file, folder, MASK_ONLY_FOLDERS) for file in masks)
     if others and masks and (is_named or (has_pairs and _is_mask(masks[0]))):
         return "masks", masks
     return None

@@ -228,8 +228,8 @@ def _note_formulas(path: Path, notes: list[str]) -> None:
         number = sum(len(WITHOUT_RESULT.findall(archive.read(name))) for name in sheets)
     if number:
         notes.append(
-            f"{path.name}: {count(number, 'formula')} without a result, which are read as empty "
-            "cells; open the file in a spreadsheet program and save it"
+            f"{path.name}: {count(number, 'formula')} without a result in all sheets; such a cell "
+            "is read as empty; open the file in a spreadsheet program and save it"
         )
 
 

@@ -15,6 +15,7 @@ from dxn.core.errors import UserError
 from dxn.core.marks import Described
 from dxn.core.untrusted import shortened
 from dxn.tasks.names import class_name
+from dxn.tokenize.cells.cell_values import plain_number
 
 Box = tuple[float, ...]  # the start on each axis, then the stop on each axis
 Order = Literal["corners", "size", "center"]
@@ -139,14 +140,15 @@ def check_size(cell: Any, origin: str, size: tuple[int, int]) -> None:
     """
     if not isinstance(cell, Mapping) or "objects" not in cell:
         return
-    written = cell.get("height"), cell.get("width")
+    # They can be texts, as in XML and CSV.
+    written = tuple(map(plain_number, (cell.get("height"), cell.get("width"))))
     if None in written or written == size:
         return
     turned = "; if EXIF turns it, save it without" if written == size[::-1] else ""
     raise UserError(
-        f"{origin}: the objects are for a picture of {written[1]}×{written[0]} pixels, but it has "
-        f"{size[1]}×{size[0]}{turned}; correct the width and height of the annotations, or use the "
-        "picture that was annotated"
+        f"{origin}: the objects are for a picture of {written[1]:g}×{written[0]:g} pixels, but it "
+        f"has {size[1]}×{size[0]}{turned}; correct the width and height of the annotations, or use "
+        "the picture that was annotated"
     )
 
 

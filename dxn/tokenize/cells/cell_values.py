@@ -360,7 +360,7 @@ def unclear_number(form: NumberFormat, values: Sequence[Any]) -> str:
         form: The format of the column, see `find_format`.
         values: Cells of the column.
     """
-    matches = _matches(values)
+    matches = _readable(form, values)
     if any(_decimal_of(match["digits"]) for match in matches):
         return ""
     grouped = [match[0] for match in matches if {".", ","}.intersection(match["digits"])]
@@ -387,20 +387,24 @@ def explain_units(form: NumberFormat, values: Sequence[Any]) -> str:
     if form.unit == DURATION:
         text = next(value for value in values if form.parse(value) is not None)
         return f"{text!r} is read as {form.parse(text):,.10g} seconds"
-    matches = _matches(values)
+    matches = _readable(form, values)
     units = [match[0] for match in matches if unit_of(match)]
-    if form.unit == SCALED:
+    if form.unit == SCALED and units:
         return f"{units[0]!r} is read as {form.parse(units[0]):,.10g}"
     plain: list[Any] = [value for value in values if isinstance(value, int | float)]
     plain += [match[0] for match in matches if not unit_of(match)]
     if not units or not plain:
-        written = (match[0] for match in matches if EXPONENT.fullmatch(match[0]))
-        code = next((text for text in written if form.parse(text) is not None), None)
+        code = next((match[0] for match in matches if EXPONENT.fullmatch(match[0])), None)
         return f"{code!r} is read as {form.parse(code):,.10g}, no code" if code else ""
     return (
         f"{plain[0]!r} and {units[0]!r} are read in the same unit ({len(plain):,} of "
         f"{len(plain) + len(units):,} numbers have none)"
     )
+
+
+def _readable(form: NumberFormat, values: Sequence[Any]) -> list[re.Match[str]]:
+    """Return the matches of the texts that are numbers in the format of the column."""
+    return [match for match in _matches(values) if form.parse(match[0]) is not None]
 
 
 def _matches(values: Sequence[Any]) -> list[re.Match[str]]:
