@@ -22,7 +22,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 import dxn
-from dxn.api import SEPARATOR
 from dxn.core.display import silence
 from dxn.core.files import MODEL
 from dxn.data.sources.memory import is_frame, table_of
@@ -312,7 +311,8 @@ def _columns_by_modality(frame: pd.DataFrame, chosen: Mapping[str, Any]) -> dict
         frame: The rows without the target.
         chosen: Options of the caller, which can choose the columns of some modalities.
     """
-    chosen = {name.replace(SEPARATOR, "."): value for name, value in chosen.items()}
+    # As dxn.train reads them: data__exclude is data.exclude.
+    chosen = {name.replace("__", "."): value for name, value in chosen.items()}
     if {"adapters", "data.exclude"} & chosen.keys():
         return {}
     readers = LazyReaders({modality: modality for modality in READERS}, {})
