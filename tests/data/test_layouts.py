@@ -165,11 +165,13 @@ def test_a_target_with_several_values_per_series_is_an_error():
         Long("id", "time", "x").apply(long, required=["label"])
 
 
-def test_splits_keep_the_columns_that_all_of_them_have(tmp_path):
-    tables = {"train": ["a,1,p,u", "a,2,p,u"], "test": ["b,3,p,v", "b,4,q,v"]}
+# The files name the splits, so that a column of this name needs no single value per series.
+@pytest.mark.parametrize("kind", ["kind", "split"])
+def test_splits_keep_the_columns_that_all_of_them_have(tmp_path, kind):
+    tables = {"train": ["a,1,train,u", "a,2,train,u"], "test": ["b,3,train,v", "b,4,test,v"]}
     paths = {name: str(tmp_path / f"{name}.csv") for name in tables}
     for name, lines in tables.items():
-        Path(paths[name]).write_text("\n".join(["id,x,kind,label", *lines]), encoding="utf-8")
+        Path(paths[name]).write_text("\n".join([f"id,x,{kind},label", *lines]), encoding="utf-8")
     readers = {"series": SeriesAdapter(8).tokenizer.reader, "text": TextAdapter(8).tokenizer.reader}
     source = table(**paths, readers=readers, target="label", long=Long("id", None, "x"))
     assert source.splits.keys() == {"train", "test"}

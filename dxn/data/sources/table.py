@@ -447,13 +447,14 @@ def _rearranged(
         *options.named(options.target, options.split, options.group),
         *(options.holdout or ()),
     }
+    # Otherwise, a single sentence or file in two splits would make all splits random.
+    if UNDIVIDED in tables and options.split is None and options.holdout is None:
+        split = usual_split_column(tables[UNDIVIDED], [*required, *excluded])
+        required |= set() if split is None else {split}
     result: dict[str, Table] = {}
     for name, table in tables.items():
         for column in excluded:
             table.column(column, "data.exclude")
-        # Otherwise, a single sentence or file in two splits would make all splits random.
-        split = usual_split_column(table, [*required, *excluded])
-        required |= set() if split is None else {split}
         # The notes of the first table are enough: the tables have the same columns.
         result[name] = layout.apply(table, required=required, notes=None if result else notes)
     common = set.intersection(*(set(table.columns) for table in result.values()))
