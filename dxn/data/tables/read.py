@@ -32,6 +32,10 @@ def column_name(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip() or name
 
 
+class MissingColumn(UserError):
+    """A table lacks a column that an option names."""
+
+
 @dataclass(frozen=True)
 class Table:
     """The content of one or several table files.
@@ -88,7 +92,7 @@ class Table:
             key: Option that contains the name, for the error message.
 
         Raises:
-            UserError: If there is no such column.
+            MissingColumn: If there is no such column.
         """
         name = column_name(name)
         if name not in self.columns:
@@ -96,7 +100,7 @@ class Table:
             hint = f"; did you mean {close[0]!r}?" if close else ""
             names = ", ".join(self.columns)
             sheets = "".join(f"; {note}" for note in self.notes if note.startswith("sheet of"))
-            raise UserError(
+            raise MissingColumn(
                 f"{key}: no column {name!r} in {self.name}; its columns are {names}{hint}{sheets}"
             )
         return self.columns[name]

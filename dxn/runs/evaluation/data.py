@@ -18,6 +18,7 @@ from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, OnBad, Rows, Source
 from dxn.data.sources.table import JOINED, without_groups
 from dxn.data.splits.split import UNDIVIDED
+from dxn.data.tables.read import MissingColumn
 from dxn.runs.decide import open_source, print_paths
 from dxn.runs.folder import is_run
 from dxn.runs.predictor.inputs import print_columns
@@ -242,10 +243,10 @@ def _with_group(
         grouped = {**node, "group": group}
         try:
             return grouped, source_of(grouped, predictor, trust)
-        except UserError as error:
-            if not str(error).startswith("data.group: no column"):
-                raise
+        except MissingColumn:
+            source = source_of(node, predictor, trust)  # fails again if it lacks another column
             print_line(f"note: {without_groups(group)}")
+            return node, source
     return node, source_of(node, predictor, trust)
 
 
