@@ -165,6 +165,16 @@ def test_a_configuration_is_chosen_by_its_name(home):
         hub(str(home))
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_folder_of_save_to_disk_has_no_rows_of_its_caches(home, streaming):
+    rows = datasets.Dataset.from_dict({"text": TEXTS, "label": ["a"] * 11})
+    for name, content in (("one", rows), ("several", datasets.DatasetDict(train=rows))):
+        content.save_to_disk(home / name)
+        datasets.load_from_disk(home / name).map(lambda row: {"text": row["text"] + "!"})
+        source = hub(str(home / name), streaming=streaming, fractions=None)
+        assert cells_in_order(source, "text") == TEXTS
+
+
 def is_one_sentence(error):
     return "\n" not in str(error) and len(str(error)) < 420
 

@@ -60,7 +60,7 @@ def hub(
     seed: int = 0,
     **columns: str | Sequence[str] | None,
 ) -> Source:
-    """Read a data set with `datasets.load_dataset`.
+    """Read a data set with the library `datasets`.
 
     Files such as images are not decoded by `datasets`. The readers decode them and apply
     their size limits.

@@ -47,6 +47,7 @@ FORMATS = {
     ".tgz": TAR,
     ".parquet": PARQUET,
 }
+SAVED = ("state.json", "dataset_dict.json")  # files that only `save_to_disk` writes
 BLOCK = tarfile.BLOCKSIZE  # bytes
 GZIP = b"\x1f\x8b"  # start of a compressed file
 ADVICE = "replace the file, or remove it from the data set"
@@ -464,25 +465,32 @@ def load_data_set(
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     path = shard_format(name) or name
-    options: dict[str, Any] = {"data_files": data_files}
     # It prints errors that are raised, too.
     logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)
     try:
-        builder: Any = datasets.load_dataset_builder(path, config, revision=revision, **options)
+        # A folder of `save_to_disk` can also contain caches, which a builder would read as rows.
+        if any((Path(name) / file).is_file() for file in SAVED):
+            loaded = datasets.load_from_disk(name)
+            by_split = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+            if not streaming:
+                return {str(split): rows for split, rows in by_split.items()}
+            return {str(s): Shards(rows.to_iterable_dataset(), ()) for s, rows in by_split.items()}
+        builder: Any = datasets.load_dataset_builder(
+            path, config, data_files=data_files, revision=revision
+        )
         files: Mapping[str, Sequence[str]] = builder.config.data_files or {}
         is_local = not any("://" in str(file) for file in chain.from_iterable(files.values()))
         if builder.name == PARQUET and builder.info.features is None and is_local:
             files = with_rows(files)
             features = common_features([*chain.from_iterable(files.values())])
-            path, config, revision = PARQUET, None, None
-            options = {"data_files": files, "features": features}
-            builder = datasets.load_dataset_builder(path, **options)
+            builder = datasets.load_dataset_builder(PARQUET, data_files=files, features=features)
         if builder.name == TAR:
             local: Any = {} if streaming else datasets.DownloadManager().download(dict(files))
             shards = {name: TarShards(files[name], local.get(name, ())) for name in files}
             return {str(name): split for name, split in shards.items()}
         if not streaming:
-            splits: Any = datasets.load_dataset(path, config, revision=revision, **options)
+            builder.download_and_prepare()
+            splits: Any = builder.as_dataset()
             return {str(split): splits[split] for split in splits}
         splits = builder.as_streaming_dataset()
         return {str(name): Shards(splits[name], files.get(name, ())) for name in splits}
