@@ -2,6 +2,7 @@
 
 import datetime
 from pathlib import Path
+from zipfile import ZipFile
 
 import openpyxl
 import pyarrow
@@ -438,15 +439,23 @@ def test_a_damaged_parquet_file_is_named(tmp_path):
         read_table(path)
 
 
-def test_formulas_without_a_result_are_counted(tmp_path):
+def test_formulas_without_a_result_are_counted_in_the_sheet_that_is_read(tmp_path):
     book = openpyxl.Workbook()
     for row in (["a", "b"], [1, "=A2*2"], [2, "=A3*2"], [3, 4]):
         book.active.append(row)
-    book.save(tmp_path / "my.xlsx")
+    book.create_sheet("other").append(["a", "b"])
+    book["other"].append([1, "=A2*2"])
+    book.save(tmp_path / "first.xlsx")
+    # Cells that share a formula have it only in the first of them.
+    with ZipFile(tmp_path / "first.xlsx") as file, ZipFile(tmp_path / "my.xlsx", "w") as changed:
+        for name in file.namelist():
+            shared = file.read(name).replace(b"<f>A3*2</f>", b'<f t="shared" si="0"/>')
+            changed.writestr(name, shared)
     table = read_table(tmp_path / "my.xlsx")
     assert table.columns["b"] == [None, None, 4]
-    (note,) = table.notes
-    assert note.startswith("my.xlsx: 2 formulas without a result in all sheets;")
+    assert table.notes[0].startswith("my.xlsx: 2 formulas without a result; such a cell")
+    other = read_table(tmp_path / "my.xlsx", sheet="other")
+    assert other.notes[0].startswith("my.xlsx: 1 formula without a result; such a cell")
 
 
 def test_a_column_of_mappings_does_not_make_a_parquet_file_invalid(tmp_path):

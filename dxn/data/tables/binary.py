@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import pyarrow.parquet
 
 MAX_NAMES = 10  # columns in a message
-SHEETS = "xl/worksheets/"
-# A formula without a number. An empty text, which has the type "str", is a result.
-WITHOUT_RESULT = re.compile(rb"<c(?:(?! t=)[^>])*><f(?:/>|[^>]*>[^<]*</f>)(?:<v ?/>|<v></v>)?</c>")
+# A formula without a number. An empty text, which has the type "str", is a result. A formula that
+# cells share is written in the first of them: <f t="shared" si="0"/>.
+WITHOUT_RESULT = re.compile(rb"<c(?:(?! t=)[^>])*><f[^>]*(?:/>|>[^<]*</f>)(?:<v ?/>|<v></v>)?</c>")
 MAX_TITLES = 20  # rows above the header of a sheet
 # Bytes. A dictionary of Arrow holds at most 2 GB.
 MAX_DICTIONARY = 1_000_000_000
@@ -145,10 +145,9 @@ def read_excel(
         UserError: If the file is damaged, has no such sheet, or has no column names.
     """
     _check_archive(path)
-    names, rows = _read_sheet(path, sheet, key)
-    _note_formulas(path, notes)
+    names, rows, num_unknown = _read_sheet(path, sheet, key)
     try:
-        table = _table_of(path, rows, notes)
+        table = _table_of(path, rows, num_unknown, notes)
         if not table[1] and len(names) > 1:
             raise UserError(f"{path}: the sheet {sheet or names[0]} has no rows")
     except UserError as error:
@@ -173,16 +172,24 @@ def _other_sheet(
     """Return the first of these sheets that contains a table, and the table."""
     for name in names:
         with suppress(UserError):
-            table = _table_of(path, _read_sheet(path, name, key)[1], notes)
+            _, rows, num_unknown = _read_sheet(path, name, key)
+            table = _table_of(path, rows, num_unknown, notes)
             if table[1]:
                 return name, table
     return None
 
 
 def _table_of(
-    path: Path, rows: list[tuple], notes: list[str]
+    path: Path, rows: list[tuple], num_unknown: int, notes: list[str]
 ) -> tuple[dict[str, Column], list[int]]:
-    """Return the table of the rows of a sheet, see `read_excel`."""
+    """Return the table of the rows of a sheet, see `read_excel`.
+
+    Args:
+        path: The file.
+        rows: The rows.
+        num_unknown: Number of formulas without a result.
+        notes: Sentences are appended if there are titles or such formulas.
+    """
     # Excel can store formatted cells without content below and right of the table.
     while rows and _is_empty(rows[-1]):
         rows.pop()
@@ -191,8 +198,6 @@ def _table_of(
     # Rows can be shorter, because empty cells at the end of a row are not stored.
     padded = [(*row[:width], *[None] * (width - len(row))) for row in rows]
     top = _num_titles(padded)
-    if top:
-        notes.append(f"header of {path.name}: row {top + 1}; the rows above it are not used")
     header = ["" if name is None else str(name) for name in padded[top]] if rows else []
     # The first column of pandas is the index, which has no name. Other blank cells are those of a
     # merged cell, or of a title page.
@@ -205,7 +210,15 @@ def _table_of(
     columns = [
         as_column([blank_to_none(_plain(row[i])) for _, row in numbered]) for i in range(width)
     ]
-    return named_columns(path, header, columns), [number for number, _ in numbered]
+    named = named_columns(path, header, columns)
+    if numbered and top:
+        notes.append(f"header of {path.name}: row {top + 1}; the rows above it are not used")
+    if numbered and num_unknown:
+        notes.append(
+            f"{path.name}: {count(num_unknown, 'formula')} without a result; such a cell is read "
+            "as empty; open the file in a spreadsheet program and save it"
+        )
+    return named, [number for number, _ in numbered]
 
 
 def _num_titles(rows: Sequence[tuple]) -> int:
@@ -219,18 +232,6 @@ def _num_titles(rows: Sequence[tuple]) -> int:
         if not _is_empty(row[1:]):
             return 0
     return 0
-
-
-def _note_formulas(path: Path, notes: list[str]) -> None:
-    """Say how many formulas have no result, because a program wrote them that does not compute."""
-    with zipfile.ZipFile(path) as archive:
-        sheets = [name for name in archive.namelist() if name.startswith(SHEETS)]
-        number = sum(len(WITHOUT_RESULT.findall(archive.read(name))) for name in sheets)
-    if number:
-        notes.append(
-            f"{path.name}: {count(number, 'formula')} without a result in all sheets; such a cell "
-            "is read as empty; open the file in a spreadsheet program and save it"
-        )
 
 
 def _check_archive(path: Path) -> None:
@@ -248,8 +249,11 @@ def _invalid_excel(path: Path, error: Exception) -> UserError:
     return UserError(f"{path}: invalid Excel file ({error}); save it as .xlsx without a password")
 
 
-def _read_sheet(path: Path, sheet: str | None, key: str) -> tuple[list[str], list[tuple]]:
-    """Return the names of all sheets, and the rows of one sheet."""
+def _read_sheet(path: Path, sheet: str | None, key: str) -> tuple[list[str], list[tuple], int]:
+    """Return the names of all sheets, the rows of one, and how many formulas have no result.
+
+    Programs that do not compute write such formulas.
+    """
     # Importing openpyxl takes a moment, and only this format needs it.
     import openpyxl
 
@@ -263,7 +267,7 @@ def _read_sheet(path: Path, sheet: str | None, key: str) -> tuple[list[str], lis
             names = [page.title for page in book.worksheets]
             if sheet is not None and sheet not in names:
                 raise UserError(f"{key}: no sheet {sheet!r} in {path}; it has {', '.join(names)}")
-            page = book[sheet or names[0]]
+            page: Any = book[sheet or names[0]]
             # A file can state a wrong size, which would cut off rows or columns.
             page.reset_dimensions()
             rows = []
@@ -274,7 +278,9 @@ def _read_sheet(path: Path, sheet: str | None, key: str) -> tuple[list[str], lis
                 # A cell can say that it is in the last column, and all before it are empty.
                 num_cells += len(row)
                 check_num_cells(path, num_cells, 1, size)
-            return names, rows
+            # No public function of openpyxl tells a formula without a result from an empty cell.
+            with page._get_source() as file:
+                return names, rows, len(WITHOUT_RESULT.findall(file.read()))
         except UserError:
             raise
         # Damaged XML raises many kinds of errors, such as ParseError and AttributeError.
