@@ -21,7 +21,8 @@ def warnings_of(task=None, *, groups=None, **splits):
         for column in cells.keys() - {"target"}:
             opened[name].present[column] = np.array([cell is not None for cell in cells[column]])
     names = [name for name in next(iter(splits.values())) if name != "target"]
-    source = Source(rows, {n: InputSpec(n, n) for n in names}, target="y", files=["image"])
+    inputs = {name: InputSpec(f"{name}_column", name) for name in names}
+    source = Source(rows, inputs, target="y", files=["image"])
     return [problem.reason for problem in find_problems(source, opened, task or Classify())]
 
 
@@ -100,8 +101,9 @@ def test_gaps_that_tell_the_class_are_noted():
     reason = [None if i % 2 else f"reason {i}" for i in range(60)]
     (sentence,) = warnings_of(**changed("train", reason=reason))
     assert sentence.startswith(
-        "reason: empty in all 30 training rows of the class 'b', but filled in 30 of 30 others"
+        "reason_column: empty in all 30 training rows of the class 'b', but filled in 30 of 30 "
     )
+    assert sentence.endswith("leave the column out with data.exclude=reason_column")
     assert warnings_of(**changed("train", reason=["one", "two", *reason[2:]])) == []
     assert warnings_of(**changed("train", reason=[None] * 50 + reason[50:])) == []
 

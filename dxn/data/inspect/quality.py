@@ -20,7 +20,7 @@ from dxn.core.results import Truncation
 from dxn.data.dataset import Opened
 from dxn.data.formats import SPLITS
 from dxn.data.reading import Issue
-from dxn.data.rows import Rows, Source
+from dxn.data.rows import InputSpec, Rows, Source
 from dxn.data.splits.duplicates import divided, input_codes, row_codes
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
@@ -82,7 +82,7 @@ def find_problems(
             problems += _contradictions(splits, by_split, has_order=bool(task.target.words))
         problems += _target_problems(splits)
         if "train" in splits:
-            problems += _missing_by_class(splits["train"])
+            problems += _missing_by_class(splits["train"], source.inputs)
     return problems
 
 
@@ -237,8 +237,8 @@ def _are_equal(target: Any, other: Any, *, has_order: bool) -> bool:
     return repr(target) == repr(other) or (isinstance(target, Described) and target == other)
 
 
-def _missing_by_class(train: Opened) -> Iterator[Issue]:
-    """Yield the inputs that all rows of a class lack, which tells the class without their values.
+def _missing_by_class(train: Opened, inputs: Mapping[str, InputSpec]) -> Iterator[Issue]:
+    """Yield the columns that all rows of a class lack, which tells the class without their values.
 
     Such values are often entered after the class is known, as the reason of a cancellation is.
     """
@@ -257,11 +257,12 @@ def _missing_by_class(train: Opened) -> Iterator[Issue]:
             # If the values of this class were missing as often as the others.
             share = (others - filled_others + 1) / (others + 2)
             if number * math.log(share) < LOG_CHANCE:
+                column = inputs[name].column
                 yield Issue(
-                    f"{name}: empty in all {number:,} training rows of the class {_short(label)}, "
+                    f"{column}: empty in all {number:,} training rows of the class {_short(label)}, "
                     f"but filled in {filled_others:,} of {others:,} others, so that a gap tells "
                     "the class; if the values are entered when the class is known, leave the "
-                    f"column out with data.exclude={shlex.quote(name)}"
+                    f"column out with data.exclude={shlex.quote(column)}"
                 )
                 break  # one class is enough
 
