@@ -19,7 +19,7 @@ from dxn.data.rows import TARGET, VALUES, InputSpec, Origins, Rows, Source
 from dxn.data.series.steps import series_modality
 from dxn.data.series.timeline import MAX_WINDOWS, split_bounds
 from dxn.data.series.windows import Windows, running_scales
-from dxn.data.splits.split import UNDIVIDED, check_fractions
+from dxn.data.splits.split import FRACTIONS, UNDIVIDED, check_fractions
 from dxn.tasks.forecast.futures import Future
 from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.reader import read_npy
@@ -40,7 +40,7 @@ def grid(
     horizon: int | None = None,
     context: int | None = None,
     stride: int = 1,
-    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = FRACTIONS,
     seed: int = 0,
 ) -> Source:
     """Read frames of cells, such as maps of rain, and cut them into windows to forecast.

@@ -18,7 +18,7 @@ from dxn.data.series.clock import Clock, find_clock, find_season, parse_times
 from dxn.data.series.stamps import looks_like_times, unix_style
 from dxn.data.series.steps import OneHot, Series, column_format, group_rows, series_modality
 from dxn.data.series.windows import Windows
-from dxn.data.splits.split import UNDIVIDED, check_fractions
+from dxn.data.splits.split import FRACTIONS, UNDIVIDED, check_fractions
 from dxn.data.tables.read import Table, as_list, concatenate, read_table
 from dxn.tokenize.cells.cell_values import read_numbers
 
@@ -45,7 +45,7 @@ def timeline(
     context: int | None = None,
     season: int | None = None,
     stride: int = 1,
-    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = FRACTIONS,
     sep: str | None = None,
     encoding: str | None = None,
     sheet: str | None = None,
@@ -115,7 +115,7 @@ def forecast_source(
     *,
     readers: Readers,
     stride: int = 1,
-    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = FRACTIONS,
     **options: Any,
 ) -> Source:
     """Cut a table whose rows are time steps into windows to forecast.

@@ -36,7 +36,7 @@ from dxn.data.sources.picture_files import (
     splits_of_yaml,
     with_size,
 )
-from dxn.data.splits.split import UNDIVIDED, complete_splits
+from dxn.data.splits.split import FRACTIONS, UNDIVIDED, complete_splits
 from dxn.tasks.infer import value_of_color
 
 HIDDEN = (".", "__MACOSX")  # macOS adds the latter to zip archives
@@ -48,7 +48,7 @@ def annotated(
     path: str,
     *,
     readers: Readers,
-    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = FRACTIONS,
     on_bad: OnBad = "error",
     confine: bool = True,
     seed: int = 0,

@@ -25,7 +25,7 @@ from dxn.data.columns.infer import Readers
 from dxn.data.formats import ARCHIVES, METADATA, SPLIT_NAMES, SPLITS, require_path
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.data.sources.detect import is_metadata
-from dxn.data.splits.split import UNDIVIDED, complete_splits
+from dxn.data.splits.split import FRACTIONS, UNDIVIDED, complete_splits
 from dxn.data.tables.files import CHUNK, check_expansion
 from dxn.tokenize.base import Reader
 from dxn.tokenize.column_profile import modality_of, profile_of
@@ -57,7 +57,7 @@ def folder(
     *,
     readers: Readers,
     read_as: Sequence[str] | None = None,
-    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = FRACTIONS,
     on_bad: OnBad = "error",
     confine: bool = True,
     seed: int = 0,

@@ -33,7 +33,7 @@ from dxn.data.sources.shards import (
 )
 from dxn.data.sources.table import TableOptions, from_tables
 from dxn.data.sources.tar_rows import KEY, with_columns
-from dxn.data.splits.split import UNDIVIDED, is_split_column, usual_split_column
+from dxn.data.splits.split import FRACTIONS, UNDIVIDED, is_split_column, usual_split_column
 from dxn.data.tables.read import Table, as_list
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")  # such as {000..099}
@@ -51,7 +51,7 @@ def hub(
     sample_rows: Annotated[int, Ge(1)] = 10_000,
     sample_shards: Annotated[int, Ge(1)] = 16,
     shuffle_buffer: Annotated[int, Ge(1)] = 1000,
-    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = FRACTIONS,
     group: str | None = None,
     target: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,

@@ -31,6 +31,7 @@ from dxn.data.series.layouts import Long, WideColumns
 from dxn.data.sources.detect import tables_in, tables_of_splits
 from dxn.data.sources.shards import read_tars
 from dxn.data.splits.split import (
+    FRACTIONS,
     UNDIVIDED,
     add_missing_targets,
     complete_splits,
@@ -61,7 +62,7 @@ class TableOptions:
     exclude: str | Sequence[str] | None = None
     split: str | None = None
     holdout: Mapping[str, Any] | None = None
-    fractions: Sequence[float] | None = (0.8, 0.1, 0.1)
+    fractions: Sequence[float] | None = FRACTIONS
     group: str | None = None
     on_bad: OnBad = "error"
     confine: bool = True
@@ -98,7 +99,7 @@ def table(
     validation: str | Sequence[str] | None = None,
     test: str | Sequence[str] | None = None,
     split: str | None = None,
-    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = FRACTIONS,
     group: str | None = None,
     target: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
