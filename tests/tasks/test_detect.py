@@ -37,6 +37,7 @@ BOX = (2.0, 1.0, 12.0, 6.0)  # top, left, bottom, right
         [{"label": "cat", "box": [1, 2, 6, 12]}],
         '[{"label": "cat", "box": [1, 2, 6, 12]}]',
         "[{'name': 'cat', 'bbox': [1, 2, 5, 10]}]",
+        "[{'name': 'cat', 'bbox': array([1, 2, 5, 10])}]",  # as pandas writes arrays
         {"objects": [{"class": "cat", "cx": 3.5, "cy": 7, "w": 5, "h": 10}]},
         [{"type": " cat ", "xmin": "1", "ymin": 2, "xmax": 6, "ymax": 12}],
         [{"category": "cat", "x": 1, "y": 2, "width": 5, "height": 10}],

@@ -259,10 +259,10 @@ def _missing_by_class(train: Opened, inputs: Mapping[str, InputSpec]) -> Iterato
             if number * math.log(share) < LOG_CHANCE:
                 column = inputs[name].column
                 yield Issue(
-                    f"{column}: empty in all {number:,} training rows of the class {_short(label)}, "
-                    f"but filled in {filled_others:,} of {others:,} others, so that a gap tells "
-                    "the class; if the values are entered when the class is known, leave the "
-                    f"column out with data.exclude={shlex.quote(column)}"
+                    f"{column}: empty in all {number:,} training rows of the class "
+                    f"{_short(label)}, but filled in {filled_others:,} of {others:,} others, so "
+                    "that a gap tells the class; if the values are entered when the class is "
+                    f"known, leave the column out with data.exclude={shlex.quote(column)}"
                 )
                 break  # one class is enough
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from dxn.core.display import join_names
 from dxn.core.errors import UserError
 from dxn.core.marks import Described
-from dxn.core.untrusted import shortened
+from dxn.core.untrusted import parsed_cell, shortened
 from dxn.tasks.names import class_name
 from dxn.tokenize.cells.cell_values import plain_number
 
@@ -55,6 +53,7 @@ SIDE_KEYS: tuple[tuple[tuple[str, ...], Order], ...] = (
 # Keys of flags, 0 or 1: a region with many objects of a class, and an object that is hard to see.
 CROWD_KEYS = ("iscrowd", "is_crowd")
 IGNORED_KEYS = (*CROWD_KEYS, "difficult", "is_difficult")
+MAX_FRACTION = 1.01  # of a place at the edge of a picture, because of rounding
 # By number of axes.
 EXAMPLES = {
     1: '[{"label": "bell", "start": 0.5, "end": 1.5}]',
@@ -106,15 +105,7 @@ class Objects(Described):
 def list_of_objects(cell: Any) -> list[Any] | None:
     """Return the items of a cell with a list of objects, or its text; None if it is none."""
     if isinstance(cell, str):
-        if not cell.lstrip().startswith(("[", "{")):
-            return None
-        try:
-            cell = json.loads(cell)
-        except (ValueError, RecursionError):
-            try:
-                cell = ast.literal_eval(cell.strip())
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                return None
+        cell = parsed_cell(cell)
     if isinstance(cell, Mapping):
         cell = cell.get("objects", [cell])
     return list(cell) if isinstance(cell, list | tuple) else None

@@ -21,6 +21,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
 from dxn.tasks.detect.objects import (
+    MAX_FRACTION,
     Box,
     Ignored,
     Objects,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 # An object of which augmentation leaves less than this share in the picture is left out.
 MIN_VISIBLE = 0.25
 MAX_SHOWN = 3  # rows in a note
-MAX_FRACTION = 1.01  # of a box at the edge of a picture, because of rounding
 DEFAULT_THRESHOLD = 0.4  # if the validation split is no reason for another one
 
 

@@ -11,7 +11,13 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
-from dxn.tasks.detect.objects import is_crowd, is_ignored, label_of, list_of_objects
+from dxn.tasks.detect.objects import (
+    MAX_FRACTION,
+    is_crowd,
+    is_ignored,
+    label_of,
+    list_of_objects,
+)
 from dxn.tokenize.base import BadMedia
 
 SEGMENTATION = "segmentation"  # key of the polygons or run lengths of an object
@@ -21,7 +27,6 @@ UNKNOWN = 65535  # value of a class that the training split does not have
 # takes about a second. More are damaged or made to take time.
 MAX_CROSSINGS, CROSSINGS_PER_PIXEL = 10_000_000, 4
 CHUNK = 1_000_000  # crossings at a time, which limits the memory
-MAX_FRACTION = 1.01  # of a corner at the edge of a picture, because of rounding
 FIRST = ord("0")  # character of the number 0 in compressed run lengths
 BITS = 5  # of a number in a character
 
