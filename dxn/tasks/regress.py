@@ -70,8 +70,9 @@ class NumberTarget(Target):
         form = find_format(cells)
         self.decimal, self.unit = form.decimal, form.unit
         others = [i for i, cell in enumerate(cells) if form.parse(cell) is None]
-        if len(others) < len(cells):
-            self.counts = f", as {len(cells) - len(others):,} of {len(cells):,} targets are"
+        self.counts = f", as {len(cells) - len(others):,} of {len(cells):,} targets are"
+        if len(others) == len(cells):
+            self.counts = ", but no target is a number (head=classify makes each value a class)"
         return _explain_format(form, cells, others, origins)
 
     def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> float:
@@ -241,7 +242,7 @@ def _explain_format(
     elif example is not None:
         number = form.parse(example)
         notes.append(f"target numbers are read as in {example.strip()!r} = {number:,.10g}")
-    if others:
+    if 0 < len(others) < len(values):  # if none is a number, the error of each row says so
         shown = [f"{origins[i]} {str(values[i])[:20]!r}" for i in others[:MAX_EXAMPLES]]
         more = f" and {len(others) - MAX_EXAMPLES:,} more" if len(others) > MAX_EXAMPLES else ""
         notes.append(

@@ -35,6 +35,14 @@ def test_cells_are_numbers(cell, number):
     assert Regress().target.read(cell, "row 1", {}) == number
 
 
+@pytest.mark.parametrize("cells", [[True, False], ["true", "false"], ["red", "blue"]])
+def test_targets_without_a_number_are_refused_with_the_head_for_classes(cells):
+    target = Regress().target
+    target.find_format(cells, ["row 1", "row 2"])
+    with pytest.raises(UserError, match=r"no target is a number.*head=classify.*, got"):
+        target.read(cells[0], "row 1", {})
+
+
 @pytest.mark.parametrize("cell", ["red", "", "nan", "inf", [1.0], float("nan")])
 def test_a_cell_that_is_no_finite_number_is_refused(cell):
     with pytest.raises(UserError, match=r"t\.csv:3: the target must be a number, got"):
