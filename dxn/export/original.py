@@ -22,7 +22,7 @@ from dxn.models.decoding.decoder import Memory
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.loading import from_public
 from dxn.stacking.stacked import stacks_of
-from dxn.tasks import Classify, Ctc
+from dxn.tasks import Classify, Ctc, Generate
 from dxn.tasks.generate.head import GenerateHead
 from dxn.tasks.language import Language, LanguageHead
 from dxn.tokenize.text.chat import read_template
@@ -55,6 +55,8 @@ COPIED = (
 COUNT = 4  # samples of the comparison
 WRITTEN = 9  # tokens of each text of a decoder in the comparison
 TOLERANCE = 1e-4  # of the outputs, relative to the largest one
+# Tasks besides classify whose models can be saved, because config.json has no labels of them.
+WITHOUT_LABELS = (Language.name, Generate.name, Ctc.name)
 # Keys of config.json with the number of rows of a vocabulary.
 VOCAB_SIZES = ("vocab_size", "decoder_vocab_size")
 SavedDtype = Literal["float32", "bf16"]
@@ -299,8 +301,9 @@ def _check(predictor: Predictor, public: PublicModel, folder: Path) -> None:
         )
     reason = ""
     public_task, task = public.architecture.task, predictor.task.name
-    if task not in (Classify.name, public_task):
-        choices = " or ".join(dict.fromkeys([Classify.name, public_task]))
+    allowed = [Classify.name, *(name for name in WITHOUT_LABELS if name == public_task)]
+    if task not in allowed:
+        choices = " or ".join(allowed)
         reason = f"its task is {task}, must be {choices}"
     elif len(predictor.inputs) > 1:
         reason = f"it has several inputs ({', '.join(predictor.inputs)})"

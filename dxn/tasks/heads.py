@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 @dataclass(kw_only=True, eq=False)
 class HeadOptions:
-    """Options of tasks whose head is a linear layer on the pooled vector of a sample.
+    """Options of tasks whose head is a linear layer on the vector of a sample or of each token.
 
     Args:
         hidden: Hidden layer before the output layer: none, linear, tanh, relu or gelu.
@@ -38,8 +38,10 @@ class HeadOptions:
     norm_eps: Annotated[float, Gt(0)] = 1e-5
     dropout: Rate = 0.1
 
-    def linear_head(self, pooled_dim: int, num_outputs: int) -> LinearHead:
-        """Build a head with these options and `num_outputs` outputs."""
+    def linear_head(
+        self, pooled_dim: int, num_outputs: int, *, input: str | None = None
+    ) -> LinearHead:
+        """Build a head with these options and `num_outputs` outputs. See `LinearHead`."""
         pre = PreHead(
             pooled_dim,
             hidden=self.hidden,
@@ -47,7 +49,7 @@ class HeadOptions:
             norm_eps=self.norm_eps,
             dropout=self.dropout,
         )
-        return LinearHead(pre, num_outputs)
+        return LinearHead(pre, num_outputs, input=input)
 
 
 class PreHead(nn.Module):

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.core.dropout import Rate
 from dxn.core.errors import UserError
 from dxn.core.randomness import Probability
 from dxn.core.schema import Strict
@@ -31,7 +30,7 @@ from dxn.tasks.entities import (
     split_words,
     tags_of,
 )
-from dxn.tasks.heads import LinearHead, PreHead
+from dxn.tasks.heads import HeadOptions
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names, NamesState, class_name, explain_case
 from dxn.tasks.space import Batch, Categorical, LossSum
@@ -322,14 +321,13 @@ class EntityMetric(Metric):
 
 
 @dataclass(kw_only=True, eq=False)
-class Tag(Task[Tags]):
+class Tag(HeadOptions, Task[Tags]):
     """Predict one of several tags for each word.
 
     Args:
         label_smoothing: Amount of label smoothing, from 0 (none) to 1 (uniform targets)
             (arXiv:1512.00567, section 7).
         balance: Whether to weight each tag in the loss by its inverse frequency.
-        dropout: Dropout probability of the encoded tokens.
         names: Names of tags that are integers, from 0, such as [O, B-person, I-person].
     """
 
@@ -337,7 +335,6 @@ class Tag(Task[Tags]):
 
     label_smoothing: Probability = 0.0
     balance: bool = False
-    dropout: Rate = 0.1
     names: Sequence[str] = ()
 
     def __post_init__(self):
@@ -347,10 +344,7 @@ class Tag(Task[Tags]):
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a linear layer that maps each token of the input to logits."""
-        # There is no option for a hidden layer: the backbone already transforms each token, so a
-        # deeper backbone has the same effect.
-        pre = PreHead(dim, dropout=self.dropout)
-        return LinearHead(pre, len(self.target.labels), input=self.target.input)
+        return self.linear_head(dim, len(self.target.labels), input=self.target.input)
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False

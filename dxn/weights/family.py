@@ -51,7 +51,8 @@ class Architecture:
     The task decides the head, and with it the names of the head's tensors:
 
     - "classify": `labels` has K names, and head.out.weight is (K, D). Without labels, the model
-      only embeds.
+      only embeds. "multilabel" and "tag" (a tag of each word) have the same names, and "regress"
+      has one output without a name.
     - "span": the answer to a question is a part of a text. `inputs` has the names of both, and
       head.out.weight is (2, D).
     - "language": a causal language model. The rows of adapters.text.embedding.weight (V, D) are
@@ -133,6 +134,9 @@ class Family:
         tensor_map: Function that returns the source of each tensor of this dxn model.
         part: Value of weights.part that selects this family if a checkpoint matches several
             families. CLIP, for example, has one tower per modality.
+        heads: Tasks of the classes of transformers that the family reads, such as
+            SequenceClassification, see `dxn.weights.hf.check_class`. None: config.json does not
+            name a class of transformers.
         ignored: Regular expressions that match the names of tensors which dxn does not need.
         optional_biases: Suffixes of the names of biases that may be missing in a checkpoint. A
             missing bias is set to zero.
@@ -149,6 +153,7 @@ class Family:
     architecture: Callable[[Checkpoint], Architecture]
     tensor_map: Callable[[Checkpoint, Architecture], TensorMap]
     part: str | None = None
+    heads: tuple[str, ...] | None = None
     ignored: tuple[str, ...] = ()
     optional_biases: tuple[str, ...] = ()
     classifier: Callable[[Checkpoint, Sequence[str]], Classifier] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -35,6 +36,15 @@ VIT_BASE = ("embeddings.cls_token", "vit", "deit", "dinov2", "dinov2_with_regist
 VIT_PATCHES = "embeddings.patch_embeddings.projection"
 VIT_POSITIONS = "embeddings.position_embeddings"
 VIT_BIASES = ("query.bias", "key.bias", "value.bias")  # missing if qkv_bias is False
+# The task in a class of transformers, such as SequenceClassification in
+# BertForSequenceClassification. A class of a bare model, such as BertModel, has none.
+CLASS_TASK = re.compile(r"For([A-Z]\w*)$")
+TAGS, ANSWERS = "TokenClassification", "QuestionAnswering"
+# Those of encoders of texts, with their pretraining.
+TEXT_HEADS = (
+    *("SequenceClassification", TAGS, ANSWERS),
+    *("PreTraining", "MaskedLM", "NextSentencePrediction"),
+)
 # dxn's name for each activation function of transformers.
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -101,16 +111,55 @@ def backbone_options(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Optio
     }
 
 
+def class_task(checkpoint: Checkpoint) -> str:
+    """Return the task in the name of the checkpoint's class, see `CLASS_TASK`; "" if it has none.
+
+    The class is the first of `architectures` in config.json. The names of the tensors do not tell
+    tasks apart: `classifier` is a layer on a text, on each token, or on each choice.
+    """
+    match = CLASS_TASK.search(class_of(checkpoint))
+    return match[1] if match else ""
+
+
+def class_of(checkpoint: Checkpoint) -> str:
+    """Return the name of the checkpoint's class in transformers; "" if config.json has none."""
+    names = checkpoint.config.get("architectures") or [""]
+    return str(names[0] if isinstance(names, list) else names)
+
+
+def check_class(checkpoint: Checkpoint, heads: Sequence[str]) -> None:
+    """Refuse a checkpoint whose class has a head that its family does not read.
+
+    Args:
+        checkpoint: The checkpoint.
+        heads: The tasks of the heads that the family reads, see `CLASS_TASK`.
+
+    Raises:
+        UserError: If the class has another head, or is unknown but decides between two heads.
+    """
+    task = class_task(checkpoint)
+    if task and task not in heads:
+        choices = ", ".join(f"...For{head}" for head in heads)
+        unsupported(checkpoint, f"the class {class_of(checkpoint)} (architectures), only {choices}")
+    layers = ("classifier.weight", "score.weight")
+    if TAGS in heads and not class_of(checkpoint) and any(name in checkpoint for name in layers):
+        raise UserError(
+            f"weights: {checkpoint.source}: config.json must have architectures, such as "
+            '["BertForSequenceClassification"], which tell whether the classifier is for texts or '
+            "for tokens"
+        )
+
+
 def span_options(checkpoint: Checkpoint) -> Options:
     """Return the options of an `Architecture` that answers questions; {} for any other one."""
-    if "qa_outputs.weight" not in checkpoint:
+    if class_task(checkpoint) != ANSWERS:
         return {}
-    return {"task": "span", "inputs": ("question", "context"), "head": {}}
+    return {"task": "span", "inputs": ("question", "context")}
 
 
 def span_tensors(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     """Return the tensors of a model that answers questions; {} for any other one."""
-    if "qa_outputs.weight" not in checkpoint:
+    if class_task(checkpoint) != ANSWERS:
         return {}
     count = len(architecture.inputs)
 
@@ -202,6 +251,41 @@ def period(values: Sequence[Any]) -> list[Any]:
     """Return the shortest list that is repeated in `values`, such as the windows of all blocks."""
     sizes = range(1, len(values))
     return list(next((values[:n] for n in sizes if values[n:] == values[:-n]), values))
+
+
+def classifier_options(checkpoint: Checkpoint, classifier: str) -> Options:
+    """Return the task, the labels and the state of an `Architecture` with a classifier.
+
+    As in transformers, `problem_type` decides how its outputs are read, and a single output is a
+    number.
+
+    Args:
+        checkpoint: The checkpoint.
+        classifier: Name of the layer.
+
+    Returns:
+        The options; {} if the checkpoint has no such layer, or its class does not use it.
+
+    Raises:
+        UserError: If dxn does not support the problem_type.
+    """
+    labels = class_names(checkpoint, classifier)
+    task = class_task(checkpoint)
+    if labels is None or (class_of(checkpoint) and "Classification" not in task):
+        return {}
+    if task == TAGS:
+        # The models were trained on words and punctuation marks.
+        return {"task": "tag", "labels": labels, "state": {"punctuation": True}}
+    kind = checkpoint.settings.get("problem_type")
+    if kind == "multi_label_classification":
+        return {"task": "multilabel", "labels": labels}
+    if kind == "regression" or len(labels) == 1:
+        if len(labels) > 1:
+            unsupported(checkpoint, f"{len(labels)} numbers of one sample (problem_type={kind})")
+        return {"task": "regress", "state": {"mean": 0.0, "std": 1.0}}
+    if kind not in (None, "single_label_classification"):
+        unsupported(checkpoint, f"problem_type={kind}")
+    return {"labels": labels}
 
 
 def class_names(checkpoint: Checkpoint, classifier: str) -> list[str] | None:

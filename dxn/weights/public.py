@@ -26,6 +26,7 @@ from dxn.weights.conversions import resize_tensor, with_new_rows
 from dxn.weights.dxn_model import DXN_MODEL, reorder_inputs
 from dxn.weights.families import all_families
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+from dxn.weights.hf import check_class
 from dxn.weights.tokenizers import make_lowercase, read_tokenizer
 
 FUSION = "dxn.models.EarlyFusion"
@@ -34,6 +35,9 @@ EMBED = "dxn.tasks.Embed"  # for a checkpoint without a classifier
 # Class of the head of each task.
 TASKS = {
     "classify": "dxn.tasks.Classify",
+    "multilabel": "dxn.tasks.Multilabel",
+    "regress": "dxn.tasks.Regress",
+    "tag": "dxn.tasks.Tag",
     "language": "dxn.tasks.Language",
     "generate": "dxn.tasks.Generate",
     "ctc": "dxn.tasks.Ctc",
@@ -159,7 +163,8 @@ class PublicModel:
             return {"ends": load_json(self.checkpoint.folder / LABELS).get("ends", [])}
         if arch.task in WITH_ENDS:
             return {"ends": [i for i in self.checkpoint.generation.eos_token_id if i >= 0]}
-        return {"labels": list(arch.labels)} if arch.labels is not None else dict(arch.state)
+        labels = {} if arch.labels is None else {"labels": list(arch.labels)}
+        return {**labels, **arch.state}
 
     def adapter_key(self, key: str, modality: str) -> str | None:
         """Return the key of the checkpoint's adapter for an adapter of a model.
@@ -435,6 +440,8 @@ def read_public(
     except (TypeError, ValueError, AttributeError) as error:
         raise _damaged(source, "a checkpoint", error) from error
     try:
+        if family.heads is not None:
+            check_class(checkpoint, family.heads)
         architecture = family.architecture(checkpoint)
         tensor_map = family.tensor_map(checkpoint, architecture)
     except UserError:

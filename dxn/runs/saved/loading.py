@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dxn.config.instantiate import build, merge_options
-from dxn.core.display import print_line
+from dxn.core.display import list_names, print_line
 from dxn.core.errors import UserError
 from dxn.core.tensors import without_values
 from dxn.models.model import MultimodalModel
@@ -132,7 +132,8 @@ def from_public(
         head: Options of the head in place of those of the checkpoint, such as {"language": "de"}.
 
     Raises:
-        UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
+        UserError: If the checkpoint cannot be read, lacks a layer of the head, or dxn does not
+            support its architecture.
     """
     from dxn.weights import read_public
 
@@ -145,11 +146,16 @@ def from_public(
         from dxn.models.inference import cast
 
         cast(model, weights_dtype)  # first, so that the weights are loaded in their dtype
-    public.fill(model, strict=strict)
+    filled = public.fill(model, strict=strict)
     if any(parameter.is_meta for parameter in model.parameters()):
         # The checkpoint lacks some of the large ones, such as with strict=false.
         model, task = _build_public(public, trust, head or {})
-        public.fill(model, strict=strict)
+        filled = public.fill(model, strict=strict)
+    if filled.unfilled:
+        raise UserError(
+            f"weights: {source}: has no layers for {list_names(filled.unfilled)}, so its answers "
+            "would be random; train it with dxn train weights=..., or use another checkpoint"
+        )
     model = model.to(device).eval()
     return Predictor(model, task, dtype=set_dtype(model, dtype, weights_dtype)).captured()
 

@@ -89,8 +89,6 @@ def stack_options(checkpoint: Checkpoint, stack: str, norm: Options) -> Options:
 
 def bart_architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
-    if any(name.startswith(("classification_head.", "qa_outputs.")) for name in checkpoint.tensors):
-        hf.unsupported(checkpoint, "a BART with a classifier; use one that generates texts")
     kind = hf.model_type(checkpoint)
     has_norm, place = NORMS[kind]
     is_scaled = bool(config["scale_embedding"])
@@ -200,6 +198,7 @@ BART = Family(
     hf.is_type(*NORMS),
     bart_architecture,
     bart_tensor_map,
+    heads=("ConditionalGeneration",),
     ignored=(
         r"(model\.)?(shared|(en|de)coder\.embed_tokens|(en|de)coder\.embed_positions)\.weight",
         r"lm_head\.weight",
@@ -329,6 +328,7 @@ WHISPER = Family(
     hf.is_type("whisper"),
     whisper_architecture,
     whisper_tensor_map,
+    heads=("ConditionalGeneration", "AudioClassification"),
     ignored=(r"(model\.)?decoder\.", r"proj_out\.", r"projector\.", r"classifier\."),
     optional_biases=("k_proj.bias",),  # missing, because softmax is invariant to it
 )

@@ -73,18 +73,18 @@ def bert_architecture(checkpoint: Checkpoint) -> Architecture:
     max_len = rows - first_position(checkpoint)
     backbone = hf.backbone_options(checkpoint, config)
     dense, output = head_layers(checkpoint)
+    # The dense layer is on the first token only, so in dxn it belongs to the head.
+    is_pooled = hf.class_task(checkpoint) not in (hf.TAGS, hf.ANSWERS)
+    has_dense = is_pooled and f"{dense}.weight" in checkpoint
     return Architecture(
         dim=config["hidden_size"],
         adapters={"text": text_options(max_len=max_len, eps=config["layer_norm_eps"])},
         backbone={**backbone, "norm": {**backbone["norm"], "place": "post"}},
         # The first token is [CLS] or <s>, which the tokenizer adds. dxn's pooling adds no token.
         fusion={"pool": "first"},
-        labels=hf.class_names(checkpoint, output),
-        # The dense layer is on the first token only, so in dxn it belongs to the head.
-        **(
-            hf.span_options(checkpoint)
-            or {"head": {"hidden": "tanh"} if f"{dense}.weight" in checkpoint else {}}
-        ),
+        head={"hidden": "tanh"} if has_dense else {},
+        **hf.span_options(checkpoint),
+        **hf.classifier_options(checkpoint, output),
     )
 
 
@@ -166,7 +166,7 @@ def is_roberta(checkpoint: Checkpoint) -> bool:
 def head_layers(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return the names of the dense layer with tanh on the first token, and of the output layer."""
     pooler = f"{checkpoint.prefix(*BASE)}pooler.dense"
-    if not is_roberta(checkpoint):
+    if not is_roberta(checkpoint) or hf.class_task(checkpoint) == hf.TAGS:
         return pooler, "classifier"
     # A RoBERTa with a classifier does not use the pooler.
     has_classifier = "classifier.dense.weight" in checkpoint
@@ -184,6 +184,7 @@ BERT = Family(
     hf.is_type("bert"),
     bert_architecture,
     bert_tensor_map,
+    heads=hf.TEXT_HEADS,
     ignored=IGNORED,
     classifier=bert_classifier,
     to_checkpoint=bert_to_checkpoint,
@@ -200,7 +201,9 @@ def distilbert_architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     p = checkpoint.prefix(*BASE)
     max_len = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
-    labels = hf.class_names(checkpoint, "classifier")
+    classifier = hf.classifier_options(checkpoint, "classifier")
+    # The layer `pre_classifier` exists only in models with a classifier of texts.
+    has_dense = bool(classifier) and hf.class_task(checkpoint) != hf.TAGS
     return Architecture(
         dim=config["dim"],
         adapters={"text": text_options(max_len=max_len, eps=DISTILBERT_EPS)},
@@ -214,9 +217,9 @@ def distilbert_architecture(checkpoint: Checkpoint) -> Architecture:
             "norm": {"eps": DISTILBERT_EPS, "place": "post"},
         },
         fusion={"pool": "first"},
-        labels=labels,
-        # The layer `pre_classifier` exists only in models with a classifier.
-        **(hf.span_options(checkpoint) or {"head": {"hidden": "relu"} if labels else {}}),
+        head={"hidden": "relu"} if has_dense else {},
+        **hf.span_options(checkpoint),
+        **classifier,
     )
 
 
@@ -252,6 +255,7 @@ DISTILBERT = Family(
     hf.is_type("distilbert"),
     distilbert_architecture,
     distilbert_tensor_map,
+    heads=hf.TEXT_HEADS,
     # The masked language model's head has the layers vocab_transform, vocab_layer_norm and
     # vocab_projector.
     ignored=(*IGNORED, r"vocab_"),
@@ -299,7 +303,7 @@ def modernbert_architecture(checkpoint: Checkpoint) -> Architecture:
         # model, which does not define a pooling.
         fusion={"pool": "mean" if config["classifier_pooling"] == "mean" else "first"},
         head=head if "head.dense.weight" in checkpoint else {},
-        labels=hf.class_names(checkpoint, "classifier"),
+        **hf.classifier_options(checkpoint, "classifier"),
     )
 
 
@@ -372,6 +376,7 @@ MODERNBERT = Family(
     hf.is_type("modernbert"),
     modernbert_architecture,
     modernbert_tensor_map,
+    heads=("SequenceClassification", hf.TAGS, "MaskedLM"),
     ignored=(r"decoder\.",),  # the bias of the output layer for masked language modelling
     optional_biases=("head.dense.bias", "head.norm.bias"),
     classifier=modernbert_classifier,

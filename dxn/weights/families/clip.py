@@ -166,6 +166,7 @@ CLIP_IMAGE = Family(
     clip_image,
     clip_image_tensors,
     part="image",
+    heads=(),
     ignored=(*CLIP_IGNORED, r"text_model\.", r"text_projection\."),
     optional_biases=CLIP_OPTIONAL_BIASES,
 )
@@ -175,6 +176,7 @@ CLIP_TEXT = Family(
     clip_text,
     clip_text_tensors,
     part="text",
+    heads=(),
     ignored=(*CLIP_IGNORED, r"vision_model\.", r"visual_projection\."),
     optional_biases=CLIP_OPTIONAL_BIASES,
 )
@@ -188,9 +190,9 @@ def siglip_image(checkpoint: Checkpoint) -> Architecture:
         hf.unsupported(checkpoint, "a SigLIP 2 for images of any aspect ratio (NaFlex)")
     num_patches = len(checkpoint.tensors[f"{p}{POSITIONS}"])
     backbone = hf.backbone_options(checkpoint, config)
-    labels = hf.class_names(checkpoint, "classifier")
+    classifier = hf.classifier_options(checkpoint, "classifier")
     # A classifier is on the mean of the tokens.
-    has_map = labels is None and f"{p}head.probe" in checkpoint
+    has_map = not classifier and f"{p}head.probe" in checkpoint
     size = {"num_heads": backbone["num_heads"], "eps": config["layer_norm_eps"]}
     return Architecture(
         dim=len(kernel),
@@ -199,7 +201,7 @@ def siglip_image(checkpoint: Checkpoint) -> Architecture:
         fusion={"pool": "map", "map": {**backbone["block"], **size}}
         if has_map
         else {"pool": "mean"},
-        labels=labels,
+        **classifier,
     )
 
 
@@ -266,6 +268,7 @@ SIGLIP_IMAGE = Family(
     siglip_image,
     siglip_image_tensors,
     part="image",
+    heads=("ImageClassification",),
     ignored=(*SIGLIP_IGNORED, r"text_model\."),
 )
 SIGLIP_TEXT = Family(
@@ -274,5 +277,6 @@ SIGLIP_TEXT = Family(
     siglip_text,
     siglip_text_tensors,
     part="text",
+    heads=(),
     ignored=(*SIGLIP_IGNORED, r"vision_model\."),
 )

@@ -65,7 +65,7 @@ def vit_architecture(checkpoint: Checkpoint) -> Architecture:
             "pool": "leading_cat" if has_two_classifiers else "cls",
             "registers": len(leading) - 1,
         },
-        labels=hf.class_names(checkpoint, classifier),
+        **hf.classifier_options(checkpoint, classifier),
     )
 
 
@@ -144,6 +144,7 @@ HF_VIT = Family(
     hf.is_type("vit", "deit"),
     vit_architecture,
     vit_tensor_map,
+    heads=("ImageClassification", "ImageClassificationWithTeacher", "MaskedImageModeling"),
     # The classifier does not use the pooler. The mask token is for pretraining only.
     ignored=(r"(\w+\.)?pooler\.", r"(\w+\.)?embeddings\.mask_token"),
     optional_biases=hf.VIT_BIASES,
@@ -155,7 +156,7 @@ HF_VIT = Family(
 def dinov2_architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
     p = checkpoint.prefix(*hf.VIT_BASE)
-    labels = hf.class_names(checkpoint, "classifier")
+    classifier = hf.classifier_options(checkpoint, "classifier")
     registers = checkpoint.tensors.get(f"{p}embeddings.register_tokens")
     # The library rounds the hidden width of a gated MLP, so read it from the weight.
     is_gated = bool(config.get("use_swiglu_ffn"))
@@ -188,10 +189,10 @@ def dinov2_architecture(checkpoint: Checkpoint) -> Architecture:
         },
         fusion={
             # The classifier's input is the class token concatenated with the mean of the patches.
-            "pool": "cls_mean" if labels else "cls",
+            "pool": "cls_mean" if classifier else "cls",
             "registers": registers.shape[1] if registers is not None else 0,
         },
-        labels=labels,
+        **classifier,
     )
 
 
@@ -245,6 +246,7 @@ DINOV2 = Family(
     hf.is_type("dinov2"),
     dinov2_architecture,
     dinov2_tensor_map,
+    heads=("ImageClassification",),
     ignored=(r"(\w+\.)?embeddings\.mask_token",),
     optional_biases=hf.VIT_BIASES,
     classifier=dinov2_classifier,
@@ -275,13 +277,13 @@ def videomae_architecture(checkpoint: Checkpoint) -> Architecture:
     image = image_options(
         checkpoint, kernel[:, :, 0], num_patches, "VideoMAE", without_file=IMAGENET
     )
-    labels = hf.class_names(checkpoint, "classifier")
+    classifier = hf.classifier_options(checkpoint, "classifier")
     backbone = hf.backbone_options(checkpoint, config)
     backbone["block"]["qkv_bias"] = f"{p}{VIDEOMAE_ATTENTION.format(i=0)}q_bias" in checkpoint
     # The classifier is on the mean of all tokens, with its own norm, or on the first token.
     has_mean = config["use_mean_pooling"]
     backbone["norm"]["final_norm"] = not has_mean
-    has_norm = labels is not None and has_mean
+    has_norm = bool(classifier) and has_mean
     return Architecture(
         dim=dim,
         adapters={
@@ -295,7 +297,7 @@ def videomae_architecture(checkpoint: Checkpoint) -> Architecture:
         backbone=backbone,
         fusion={"pool": "mean" if has_mean else "first"},
         head={"norm": True, "norm_eps": FC_NORM_EPS} if has_norm else {},
-        labels=labels,
+        **classifier,
     )
 
 
@@ -346,6 +348,7 @@ VIDEOMAE = Family(
     hf.is_type("videomae"),
     videomae_architecture,
     videomae_tensor_map,
+    heads=("VideoClassification", "PreTraining"),
     # The decoder of the pretraining, and its mask token.
     ignored=(r"decoder\.", r"encoder_to_decoder\.", r"mask_token"),
     classifier=videomae_classifier,

@@ -71,9 +71,9 @@ def llama_architecture(checkpoint: Checkpoint) -> Architecture:
     config = read_settings(checkpoint)
     kind = config["model_type"]
     is_gemma = kind.startswith("gemma")
-    labels = hf.class_names(checkpoint, "score")
+    classifier = hf.classifier_options(checkpoint, "score")
     is_tied = config["tie_word_embeddings"]
-    if labels is None and not is_tied and OUTPUT not in checkpoint:
+    if not classifier and not is_tied and OUTPUT not in checkpoint:
         raise KeyError(OUTPUT)
     words = f"{checkpoint.prefix(*LLAMA_BASE)}{WORDS}"
     output = {
@@ -124,9 +124,7 @@ def llama_architecture(checkpoint: Checkpoint) -> Architecture:
             },
         },
         fusion={"pool": "last"},  # in a causal model, only the last token attends to all tokens
-        head={} if labels else {"output": output},
-        labels=labels,
-        task="language" if labels is None else "classify",
+        **(classifier or {"task": "language", "head": {"output": output}}),
     )
 
 
@@ -249,6 +247,7 @@ LLAMA = Family(
     hf.is_type(*MODELS),
     llama_architecture,
     llama_tensor_map,
+    heads=("CausalLM", "SequenceClassification", hf.TAGS),
     # Old checkpoints contain the rotary frequencies.
     ignored=(r"lm_head\.", r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
     optional_biases=("score.bias",),
@@ -262,12 +261,12 @@ def gpt2_architecture(checkpoint: Checkpoint) -> Architecture:
         hf.unsupported(checkpoint, "attention scores that are scaled by the index of the block")
     if not config["scale_attn_weights"]:
         hf.unsupported(checkpoint, "attention scores that are not scaled")
-    labels = hf.class_names(checkpoint, "score")
+    classifier = hf.classifier_options(checkpoint, "score")
     # The bare model is a language model too, because its embedding is the output layer.
     p = checkpoint.prefix(*GPT2_BASE)
     words, output = f"{p}wte.weight", "lm_head.weight"
     is_tied = config["tie_word_embeddings"] and hf.is_tied(checkpoint, words, output)
-    if labels is None and not is_tied and output not in checkpoint:
+    if not classifier and not is_tied and output not in checkpoint:
         raise KeyError(output)
     return Architecture(
         dim=dim,
@@ -288,9 +287,13 @@ def gpt2_architecture(checkpoint: Checkpoint) -> Architecture:
             "norm": {"eps": config["layer_norm_epsilon"]},
         },
         fusion={"pool": "last"},  # in a causal model, only the last token attends to all tokens
-        head={} if labels or is_tied else {"output": {"tie_embeddings": False}},
-        labels=labels,
-        task="language" if labels is None else "classify",
+        **(
+            classifier
+            or {
+                "task": "language",
+                "head": {} if is_tied else {"output": {"tie_embeddings": False}},
+            }
+        ),
     )
 
 
@@ -318,6 +321,7 @@ GPT2 = Family(
     hf.is_type("gpt2"),
     gpt2_architecture,
     gpt2_tensor_map,
+    heads=("SequenceClassification",),
     # attn.bias and attn.masked_bias are constant buffers for the causal mask, not parameters.
     ignored=(r"lm_head\.", r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"),
     optional_biases=("score.bias",),  # the classifier of transformers has no bias

@@ -162,6 +162,7 @@ LLAVA = Family(
     hf.is_type("llava"),
     architecture,
     tensor_map,
+    heads=("ConditionalGeneration",),
     # The blocks and the norm after the layer of the features, and its pooling.
     ignored=(
         r"(model\.)?vision_tower\.(vision_model\.)?(post_layernorm|head|embeddings\.position_ids)",

@@ -146,6 +146,7 @@ YOLOS = Family(
     hf.is_type("yolos"),
     yolos_architecture,
     yolos_tensor_map,
+    heads=("ObjectDetection",),
     ignored=(r"(\w+\.)?pooler\.",),
     optional_biases=hf.VIT_BIASES,
 )
@@ -251,5 +252,6 @@ EOMT = Family(
     hf.is_type("eomt"),
     eomt_architecture,
     eomt_tensor_map,
+    heads=("UniversalSegmentation",),
     ignored=(PROBABILITIES, r"criterion\."),
 )

@@ -55,15 +55,15 @@ UNSUPPORTED = {
 
 def ast_architecture(checkpoint: Checkpoint) -> Architecture:
     config = checkpoint.settings
-    labels = hf.class_names(checkpoint, "classifier.dense")
+    classifier = hf.classifier_options(checkpoint, "classifier.dense")
     return Architecture(
         dim=config["hidden_size"],
         adapters={"audio": ast_audio(checkpoint)},
         backbone=hf.backbone_options(checkpoint, config),
         # AST averages the class token and the distillation token. In dxn the latter is a register.
         fusion={"pool": "leading", "registers": 1},
-        head={"norm": True, "norm_eps": config["layer_norm_eps"]} if labels else {},
-        labels=labels,
+        head={"norm": True, "norm_eps": config["layer_norm_eps"]} if classifier else {},
+        **classifier,
     )
 
 
@@ -177,6 +177,7 @@ AST = Family(
     hf.is_type("audio-spectrogram-transformer"),
     ast_architecture,
     ast_tensor_map,
+    heads=("AudioClassification",),
     optional_biases=hf.VIT_BIASES,
     classifier=ast_classifier,
     to_checkpoint=ast_to_checkpoint,
@@ -191,9 +192,6 @@ def wav2vec2_architecture(checkpoint: Checkpoint) -> Architecture:
     for key, value in REQUIRED.items():
         if config[key] != value:
             hf.unsupported(checkpoint, f"{key}={config[key]}, only {value}")
-    is_classifier = "classifier.weight" in checkpoint
-    if is_classifier and ("projector.weight" not in checkpoint or "objective.weight" in checkpoint):
-        hf.unsupported(checkpoint, "heads for speakers or single frames")
     place = "pre" if config.get("do_stable_layer_norm") else "post"
     backbone = hf.backbone_options(checkpoint, config)
     transcribes = "lm_head.weight" in checkpoint
@@ -202,8 +200,11 @@ def wav2vec2_architecture(checkpoint: Checkpoint) -> Architecture:
         adapters={"audio": wav2vec2_audio(checkpoint, config, post_norm=place == "post")},
         backbone={**backbone, "norm": {**backbone["norm"], "place": place}},
         fusion={"pool": "mean"},  # as in the models for classification
-        labels=vocabulary(checkpoint) if transcribes else hf.class_names(checkpoint, "classifier"),
-        task="ctc" if transcribes else "classify",
+        **(
+            {"task": "ctc", "labels": vocabulary(checkpoint)}
+            if transcribes
+            else hf.classifier_options(checkpoint, "classifier")
+        ),
     )
 
 
@@ -322,6 +323,7 @@ WAV2VEC2 = Family(
     hf.is_type("wav2vec2", "hubert"),
     wav2vec2_architecture,
     wav2vec2_tensor_map,
+    heads=("CTC", "SequenceClassification", "PreTraining"),
     ignored=(
         r"(\w+\.)?masked_spec_embed",
         # Heads of pretraining.

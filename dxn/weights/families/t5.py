@@ -159,6 +159,7 @@ T5 = Family(
     t5_matches,
     t5_architecture,
     t5_tensor_map,
+    heads=("ConditionalGeneration",),
     ignored=(
         r"(shared|(en|de)coder\.embed_tokens|lm_head)\.weight",
         # Old files have a bias of the cross-attention, which the library does not use.

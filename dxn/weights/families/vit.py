@@ -75,14 +75,14 @@ def matches(checkpoint: Checkpoint) -> bool:
 def architecture(checkpoint: Checkpoint) -> Architecture:
     tensors = checkpoint.tensors
     classes = checkpoint.num_rows("head.weight")
-    names = settings_of(checkpoint).get("label_names") or map(str, range(classes))
+    names = dict(enumerate(settings_of(checkpoint).get("label_names") or ()))
     return Architecture(
         dim=len(tensors["patch_embed.proj.weight"]),
         adapters={"image": image_options(checkpoint)},
         backbone=backbone_options(checkpoint),
         fusion=fusion_options(checkpoint),
         head={"norm": True, "norm_eps": NORM_EPS} if "fc_norm.weight" in checkpoint else {},
-        labels=hf.distinct_names(map(str, names)) if classes else None,
+        labels=hf.distinct_names(str(names.get(i, i)) for i in range(classes)) or None,
     )
 
 
